@@ -1,0 +1,33 @@
+# make demo: from a fresh machine to the first result. make test: everything that CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types unit clean
+
+demo: $(STAMP)
+	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --live 0,512 --out runs/demo \
+	  examples/llama/train.py --model debug --tp 8 --pp 4 --dp-mode fsdp2 --microbatches 8 --steps 8
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,115 @@
+"""Where a rank's step goes: computation, exposed communication, and waiting for others.
+
+Walks the program's own lane through the last simulated step. A gap before a computation is the
+fault of the predecessor that ended last; what that communication took after its last arrival is
+*exposed communication* of its group, the rest is *waiting*: for a pipeline neighbour (bubble) or for
+the slowest member of a group (skew).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prismscale.cost.durations import GraphDurations
+from prismscale.graph.job_graph import RankClass
+from prismscale.graph.node import NodeKind
+from prismscale.sim.timeline import RankTimeline, Timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Breakdown:
+    """One rank's steady step, in nanoseconds. The parts add up to :attr:`step_ns`."""
+
+    rank: int
+    step_ns: int
+    compute_ns: Mapping[str, int] = field(default_factory=dict)
+    """By phase: forward, backward, optimizer."""
+    exposed_ns: Mapping[str, int] = field(default_factory=dict)
+    """Communication that nothing hides, by group name."""
+    bubble_ns: int = 0
+    """Waiting for a pipeline neighbour."""
+    skew_ns: int = 0
+    """Waiting for the last member of a collective."""
+
+    @property
+    def total_compute_ns(self) -> int:
+        """All computation."""
+        return sum(self.compute_ns.values())
+
+    @property
+    def total_exposed_ns(self) -> int:
+        """All exposed communication."""
+        return sum(self.exposed_ns.values())
+
+
+def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Breakdown:
+    """Attribute the last simulated step of ``rank``, which must be among ``timeline.ranks``."""
+    seen = timeline.ranks[rank]
+    rank_class = timeline.graph.classes[seen.class_index]
+    trace = rank_class.trace
+    n = len(seen.end_ns_N)
+    first = n - trace.n_body
+    compute: dict[str, int] = {}
+    exposed: dict[str, int] = {}
+    bubble = skew = 0
+    clock = _end_before(seen, rank_class, first)
+    began = clock
+    for row in range(first, n):
+        node = trace.template(seen.first_position + row)
+        if trace.kind_N[node] != NodeKind.COMPUTE:
+            continue
+        start, end = int(seen.start_ns_N[row]), int(seen.end_ns_N[row])
+        gap = start - clock
+        if gap > 0:
+            cause = _last_predecessor(seen, rank_class, row, node)
+            kind, name, took = _cost_of(cause, rank_class, durations, rank)
+            transfer = min(gap, took)
+            exposed[name] = exposed.get(name, 0) + transfer
+            if kind == NodeKind.COLLECTIVE:
+                skew += gap - transfer
+            else:
+                bubble += gap - transfer
+        label = trace.labels[int(trace.label_N[node])] or "computation"
+        compute[label] = compute.get(label, 0) + end - start
+        clock = max(clock, end)
+    return Breakdown(
+        rank=rank,
+        step_ns=clock - began,
+        compute_ns=compute,
+        exposed_ns={k: v for k, v in exposed.items() if v},
+        bubble_ns=bubble,
+        skew_ns=skew,
+    )
+
+
+def _end_before(seen: RankTimeline, rank_class: RankClass, first: int) -> int:
+    trace = rank_class.trace
+    for row in range(first - 1, -1, -1):
+        if trace.kind_N[trace.template(seen.first_position + row)] == NodeKind.COMPUTE:
+            return int(seen.end_ns_N[row])
+    return 0
+
+
+def _last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int, node: int) -> int:
+    """Template node of the predecessor that ended last."""
+    trace = rank_class.trace
+    rows = [row - d for d in trace.predecessors(node).tolist() if row - d >= 0]
+    latest = max(rows, key=lambda r: int(seen.end_ns_N[r]))
+    return trace.template(seen.first_position + latest)
+
+
+def _cost_of(
+    node: int, rank_class: RankClass, durations: GraphDurations, rank: int
+) -> tuple[int, str, int]:
+    trace = rank_class.trace
+    kind, role = int(trace.kind_N[node]), int(trace.role_N[node])
+    if kind == NodeKind.COMPUTE:
+        return kind, "computation", 0
+    name = trace.groups[role].name or f"group {role}"
+    by_group = durations.communication_ns(rank_class.index, node)
+    member = int(np.searchsorted(rank_class.members_M, rank))
+    group = int(rank_class.seats[role].group_M[member]) if len(by_group) > 1 else 0
+    return kind, name, int(by_group[group])

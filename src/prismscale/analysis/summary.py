@@ -1,0 +1,150 @@
+"""From the graph, its timeline and observations to the figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prismscale.analysis.attribution import Breakdown, break_down
+from prismscale.analysis.result import (
+    ClassResult,
+    LiveResult,
+    RunResult,
+    SourceShare,
+    StageResult,
+)
+from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
+from prismscale.cost.durations import GraphDurations
+from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.sim.engine import NEVER
+from prismscale.sim.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the stages of a run found."""
+
+    graph: JobGraph
+    durations: GraphDurations
+    timeline: Timeline
+    observed: Sequence[Mapping[str, Any]]
+    distinct_axes: tuple[str, ...]
+    witnesses: tuple[int, ...]
+    captured: tuple[int, ...]
+
+
+def summarise(
+    found: Findings,
+    *,
+    command: str,
+    cluster: str,
+    device: str,
+    wall_s: dict[str, float],
+    peak_rss_bytes: int,
+) -> RunResult:
+    """The figures of a run."""
+    graph, timeline = found.graph, found.timeline
+    stages = tuple(
+        _stage(stage, classes, timeline, found.durations)
+        for stage, classes in classes_by_stage(graph).items()
+    )
+    steady = timeline.job_step_ns_TD[1:, 0] if len(timeline.job_step_ns_TD) > 1 else None
+    spread = (timeline.step_ns, timeline.step_ns)
+    if steady is not None:
+        spread = (int(steady.min()), int(steady.max()))
+    return RunResult(
+        command=command,
+        world_size=graph.world_size,
+        cluster=cluster,
+        device=device,
+        step_ns=min(timeline.step_ns, NEVER),
+        step_spread_ns=spread,
+        stages=stages,
+        classes=tuple(_class(graph, c) for c in graph.classes),
+        live=tuple(_live(o, timeline) for o in found.observed),
+        sources=_sources([s.breakdown for s in stages], device, cluster),
+        distinct_axes=found.distinct_axes,
+        witnesses=found.witnesses,
+        captured=found.captured,
+        hangs=tuple(dict.fromkeys(h.sentence() for h in timeline.hangs)),
+        rank_nodes=graph.n_rank_nodes,
+        wall_s=wall_s,
+        peak_rss_bytes=peak_rss_bytes,
+    )
+
+
+def _stage(
+    stage: int | None, classes: list[RankClass], timeline: Timeline, durations: GraphDurations
+) -> StageResult:
+    first = int(min(c.members_M[0] for c in classes))
+    records = [c.trace.memory for c in classes if c.trace.memory is not None]
+    return StageResult(
+        name=stage_name(stage),
+        ranks=sum(c.size for c in classes),
+        first_rank=first,
+        breakdown=break_down(timeline, durations, first),
+        peak_bytes=max((r.peak_bytes for r in records), default=None),
+        memory_source=records[0].source if records else "untracked",
+    )
+
+
+def _class(graph: JobGraph, rank_class: RankClass) -> ClassResult:
+    coverage = graph.coverage[rank_class.index]
+    return ClassResult(
+        index=rank_class.index,
+        stage=stage_name(stage_of(rank_class)),
+        ranks=rank_class.size,
+        captured=coverage.captured,
+        assumed=coverage.assumed,
+        nodes=rank_class.trace.n_body,
+    )
+
+
+def _live(observed: Mapping[str, Any], timeline: Timeline) -> LiveResult:
+    steps = np.diff(np.array(observed["step_end_ns"], dtype=np.int64))
+    rank = int(observed["rank"])
+    ends = timeline.step_end_ns_TDR[:, 0, rank]
+    return LiveResult(
+        rank=rank,
+        step_ns=tuple(int(s) for s in steps),
+        median_step_ns=int(np.median(steps)) if len(steps) else 0,
+        predicted_step_ns=int(ends[-1] - ends[-2]) if len(ends) > 1 else int(ends[-1]),
+        waited_ns=_median(observed["step_wait_ns"][1:]),
+        lag_ns=_median(observed["step_lag_ns"][1:]),
+        peak_bytes=int(observed["peak_bytes"]),
+        boot_s=float(observed["boot_s"]),
+        communications=int(observed["communications"]),
+        uncovered=int(observed["uncovered"]),
+    )
+
+
+def _median(values: Sequence[int]) -> int:
+    return int(np.median(values)) if values else 0
+
+
+def _sources(
+    breakdowns: Sequence[Breakdown], device: str, cluster: str
+) -> tuple[SourceShare, ...]:
+    total = sum(b.step_ns for b in breakdowns) or 1
+    compute = sum(b.total_compute_ns for b in breakdowns) / total
+    exposed = sum(b.total_exposed_ns for b in breakdowns) / total
+    return (
+        SourceShare(
+            source=f"computation, measured on this {device}",
+            share=compute,
+            error="the median of the captured steps",
+        ),
+        SourceShare(
+            source=f"communication, modelled for {cluster}",
+            share=exposed,
+            error="see docs/accuracy.md",
+        ),
+        SourceShare(
+            source="waiting, derived from the graph",
+            share=max(0.0, 1 - compute - exposed),
+            error="follows from the two above",
+        ),
+    )

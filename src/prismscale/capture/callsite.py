@@ -1,0 +1,47 @@
+"""Where in the user's program a communication was called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_SITE_PACKAGES = os.sep + "site-packages" + os.sep
+_OURS_AND_TORCH = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parents[1]) + os.sep,
+    "<",
+)
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_is_users: dict[str, bool] = {}
+
+
+def call_site() -> str:
+    """``file:line`` of the innermost frame that is neither torch's, ours, nor the standard
+    library's; empty where there is none (a helper thread).
+
+    The path is relative to the working folder, or to ``site-packages``, where it lies there.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        users = _is_users.get(name)
+        if users is None:
+            # A virtual environment may lie inside the standard library's folder.
+            stdlib = name.startswith(_STDLIB) and _SITE_PACKAGES not in name
+            users = _is_users[name] = not (stdlib or name.startswith(_OURS_AND_TORCH))
+        if users:
+            return f"{_shorten(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _shorten(filename: str) -> str:
+    if _SITE_PACKAGES in filename:
+        return filename.split(_SITE_PACKAGES, 1)[1]
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith("..") else relative

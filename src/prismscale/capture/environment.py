@@ -1,0 +1,113 @@
+"""The environment that ``torchrun`` gives one rank, for any rank of any world size.
+
+Source: ``torch/distributed/elastic/agent/server/local_elastic_agent.py`` (worker environment) and
+``torch/distributed/run.py`` (``OMP_NUM_THREADS``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prismscale.errors import UsageError
+
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnvironment:
+    """Which rank of which job the program believes to be.
+
+    Raises :class:`UsageError` for a rank outside the world or a world size that does not fill
+    its nodes.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int = 8
+    """Ranks on each node; a world smaller than one node lives on one node."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29_500
+    run_id: str = "prismscale"
+    """``TORCHELASTIC_RUN_ID``, torchrun's ``--rdzv-id``."""
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise UsageError(f"world size {self.world_size} is not allowed: give 1 or more ranks")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank {self.rank} does not exist in a world of {self.world_size}: "
+                f"ranks are 0 to {self.world_size - 1}"
+            )
+        if self.local_world_size < 1:
+            raise UsageError(f"{self.local_world_size} ranks a node are not allowed: give 1 or more")
+        if self.world_size > self.local_world_size and self.world_size % self.local_world_size:
+            raise UsageError(
+                f"a world of {self.world_size} does not fill nodes of {self.local_world_size} "
+                "ranks: choose a world size that is a multiple, or another number of ranks a node"
+            )
+        if not 0 < self.master_port <= _MAX_PORT:
+            raise UsageError(f"port {self.master_port} is not allowed: give 1 to {_MAX_PORT}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on this rank's node."""
+        return min(self.local_world_size, self.world_size)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's position on its node."""
+        return self.rank % self.ranks_per_node
+
+    @property
+    def node_rank(self) -> int:
+        """This rank's node; torchrun calls it the group rank."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes of the job."""
+        return self.world_size // self.ranks_per_node
+
+    def variables(self) -> dict[str, str]:
+        """Every variable that torchrun sets for a worker, by name."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.n_nodes),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": os.devnull,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set the variables in ``os.environ``; put back what was there on exit."""
+        variables = self.variables()
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

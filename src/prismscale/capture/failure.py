@@ -1,0 +1,45 @@
+"""How a rank's process tells its parent what went wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from prismscale.errors import PrismscaleError
+
+OURS = str(Path(__file__).parents[1])
+FAILED = 3
+"""Exit code of a rank process that left an error file."""
+
+
+def save_failure(path: Path, rank: int, error: BaseException) -> None:
+    """Describe ``error`` for the parent; prints the traceback to this process's log too."""
+    text = "".join(traceback.format_exception(_without_our_frames(error)))
+    print(text, file=sys.stderr, flush=True)
+    own = isinstance(error, PrismscaleError)
+    summary = str(error) if own else f"{type(error).__name__}: {error}"
+    body = {"rank": rank, "ours": own, "kind": type(error).__name__}
+    path.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
+
+
+def load_failure(path: Path) -> dict[str, Any] | None:
+    """What :func:`save_failure` wrote, or None."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The traceback from the user's first frame on: how we started the program is noise."""
+    frame = error.__traceback__
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if not name.startswith((OURS, "<frozen runpy>")) and "runpy" not in name:
+            return error.with_traceback(frame)
+        frame = frame.tb_next
+    return error

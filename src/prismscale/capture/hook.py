@@ -1,0 +1,99 @@
+"""The one seam: every collective entry point becomes a :class:`Collective`, answered by one hook.
+
+Recording, live emulation and fault injection are hooks. A hook never sees which of the many
+spellings of a collective the program used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.distributed import ReduceOp, Work
+
+from prismscale.graph.node import CollectiveOp
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupHandle:
+    """A process group as the hook sees it."""
+
+    role: int
+    """The k-th group that this rank belongs to, in creation order; 0 is the whole world."""
+    ranks: tuple[int, ...]
+    """Global ranks in group order."""
+    group_rank: int
+    """This rank's position in :attr:`ranks`."""
+    name: str
+    """What the program calls it (``group_desc`` or mesh axis); may be empty."""
+    backend: str
+    """The backend the program asked for, for example ``nccl``."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return len(self.ranks)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Collective:
+    """One communication, normalised. Tensors are the program's own; nothing is copied.
+
+    ``inputs`` and ``outputs`` hold, for ``n`` coalesced tensors and a group of ``K``:
+
+    ============== ========================= =========================
+    op             inputs                    outputs
+    ============== ========================= =========================
+    all_reduce     n, updated in place       the same n
+    broadcast      n (root's are sent)       the same n
+    reduce         n                         the same n (root's are set)
+    all_gather     n                         n flat ``[K * numel]`` or ``n * K`` (tensor-major)
+    reduce_scatter n flat or ``n * K``       n
+    gather         1                         K on the root, none elsewhere
+    scatter        K on the root, else none  1
+    all_to_all     1 flat (with splits) or K 1 flat (with splits) or K
+    send           1                         none
+    recv           none                      1
+    barrier        none                      none
+    ============== ========================= =========================
+    """
+
+    op: CollectiveOp
+    group: GroupHandle
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    n_bytes: int
+    """The larger of input and output bytes, see :class:`CollectiveOp`."""
+    root: int = -1
+    """Group rank of the root of a rooted collective, or of the peer of a send or recv."""
+    reduce_op: ReduceOp | None = None
+    input_splits: tuple[int, ...] = ()
+    """all_to_all with one flat tensor: rows for each member; empty for an even split."""
+    output_splits: tuple[int, ...] = ()
+    tag: int = 0
+    asynchronous: bool = False
+    """True where the program keeps the Work and waits for it later (or never)."""
+
+
+class CommunicationHook(Protocol):
+    """Answers communications."""
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """Start a batch of communications that were issued together; complete them as one Work.
+
+        A batch has more than one element only for coalesced or batched calls. On return, or once
+        the Work is waited for, every output holds defined values.
+        """
+        ...
+
+
+class GroupObserver(Protocol):
+    """Told about process groups as the program creates them."""
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """A group was created; ``role`` is None where this rank is not a member."""
+        ...

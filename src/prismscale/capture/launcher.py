@@ -1,0 +1,108 @@
+"""Captures ranks in processes of their own, side by side up to the machine's cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from prismscale.capture.failure import load_failure
+from prismscale.capture.spec import CaptureSpec
+from prismscale.errors import PrismscaleError, ScriptError, StorageError, UsageError
+from prismscale.graph.store import load_trace
+from prismscale.graph.trace import RankTrace
+from prismscale.processes import Child, Children
+
+POLL_S = 0.02
+Progress = Callable[[int, int], None]
+"""``(captured, known to be needed)``."""
+
+
+@dataclass(kw_only=True)
+class CaptureRunner:
+    """Runs captures and collects their traces; one that is already on disk is read, not run."""
+
+    spec: CaptureSpec
+    """The job; its rank is replaced for each capture."""
+    logs: Path
+    timeout_s: float = 1800.0
+    jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    progress: Progress | None = None
+    traces: dict[int, RankTrace] = field(default_factory=dict)
+    _needed: int = 0
+
+    def capture(self, ranks: Sequence[int]) -> None:
+        """Capture ``ranks`` and add them to :attr:`traces`.
+
+        Raises:
+            ScriptError: the program failed on a rank; carries its traceback.
+            UsageError: a rank did not finish in time.
+        """
+        self._needed += len(ranks)
+        waiting = [replace(self.spec, rank=rank) for rank in ranks]
+        with Children() as children:
+            while waiting or children.running:
+                while waiting and children.running < self.jobs:
+                    self._start(children, waiting.pop(0))
+                for child in children.finished():
+                    self._collect(child)
+                self._refuse_slow(children)
+                time.sleep(POLL_S)
+
+    def _start(self, children: Children, spec: CaptureSpec) -> None:
+        if spec.trace_path.exists():
+            self._add(load_trace(spec.trace_path))
+            return
+        spec_path = Path(spec.out) / f"rank-{spec.rank}.json"
+        spec.save(spec_path)
+        spec.error_path.unlink(missing_ok=True)
+        children.start(
+            str(spec.rank),
+            [sys.executable, "-m", "prismscale.capture.rank_process", str(spec_path)],
+            self.logs / f"capture-rank-{spec.rank}.log",
+        )
+
+    def _collect(self, child: Child) -> None:
+        spec = replace(self.spec, rank=int(child.name))
+        if child.process.returncode == 0 and spec.trace_path.exists():
+            self._add(load_trace(spec.trace_path))
+            return
+        raise failure_of(child, spec.rank, spec.error_path, "capture")
+
+    def _add(self, trace: RankTrace) -> None:
+        self.traces[trace.rank] = trace
+        if self.progress is not None:
+            self.progress(len(self.traces), max(self._needed, len(self.traces)))
+
+    def _refuse_slow(self, children: Children) -> None:
+        for child in children.all_running():
+            if time.monotonic() - child.began > self.timeout_s:
+                raise UsageError(
+                    f"rank {child.name} was not captured within {self.timeout_s:.0f} s "
+                    f"(--capture-timeout); the end of its output ({child.log}):\n"
+                    f"{child.log_tail()}"
+                )
+
+
+def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
+    """The error that a rank's process died of."""
+    found = load_failure(error_path)
+    code = child.process.returncode
+    if found is None:
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+        return ScriptError(
+            f"rank {rank} {how} during {stage}, without a Python error; the end of its output "
+            f"({child.log}):\n{child.log_tail()}",
+            rank=rank,
+        )
+    if found["ours"]:
+        kinds: dict[str, type[PrismscaleError]] = {"StorageError": StorageError}
+        return kinds.get(found["kind"], UsageError)(f"rank {rank}: {found['summary']}")
+    return ScriptError(
+        f"the program failed on rank {rank} during {stage}: {found['summary']}",
+        rank=rank,
+        traceback=found["traceback"],
+    )

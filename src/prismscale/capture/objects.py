@@ -1,0 +1,142 @@
+"""Object collectives whose sender does not exist.
+
+``broadcast_object_list``, ``scatter_object_list`` and ``recv_object_list`` receive a size into
+uninitialised memory and then as many pickled bytes. No tensor rule can answer that, so while one
+of them runs this module knows what arrives unless a recorded value does: the objects that this
+rank itself would have contributed (the mirror rule, on objects).
+
+========================= ====================================================================
+``broadcast_object_list`` the list that this rank passed in
+``scatter_object_list``   what this rank last gave to ``gather_object`` in the same group, else
+                          the content of its output list
+``recv_object_list``      unknown: refused with the line that receives
+========================= ====================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from prismscale.capture.callsite import call_site
+from prismscale.errors import UsageError
+
+
+class ObjectMirror:
+    """Stand-ins for the objects that are being received, if any."""
+
+    def __init__(self) -> None:
+        self._expected: list[Any] | None = None
+        self._is_known = True
+        self._gathered: dict[Any, Any] = {}
+
+    def offer(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """Fill what an object collective receives; False outside of object collectives.
+
+        Raises :class:`UsageError` for a point-to-point receive, whose content nobody here knows.
+        """
+        if self._expected is None:
+            return False
+        if not self._is_known:
+            raise UsageError(
+                f"{call_site()} receives objects from a rank that is not here: capture the sending "
+                "rank at the same time (pipeline stages that exchange their metadata need one "
+                "captured rank each), or give static shapes (PipelineStage(input_args=…, "
+                "output_args=…))"
+            )
+        parts = [
+            distributed_c10d._object_to_tensor(item, "cpu", None)[0] for item in self._expected
+        ]
+        for output in outputs:
+            if output.dtype is torch.uint8:
+                data = torch.cat(parts)
+                output.zero_()
+                output[: data.numel()].copy_(data)
+            else:
+                sizes = [part.numel() for part in parts]
+                output.copy_(torch.tensor(sizes, dtype=output.dtype).view(output.shape))
+        return True
+
+    @contextmanager
+    def expecting(self, objects: list[Any], *, is_known: bool = True) -> Iterator[None]:
+        """Answer receives in the block with ``objects``."""
+        self._expected, self._is_known = objects, is_known
+        try:
+            yield
+        finally:
+            self._expected = None
+
+    def wrapped(self) -> dict[str, Callable[..., Any]]:
+        """torch's object collectives, by name, that tell this mirror what they expect."""
+        original_broadcast = distributed_c10d.broadcast_object_list
+        original_scatter = distributed_c10d.scatter_object_list
+        original_receive = distributed_c10d.recv_object_list
+        original_gather = distributed_c10d.gather_object
+
+        @functools.wraps(original_broadcast)
+        def broadcast_object_list(object_list: list[Any], *rest: Any, **named: Any) -> Any:
+            with self.expecting(list(object_list)):
+                return original_broadcast(object_list, *rest, **named)
+
+        @functools.wraps(original_scatter)
+        def scatter_object_list(
+            scatter_object_output_list: list[Any], *rest: Any, **named: Any
+        ) -> Any:
+            group = _group_of(named, rest, position=2)
+            reply = self._gathered.pop(group, *scatter_object_output_list[:1])
+            with self.expecting([reply]):
+                return original_scatter(scatter_object_output_list, *rest, **named)
+
+        @functools.wraps(original_receive)
+        def recv_object_list(object_list: list[Any], *rest: Any, **named: Any) -> Any:
+            with self.expecting(list(object_list), is_known=False):
+                return original_receive(object_list, *rest, **named)
+
+        @functools.wraps(original_gather)
+        def gather_object(obj: Any, *rest: Any, **named: Any) -> Any:
+            self._gathered[_group_of(named, rest, position=2)] = obj
+            _accept_mirrored_checkpoint_plans()
+            return original_gather(obj, *rest, **named)
+
+        return {
+            "broadcast_object_list": broadcast_object_list,
+            "scatter_object_list": scatter_object_list,
+            "recv_object_list": recv_object_list,
+            "gather_object": gather_object,
+        }
+
+
+MIRROR = ObjectMirror()
+"""Of this process: one rank is emulated at a time."""
+
+
+def _group_of(named: dict[str, Any], rest: Sequence[Any], *, position: int) -> Any:
+    """The group argument, given by name or as ``rest[position]``; the default group is None."""
+    group = named.get("group", rest[position] if len(rest) > position else None)
+    return None if group is distributed_c10d.GroupMember.WORLD else group
+
+
+def _accept_mirrored_checkpoint_plans() -> None:
+    """torch.distributed.checkpoint checks that all ranks' plans cover each tensor exactly.
+
+    Mirrored plans cover this rank's shards only, which is all that this rank writes. The planner
+    is looked up at the first gather, because a program may import it at any time.
+    """
+    planner = sys.modules.get("torch.distributed.checkpoint.default_planner")
+    if planner is not None and not hasattr(planner._validate_global_plan, "__wrapped__"):
+        original = planner._validate_global_plan
+
+        @functools.wraps(original)
+        def validate(global_plan: Any, metadata: Any) -> Any:
+            from prismscale.capture.process_group import EmulatedProcessGroup
+
+            emulated = EmulatedProcessGroup.registry is not None
+            return [] if emulated else original(global_plan, metadata)
+
+        planner._validate_global_plan = validate  # type: ignore[attr-defined]

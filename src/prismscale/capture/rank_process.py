@@ -1,0 +1,147 @@
+"""The process of one captured rank: ``python -m prismscale.capture.rank_process SPEC``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from prismscale.capture.backends import install
+from prismscale.capture.contention import GlooLoad, NullLoad
+from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
+from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
+from prismscale.capture.failure import FAILED, save_failure
+from prismscale.capture.payload import CompositePayload, MirrorPayload
+from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.capture.recorder import Recorder
+from prismscale.capture.script import StopProgram
+from prismscale.capture.spec import CaptureSpec
+from prismscale.capture.steps import find_period, watch_steps
+from prismscale.errors import UsageError
+from prismscale.graph.store import save_trace
+from prismscale.graph.trace import MemoryRecord, RankTrace
+from prismscale.processes import die_with_parent
+
+SETTLED = 2
+"""Equal steps in a row after which a program counts as settled and memory tracking ends."""
+
+
+class CaptureControl:
+    """Listens to steps: ends memory tracking once the program settles, and the program itself once
+    enough steady steps were recorded."""
+
+    def __init__(self, recorder: Recorder, memory: MemoryTracker, samples: int) -> None:
+        self._recorder = recorder
+        self._memory = memory
+        self._samples = samples
+        self._timed_from: int | None = None
+        self.memory_record: MemoryRecord | None = None
+        self.memory_marks = 0
+        self.period: int | None = None
+
+    def optimizer_begins(self) -> None:
+        """Passed on to the recorder."""
+        self._recorder.optimizer_begins()
+
+    def optimizer_ended(self) -> None:
+        """Count, and stop the program when it has shown enough."""
+        self._recorder.optimizer_ended()
+        signatures = self._recorder.stream.signatures
+        if self._timed_from is None:
+            self._memory.step_ended()
+            if len(signatures) > SETTLED and find_period(signatures, SETTLED):
+                self.end_memory()
+                self._timed_from = len(signatures)
+        else:
+            timed = signatures[self._timed_from :]
+            # One period more than is sampled: the first one after tracking still warms caches.
+            self.period = find_period(timed, self._samples + 1)
+            if self.period is not None:
+                raise StopProgram
+        self._recorder.resume()
+
+    def end_memory(self) -> None:
+        """Stop tracking memory; safe to call again."""
+        if self.memory_record is None:
+            self.memory_record = self._memory.stop()
+            self.memory_marks = len(self._recorder.stream.marks)
+
+    def settle(self) -> tuple[int, int]:
+        """Period and samples to use after the program ended, by itself or not.
+
+        Raises:
+            UsageError: the program did not repeat itself.
+        """
+        if self.period is not None:
+            return self.period, self._samples
+        signatures = self._recorder.stream.signatures
+        for repeats in range(self._samples + 1, 1, -1):
+            period = find_period(signatures, repeats)
+            if period is not None:
+                # The first of the repeats has no mark before it when it is the program's first.
+                whole = repeats if len(signatures) > period * repeats else repeats - 1
+                return period, min(self._samples, whole)
+        raise UsageError(
+            f"the program ended after {len(signatures)} optimizer calls, and 2 equal steps are "
+            "needed; let it run longer, or name the function that ends a step with "
+            "--step-marker module:function"
+        )
+
+
+def capture_rank(spec: CaptureSpec) -> RankTrace:
+    """Run the program as one rank of the target job and return its trace."""
+    if torch.get_num_threads() != 1 and spec.device == "cpu":
+        torch.set_num_threads(1)
+    device: CaptureDevice = CpuDevice()
+    memory: MemoryTracker = CpuMemoryTracker() if spec.track_memory else NullMemoryTracker()
+    payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
+    load = GlooLoad() if spec.communication_load else NullLoad()
+    recorder = Recorder(device, payload, load=load)
+    control = CaptureControl(recorder, memory, spec.samples)
+    memory.start()
+    with ExitStack() as stack:
+        stack.enter_context(install(spec.environment, recorder, recorder))
+        stack.enter_context(watch_steps(control, spec.step_marker))
+        stack.enter_context(recorder.watching_backward())
+        recorder.resume()
+        spec.script.run()
+        recorder.finish()
+    control.end_memory()
+    period, samples = control.settle()
+    return recorder.stream.to_trace(
+        device,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        groups=recorder.groups,
+        known_groups=recorder.known_groups,
+        period=period,
+        samples=samples,
+        memory=control.memory_record if spec.track_memory else None,
+        meta={
+            "device": spec.device,
+            "torch": torch.__version__,
+            "durations": "measured",
+            "memory_marks": str(control.memory_marks),
+            "period": str(period),
+            "prologue_marks": str(len(recorder.stream.marks) - period * samples),
+        },
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = CaptureSpec.load(Path(arguments[0]))
+    try:
+        trace = capture_rank(spec)
+    except BaseException as error:
+        save_failure(spec.error_path, spec.rank, error)
+        return FAILED
+    save_trace(trace, spec.trace_path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

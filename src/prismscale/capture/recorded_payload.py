@@ -1,0 +1,150 @@
+"""Real values that decide what a program does, kept from the ranks that have been captured.
+
+Small integer tensors steer control flow: sizes, seeds, flags, pickled objects, votes. Where a
+captured rank sends one (as the root of a broadcast or scatter, or point to point), its bytes go to
+a folder; a rank that runs later, or at the same time, receives them from there. One file holds
+one communication: a line of JSON, then the raw bytes of each tensor. Nothing is executed or
+unpickled by reading it.
+
+The name says which: operation, role of the group, group ranks of sender and receiver, running
+number of such communications, and the sender's global rank. A receiver whose own sender was not
+captured takes the value of the same position in another group of that role.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from prismscale.capture.hook import Collective
+from prismscale.errors import FormatError, StorageError
+from prismscale.graph.node import CollectiveOp
+
+_MAX_BYTES = 1 << 20
+_POLL_S = 0.002
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+}
+_RECORDED = frozenset(
+    {CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.SEND, CollectiveOp.RECV}
+)
+
+
+class RecordedPayload:
+    """A payload rule on a folder that captured ranks share.
+
+    ``patience_s``: how long a receiver waits for a sender that runs at the same time; 0 where
+    ranks are captured one after another.
+    """
+
+    def __init__(self, folder: Path, *, patience_s: float = 0.0) -> None:
+        self._folder = Path(folder)
+        self._patience_s = patience_s
+        self._numbers: Counter[str] = Counter()
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def offer(self, collective: Collective) -> bool:
+        """As sender: keep the values, answer False. As receiver: whether a recording answered."""
+        op = collective.op
+        if op not in _RECORDED:
+            return False
+        group = collective.group
+        me, peer = group.group_rank, collective.root
+        is_p2p = op.is_p2p
+        is_sender = op is CollectiveOp.SEND or (not is_p2p and peer == me)
+        sender, receiver = (me, peer) if is_sender else (peer, me)
+        kind = "p2p" if is_p2p else op.spelling
+        target = f".d{receiver}" if is_p2p else ""
+        key = f"{kind}.r{group.role}.s{sender}{target}"
+        number = self._numbers[key]
+        self._numbers[key] += 1
+        tensors = collective.inputs if is_sender else collective.outputs
+        if sender < 0 or not _is_small(tensors, is_sender):
+            return False
+        stem = f"{key}.n{number}"
+        if is_sender:
+            self._write(self._folder / f"{stem}.g{group.ranks[sender]}.bin", tensors)
+            return False
+        path = self._find(stem, group.ranks[sender])
+        if path is None:
+            return False
+        position = me if op is CollectiveOp.SCATTER else 0
+        return _fill(tensors, _read(path)[position:])
+
+    def _find(self, stem: str, sender: int) -> Path | None:
+        deadline = time.monotonic() + self._patience_s
+        exact = self._folder / f"{stem}.g{sender}.bin"
+        while not exact.exists():
+            others = sorted(self._folder.glob(f"{stem}.g*.bin"))
+            if others:
+                return others[0]
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_S)
+        return exact
+
+    def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
+        parts = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        header = [
+            {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
+            for part in parts
+        ]
+        data = b"".join(part.view(-1).view(torch.uint8).numpy().tobytes() for part in parts)
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            partial.write_bytes(json.dumps(header).encode() + b"\n" + data)
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _is_small(tensors: Sequence[torch.Tensor], is_sender: bool) -> bool:
+    return (
+        bool(tensors)
+        and all(str(t.dtype).removeprefix("torch.") in _DTYPES for t in tensors)
+        and not tensors[0].is_meta
+        and (not is_sender or sum(t.nbytes for t in tensors) <= _MAX_BYTES)
+    )
+
+
+def _read(path: Path) -> list[torch.Tensor]:
+    content = path.read_bytes()
+    line, _, data = content.partition(b"\n")
+    tensors = []
+    offset = 0
+    try:
+        for entry in json.loads(line):
+            dtype, shape = _DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
+            n_bytes = torch.Size(shape).numel() * dtype.itemsize
+            raw = bytearray(data[offset : offset + n_bytes])
+            if len(raw) != n_bytes:
+                raise ValueError(f"{len(raw)} bytes where {n_bytes} are announced")
+            flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0)
+            tensors.append(flat.to(torch.uint8).view(dtype).view(shape))
+            offset += n_bytes
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path} is not a recorded payload ({error}): delete the run folder's payloads and "
+            "capture again"
+        ) from error
+    return tensors
+
+
+def _fill(outputs: Sequence[torch.Tensor], recorded: Sequence[torch.Tensor]) -> bool:
+    if len(recorded) < len(outputs):
+        return False
+    pairs = list(zip(outputs, recorded, strict=False))
+    if any(out.numel() != rec.numel() or out.dtype != rec.dtype for out, rec in pairs):
+        return False
+    with torch._C._AutoDispatchBelowAutograd():
+        for output, values in pairs:
+            output.copy_(values.view(output.shape))
+    return True

@@ -1,0 +1,197 @@
+"""The recording hook: turns a running program into a stream of spans and communications.
+
+[Note: spans] Time on the program's own lane is cut wherever an edge to another lane begins or ends:
+at the issue of a communication, at the wait for one, at the start of a backward pass and of an
+optimizer. What lies between two cuts is one COMPUTE node. A synchronous collective is cut once, at
+its issue: nothing runs between issue and wait, and the node after it waits for it. The recorder's own
+work (normalising, payload, bookkeeping) lies between the end of one span and the start of the next
+and is in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from prismscale.capture.callsite import call_site
+from prismscale.capture.contention import CommunicationLoad, NullLoad
+from prismscale.capture.device.protocol import CaptureDevice, Mark
+from prismscale.capture.hook import Collective
+from prismscale.capture.payload import PayloadSource
+from prismscale.capture.stream import NodeStream, StreamNode
+from prismscale.capture.work import EmulatedWork
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import GroupRecord
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+UNORDERED = 0
+
+
+class Recorder:
+    """Records everything and answers at once: a CommunicationHook, GroupObserver, StepListener."""
+
+    def __init__(
+        self,
+        device: CaptureDevice,
+        payload: PayloadSource,
+        *,
+        load: CommunicationLoad | None = None,
+    ) -> None:
+        self.stream = NodeStream()
+        self.groups: list[GroupRecord] = []
+        self.known_groups: list[GroupRecord] = []
+        self._device = device
+        self._payload = payload
+        self._load = load or NullLoad()
+        self._span_began: Mark = device.mark()
+        self._last_compute = -1
+        self._joins: list[int] = []
+        self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
+        """By lane: recent batches, oldest first, as many as the backend runs at a time."""
+        self._phase = FORWARD
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Note a group; its role is its place in :attr:`groups`."""
+        record = GroupRecord(ranks=ranks, name=name, backend=backend)
+        self.known_groups.append(record)
+        if role is not None:
+            self.groups.append(record)
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """Record the batch, fill its outputs, and complete."""
+        self._cut()
+        site = self.stream.sites.id(call_site())
+        lane, width = _ordering(batch)
+        held = self._in_flight.setdefault((batch[0].group.role, lane), [])
+        behind = held.pop(0) if width and len(held) >= width else []
+        preds = (self._last_compute, *behind)
+        positions = [self._append(c, lane, preds, site) for c in batch]
+        if width:
+            held.append(positions)
+        for collective in batch:
+            self._payload.fill(collective)
+        finished = self._load.begin(batch)
+        if not batch[0].asynchronous:
+            finished()
+            self._joins.extend(positions)
+            self._span_began = self._device.mark()
+            return EmulatedWork(batch[0].outputs)
+
+        def joined(_: timedelta | None) -> None:
+            self._cut()
+            finished()
+            self._joins.extend(positions)
+            self._span_began = self._device.mark()
+
+        outputs = tuple(t for c in batch for t in c.outputs)
+        self._span_began = self._device.mark()
+        return EmulatedWork(outputs, on_wait=joined)
+
+    def backward_begins(self) -> None:
+        """A backward pass starts: what follows is called backward."""
+        self._change_phase(BACKWARD)
+
+    def backward_ended(self) -> None:
+        """Back to forward work."""
+        self._change_phase(FORWARD)
+
+    def optimizer_begins(self) -> None:
+        """What follows is the optimizer."""
+        self._change_phase(OPTIMIZER)
+
+    def optimizer_ended(self) -> None:
+        """A step may end here."""
+        self._change_phase(FORWARD)
+        self.stream.mark()
+
+    @contextmanager
+    def watching_backward(self) -> Iterator[None]:
+        """Tell backward passes from forward ones: rebinds ``torch.autograd.backward``."""
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            self.backward_begins()
+            try:
+                original(*args, **kwargs)
+            finally:
+                self.backward_ended()
+
+        torch.autograd.backward = backward
+        try:
+            yield
+        finally:
+            torch.autograd.backward = original
+
+    def resume(self) -> None:
+        """Whatever happened since the last cut was not the program's work."""
+        self._span_began = self._device.mark()
+
+    def finish(self) -> None:
+        """Close the span that is open."""
+        self._cut()
+
+    def _change_phase(self, phase: str) -> None:
+        self._cut()
+        self._phase = phase
+        self._span_began = self._device.mark()
+
+    def _cut(self) -> None:
+        now = self._device.mark()
+        preds = [self._last_compute] if self._last_compute >= 0 else []
+        self._last_compute = self.stream.append(
+            StreamNode(
+                kind=NodeKind.COMPUTE,
+                preds=(*preds, *self._joins),
+                lane=0,
+                label=self.stream.labels.id(self._phase),
+                began=self._span_began,
+                ended=now,
+            )
+        )
+        self._joins = []
+
+    def _append(
+        self, collective: Collective, lane: str, preds: tuple[int, ...], site: int
+    ) -> int:
+        group, op = collective.group, collective.op
+        kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
+        peer = collective.root
+        if op.is_p2p:
+            peer = (collective.root - group.group_rank) % group.size
+        return self.stream.append(
+            StreamNode(
+                kind=kinds.get(op, NodeKind.COLLECTIVE),
+                preds=preds,
+                lane=self.stream.lanes.id(lane),
+                label=self.stream.labels.id(op.spelling),
+                op=op,
+                role=group.role,
+                peer=peer,
+                n_bytes=collective.n_bytes,
+                site=site,
+            )
+        )
+
+
+def _ordering(batch: Sequence[Collective]) -> tuple[str, int]:
+    """The lane of a batch, and how many batches that lane runs at a time (0: without order).
+
+    NCCL puts a group's collectives and batched point-to-point on the group's one stream, and a
+    single send or recv on a stream of that pair. gloo runs two collectives of a group at a time
+    (two worker threads) and keeps no order between point-to-point messages.
+    """
+    group, op = batch[0].group, batch[0].op
+    name = group.name or f"group {group.role}"
+    if group.backend == "gloo":
+        return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, 2)
+    if op.is_p2p and len(batch) == 1:
+        return f"{name} pair {batch[0].root}", 1
+    return name, 1

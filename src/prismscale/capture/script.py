@@ -1,0 +1,58 @@
+"""Runs the user's program in this process exactly as ``torchrun`` would: same ``sys.argv``,
+``sys.path``, ``__main__`` and environment."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismscale.errors import UsageError
+
+
+class StopProgram(BaseException):
+    """Unwinds the program once enough steps were seen.
+
+    Not an Exception, so that a training loop's ``except Exception`` does not swallow it, while
+    ``finally`` blocks still run.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """The user's program and its arguments."""
+
+    target: str
+    """Path of a Python file, or a module name with :attr:`is_module`."""
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.is_module and not Path(self.target).is_file():
+            raise UsageError(
+                f"script {self.target!r} is not a file (looked in {os.getcwd()}); "
+                "give a path, or a module with -m"
+            )
+
+    @property
+    def label(self) -> str:
+        """What to call the program in messages."""
+        return f"-m {self.target}" if self.is_module else self.target
+
+    def run(self) -> None:
+        """Run to the end or until :class:`StopProgram`; ``SystemExit(0)`` counts as the end."""
+        sys.argv = [self.target, *self.args]
+        try:
+            if self.is_module:
+                sys.path.insert(0, os.getcwd())
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(self.target).resolve().parent))
+                runpy.run_path(self.target, run_name="__main__")
+        except StopProgram:
+            return
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise

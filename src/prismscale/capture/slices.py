@@ -1,0 +1,237 @@
+"""Which ranks to capture, so that every rank's program is known: planned, verified, split.
+
+The groups that rank 0 creates show the mesh: its *axes* are the groups that cut the world into
+independent coordinates. Along each axis the first, second, middle and last positions are captured;
+where two neighbours in that sample differ, the interval between them is halved until the border is
+found (a pipeline ends with every stage captured, a data-parallel axis with four witnesses). Axes
+that matter are captured in full product. The opposite corner of the world is a witness for all of
+it: where it contradicts, the axes are examined again from there.
+
+PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2); the
+sameness that it assumes is checked here and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+from prismscale.graph.trace import RankTrace
+
+Capture = Callable[[Sequence[int]], None]
+"""Captures the given ranks (side by side) and adds their traces to the shared mapping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One independent coordinate of the mesh."""
+
+    name: str
+    size: int
+    position_R: NDArray[np.int64]
+    """Position of every rank on the axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicePlan:
+    """The outcome: who stands for whom, and what that rests on."""
+
+    representative_R: NDArray[np.int64]
+    axes: tuple[Axis, ...]
+    distinct: tuple[str, ...]
+    """Names of axes along which programs differ."""
+    witnesses: tuple[int, ...]
+    """Captured ranks that were found equal to their representative."""
+
+
+def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
+    """The axes of the mesh, from the groups that rank 0 saw being created.
+
+    A partition of the world into equal groups is an axis if rank 0's group meets the coordinates
+    found so far only in rank 0 itself (a flattened ``dp × cp`` group adds nothing to ``dp`` and
+    ``cp``). What no group separates is one more axis: plain data parallelism over the world.
+    """
+    world = trace.world_size
+    partitions = sorted(_partitions(trace), key=lambda p: len(p[1][0]))
+    axes: list[Axis] = []
+    span = {0}
+    for name, groups in partitions:
+        own = next(g for g in groups if 0 in g)
+        if span & set(own) != {0} or len(span) * len(own) > world:
+            continue
+        position = np.zeros(world, dtype=np.int64)
+        for group in groups:
+            position[list(group)] = np.arange(len(group))
+        axes.append(Axis(name=name, size=len(own), position_R=position))
+        span = _spanned(axes, world)
+    residue = _residue(axes, world)
+    return (*axes, residue) if residue.size > 1 else tuple(axes)
+
+
+def _partitions(trace: RankTrace) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
+    by_kind: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+    for group in trace.known_groups:
+        size = len(group.ranks)
+        if 1 < size < trace.world_size:
+            by_kind.setdefault((group.name, size), []).append(group.ranks)
+    for (name, size), groups in by_kind.items():
+        unique = list(dict.fromkeys(groups))
+        for cut in _split_partitions(unique, trace.world_size // size):
+            members = [r for g in cut for r in g]
+            if len(members) == trace.world_size == len(set(members)):
+                yield name or f"groups of {size}", cut
+
+
+def _split_partitions(
+    groups: list[tuple[int, ...]], count: int
+) -> Iterator[list[tuple[int, ...]]]:
+    # Unnamed groups of one size may be several axes, created one after another.
+    for start in range(0, len(groups) - count + 1, count):
+        yield groups[start : start + count]
+
+
+def _spanned(axes: Sequence[Axis], world: int) -> set[int]:
+    """Ranks that differ from rank 0 only along ``axes``."""
+    residue = _coset(axes, world)
+    return set(np.flatnonzero(residue == residue[0]).tolist())
+
+
+def _coset(axes: Sequence[Axis], world: int) -> NDArray[np.int64]:
+    """Which ranks share everything but the axes: occurrence of each coordinate tuple."""
+    if not axes:
+        return np.arange(world, dtype=np.int64)
+    table = np.stack([a.position_R for a in axes])
+    seen: dict[tuple[int, ...], int] = {}
+    out = np.zeros(world, dtype=np.int64)
+    for rank, key in enumerate(map(tuple, table.T.tolist())):
+        out[rank] = seen.get(key, 0)
+        seen[key] = out[rank] + 1
+    return out
+
+
+def _residue(axes: Sequence[Axis], world: int) -> Axis:
+    position = _coset(axes, world)
+    return Axis(name="replica", size=int(position.max()) + 1, position_R=position)
+
+
+@dataclass(kw_only=True)
+class SlicePlanner:
+    """Captures ranks until every rank has a representative."""
+
+    traces: Mapping[int, RankTrace]
+    """Filled by :attr:`capture`."""
+    capture: Capture
+    world_size: int
+    max_captures: int = 128
+    _axes: tuple[Axis, ...] = ()
+    _borders: dict[int, set[int]] = field(default_factory=dict)
+    """By axis: positions at which a new program begins (0 is always one)."""
+
+    def plan(self) -> SlicePlan:
+        """Capture what is needed.
+
+        Raises:
+            UsageError: more captures than allowed would be needed.
+        """
+        self._need([0])
+        self._axes = find_axes(self.traces[0])
+        self._borders = {a: {0} for a in range(len(self._axes))}
+        origin = tuple(0 for _ in self._axes)
+        corner = tuple(a.size - 1 for a in self._axes)
+        self._examine(origin)
+        self._capture_product()
+        for _ in range(3):
+            self._need([self._rank_at(corner)])
+            if self._agrees(self._rank_at(corner)):
+                break
+            self._examine(corner)
+            self._capture_product()
+        return self._result()
+
+    def _need(self, ranks: Sequence[int]) -> None:
+        missing = [r for r in dict.fromkeys(ranks) if r not in self.traces]
+        if len(self.traces) + len(missing) > self.max_captures:
+            raise UsageError(
+                f"{len(self.traces) + len(missing)} ranks would have to be captured because their "
+                f"programs differ, more than --max-captures {self.max_captures}; raise it, or "
+                "look at the class table for the axis along which they differ"
+            )
+        if missing:
+            self.capture(missing)
+
+    def _examine(self, base: tuple[int, ...]) -> None:
+        """Find borders along every axis, the other coordinates being ``base``'s."""
+        samples = {
+            a: sorted({0, 1, axis.size // 2, axis.size - 1}) for a, axis in enumerate(self._axes)
+        }
+        self._need([self._along(base, a, p) for a, ps in samples.items() for p in ps])
+        for a, positions in samples.items():
+            intervals = list(zip(positions, positions[1:], strict=False))
+            while intervals:
+                wide = [(p, q) for p, q in intervals if self._differ(base, a, p, q) and q - p > 1]
+                for p, q in intervals:
+                    if q - p == 1 and self._differ(base, a, p, q):
+                        self._borders[a].add(q)
+                middles = {(p, q): (p + q) // 2 for p, q in wide}
+                self._need([self._along(base, a, m) for m in middles.values()])
+                intervals = [i for (p, q), m in middles.items() for i in ((p, m), (m, q))]
+
+    def _capture_product(self) -> None:
+        corners = product(*(sorted(self._borders[a]) for a in range(len(self._axes))))
+        self._need([self._rank_at(c) for c in corners])
+
+    def _along(self, base: tuple[int, ...], axis: int, position: int) -> int:
+        return self._rank_at((*base[:axis], position, *base[axis + 1 :]))
+
+    def _rank_at(self, coordinates: tuple[int, ...]) -> int:
+        here = np.ones(self.world_size, dtype=bool)
+        for axis, position in zip(self._axes, coordinates, strict=True):
+            here &= axis.position_R == position
+        found = np.flatnonzero(here)
+        if len(found) == 0:
+            raise UsageError(
+                f"the process groups do not form a mesh: no rank has coordinates {coordinates} on "
+                f"axes {[a.name for a in self._axes]}"
+            )
+        return int(found[0])
+
+    def _differ(self, base: tuple[int, ...], axis: int, p: int, q: int) -> bool:
+        a, b = self._along(base, axis, p), self._along(base, axis, q)
+        return self.traces[a].fingerprint() != self.traces[b].fingerprint()
+
+    def _representatives(self) -> NDArray[np.int64]:
+        snapped = [
+            np.array(sorted(self._borders[a]))[
+                np.searchsorted(sorted(self._borders[a]), axis.position_R, side="right") - 1
+            ]
+            for a, axis in enumerate(self._axes)
+        ]
+        if not snapped:
+            return np.zeros(self.world_size, dtype=np.int64)
+        cells, inverse = np.unique(np.stack(snapped), axis=1, return_inverse=True)
+        ranks = np.array([self._rank_at(tuple(c)) for c in cells.T.tolist()], dtype=np.int64)
+        return ranks[inverse.reshape(-1)]
+
+    def _agrees(self, rank: int) -> bool:
+        representative = int(self._representatives()[rank])
+        return self.traces[rank].fingerprint() == self.traces[representative].fingerprint()
+
+    def _result(self) -> SlicePlan:
+        representative_R = self._representatives()
+        for rank, trace in self.traces.items():
+            if trace.fingerprint() != self.traces[int(representative_R[rank])].fingerprint():
+                # A captured rank that fits no cell stands for itself.
+                representative_R[rank] = rank
+        distinct = tuple(a.name for i, a in enumerate(self._axes) if len(self._borders[i]) > 1)
+        witnesses = tuple(sorted(r for r in self.traces if representative_R[r] != r))
+        return SlicePlan(
+            representative_R=representative_R,
+            axes=self._axes,
+            distinct=distinct,
+            witnesses=witnesses,
+        )

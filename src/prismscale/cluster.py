@@ -1,0 +1,195 @@
+"""The target cluster: devices, links, and how communications behave on them.
+
+A :class:`Cluster` is read from TOML, either a preset of this package or a file of the user's.
+It is open-ended in size: rank ``r`` sits on node ``r // devices_per_node`` whatever the world size
+is. Bandwidths are those of one direction.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from prismscale.errors import FormatError, UsageError, did_you_mean
+from prismscale.graph.node import CollectiveOp
+from prismscale.toml_dataclass import decode, encode
+
+_PROFILES = "prismscale.cost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float | None = None
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    """Dense peak by torch dtype name (``bfloat16``, ``float8_e4m3fn``, ``tfloat32``, …)."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "memory_bytes")
+        if self.memory_bandwidth_bytes_per_s is not None:
+            _require_positive(self, "memory_bandwidth_bytes_per_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A link in one direction: NVLink of one device, or one network card."""
+
+    latency_ns: float
+    """From one member to the next, for a message of no bytes."""
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "latency_ns", "bandwidth_bytes_per_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlgorithmTuning:
+    """What one collective algorithm makes of the links. See :mod:`prismscale.cost.algorithms`."""
+
+    base_ns: float
+    """Paid once: launch and set-up."""
+    latency_factor: float
+    """Link latencies that one step of the algorithm costs."""
+    intra_efficiency: float
+    """Share of the intra-node link's bandwidth that it reaches."""
+    inter_efficiency: float
+    """Share of the network cards' bandwidth that it reaches."""
+    chunk_ns: float
+    """Cost of handling one piece of a message that is cut into pieces."""
+    chunk_limit_ns: float
+    """Time on the wire of a message beyond which its pieces grow no more."""
+    min_members_per_node: int = 1
+    """The algorithm is only used where every node holds at least so many members."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "intra_efficiency", "inter_efficiency", "chunk_limit_ns")
+        _require_positive(self, "min_members_per_node")
+        for name in ("base_ns", "latency_factor", "chunk_ns"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredCurve:
+    """Measured times of one operation in groups of one size, by message bytes."""
+
+    op: CollectiveOp
+    group_size: int
+    nodes: int = 1
+    """Nodes that the group spanned, evenly filled."""
+    n_bytes: tuple[int, ...]
+    """Ascending."""
+    time_ns: tuple[float, ...]
+    """Time after the last arrival."""
+    cpu_ns: tuple[float, ...] = ()
+    """CPU time that one member spends on a call; empty where it was not measured."""
+
+    def __post_init__(self) -> None:
+        if not self.n_bytes or len(self.n_bytes) != len(self.time_ns):
+            raise UsageError(f"{len(self.n_bytes)} sizes for {len(self.time_ns)} times")
+        if self.cpu_ns and len(self.cpu_ns) != len(self.n_bytes):
+            raise UsageError(f"{len(self.n_bytes)} sizes for {len(self.cpu_ns)} CPU times")
+        if any(b <= a for a, b in zip(self.n_bytes, self.n_bytes[1:], strict=False)):
+            raise UsageError(f"sizes {list(self.n_bytes)} must ascend")
+        if self.n_bytes[0] < 1 or self.group_size < 2 or min(self.time_ns) <= 0:
+            raise UsageError("sizes and times must be positive, and groups have 2 members or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Communication measured on a machine, with the machine's description."""
+
+    machine: str
+    date: str
+    curves: tuple[MeasuredCurve, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A homogeneous cluster of nodes, of any number of ranks."""
+
+    name: str
+    device: Device
+    devices_per_node: int
+    nics_per_node: int
+    intra_node: Link
+    """Per device."""
+    inter_node: Link
+    """Per network card."""
+    overlap_power: float = 6.0
+    """Sharpness of the smooth minimum of NVLink and network bandwidth; ∞ is the plain minimum."""
+    algorithms: Mapping[str, AlgorithmTuning] = field(default_factory=dict)
+    measured: Measured | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where each figure comes from."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "devices_per_node", "nics_per_node", "overlap_power")
+
+    @property
+    def processor_communicates(self) -> bool:
+        """True where communication runs on the cores that compute (gloo on CPUs)."""
+        return self.device.name == "CPU"
+
+    def node_of(self, rank: int) -> int:
+        """The node that hosts ``rank``."""
+        return rank // self.devices_per_node
+
+    @staticmethod
+    def presets() -> tuple[str, ...]:
+        """Names that :meth:`load` knows."""
+        files = resources.files(_PROFILES).joinpath("profiles").iterdir()
+        return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Cluster:
+        """Read a preset by name, or a TOML file by path.
+
+        Raises:
+            UsageError: no such preset or file.
+            FormatError: a damaged file; names the key.
+        """
+        given = str(name_or_path)
+        if given in cls.presets():
+            text = resources.files(_PROFILES).joinpath("profiles", f"{given}.toml").read_text()
+            return cls.from_toml(text, origin=f"preset {given}")
+        path = Path(given)
+        if path.suffix != ".toml" and not path.is_file():
+            allowed = did_you_mean(given, cls.presets())
+            raise UsageError(f"unknown cluster '{given}'; {allowed}; or the path of a .toml file")
+        try:
+            return cls.from_toml(path.read_text(encoding="utf-8"), origin=str(path))
+        except OSError as error:
+            raise UsageError(f"cannot read cluster file '{path}': {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: not a text file ({error.reason})") from error
+
+    @classmethod
+    def from_toml(cls, text: str, *, origin: str = "cluster") -> Cluster:
+        """Read a cluster from TOML text; ``origin`` names it in errors.
+
+        Raises:
+            FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
+        """
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise FormatError(f"{origin}: not valid TOML: {error}") from error
+        return decode(cls, table, origin)
+
+    def to_toml(self) -> str:
+        """The text that :meth:`from_toml` reads back as an equal cluster."""
+        return encode(self)
+
+
+def _require_positive(owner: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name) > 0:
+            raise UsageError(f"{name} is {getattr(owner, name)}; it must be more than 0")

@@ -1,0 +1,148 @@
+"""``prismscale run``: capture, simulate, run live, report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from prismscale.capture.script import Script
+from prismscale.config import JobConfig
+from prismscale.errors import UsageError
+from prismscale.job import Job
+from prismscale.progress import TerminalReporter
+from prismscale.report.text import print_summary
+from prismscale.runfolder import RunFolder
+
+
+def run(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(help="The script (or module, with -m) and its arguments.", show_default=False),
+    ] = None,
+    world_size: Annotated[
+        int, typer.Option(help="Ranks of the target job.", show_default=False)
+    ] = 0,
+    cluster: Annotated[
+        str, typer.Option(help="Target cluster: a preset's name or a TOML file.")
+    ] = "h100-sxm",
+    live: Annotated[
+        str, typer.Option(help="Ranks to run live, for example 0,512.", show_default="none")
+    ] = "",
+    module: Annotated[
+        str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
+    ] = "",
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/latest"),
+    device: Annotated[str, typer.Option(help="Where programs compute: cpu or cuda.")] = "cpu",
+    clock: Annotated[
+        str, typer.Option(help="paced: waits take real time; virtual: they are skipped.")
+    ] = "paced",
+    steps: Annotated[int, typer.Option(help="Steady steps of each live rank.")] = 8,
+    samples: Annotated[int, typer.Option(help="Steady steps measured in each capture.")] = 4,
+    show: Annotated[
+        str, typer.Option(help="More ranks on the timeline.", show_default="one a stage")
+    ] = "",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="Make a rank's computation slower: RANK=FACTOR.", show_default=False),
+    ] = None,
+    hang: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop a rank for ever: RANK@stepN.", show_default=False),
+    ] = None,
+    compute_scale: Annotated[
+        float, typer.Option(help="Factor on all measured computation.")
+    ] = 1.0,
+    step_marker: Annotated[
+        str,
+        typer.Option(
+            help="module:function that ends a step; by default optimizer steps are found.",
+            show_default=False,
+        ),
+    ] = "",
+    max_captures: Annotated[int, typer.Option(help="Most ranks to capture.")] = 128,
+    capture_timeout: Annotated[float, typer.Option(help="Seconds for one capture.")] = 1800.0,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not track memory.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Redo stages that are done.")] = False,
+) -> None:
+    """Run any rank of a training job of any world size on this machine.
+
+    Everything after the script's name belongs to the script.
+    """
+    console = Console(highlight=False)
+    config = JobConfig(
+        script=_script(module, program or []),
+        world_size=_required_world_size(world_size),
+        cluster=cluster,
+        out=out,
+        live=_ranks(live, "--live"),
+        device=device,
+        clock=clock,
+        steps=steps,
+        samples=samples,
+        shown=_ranks(show, "--show"),
+        step_marker=step_marker or None,
+        max_captures=max_captures,
+        capture_timeout_s=capture_timeout,
+        memory=not no_memory,
+        fresh=fresh,
+        compute_scale=compute_scale,
+        slow=dict(_slow(s) for s in slow or []),
+        hang=dict(_hang(s) for s in hang or []),
+    )
+    config.load_cluster()
+    with RunFolder(root=out).opened(fresh=fresh) as folder:
+        job = Job(
+            config=config,
+            folder=folder,
+            reporter=TerminalReporter(console),
+            log_line=lambda rank, line: console.print(f"[rank {rank}] {line}", markup=False),
+        )
+        result = job.run()
+        print_summary(result, console)
+
+
+def _script(module: str, program: list[str]) -> Script:
+    if module:
+        return Script(target=module, args=tuple(program), is_module=True)
+    if not program:
+        raise UsageError("no script given: prismscale run --world-size N script.py [arguments]")
+    return Script(target=program[0], args=tuple(program[1:]))
+
+
+def _required_world_size(given: int) -> int:
+    if given == 0:
+        raise UsageError("--world-size is missing: how many ranks does the target job have?")
+    return given
+
+
+def _ranks(text: str, option: str) -> tuple[int, ...]:
+    """``0,8-10`` → (0, 8, 9, 10)."""
+    return tuple(_expand(text.split(","), option)) if text else ()
+
+
+def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
+    for part in parts:
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if found is None:
+            raise UsageError(f"{option} {part!r} is not a rank; give for example 0,512 or 0-3")
+        first = int(found[1])
+        yield from range(first, int(found[2] or first) + 1)
+
+
+def _slow(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+)=([0-9.]+)", text)
+    if found is None:
+        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
+    return int(found[1]), float(found[2])
+
+
+def _hang(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)@(?:step)?(\d+)", text)
+    if found is None:
+        raise UsageError(f"--hang {text!r}: give RANK@stepN, for example 17@step3")
+    return int(found[1]), int(found[2])

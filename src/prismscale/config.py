@@ -1,0 +1,105 @@
+"""What one ``prismscale run`` is asked to do, checked before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prismscale.capture.script import Script
+from prismscale.capture.spec import DEVICES
+from prismscale.cluster import Cluster
+from prismscale.cost.durations import Faults
+from prismscale.errors import UsageError, did_you_mean
+from prismscale.live.spec import CLOCKS
+
+MAX_WORLD_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """One job: the program, the target, and how much of it to look at."""
+
+    script: Script
+    world_size: int
+    cluster: str
+    """Preset name or TOML path."""
+    out: Path
+    """Run folder."""
+    live: tuple[int, ...] = ()
+    device: str = "cpu"
+    clock: str = "paced"
+    samples: int = 4
+    """Steady steps measured in each capture."""
+    steps: int = 8
+    """Steady steps of live ranks."""
+    shown: tuple[int, ...] = ()
+    """Ranks on the timeline besides live ones; empty for one of each stage."""
+    step_marker: str | None = None
+    max_captures: int = 128
+    capture_timeout_s: float = 1800.0
+    memory: bool = True
+    fresh: bool = False
+    compute_scale: float = 1.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    hang: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE:
+            raise UsageError(
+                f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}"
+            )
+        _choice("device", self.device, DEVICES)
+        _choice("clock", self.clock, CLOCKS)
+        for rank in (*self.live, *self.shown):
+            if not 0 <= rank < self.world_size:
+                raise UsageError(
+                    f"rank {rank} does not exist in a world of {self.world_size}; ranks are "
+                    f"0 … {self.world_size - 1}"
+                )
+        if len(set(self.live)) != len(self.live):
+            raise UsageError(f"--live names a rank twice: {', '.join(map(str, self.live))}")
+        for name, value in (("samples", self.samples), ("steps", self.steps)):
+            if not 1 <= value <= 100_000:
+                raise UsageError(f"--{name} is {value}; allowed: 1 … 100,000")
+        if not 0 < self.compute_scale < 1e4:
+            raise UsageError(f"--compute-scale is {self.compute_scale}; allowed: above 0")
+        self.faults.check(self.world_size)
+
+    @property
+    def faults(self) -> Faults:
+        """Slow and hung ranks."""
+        return Faults(slow=dict(self.slow), hang=dict(self.hang))
+
+    def load_cluster(self) -> Cluster:
+        """The target cluster."""
+        return Cluster.load(self.cluster)
+
+    def capture_key(self, cluster: Cluster) -> str:
+        """Changes whenever captures made before can no longer be used: program, arguments, world,
+        device, measurement."""
+        source = self.script.target
+        if not self.script.is_module:
+            folder = Path(self.script.target).resolve().parent
+            files = sorted(folder.glob("*.py"))
+            source = "".join(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
+        parts = [
+            self.script.label,
+            source,
+            list(self.script.args),
+            self.world_size,
+            cluster.devices_per_node,
+            cluster.processor_communicates,
+            self.device,
+            self.samples,
+            self.step_marker,
+            self.memory,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise UsageError(f"--{name} {given!r}; {did_you_mean(given, allowed)}")

@@ -1,0 +1,231 @@
+r"""What each collective algorithm moves over which link, and how long that takes.
+
+Every algorithm is described by a :class:`Load`: sequential steps over each kind of link, bytes that
+a device moves over NVLink, and bytes that a node moves over its network cards. Its time is
+
+.. math::  t = base + steps + w + 2 \sqrt{chunk \cdot w \cdot w_0 / (w + w_0)}, \qquad
+           w = (w_{intra}^p + w_{inter}^p)^{1/p}
+
+``w`` is the time on the wire: with both links in one pipeline the slower one rules, softly, because
+channels share both (a smooth minimum of the bandwidths). The root is the price of pipelining: cut
+into ``m`` pieces, filling the pipe costs about ``w/m`` and handling the pieces ``m·chunk``, least
+for ``m = sqrt(w/chunk)``. Where a message runs down a path (trees, broadcast) every step of the
+path handles every piece, so ``steps`` adds to ``chunk``. Pieces stop growing at the size of the
+buffers, hence the ceiling ``w_0``. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of
+Collective Communication Operations in MPICH", 2005, section on pipelined and ring algorithms.)
+
+Loads follow the usual accounts: ring and reduce/broadcast trees (Thakur et al.), double binary
+trees (P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
+reduction and scan", 2009), and in-switch reduction, where a device sends its vector once and the
+switch returns one reduced share: ``S·(1 + 1/n)`` bytes.
+
+``S`` is ``n_bytes`` in the convention of :class:`~prismscale.graph.node.CollectiveOp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prismscale.cluster import AlgorithmTuning, Cluster
+from prismscale.cost.placement import Placement
+from prismscale.graph.node import CollectiveOp
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What an algorithm does to the links."""
+
+    intra_steps: float = 0.0
+    """Sequential hops inside a node."""
+    inter_steps: float = 0.0
+    """Sequential hops between nodes."""
+    intra_bytes: float = 0.0
+    """Bytes of the busiest device in one direction of NVLink."""
+    inter_bytes: float = 0.0
+    """Bytes of the busiest node in one direction of :attr:`inter_cards` network cards."""
+    inter_cards: float = 1.0
+    is_pipelined: bool = False
+    """The message runs piece by piece down a path whose every hop handles every piece."""
+
+
+LoadRule = Callable[[CollectiveOp, float, Placement, Cluster], Load]
+
+_RING_PASSES: Mapping[CollectiveOp, int] = {
+    CollectiveOp.ALL_REDUCE: 2,
+    CollectiveOp.ALL_GATHER: 1,
+    CollectiveOp.REDUCE_SCATTER: 1,
+}
+
+
+def cards_of(members: int, cluster: Cluster) -> float:
+    """Network cards that ``members`` devices of one node can keep busy."""
+    per_device = max(1.0, cluster.nics_per_node / cluster.devices_per_node)
+    return min(members * per_device, float(cluster.nics_per_node))
+
+
+def ring(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """Each member passes shares (or, for broadcast and reduce, the whole) to its neighbour."""
+    passes = _RING_PASSES.get(op, 1)
+    share = (at.size - 1) / at.size if op in _RING_PASSES else 1.0
+    moved = passes * share * n_bytes
+    hops = passes * (at.size - 1)
+    # One circuit of `size` hops leaves a node `nodes` times.
+    crossing = at.nodes / at.size if at.nodes > 1 else 0.0
+    return Load(
+        intra_steps=hops * (1.0 - crossing),
+        inter_steps=hops * crossing,
+        intra_bytes=moved if at.most > 1 else 0.0,
+        inter_bytes=moved if at.nodes > 1 else 0.0,
+        inter_cards=cards_of(at.least, cluster),
+        is_pipelined=op not in _RING_PASSES,
+    )
+
+
+def tree(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """Double binary tree between nodes, a chain inside each; up to reduce, down to broadcast."""
+    passes = 2 if op == CollectiveOp.ALL_REDUCE else 1
+    return Load(
+        intra_steps=passes * (at.most - 1),
+        inter_steps=passes * _depth(at.nodes),
+        intra_bytes=passes * n_bytes if at.most > 1 else 0.0,
+        inter_bytes=_tree_bytes(passes, n_bytes, at.nodes),
+        inter_cards=cards_of(at.least, cluster),
+        is_pipelined=True,
+    )
+
+
+def hierarchical(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """In-switch reduction inside each node, double binary tree between nodes."""
+    return Load(
+        intra_steps=2.0,
+        inter_steps=2.0 * _depth(at.nodes),
+        intra_bytes=n_bytes * (1.0 + 1.0 / at.least),
+        inter_bytes=_tree_bytes(2, n_bytes, at.nodes),
+        inter_cards=cards_of(at.least, cluster),
+        is_pipelined=True,
+    )
+
+
+def pairwise(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """Every member exchanges its own share with every other member directly."""
+    share = n_bytes / at.size
+    cards = {members: cards_of(members, cluster) for members in (at.least, at.most)}
+    # Few members on a node have more peers elsewhere; many share the cards: the worse one rules.
+    busiest = max(cards, key=lambda members: members * (at.size - members) / cards[members])
+    return Load(
+        intra_steps=float(at.most - 1),
+        inter_steps=float(at.size - at.least) if at.nodes > 1 else 0.0,
+        intra_bytes=share * (at.most - 1),
+        inter_bytes=share * busiest * (at.size - busiest) if at.nodes > 1 else 0.0,
+        inter_cards=cards[busiest],
+    )
+
+
+def rooted(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """Every member exchanges its share with the root: the root's own links carry all of it."""
+    share = n_bytes / at.size
+    return Load(
+        intra_steps=float(at.most - 1),
+        inter_steps=float(at.size - at.least) if at.nodes > 1 else 0.0,
+        intra_bytes=share * (at.most - 1),
+        inter_bytes=share * (at.size - at.least),
+        inter_cards=cards_of(1, cluster),
+    )
+
+
+def point_to_point(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+    """One message from one member to another, or around a ring of members all at once."""
+    between = at.nodes > 1
+    return Load(
+        intra_steps=0.0 if between else 1.0,
+        inter_steps=1.0 if between else 0.0,
+        intra_bytes=0.0 if between else n_bytes,
+        inter_bytes=n_bytes if between else 0.0,
+        inter_cards=cards_of(1, cluster),
+    )
+
+
+_REDUCING = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.REDUCE)
+_RULES: Mapping[str, tuple[LoadRule, tuple[CollectiveOp, ...]]] = {
+    "ring": (ring, (*_REDUCING, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER)),
+    "tree": (tree, _REDUCING),
+    "hierarchical": (hierarchical, (CollectiveOp.ALL_REDUCE,)),
+    "pairwise": (pairwise, (CollectiveOp.ALL_TO_ALL,)),
+    "rooted": (rooted, (CollectiveOp.GATHER, CollectiveOp.SCATTER)),
+    "p2p": (point_to_point, (CollectiveOp.SEND, CollectiveOp.RECV)),
+}
+PROTOCOLS = ("", "ll128", "ll")
+"""``ring_ll`` is the ring under a protocol that trades bandwidth for latency, ``ring_ll128`` under
+one in between. To the load they are the same; a cluster file tunes each by itself."""
+
+
+def rule_of(algorithm: str) -> tuple[LoadRule, tuple[CollectiveOp, ...]] | None:
+    """The load rule of an algorithm named in a cluster file and the operations it implements."""
+    return _RULES[algorithm.partition("_")[0]] if algorithm in algorithm_names() else None
+
+
+def algorithm_names() -> tuple[str, ...]:
+    """Names that a cluster file may tune."""
+    return tuple(f"{name}_{p}" if p else name for name in _RULES for p in PROTOCOLS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Breakdown:
+    """The parts of one algorithm's time, in nanoseconds."""
+
+    base_ns: float
+    steps_ns: float
+    intra_ns: float
+    """Time of NVLink's bytes alone."""
+    inter_ns: float
+    """Time of the network's bytes alone."""
+    wire_ns: float
+    """Both together."""
+    pipeline_ns: float
+    """Price of cutting the message into pieces."""
+
+    @property
+    def total_ns(self) -> float:
+        """Time after the last arrival."""
+        return self.base_ns + self.steps_ns + self.wire_ns + self.pipeline_ns
+
+
+def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> Breakdown:
+    """Time of ``load`` on the links of ``cluster``."""
+    intra, inter = cluster.intra_node, cluster.inter_node
+    hops_ns = load.intra_steps * intra.latency_ns + load.inter_steps * inter.latency_ns
+    intra_rate = intra.bandwidth_bytes_per_s * tuning.intra_efficiency
+    inter_rate = inter.bandwidth_bytes_per_s * load.inter_cards * tuning.inter_efficiency
+    intra_ns = 1e9 * load.intra_bytes / intra_rate
+    inter_ns = 1e9 * load.inter_bytes / inter_rate
+    wire_ns = _smooth_max(intra_ns, inter_ns, cluster.overlap_power)
+    steps_ns = tuning.latency_factor * hops_ns
+    chunk_ns = tuning.chunk_ns + (steps_ns if load.is_pipelined else 0.0)
+    limit_ns = tuning.chunk_limit_ns
+    return Breakdown(
+        base_ns=tuning.base_ns,
+        steps_ns=steps_ns,
+        intra_ns=intra_ns,
+        inter_ns=inter_ns,
+        wire_ns=wire_ns,
+        pipeline_ns=2.0 * math.sqrt(chunk_ns * wire_ns * limit_ns / (wire_ns + limit_ns)),
+    )
+
+
+def _smooth_max(a: float, b: float, power: float) -> float:
+    low, high = min(a, b), max(a, b)
+    return high * (1.0 + (low / high) ** power) ** (1.0 / power) if low > 0 else high
+
+
+def _depth(nodes: int) -> int:
+    return math.ceil(math.log2(nodes))
+
+
+def _tree_bytes(passes: int, n_bytes: float, nodes: int) -> float:
+    """Bytes per node and direction. With two nodes each tree is a single edge, used once each way;
+    beyond that a node is an inner node of one tree and a leaf of the other."""
+    if nodes == 1:
+        return 0.0
+    return (passes if nodes > 2 else 1) * n_bytes

@@ -1,0 +1,205 @@
+"""How long communications take after their last arrival.
+
+:class:`CollectiveModel` is the seam. :class:`AnalyticCollectiveModel` evaluates the algorithms of
+:mod:`prismscale.cost.algorithms` and takes the cheapest, as a communication library's tuner does;
+:class:`TableCollectiveModel` interpolates measurements; :class:`NullCollectiveModel` costs nothing.
+
+Array axes: ``K`` group rank, ``G`` groups of a family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cluster import AlgorithmTuning, Cluster, Measured, MeasuredCurve
+from prismscale.cost.algorithms import Breakdown, LoadRule, algorithm_names, evaluate, rule_of
+from prismscale.cost.placement import Placement, PlacementCache
+from prismscale.errors import UsageError, did_you_mean
+from prismscale.graph.node import CollectiveOp
+
+_TIMES_KEPT = 65_536
+
+
+class CollectiveModel(Protocol):
+    """Answers how long a communication takes."""
+
+    def duration_ns(
+        self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Time after the last arrival, for each of ``G`` groups.
+
+        ``ranks_KG`` holds the members' global ranks. An array that was passed once must not be
+        changed afterwards: what is known about it is kept.
+        """
+        ...
+
+
+class NullCollectiveModel:
+    """Communication that takes no time: what is left is computation and waiting."""
+
+    def duration_ns(
+        self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Zero for every group."""
+        return np.zeros(ranks_KG.shape[1], dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Why a communication takes as long as it does."""
+
+    algorithm: str
+    bound_by: str
+    """``intra_node`` or ``inter_node`` bandwidth, or ``latency`` (steps, launch, pipelining)."""
+    parts: Breakdown
+
+
+class AnalyticCollectiveModel:
+    """The cheapest algorithm that the cluster tunes, by latency and bandwidth of its links.
+
+    Monotone in bytes, and never slower for more bandwidth: a minimum of functions that are both.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._placements = PlacementCache(cluster.devices_per_node)
+        self._algorithms = {op: _algorithms_for(op, cluster) for op in CollectiveOp}
+        self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._cheapest_ns)
+
+    def duration_ns(
+        self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """See :meth:`CollectiveModel.duration_ns`. A group of one takes no time.
+
+        Raises:
+            UsageError: the cluster tunes no algorithm for ``op``.
+        """
+        return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
+
+    def time_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+        """Time after the last arrival of one group placed as ``at``."""
+        return self._time_ns(op, n_bytes, at)
+
+    def explain(self, op: CollectiveOp, n_bytes: int, at: Placement) -> Explanation:
+        """The algorithm chosen for a group placed as ``at``, and what bounds it."""
+        name, parts = self._cheapest(op, n_bytes, at)
+        shares = {
+            "latency": parts.base_ns + parts.steps_ns + parts.pipeline_ns,
+            "intra_node": parts.intra_ns,
+            "inter_node": parts.inter_ns,
+        }
+        bound_by = max(shares, key=lambda k: shares[k])
+        return Explanation(algorithm=name, bound_by=bound_by, parts=parts)
+
+    def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+        if at.size == 1:
+            return 0
+        return round(self._cheapest(op, n_bytes, at)[1].total_ns)
+
+    def _cheapest(self, op: CollectiveOp, n_bytes: int, at: Placement) -> tuple[str, Breakdown]:
+        if n_bytes < 0:
+            raise UsageError(f"{op.spelling} of {n_bytes} bytes; bytes must be 0 or more")
+        if op == CollectiveOp.BARRIER:
+            # NCCL has no barrier: torch runs a one-element all_reduce in its place.
+            op, n_bytes = CollectiveOp.ALL_REDUCE, 1
+        found = {
+            name: evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster)
+            for name, rule, tuning in self._algorithms[op]
+            if at.least >= tuning.min_members_per_node
+        }
+        if not found:
+            raise UsageError(
+                f"cluster '{self.cluster.name}' tunes no algorithm for {op.spelling} in a group of "
+                f"{at.size}; tune one of: {', '.join(_names_for(op))}"
+            )
+        name = min(found, key=lambda n: found[n].total_ns)
+        return name, found[name]
+
+
+class TableCollectiveModel:
+    """Measured times, interpolated; another model answers for what was not measured.
+
+    Between two measured sizes time is linear in the logarithms. Below the smallest size it stays at
+    the smallest size's time; above the largest it grows with the bytes, at the largest size's
+    bandwidth. Where a larger message was measured as faster than a smaller one (noise), the smaller
+    one's time holds for both. A group size or node count that was not measured goes to
+    ``fallback``.
+    """
+
+    def __init__(self, cluster: Cluster, measured: Measured, fallback: CollectiveModel) -> None:
+        self._fallback = fallback
+        self._placements = PlacementCache(cluster.devices_per_node)
+        self._curves = {(c.op, c.group_size, c.nodes): c for c in measured.curves}
+        self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._interpolated_ns)
+
+    def duration_ns(
+        self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """See :meth:`CollectiveModel.duration_ns`."""
+        placements, _ = self._placements.of(ranks_KG)
+        if all(self._curve(op, at) is not None for at in placements):
+            return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
+        # A family mixes placements only when it was laid across uneven nodes: one model for all.
+        return self._fallback.duration_ns(op, n_bytes, ranks_KG)
+
+    def cpu_ns(self, op: CollectiveOp, n_bytes: int, group_size: int) -> int:
+        """CPU time that one member spends on a call, which computation beside it loses.
+
+        0 where it was not measured.
+        """
+        curve = self._curves.get((_measured_as(op), group_size, 1))
+        if curve is None or not curve.cpu_ns:
+            return 0
+        return _interpolate(curve.n_bytes, curve.cpu_ns, n_bytes)
+
+    def _curve(self, op: CollectiveOp, at: Placement) -> MeasuredCurve | None:
+        return self._curves.get((_measured_as(op), at.size, at.nodes))
+
+    def _interpolated_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+        curve = self._curves[(_measured_as(op), at.size, at.nodes)]
+        return _interpolate(curve.n_bytes, curve.time_ns, n_bytes)
+
+
+def collective_model(cluster: Cluster) -> CollectiveModel:
+    """The model of ``cluster``: its measurements where it has some, else the analytic model."""
+    analytic = AnalyticCollectiveModel(cluster)
+    if cluster.measured is None:
+        return analytic
+    return TableCollectiveModel(cluster, cluster.measured, analytic)
+
+
+def _algorithms_for(
+    op: CollectiveOp, cluster: Cluster
+) -> list[tuple[str, LoadRule, AlgorithmTuning]]:
+    found = []
+    for name, tuning in cluster.algorithms.items():
+        known = rule_of(name)
+        if known is None:
+            hint = did_you_mean(name, algorithm_names())
+            raise UsageError(f"cluster '{cluster.name}' tunes unknown algorithm '{name}'; {hint}")
+        rule, ops = known
+        if op in ops:
+            found.append((name, rule, tuning))
+    return found
+
+
+def _names_for(op: CollectiveOp) -> list[str]:
+    return [name for name in algorithm_names() if op in (rule_of(name) or (None, ()))[1]]
+
+
+def _measured_as(op: CollectiveOp) -> CollectiveOp:
+    return CollectiveOp.SEND if op == CollectiveOp.RECV else op
+
+
+def _interpolate(n_bytes: tuple[int, ...], values: tuple[float, ...], at_bytes: int) -> int:
+    rising = np.maximum.accumulate(np.asarray(values, dtype=np.float64))
+    if at_bytes > n_bytes[-1] and n_bytes[-1] > 1:
+        return round(float(rising[-1]) * at_bytes / n_bytes[-1])
+    clipped = max(at_bytes, n_bytes[0])
+    log_value = np.interp(np.log(clipped), np.log(n_bytes), np.log(np.maximum(rising, 1.0)))
+    return round(float(np.exp(log_value)))

@@ -1,0 +1,157 @@
+"""Durations for every node of a job graph: measured computation, modelled communication.
+
+Implements :class:`prismscale.sim.engine.DurationSource` by structure. Where each duration came from
+is counted, so that a result can say how much of it rests on what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cost.collective import CollectiveModel
+from prismscale.errors import UsageError
+from prismscale.graph.channels import channel_of
+from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.node import CollectiveOp, NodeKind
+
+Duration = Any
+NEVER = 2**60
+"""What a hung rank's computation lasts; see :data:`prismscale.sim.engine.NEVER`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Faults:
+    """Ranks that are slow, or that stop."""
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Factor on a rank's computation."""
+    hang: Mapping[int, int] = field(default_factory=dict)
+    """Steady step (from 0) at whose beginning a rank stops for ever."""
+
+    def __post_init__(self) -> None:
+        for rank, factor in self.slow.items():
+            if not 0 < factor < 1e6:
+                raise UsageError(f"--slow {rank}={factor}: the factor must lie between 0 and 1e6")
+        for rank, step in self.hang.items():
+            if step < 0:
+                raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
+
+    def check(self, world_size: int) -> None:
+        """Refuse ranks that do not exist."""
+        for rank in (*self.slow, *self.hang):
+            if not 0 <= rank < world_size:
+                raise UsageError(
+                    f"rank {rank} does not exist; ranks are 0 … {world_size - 1}"
+                )
+
+
+@dataclass(kw_only=True)
+class GraphDurations:
+    """Durations of a graph's nodes, by class.
+
+    Computation: the trace's samples, median over steps (``sampled=False``), or step by step in the
+    order of capture (``sampled=True``: what a live rank's peers replay, so that their step-to-step
+    variation is the real one). Communication: what the trace holds where it was measured, else the
+    collective model's.
+    """
+
+    graph: JobGraph
+    model: CollectiveModel
+    faults: Faults = field(default_factory=Faults)
+    sampled: bool = False
+    compute_scale: float = 1.0
+    """Factor on all computation: how much faster or slower the target computes."""
+
+    def __post_init__(self) -> None:
+        self.faults.check(self.graph.world_size)
+        self._communication = [self._communication_ns(c) for c in self.graph.classes]
+        self._factors = [self._slow_factors(c) for c in self.graph.classes]
+        self._hangs = [self._hang_steps(c) for c in self.graph.classes]
+        self._prologues = [self._prologue(c) for c in self.graph.classes]
+        self._bodies = [self._body_samples(c) for c in self.graph.classes]
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """Durations of the prologue, by template node."""
+        return self._prologues[class_index]
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body in ``step``."""
+        samples = self._bodies[class_index]
+        body = samples[step % len(samples)]
+        hanging = self._hangs[class_index].get(step)
+        if hanging is None:
+            return body
+        stopped = np.where(hanging, NEVER, 0).astype(np.int64)
+        return [body[0] + stopped, *body[1:]]
+
+    def communication_ns(self, class_index: int, node: int) -> NDArray[np.int64]:
+        """Duration of a communication by group of its family."""
+        return np.atleast_1d(self._communication[class_index][node])
+
+    def _communication_ns(self, rank_class: RankClass) -> dict[int, Duration]:
+        trace, out = rank_class.trace, {}
+        cache: dict[tuple[Any, ...], Duration] = {}
+        for node in trace.communications(0, trace.n_nodes):
+            op, n_bytes = CollectiveOp(int(trace.op_N[node])), int(trace.bytes_N[node])
+            channel = channel_of(self.graph, rank_class, node)
+            key = (channel, op, n_bytes)
+            if key not in cache:
+                table = self.graph.families[channel.family].ranks_KG
+                if channel.is_p2p:
+                    table = table[[channel.source, channel.destination]]
+                cache[key] = _compact(self.model.duration_ns(op, n_bytes, table))
+            out[node] = cache[key]
+        return out
+
+    def _slow_factors(self, rank_class: RankClass) -> NDArray[np.float64] | None:
+        factors = np.ones(rank_class.size)
+        for rank, factor in self.faults.slow.items():
+            factors[rank_class.members_M == rank] = factor
+        return None if (factors == 1).all() else factors
+
+    def _hang_steps(self, rank_class: RankClass) -> dict[int, NDArray[np.bool_]]:
+        steps: dict[int, NDArray[np.bool_]] = {}
+        for rank, step in self.faults.hang.items():
+            here = rank_class.members_M == rank
+            if here.any():
+                steps[step] = steps.get(step, np.zeros(rank_class.size, dtype=bool)) | here
+        return steps
+
+    def _prologue(self, rank_class: RankClass) -> list[Duration]:
+        return self._row(rank_class, rank_class.trace.prologue_ns, 0)
+
+    def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
+        trace = rank_class.trace
+        rows = trace.body_ns_SB
+        if not self.sampled:
+            rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
+        return [self._row(rank_class, row, trace.n_prologue) for row in rows]
+
+    def _row(
+        self, rank_class: RankClass, durations: NDArray[np.int64], offset: int
+    ) -> list[Duration]:
+        kinds = rank_class.trace.kind_N[offset : offset + len(durations)].tolist()
+        factors = self._factors[rank_class.index]
+        known = self._communication[rank_class.index]
+        out: list[Duration] = []
+        for i, (kind, duration) in enumerate(zip(kinds, durations.tolist(), strict=True)):
+            if kind != NodeKind.COMPUTE:
+                # A measured communication keeps its measurement.
+                out.append(duration or known[offset + i])
+            elif factors is None:
+                out.append(round(duration * self.compute_scale))
+            else:
+                scaled = np.rint(duration * self.compute_scale * factors)
+                out.append(scaled.astype(np.int64))
+        return out
+
+
+def _compact(duration_G: NDArray[np.int64]) -> Duration:
+    """One int where all groups take the same time: the engine then never expands it."""
+    first = int(duration_G[0])
+    return first if bool((duration_G == first).all()) else duration_G

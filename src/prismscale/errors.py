@@ -1,0 +1,82 @@
+"""The exception tree. Every error a user can cause says what was given, what is allowed, and the mend.
+
+::
+
+    PrismscaleError          1  anything below, or a defect of ours
+    ├── UsageError           2  an option, path, preset or combination that cannot be used
+    ├── ScriptError          3  the user's program failed on a rank; carries its traceback
+    ├── GraphError           4  an illegal execution graph
+    │   └── MismatchError    4  members of one group disagree about a communication
+    ├── StuckError           5  no rank can advance: who waits for whom, and where
+    ├── FormatError          6  a file that is damaged, foreign, or of another version
+    └── StorageError         7  a file that cannot be written (no space, no permission)
+
+The number is the exit code of the command. Ctrl-C exits with 130, SIGTERM with 143.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PrismscaleError(Exception):
+    """Base of all errors that prismscale raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(PrismscaleError):
+    """An option, path, preset or combination of them that cannot be used."""
+
+    exit_code = 2
+
+
+class ScriptError(PrismscaleError):
+    """The user's program failed on a rank."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, rank: int, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+
+
+class GraphError(PrismscaleError):
+    """An execution graph that breaks the rules written in :mod:`prismscale.graph.verify`."""
+
+    exit_code = 4
+
+
+class MismatchError(GraphError):
+    """Members of one group disagree about a communication (operation, bytes or order)."""
+
+
+class StuckError(PrismscaleError):
+    """No rank can advance any further."""
+
+    exit_code = 5
+
+
+class FormatError(PrismscaleError):
+    """A file that is damaged, foreign, or written by an incompatible version."""
+
+    exit_code = 6
+
+
+class StorageError(PrismscaleError):
+    """A file that cannot be written."""
+
+    exit_code = 7
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """A sentence that lists ``allowed`` and, where one is close to ``given``, offers it.
+
+    Returns for example ``"allowed: a100-80g, h100-sxm; did you mean h100-sxm?"``.
+    """
+    names = sorted(allowed)
+    close = difflib.get_close_matches(given, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"allowed: {', '.join(names)}{hint}"

@@ -1,0 +1,93 @@
+"""Writing files: whole or not at all, and with a sentence about why not.
+
+Every file is written under a temporary name in the folder it is to live in, forced to the disk, and
+then renamed: a reader, a full disk or a killed process never leaves half a file under its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from prismscale.errors import StorageError
+
+_MENDS = {
+    errno.ENOSPC: "free some space there or choose another folder",
+    errno.EDQUOT: "your quota there is used up: free some space or choose another folder",
+    errno.EFBIG: "the size of a file is limited there (see `ulimit -f`): raise it",
+    errno.EACCES: "you may not write there: choose another folder or change its permissions",
+    errno.EPERM: "you may not write there: choose another folder or change its permissions",
+    errno.EROFS: "that file system is read-only: choose another folder",
+    errno.ENOTDIR: "a part of that path is a file: choose another folder",
+    errno.EEXIST: "a part of that path is a file: choose another folder",
+    errno.EISDIR: "a folder has that name: remove it or choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open ``path`` for writing bytes; it appears, whole, when the block ends without an exception.
+
+    Missing folders are created. An exception of any kind leaves whatever was there before.
+
+    Raises:
+        StorageError: no space, no permission, or a name that cannot be used.
+    """
+    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if error.filename not in (None, str(path), str(part), str(path.parent)):
+            raise
+        raise _storage_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all. Raises :class:`StorageError`."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` as indented JSON with a final newline. Raises :class:`StorageError`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sync_folder(folder: Path) -> None:
+    # A rename is only as durable as the folder that records it.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    reason = error.strerror or str(error)
+    mend = _MENDS.get(error.errno or 0, "check the disk and the path")
+    return StorageError(f"{path} was not written: {reason} ({_free(path.parent)}); {mend}")
+
+
+def _free(folder: Path) -> str:
+    """How much is free where ``folder`` is, or would be."""
+    for place in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return f"{shutil.disk_usage(place).free / 1e9:.1f} GB free"
+    return "free space unknown"

@@ -1,0 +1,50 @@
+"""What a run itself costs: the highest memory of this process and all its children together."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import psutil
+
+INTERVAL_S = 0.25
+
+
+class Footprint:
+    """Samples memory in the background while its context is open."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Footprint:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        ours = psutil.Process()
+        while True:
+            self.peak_bytes = max(self.peak_bytes, _family_bytes(ours))
+            if self._ended.wait(INTERVAL_S):
+                return
+
+
+def _family_bytes(process: psutil.Process) -> int:
+    """Proportional set size: pages that processes share count once."""
+    total = 0
+    for member in (process, *process.children(recursive=True)):
+        try:
+            total += member.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return total

@@ -1,0 +1,61 @@
+"""Channels: the places where ranks meet.
+
+A group family has one channel for its collectives, and one for each (source, destination) pair of
+group ranks that exchange point-to-point messages. The n-th use of a channel by one side meets the
+n-th use by every other side: exactly the ordering rule of a process group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prismscale.errors import GraphError
+from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.node import NodeKind
+
+
+class ChannelKey(NamedTuple):
+    """Identity of a channel within a job."""
+
+    family: int
+    source: int
+    """Group rank of the sender; -1 for collectives."""
+    destination: int
+    """Group rank of the receiver; -1 for collectives."""
+
+    @property
+    def is_p2p(self) -> bool:
+        """True for a (source, destination) channel."""
+        return self.source >= 0
+
+
+def channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey:
+    """The channel that communication ``node`` of ``rank_class`` uses.
+
+    Raises:
+        GraphError: a point-to-point node in a class whose members sit at different positions of
+            the group (they would have different peers).
+    """
+    trace = rank_class.trace
+    seat = rank_class.seats[int(trace.role_N[node])]
+    if trace.kind_N[node] == NodeKind.COLLECTIVE:
+        return ChannelKey(seat.family, -1, -1)
+    if seat.group_rank < 0:
+        raise GraphError(
+            f"class {rank_class.index}: {trace.describe(node)} is point-to-point, but the members "
+            "sit at different positions of that group; the class must be split by position"
+        )
+    size = graph.families[seat.family].group_size
+    peer = (seat.group_rank + int(trace.peer_N[node])) % size
+    if peer == seat.group_rank:
+        raise GraphError(f"class {rank_class.index}: {trace.describe(node)} is sent to itself")
+    if trace.kind_N[node] == NodeKind.SEND:
+        return ChannelKey(seat.family, seat.group_rank, peer)
+    return ChannelKey(seat.family, peer, seat.group_rank)
+
+
+def classes_of(graph: JobGraph, key: ChannelKey) -> tuple[int, ...]:
+    """Classes that must come to a channel, in order of their first position."""
+    table = graph.families[key.family].ranks_KG
+    ranks = table[:, 0] if not key.is_p2p else table[[key.source, key.destination], 0]
+    return tuple(dict.fromkeys(graph.class_of_R[ranks].tolist()))

@@ -1,0 +1,210 @@
+"""Every process group of the job, known or inferred from a few captured ranks.
+
+torch makes every rank call ``new_group`` for every group, so one captured rank usually knows them
+all. Where it does not (``use_local_synchronization``, ``split_group``), a group with a constant
+stride is translated to the other ranks; witness ranks confirm or refute the translation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import GraphError
+from prismscale.graph.trace import GroupRecord, RankTrace
+
+GroupKey = tuple[tuple[int, ...], int]
+"""Ranks, and the how-many-th group with just these ranks it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTable:
+    """All groups of a job.
+
+    ``role`` is the k-th group of a rank in creation order, as in a trace.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    roles_R: tuple[tuple[int, ...], ...]
+    """For each rank its groups (indices into :attr:`ranks`) by role."""
+    positions_R: tuple[tuple[int, ...], ...]
+    """For each rank its group rank in each of those."""
+
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        """Groups of ``rank`` by role."""
+        return self.roles_R[rank]
+
+    def group_rank(self, rank: int, role: int) -> int:
+        """Position of ``rank`` in its group of that role."""
+        return self.positions_R[rank][role]
+
+    def matches(self, rank: int, trace: RankTrace) -> bool:
+        """True where the groups of ``rank`` have the same sizes, by role, as ``trace``'s."""
+        sizes = [len(self.ranks[g]) for g in self.of_rank(rank)]
+        return sizes == [len(g.ranks) for g in trace.groups]
+
+
+def collect_groups(
+    traces: Mapping[int, RankTrace], world_size: int, representative_R: NDArray[np.int64]
+) -> GroupTable:
+    """The group table of a job from what its captured ranks saw.
+
+    Raises:
+        GraphError: a rank whose groups cannot be known from the captured ones, or captured ranks
+            that created their groups in contradictory orders.
+    """
+    known = _Known()
+    orders = [
+        [known.add(key, record.name) for key, record in _keyed(records)]
+        for trace in traces.values()
+        for records in (trace.known_groups, trace.groups)
+    ]
+    everything_seen = any(len(order) == len(known.names) for order in orders)
+    table = known.table(orders, world_size)
+    lacking = _lacking(table, traces, representative_R)
+    if lacking or not everything_seen:
+        moves = {rank: _Moves(trace, known) for rank, trace in traces.items()}
+        for rank in range(world_size):
+            if rank not in traces:
+                move = moves[int(representative_R[rank])]
+                orders.append(move.groups_of(rank, may_add=rank in lacking))
+        table = known.table(orders, world_size)
+        _refuse_unknown(table, traces, representative_R)
+    return table
+
+
+def _keyed(records: Iterable[GroupRecord]) -> Iterable[tuple[GroupKey, GroupRecord]]:
+    seen: dict[tuple[int, ...], int] = {}
+    for record in records:
+        occurrence = seen.get(record.ranks, 0)
+        seen[record.ranks] = occurrence + 1
+        yield (record.ranks, occurrence), record
+
+
+@dataclass(kw_only=True, slots=True)
+class _Known:
+    """Groups numbered as they were heard of. Hashing a group of the whole world costs as much as
+    the world is large, so everything after the first look works on numbers."""
+
+    ids: dict[GroupKey, int] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def add(self, key: GroupKey, name: str) -> int:
+        """Number of a group, new if need be."""
+        number = self.ids.setdefault(key, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+    def table(self, orders: Sequence[Sequence[int]], world_size: int) -> GroupTable:
+        """All groups in an order that agrees with every given one: order defines the roles."""
+        keys = list(self.ids)
+        order: Sequence[int] = range(len(keys))
+        if any(b < a for seen in orders for a, b in itertools.pairwise(seen)):
+            order = self._sorted(orders)
+        roles: list[list[int]] = [[] for _ in range(world_size)]
+        positions: list[list[int]] = [[] for _ in range(world_size)]
+        for index, number in enumerate(order):
+            for position, rank in enumerate(keys[number][0]):
+                roles[rank].append(index)
+                positions[rank].append(position)
+        return GroupTable(
+            ranks=tuple(keys[number][0] for number in order),
+            names=tuple(self.names[number] for number in order),
+            roles_R=tuple(tuple(r) for r in roles),
+            positions_R=tuple(tuple(p) for p in positions),
+        )
+
+    def _sorted(self, orders: Sequence[Sequence[int]]) -> Sequence[int]:
+        sorter: TopologicalSorter[int] = TopologicalSorter()
+        for number in self.ids.values():
+            sorter.add(number)
+        for earlier, later in {pair for seen in orders for pair in itertools.pairwise(seen)}:
+            sorter.add(later, earlier)
+        try:
+            return list(sorter.static_order())
+        except CycleError as error:
+            keys = list(self.ids)
+            one, other = (_shown(keys[number][0]) for number in error.args[1][:2])
+            raise GraphError(
+                f"ranks disagree about which group was created first, {one} or {other}; a program "
+                "must create its groups in the same order on every rank"
+            ) from error
+
+
+class _Moves:
+    """Moves the groups of one captured rank to the ranks that it stands for."""
+
+    def __init__(self, trace: RankTrace, known: _Known) -> None:
+        self._known = known
+        self._axes = [(key, _stride(key[0]), g.name) for key, g in _keyed(trace.groups)]
+        self._numbers: dict[tuple[int, int], int | None] = {}
+
+    def groups_of(self, rank: int, *, may_add: bool) -> list[int]:
+        """Numbers of the groups of ``rank`` by role; what is irregular or unknown is left out."""
+        found = [self._number(role, rank, may_add) for role in range(len(self._axes))]
+        return [number for number in found if number is not None]
+
+    def _number(self, role: int, rank: int, may_add: bool) -> int | None:
+        (ranks, occurrence), stride, name = self._axes[role]
+        if stride is None:
+            return None
+        origin = _origin(rank, stride * len(ranks), stride)
+        if (role, origin) not in self._numbers or may_add:
+            moved = self._numbers.get((role, origin))
+            if moved is None:
+                key = (tuple(range(origin, origin + stride * len(ranks), stride)), occurrence)
+                moved = self._known.add(key, name) if may_add else self._known.ids.get(key)
+                self._numbers[role, origin] = moved
+        return self._numbers[role, origin]
+
+
+def _stride(ranks: tuple[int, ...]) -> int | None:
+    """Stride of a group that is one row of a mesh axis; None for any other.
+
+    A mesh axis of size ``n`` and stride ``s`` cuts the world into blocks of ``n * s`` ranks; within
+    a block, ranks that are equal modulo ``s`` form a group.
+    """
+    if len(ranks) == 1:
+        return 1
+    stride = ranks[1] - ranks[0]
+    if stride <= 0 or ranks != tuple(range(ranks[0], ranks[-1] + 1, stride)):
+        return None
+    return stride if ranks[0] == _origin(ranks[0], stride * len(ranks), stride) else None
+
+
+def _origin(rank: int, block: int, stride: int) -> int:
+    return rank // block * block + rank % stride
+
+
+def _lacking(
+    table: GroupTable, traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
+) -> set[int]:
+    """Ranks whose groups do not fit the trace that they are taken to run."""
+    wanted = enumerate(representative_R.tolist())
+    return {r for r, captured in wanted if not table.matches(r, traces[captured])}
+
+
+def _refuse_unknown(
+    table: GroupTable, traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
+) -> None:
+    for rank in sorted(_lacking(table, traces, representative_R)):
+        trace = traces[int(representative_R[rank])]
+        sizes = [len(table.ranks[g]) for g in table.of_rank(rank)]
+        raise GraphError(
+            f"rank {rank} is taken to run what rank {trace.rank} runs, which uses groups of "
+            f"sizes {[len(g.ranks) for g in trace.groups]}, but only groups of sizes {sizes} "
+            f"are known for it; capture rank {rank} too (--capture {rank})"
+        )
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    """A group in a message: its ranks, or the first and last of many."""
+    shown = [*map(str, ranks)] if len(ranks) <= 8 else [*map(str, ranks[:3]), "…", str(ranks[-1])]
+    return f"[{', '.join(shown)}]"

@@ -1,0 +1,174 @@
+"""What one captured rank did: a :class:`RankTrace`.
+
+A trace is a program, not a timeline. It has a *prologue* (everything before the program settles)
+and a *body* (one steady step), which repeats for ever. Nodes are numbered by their position in the
+unrolled stream ``prologue, body, body, …``; a predecessor is stored as the *distance* back in that
+stream, so an edge that crosses a step boundary is an ordinary edge.
+
+Array axes: ``N`` nodes (prologue, then one body), ``P`` predecessor entries, ``S`` sampled steps,
+``B`` body nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import GraphError
+from prismscale.graph.node import CollectiveOp, NodeKind
+
+NO_ROLE = -1
+"""``role`` of a node that is not a communication."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """One process group as a program created it. Two groups may hold the same ranks."""
+
+    ranks: tuple[int, ...]
+    """Global ranks in group order: position in this tuple is the group rank."""
+    name: str = ""
+    """What the program calls it (mesh axis or ``group_desc``); empty where it said nothing."""
+    backend: str = ""
+    """The backend the program asked for, for example ``nccl``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryRecord:
+    """Device memory of one rank, in bytes."""
+
+    peak_bytes: int
+    """Highest allocated bytes from the start of the program to the last tracked step."""
+    peak_step: int
+    """Step in which the peak lies; -1 is before the first step."""
+    step_peak_bytes: tuple[int, ...] = ()
+    """Highest allocated bytes within each tracked step."""
+    reserved_bytes: int | None = None
+    """Highest bytes held by the caching allocator, where there is one."""
+    source: str = "measured"
+    """``measured`` (allocator of the device) or ``modelled``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTrace:
+    """The program of one captured rank, with the durations of its computation."""
+
+    rank: int
+    world_size: int
+    groups: tuple[GroupRecord, ...]
+    """The groups this rank belongs to, by *role* (creation order); role 0 is the whole world."""
+    known_groups: tuple[GroupRecord, ...]
+    """Every group whose creation this rank saw, its own and others', in creation order."""
+    n_prologue: int
+    kind_N: NDArray[np.uint8]
+    op_N: NDArray[np.uint8]
+    """:class:`CollectiveOp` of communications; 0 for COMPUTE."""
+    lane_N: NDArray[np.int16]
+    """Index into :attr:`lanes`: a host thread or device stream. For display; edges rule."""
+    role_N: NDArray[np.int16]
+    peer_N: NDArray[np.int32]
+    """SEND/RECV: the peer's group rank minus ours, modulo group size. Rooted collectives: the
+    root's group rank. Otherwise -1."""
+    bytes_N: NDArray[np.int64]
+    site_N: NDArray[np.int32]
+    """Index into :attr:`sites`: the call site in the user's program; -1 unknown."""
+    label_N: NDArray[np.int32]
+    """Index into :attr:`labels`: what the node is called on a timeline."""
+    pred_start_N1: NDArray[np.int32]
+    """Row pointers (length N + 1) into :attr:`pred_distance_P`."""
+    pred_distance_P: NDArray[np.int32]
+    """Distance back to each predecessor, at least 1."""
+    prologue_ns: NDArray[np.int64]
+    """Durations of prologue nodes. Communications have 0 unless they were measured."""
+    body_ns_SB: NDArray[np.int64]
+    """Durations of body nodes in each sampled step; a communication's is the time after its last
+    arrival, or 0 where a model is to answer."""
+    lanes: tuple[str, ...] = ("host",)
+    labels: tuple[str, ...] = ("",)
+    sites: tuple[str, ...] = ()
+    memory: MemoryRecord | None = None
+    meta: dict[str, str] = field(default_factory=dict)
+    """Provenance: device, torch version, how durations were obtained."""
+
+    def __post_init__(self) -> None:
+        n = self.n_nodes
+        columns = (self.op_N, self.lane_N, self.role_N, self.peer_N, self.bytes_N)
+        if any(len(c) != n for c in (*columns, self.site_N, self.label_N)):
+            raise GraphError(f"rank {self.rank}: trace columns differ in length from {n} nodes")
+        if len(self.pred_start_N1) != n + 1 or self.pred_start_N1[-1] != len(self.pred_distance_P):
+            raise GraphError(f"rank {self.rank}: predecessor table does not fit {n} nodes")
+        if not 0 <= self.n_prologue <= n or len(self.prologue_ns) != self.n_prologue:
+            raise GraphError(f"rank {self.rank}: prologue of {self.n_prologue} in {n} nodes")
+        if self.body_ns_SB.ndim != 2 or self.body_ns_SB.shape[1] != self.n_body:
+            raise GraphError(
+                f"rank {self.rank}: durations {self.body_ns_SB.shape} for {self.n_body} body nodes"
+            )
+
+    @property
+    def n_nodes(self) -> int:
+        """Stored nodes: the prologue and one body."""
+        return len(self.kind_N)
+
+    @property
+    def n_body(self) -> int:
+        """Nodes of one steady step."""
+        return self.n_nodes - self.n_prologue
+
+    @property
+    def n_samples(self) -> int:
+        """Steps whose durations were recorded."""
+        return int(self.body_ns_SB.shape[0])
+
+    def template(self, position: int) -> int:
+        """Stored node of a position in the unrolled stream ``prologue, body, body, …``."""
+        if position < self.n_nodes:
+            return position
+        return self.n_prologue + (position - self.n_prologue) % self.n_body
+
+    def predecessors(self, node: int) -> NDArray[np.int32]:
+        """Distances back from ``node`` to each of its predecessors."""
+        return self.pred_distance_P[self.pred_start_N1[node] : self.pred_start_N1[node + 1]]
+
+    def communications(self, start: int, stop: int) -> Iterator[int]:
+        """Positions of communication nodes in ``[start, stop)``, in program order."""
+        found = np.flatnonzero(self.kind_N[start:stop] != NodeKind.COMPUTE) + start
+        return iter(found.tolist())
+
+    def site(self, node: int) -> str:
+        """Call site of ``node`` as ``file:line``, or ``"unknown call site"``."""
+        index = int(self.site_N[node])
+        return self.sites[index] if index >= 0 else "unknown call site"
+
+    def describe(self, node: int) -> str:
+        """One phrase for error messages: operation, bytes, group, call site."""
+        if self.kind_N[node] == NodeKind.COMPUTE:
+            return f"computation '{self.labels[self.label_N[node]]}'"
+        op = CollectiveOp(int(self.op_N[node])).spelling
+        group = self.groups[int(self.role_N[node])]
+        name = f"group '{group.name}'" if group.name else "group"
+        return f"{op} of {int(self.bytes_N[node]):,} bytes in {name} of {len(group.ranks)}, {self.site(node)}"
+
+    def fingerprint(self) -> str:
+        """Hash of everything but durations, sites and the rank: equal ⇒ ranks may share a class.
+
+        Covers kinds, operations, lanes, edges, bytes, peers, and the *sizes* of groups by role.
+        """
+        digest = hashlib.sha256()
+        digest.update(repr([len(g.ranks) for g in self.groups]).encode())
+        digest.update(repr((self.n_prologue, self.lanes)).encode())
+        for column in (
+            self.kind_N,
+            self.op_N,
+            self.lane_N,
+            self.role_N,
+            self.peer_N,
+            self.bytes_N,
+            self.pred_start_N1,
+            self.pred_distance_P,
+        ):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()

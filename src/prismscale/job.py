@@ -1,0 +1,187 @@
+"""One job, from a script to a report. This file is the way of the data and nothing else::
+
+    script + world size + cluster
+       │ capture    a few ranks run the program, nobody else exists    → traces
+       │ assemble   rank classes and groups of every rank, verified     → JobGraph
+       │ cost       a duration for every node                           → GraphDurations
+       │ simulate   re-time the whole graph                             → Timeline
+       │ live       chosen ranks run the program among replayed ones    → observations
+       ▼ report     text, HTML, Perfetto, JSON
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prismscale.analysis.result import RunResult
+from prismscale.analysis.stages import shown_ranks
+from prismscale.analysis.summary import Findings, summarise
+from prismscale.capture.launcher import CaptureRunner
+from prismscale.capture.slices import SlicePlan, SlicePlanner
+from prismscale.capture.spec import CaptureSpec
+from prismscale.cluster import Cluster
+from prismscale.config import JobConfig
+from prismscale.cost.collective import collective_model
+from prismscale.cost.durations import GraphDurations
+from prismscale.footprint import Footprint
+from prismscale.graph.assemble import assemble
+from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.store import save_graph
+from prismscale.graph.trace import RankTrace
+from prismscale.graph.verify import verify
+from prismscale.live.spec import LiveSpec
+from prismscale.live.stage import LiveStage, LogLine
+from prismscale.progress import Reporter
+from prismscale.report.folder import write_report
+from prismscale.runfolder import RunFolder
+from prismscale.sim.timeline import Timeline, simulate
+
+STEPS = 4
+"""Simulated steps: the last one's period is the steady step."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The stages of one run and what passes between them."""
+
+    config: JobConfig
+    folder: RunFolder
+    reporter: Reporter
+    log_line: LogLine
+    wall_s: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> RunResult:
+        """Run every stage; returns what ``results.json`` holds.
+
+        Raises:
+            PrismscaleError: any of its kinds; nothing half-written is left behind.
+        """
+        config = self.config
+        cluster = config.load_cluster()
+        with Footprint() as footprint:
+            plan, traces = self._capture(cluster)
+            with self._stage("assemble"):
+                groups = collect_groups(traces, config.world_size, plan.representative_R)
+                graph = assemble(traces, plan.representative_R, groups)
+                verify(graph)
+                save_graph(graph, self.folder.graph)
+            with self._stage("simulate"):
+                durations, timeline = self._simulate(graph, cluster)
+            observed = self._live(plan, traces, groups) if config.live else []
+        result = summarise(
+            Findings(
+                graph=graph,
+                durations=durations,
+                timeline=timeline,
+                observed=observed,
+                distinct_axes=plan.distinct,
+                witnesses=plan.witnesses,
+                captured=tuple(sorted(traces)),
+            ),
+            command=config.script.label,
+            cluster=cluster.name,
+            device=config.device,
+            wall_s=self.wall_s,
+            peak_rss_bytes=footprint.peak_bytes,
+        )
+        with self._stage("report"):
+            write_report(self.folder, result, timeline, durations)
+        return result
+
+    def _capture(self, cluster: Cluster) -> tuple[SlicePlan, dict[int, RankTrace]]:
+        config = self.config
+        folder = self.folder.captures(config.capture_key(cluster))
+        spec = CaptureSpec(
+            rank=0,
+            world_size=config.world_size,
+            local_world_size=cluster.devices_per_node,
+            target=config.script.target,
+            is_module=config.script.is_module,
+            args=config.script.args,
+            device=config.device,
+            samples=config.samples,
+            step_marker=config.step_marker,
+            track_memory=config.memory,
+            communication_load=cluster.processor_communicates,
+            payloads=str(folder / "payloads"),
+            out=str(folder),
+        )
+        with self._stage("capture") as update:
+            runner = CaptureRunner(
+                spec=spec,
+                logs=self.folder.logs,
+                timeout_s=config.capture_timeout_s,
+                progress=update,
+            )
+            planner = SlicePlanner(
+                traces=runner.traces,
+                capture=runner.capture,
+                world_size=config.world_size,
+                max_captures=config.max_captures,
+            )
+            return planner.plan(), runner.traces
+
+    def _simulate(self, graph: JobGraph, cluster: Cluster) -> tuple[GraphDurations, Timeline]:
+        config = self.config
+        durations = GraphDurations(
+            graph=graph,
+            model=collective_model(cluster),
+            faults=config.faults,
+            compute_scale=config.compute_scale,
+        )
+        timeline = simulate(
+            graph,
+            durations,
+            steps=max(STEPS, *(s + 2 for s in config.hang.values()), 0),
+            ranks={*config.shown, *config.live, *shown_ranks(graph)},
+            watch_hangs=bool(config.hang),
+        )
+        return durations, timeline
+
+    def _live(
+        self, plan: SlicePlan, traces: dict[int, RankTrace], groups: GroupTable
+    ) -> list[dict[str, object]]:
+        config = self.config
+        cluster = config.load_cluster()
+        graph = assemble(traces, plan.representative_R, groups, alone=config.live)
+        spec = LiveSpec(
+            rank=config.live[0],
+            world_size=config.world_size,
+            local_world_size=cluster.devices_per_node,
+            target=config.script.target,
+            is_module=config.script.is_module,
+            args=config.script.args,
+            device=config.device,
+            steps=config.steps,
+            step_marker=config.step_marker,
+            clock=config.clock,
+            communication_load=cluster.processor_communicates,
+            live=config.live,
+            trace="",
+            payloads=str(self.folder.captures(config.capture_key(cluster)) / "payloads"),
+            exchange="",
+            socket="",
+            out=str(self.folder.live),
+        )
+        stage = LiveStage(
+            spec=spec,
+            folder=self.folder.live,
+            logs=self.folder.logs,
+            cluster=config.cluster,
+            slow=config.slow,
+            hang=config.hang,
+            compute_scale=config.compute_scale,
+        )
+        with self._stage("live") as update:
+            return stage.run(graph, self.log_line, lambda done: update(done, len(config.live)))
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[object]:
+        began = time.monotonic()
+        with self.reporter.stage(name) as update:
+            yield update
+        self.wall_s[name] = time.monotonic() - began

@@ -1,0 +1,1 @@
+"""Live ranks: chosen ranks run the program, all others are replayed around them."""

@@ -1,0 +1,93 @@
+"""What time it is for a live rank.
+
+*Logical* time is the time the rank would have on the cluster: the monotonic clock since the job
+began, less what the emulation itself cost (its lag), plus, on the virtual clock, the waits that were
+skipped. The script's own timers see logical time on the virtual clock, and the real clock on the
+paced one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+SPIN_NS = 60_000
+"""Below this a wait spins: the scheduler's wake-up is less exact."""
+
+
+class Clock(Protocol):
+    """Logical time of one live rank, in nanoseconds since the job began."""
+
+    def now_ns(self) -> int:
+        """Logical time."""
+        ...
+
+    def wait_until(self, end_ns: int) -> None:
+        """Return when logical time has reached ``end_ns``."""
+        ...
+
+    def forgive(self, lag_ns: int) -> None:
+        """Take ``lag_ns`` that the emulation cost out of logical time."""
+        ...
+
+
+class PacedClock:
+    """Waiting takes real time: profilers and the script's own timers see the truth."""
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+
+    def now_ns(self) -> int:
+        """Monotonic clock since the origin, less forgiven lag."""
+        return time.perf_counter_ns() - self._origin_ns
+
+    def wait_until(self, end_ns: int) -> None:
+        """Sleep, then spin the last bit."""
+        target = end_ns + self._origin_ns
+        while (left := target - time.perf_counter_ns()) > SPIN_NS:
+            time.sleep((left - SPIN_NS) / 1e9)
+        while time.perf_counter_ns() < target:
+            pass
+
+    def forgive(self, lag_ns: int) -> None:
+        """Shift the origin: everything after is that much earlier."""
+        self._origin_ns += lag_ns
+
+
+class VirtualClock(PacedClock):
+    """Waiting takes no time: the clock jumps."""
+
+    def wait_until(self, end_ns: int) -> None:
+        """Jump to ``end_ns`` if it lies ahead."""
+        self._origin_ns -= max(0, end_ns - self.now_ns())
+
+
+@contextmanager
+def answering_time(clock: VirtualClock) -> Iterator[None]:
+    """Let ``time.time``, ``perf_counter``, ``monotonic`` and their ``_ns`` forms answer logical
+    time, continuing from now."""
+    real: dict[str, Callable[[], float]] = {}
+    for name in ("time", "perf_counter", "monotonic"):
+        for suffix, unit in (("", 1e9), ("_ns", 1)):
+            original = getattr(time, name + suffix)
+            real[name + suffix] = original
+            base, began = original(), clock.now_ns()
+            setattr(time, name + suffix, _logical(clock, base, began, unit))
+    clock_ns = real["perf_counter_ns"]
+    clock.now_ns = lambda: int(clock_ns()) - clock._origin_ns  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, function in real.items():
+            setattr(time, name, function)
+        del clock.now_ns  # type: ignore[method-assign]
+
+
+def _logical(
+    clock: VirtualClock, base: float, began_ns: int, unit: float
+) -> Callable[[], float]:
+    if unit == 1:
+        return lambda: int(base) + clock.now_ns() - began_ns
+    return lambda: base + (clock.now_ns() - began_ns) / unit

@@ -1,0 +1,281 @@
+"""Replays all virtual ranks around the live ones: ``python -m prismscale.live.coordinator SPEC``.
+
+The engine runs ahead of every live rank as far as causality allows: a class stops at the first node
+that needs a live arrival which has not come. When a live rank arrives, everything that its group
+needs is already known, so the answer is one maximum away. A live rank that is late makes everyone
+late; a virtual rank is never earlier than its own predecessors allow.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import CollectiveModel, collective_model
+from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.errors import PrismscaleError
+from prismscale.graph.job_graph import RankClass
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.store import load_graph
+from prismscale.live.messages import Kind, Message, Wire
+from prismscale.processes import die_with_parent
+from prismscale.sim.engine import NEVER, Engine
+from prismscale.sim.program import JobProgram, compile_job
+
+LOOKAHEAD_STEPS = 2
+"""Steps that virtual ranks may be ahead of the furthest live rank."""
+
+
+@dataclass(kw_only=True)
+class LiveRank:
+    """A live rank as the coordinator sees it."""
+
+    rank: int
+    wire: Wire
+    rank_class: RankClass
+    told: dict[int, int] = field(default_factory=dict)
+    """Arrivals whose earlier communications on the same lane are still under way."""
+    waiting: set[int] = field(default_factory=set)
+    """Positions that were told but not yet released."""
+    blocked: bool = False
+    finished: bool = False
+
+
+class Coordinator:
+    """Keeps the engine and answers live ranks."""
+
+    def __init__(
+        self, job: JobProgram, durations: GraphDurations, model: CollectiveModel, live: list[int]
+    ) -> None:
+        self._job = job
+        self._model = model
+        graph = job.graph
+        self._classes = {r: graph.classes[int(graph.class_of_R[r])] for r in live}
+        self._ranks: dict[int, LiveRank] = {}
+        self._steps = LOOKAHEAD_STEPS
+        self._engine = Engine(
+            job,
+            durations,
+            steps=self._steps,
+            with_prologue=True,
+            external=[c.index for c in self._classes.values()],
+            watch_hangs=bool(durations.faults.hang),
+        )
+
+    @property
+    def expected(self) -> int:
+        """Live ranks that must say hello."""
+        return len(self._classes)
+
+    def join(self, rank: int, wire: Wire) -> None:
+        """A live rank is ready."""
+        self._ranks[rank] = LiveRank(rank=rank, wire=wire, rank_class=self._classes[rank])
+
+    def go(self) -> None:
+        """All are there: the job begins now."""
+        self._engine.advance()
+        origin = time.perf_counter_ns()
+        for live in self._ranks.values():
+            live.wire.send(Message(Kind.GO, 0, origin))
+
+    def handle(self, rank: int, message: Message) -> None:
+        """Act on one message."""
+        live = self._ranks[rank]
+        if message.kind == Kind.ARRIVE:
+            self._arrive(live, message)
+        elif message.kind == Kind.UNCOVERED:
+            self._uncovered(live, message)
+        elif message.kind == Kind.WHY:
+            live.blocked = True
+            self._explain(live, message.position)
+        elif message.kind == Kind.BYE:
+            live.finished = True
+
+    def gone(self, rank: int) -> None:
+        """A live rank's process ended."""
+        self._ranks[rank].finished = True
+
+    @property
+    def finished(self) -> bool:
+        """True once no live rank is left."""
+        return all(r.finished for r in self._ranks.values())
+
+    def _arrive(self, live: LiveRank, message: Message) -> None:
+        trace = live.rank_class.trace
+        live.blocked = False
+        live.told[message.position] = message.time_ns
+        live.waiting.add(message.position)
+        step = (message.position - trace.n_prologue) // trace.n_body
+        if step + LOOKAHEAD_STEPS > self._steps:
+            self._steps = step + LOOKAHEAD_STEPS
+            self._engine.extend(self._steps)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let told arrivals into the engine, release what ended, until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            for live in self._ranks.values():
+                moved |= self._enter(live)
+            self._engine.advance()
+            for live in self._ranks.values():
+                moved |= self._release(live)
+
+    def _enter(self, live: LiveRank) -> bool:
+        entered = False
+        for position in sorted(live.told):
+            start = self._lane_free(live, position)
+            if start is None:
+                break
+            time_ns = max(live.told.pop(position), start)
+            self._engine.arrive(live.rank_class.index, position, time_ns)
+            entered = True
+        return entered
+
+    def _lane_free(self, live: LiveRank, position: int) -> int | None:
+        """When earlier communications on the node's lane end; None while that is unknown."""
+        trace = live.rank_class.trace
+        free = 0
+        for distance in trace.predecessors(trace.template(position)).tolist():
+            before = position - distance
+            if before < 0 or trace.kind_N[trace.template(before)] == NodeKind.COMPUTE:
+                continue
+            if before in live.told:
+                return None
+            end = self._engine.end_of(live.rank_class.index, before)
+            if end is None:
+                if before in live.waiting:
+                    return None
+                continue
+            free = max(free, int(end.max()))
+        return free
+
+    def _release(self, live: LiveRank) -> bool:
+        released = False
+        for position in sorted(live.waiting):
+            end = self._engine.end_of(live.rank_class.index, position)
+            if end is None:
+                continue
+            live.waiting.discard(position)
+            released = True
+            time_ns = int(end.max())
+            if time_ns >= NEVER:
+                self._fault(live, self._hang_text())
+            else:
+                live.wire.send(Message(Kind.RELEASE, position, time_ns))
+        if released and not live.waiting:
+            horizon = max(live.rank_class.trace.n_body, 1)
+            newest = self._engine.position_of(live.rank_class.index)
+            self._engine.forget_before(live.rank_class.index, newest - 2 * horizon)
+        return released
+
+    def _uncovered(self, live: LiveRank, message: Message) -> None:
+        text = message.text or {}
+        op = CollectiveOp[str(text["op"]).upper()]
+        seat = live.rank_class.seats[int(text["role"])]
+        column = int(seat.group_M[0])
+        table = self._job.graph.families[seat.family].ranks_KG[:, [column]]
+        duration = self._model.duration_ns(op, int(text["n_bytes"]), table)
+        end = message.time_ns + int(np.max(duration))
+        live.wire.send(Message(Kind.RELEASE, message.position, end))
+
+    def _explain(self, live: LiveRank, position: int) -> None:
+        """Tell a waiting live rank that it waits for ever, if nobody can change that."""
+        running = [r for r in self._ranks.values() if not (r.finished or r.blocked)]
+        if running or position not in live.waiting:
+            return
+        error = self._engine.stuck()
+        for other in self._ranks.values():
+            self._fault(other, str(error))
+
+    def _fault(self, live: LiveRank, summary: str) -> None:
+        if not live.finished:
+            live.wire.send(Message(Kind.FAULT, 0, 0, {"summary": summary[:200_000]}))
+
+    def _hang_text(self) -> str:
+        lines = list(dict.fromkeys(h.sentence() for h in self._engine.hangs))
+        hung = sorted({r for h in self._engine.hangs for r in h.missing})
+        return (
+            f"the job hangs: first missing are ranks {hung[:8]}. On a cluster the process group's "
+            "timeout would end it. Groups that wait:\n  " + "\n  ".join(lines)
+        )
+
+
+def serve(spec: dict[str, Any]) -> None:
+    """Load the graph, wait for the live ranks, and answer them until they end."""
+    graph = load_graph(Path(spec["graph"]))
+    model = collective_model(Cluster.load(spec["cluster"]))
+    faults = Faults(
+        slow={int(k): float(v) for k, v in spec["slow"].items()},
+        hang={int(k): int(v) for k, v in spec["hang"].items()},
+    )
+    durations = GraphDurations(
+        graph=graph, model=model, faults=faults, sampled=True, compute_scale=spec["compute_scale"]
+    )
+    coordinator = Coordinator(compile_job(graph), durations, model, list(spec["live"]))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(spec["socket"])
+        listener.listen(coordinator.expected)
+        wires = dict(_accept(listener) for _ in range(coordinator.expected))
+    for rank, wire in wires.items():
+        coordinator.join(rank, wire)
+    coordinator.go()
+    _loop(coordinator, wires)
+
+
+def _accept(listener: socket.socket) -> tuple[int, Wire]:
+    connection, _ = listener.accept()
+    wire = Wire(connection)
+    while True:
+        messages = wire.receive(None)
+        if messages is None:
+            raise PrismscaleError("a live rank ended before it was ready")
+        for message in messages:
+            if message.kind == Kind.HELLO:
+                return message.position, wire
+
+
+def _loop(coordinator: Coordinator, wires: dict[int, Wire]) -> None:
+    with selectors.DefaultSelector() as selector:
+        for rank, wire in wires.items():
+            selector.register(wire, selectors.EVENT_READ, rank)
+        while not coordinator.finished:
+            for key, _ in selector.select():
+                rank = int(key.data)
+                try:
+                    messages = wires[rank].receive(0)
+                except OSError:
+                    messages = None
+                if messages is None:
+                    selector.unregister(wires[rank])
+                    coordinator.gone(rank)
+                    continue
+                for message in messages:
+                    coordinator.handle(rank, message)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    try:
+        serve(json.loads(Path(arguments[0]).read_text()))
+    except PrismscaleError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

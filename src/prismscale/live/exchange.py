@@ -1,0 +1,113 @@
+"""Contributions of live ranks to each other, through shared memory.
+
+One file per (writer, reader, position): the reader removes it after reading, so nothing is ever
+overwritten too early and nothing stays behind. The coordinator releases a communication only when
+all live members have arrived, hence written: a reader never waits for a file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from prismscale.capture.hook import Collective
+from prismscale.errors import StorageError
+from prismscale.graph.node import CollectiveOp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One live rank's view of the shared folder."""
+
+    folder: Path
+    rank: int
+    live: frozenset[int]
+    """All live ranks of the job."""
+
+    def peers(self, collective: Collective) -> list[int]:
+        """Other live ranks that take part in ``collective`` (for send and recv: the peer)."""
+        ranks = collective.group.ranks
+        if collective.op.is_p2p:
+            ranks = (ranks[collective.root],)
+        elif len(ranks) > 4 * len(self.live):
+            members = set(ranks)
+            return sorted(r for r in self.live if r != self.rank and r in members)
+        return [r for r in ranks if r in self.live and r != self.rank]
+
+    def offer(self, meeting: str, collective: Collective, readers: Sequence[int]) -> None:
+        """Write this rank's inputs for each reader. ``meeting`` names the communication alike on
+        every rank.
+
+        Raises:
+            StorageError: shared memory is full.
+        """
+        for reader in readers:
+            path = self._path(meeting, self.rank, reader)
+            try:
+                with path.open("wb") as file:
+                    for tensor in collective.inputs:
+                        file.write(_raw(tensor))
+            except OSError as error:
+                raise StorageError(
+                    f"contribution of rank {self.rank} cannot be written to {self.folder}: "
+                    f"{error.strerror}; live ranks that share groups need shared memory for the "
+                    "tensors they exchange"
+                ) from error
+
+    def take(self, meeting: str, writer: int, collective: Collective) -> list[torch.Tensor]:
+        """Read and remove what ``writer`` contributed: its inputs, flat, one for each of ours.
+
+        A peer's inputs have the sizes of ours in every symmetric collective; where they do not
+        (scatter's root, uneven all_to_all), they come as equal parts or as one flat tensor.
+        """
+        path = self._path(meeting, writer, self.rank)
+        data = bytearray(path.read_bytes())
+        path.unlink()
+        like = collective.inputs or collective.outputs
+        flat = torch.frombuffer(data, dtype=like[0].dtype) if data else like[0].new_empty(0)
+        sizes = [t.numel() for t in like]
+        if sum(sizes) == flat.numel():
+            return list(flat.split(sizes))
+        size = collective.group.size
+        if collective.op == CollectiveOp.SCATTER and flat.numel() % size == 0:
+            return list(flat.chunk(size))
+        return [flat]
+
+    def _path(self, meeting: str, writer: int, reader: int) -> Path:
+        return self.folder / f"{meeting}.{writer}.{reader}"
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+class Meetings:
+    """Names for communications that are the same on every member: group, kind, running number."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, str] = {}
+        self._occurrences: dict[tuple[int, ...], int] = {}
+        self._uses: dict[str, int] = {}
+
+    def group_created(self, role: int, ranks: tuple[int, ...]) -> None:
+        """Two groups may hold the same ranks: the how-many-th is part of the name."""
+        n = self._occurrences.get(ranks, 0)
+        self._occurrences[ranks] = n + 1
+        self._groups[role] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
+
+    def name(self, collective: Collective) -> str:
+        """The name of this use of the group."""
+        group, channel = collective.group, "c"
+        if collective.op.is_p2p:
+            ends = (group.group_rank, collective.root)
+            sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
+            channel = f"{sender}-{receiver}"
+        stem = f"{self._groups[group.role]}.{channel}"
+        n = self._uses.get(stem, 0)
+        self._uses[stem] = n + 1
+        return f"{stem}.{n}"

@@ -1,0 +1,93 @@
+"""What live ranks and the coordinator say to each other: fixed binary records on a local socket."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from prismscale.errors import FormatError
+
+_HEADER = struct.Struct("<BQqI")
+"""kind, position, time in ns, bytes of JSON text that follow."""
+MAX_TEXT = 1 << 20
+
+
+class Kind(IntEnum):
+    """What a message means; ``position`` is a stream position of the sender's trace."""
+
+    HELLO = 0
+    """Live rank → coordinator: ready to run; ``position`` is the rank."""
+    GO = 1
+    """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock."""
+    ARRIVE = 2
+    """Live rank → coordinator: reached communication ``position`` at ``time_ns``."""
+    RELEASE = 3
+    """Coordinator → live rank: communication ``position`` ends at ``time_ns``."""
+    UNCOVERED = 4
+    """Live rank → coordinator: a communication that the graph does not have; text describes it.
+    Answered by RELEASE with the same ``position``."""
+    WHY = 5
+    """Live rank → coordinator: still waiting for ``position``; does it ever end?"""
+    FAULT = 6
+    """Coordinator → live rank: it never ends; the text says why."""
+    BYE = 7
+    """Live rank → coordinator: the program ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record."""
+
+    kind: Kind
+    position: int = 0
+    time_ns: int = 0
+    text: dict[str, Any] | None = None
+
+
+class Wire:
+    """Messages over one stream socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self.connection.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message; raises OSError when the other side is gone."""
+        text = json.dumps(message.text).encode() if message.text is not None else b""
+        header = _HEADER.pack(message.kind, message.position, message.time_ns, len(text))
+        self.connection.sendall(header + text)
+
+    def receive(self, timeout_s: float | None) -> list[Message] | None:
+        """Messages that are there, waiting for the first at most ``timeout_s`` (None: for ever).
+
+        Returns an empty list on time-out and None when the other side closed.
+        """
+        ready, _, _ = select.select([self.connection], [], [], timeout_s)
+        if not ready:
+            return []
+        chunk = self.connection.recv(1 << 16)
+        if not chunk:
+            return None
+        self._buffer += chunk
+        return list(self._parse())
+
+    def _parse(self) -> Iterator[Message]:
+        while len(self._buffer) >= _HEADER.size:
+            kind, position, time_ns, length = _HEADER.unpack_from(self._buffer)
+            if length > MAX_TEXT:
+                raise FormatError(f"a message of {length} bytes on the coordinator's socket")
+            if len(self._buffer) < _HEADER.size + length:
+                return
+            raw = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
+            del self._buffer[: _HEADER.size + length]
+            yield Message(Kind(kind), position, time_ns, json.loads(raw) if raw else None)

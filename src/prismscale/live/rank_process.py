@@ -1,0 +1,184 @@
+"""The process of one live rank: ``python -m prismscale.live.rank_process SPEC``."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from prismscale.capture.backends import install
+from prismscale.capture.contention import GlooLoad, NullLoad
+from prismscale.capture.device.cpu import CpuMemoryTracker
+from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
+from prismscale.capture.failure import FAILED, save_failure
+from prismscale.capture.payload import CompositePayload, MirrorPayload
+from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.capture.script import StopProgram
+from prismscale.capture.steps import watch_steps
+from prismscale.errors import StuckError
+from prismscale.graph.store import load_trace
+from prismscale.graph.trace import RankTrace
+from prismscale.live.clock import Clock, PacedClock, VirtualClock, answering_time
+from prismscale.live.exchange import Exchange
+from prismscale.live.messages import Kind, Message, Wire
+from prismscale.live.position import TraceCursor
+from prismscale.live.runner import LiveHook
+from prismscale.live.spec import LiveSpec
+from prismscale.processes import die_with_parent
+
+
+@dataclass(kw_only=True)
+class Observation:
+    """What was seen of a live rank; the contents of ``live-<r>.json``."""
+
+    rank: int
+    step_end_ns: list[int] = field(default_factory=list)
+    """Logical time at the end of each steady step."""
+    step_wait_ns: list[int] = field(default_factory=list)
+    """Logical time spent in waits, by step."""
+    step_lag_ns: list[int] = field(default_factory=list)
+    """What the emulation cost, by step; not in ``step_end_ns``."""
+    warmup_steps: int = 0
+    boot_s: float = 0.0
+    """From the start of the process to the program's first communication."""
+    communications: int = 0
+    uncovered: int = 0
+    peak_bytes: int = 0
+    step_peak_bytes: list[int] = field(default_factory=list)
+
+
+class LiveControl:
+    """Listens to steps: observes them, and stops the program after enough."""
+
+    def __init__(
+        self,
+        hook: LiveHook,
+        clock: Clock,
+        memory: MemoryTracker,
+        trace: RankTrace,
+        steps: int,
+        seen: Observation,
+    ) -> None:
+        self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
+        self._period = int(trace.meta.get("period", "1"))
+        self._memory_marks = int(trace.meta.get("memory_marks", "0"))
+        self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
+        self._last_mark = self._prologue_marks + steps * self._period
+        self._marks = 0
+        self._before = (0, 0)
+
+    def optimizer_begins(self) -> None:
+        """Nothing to note."""
+
+    def optimizer_ended(self) -> None:
+        """Count; note the end of a step."""
+        self._marks += 1
+        if self._marks <= self._memory_marks:
+            self._memory.step_ended()
+        if self._marks == self._memory_marks:
+            self.end_memory()
+        since = self._marks - self._prologue_marks
+        if since >= 0 and since % self._period == 0:
+            waited, lag = self._hook.waited_ns, self._hook.lag_ns
+            self._seen.step_end_ns.append(self._clock.now_ns())
+            self._seen.step_wait_ns.append(waited - self._before[0])
+            self._seen.step_lag_ns.append(lag - self._before[1])
+            self._before = (waited, lag)
+        if self._marks >= self._last_mark:
+            raise StopProgram
+
+    def end_memory(self) -> None:
+        """Stop tracking memory; safe to call again."""
+        if self._seen.peak_bytes == 0:
+            record = self._memory.stop()
+            self._seen.peak_bytes = record.peak_bytes
+            self._seen.step_peak_bytes = list(record.step_peak_bytes)
+
+
+def run_live(spec: LiveSpec) -> Observation:
+    """Run the program as a live rank."""
+    if spec.device == "cpu":
+        torch.set_num_threads(1)
+    trace = load_trace(Path(spec.trace))
+    load = GlooLoad() if spec.communication_load else NullLoad()
+    wire = _connect(spec)
+    origin_ns = _wait_for_go(wire)
+    virtual = VirtualClock(origin_ns) if spec.clock == "virtual" else None
+    clock: Clock = virtual or PacedClock(origin_ns)
+    hook = LiveHook(
+        cursor=TraceCursor(trace),
+        wire=wire,
+        clock=clock,
+        payload=CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload()),
+        exchange=Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live)),
+        load=load,
+    )
+    seen = Observation(rank=spec.rank)
+    tracked = trace.memory is not None
+    memory: MemoryTracker = CpuMemoryTracker() if tracked else NullMemoryTracker()
+    control = LiveControl(hook, clock, memory, trace, spec.steps, seen)
+    memory.start()
+    with ExitStack() as stack:
+        if virtual is not None:
+            stack.enter_context(answering_time(virtual))
+        stack.enter_context(install(spec.environment, hook, hook))
+        stack.enter_context(watch_steps(control, spec.step_marker))
+        spec.script.run()
+    control.end_memory()
+    seen.communications, seen.uncovered = hook.communications, hook.cursor.uncovered
+    seen.boot_s = hook.boot_s
+    wire.send(Message(Kind.BYE))
+    return seen
+
+
+def _connect(spec: LiveSpec) -> Wire:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection.connect(spec.socket)
+            break
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise StuckError("the coordinator does not listen; its log says why") from None
+            time.sleep(0.005)
+    wire = Wire(connection)
+    wire.send(Message(Kind.HELLO, spec.rank))
+    return wire
+
+
+def _wait_for_go(wire: Wire) -> int:
+    while True:
+        messages = wire.receive(None)
+        if messages is None:
+            raise StuckError("the coordinator ended before the job began; its log says why")
+        for message in messages:
+            if message.kind == Kind.GO:
+                return message.time_ns
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = LiveSpec.load(Path(arguments[0]))
+    try:
+        seen = run_live(spec)
+    except BaseException as error:
+        save_failure(spec.error_path, spec.rank, error)
+        return FAILED
+    spec.result_path.write_text(json.dumps(asdict(seen)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Daemon threads of the program (data loaders, profilers) must not hold up the end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""The hook of a live rank: real computation, real payloads of other live ranks, calibrated waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import psutil
+import torch
+from torch.distributed import Work
+
+from prismscale.capture.contention import CommunicationLoad
+from prismscale.capture.hook import Collective
+from prismscale.capture.payload import PayloadSource
+from prismscale.capture.work import EmulatedWork
+from prismscale.errors import StuckError
+from prismscale.graph.node import CollectiveOp
+from prismscale.live.clock import Clock
+from prismscale.live.combine import combine
+from prismscale.live.exchange import Exchange, Meetings
+from prismscale.live.messages import Kind, Message, Wire
+from prismscale.live.position import TraceCursor
+
+ASK_AFTER_S = 5.0
+"""A wait this long makes the live rank ask whether it ever ends."""
+UNCOVERED_BASE = 1 << 62
+"""Positions of communications that the graph does not have."""
+
+
+@dataclass(kw_only=True)
+class Pending:
+    """One batch in flight."""
+
+    batch: Sequence[Collective]
+    positions: list[int]
+    meetings: list[str]
+    filled: bool = False
+
+
+@dataclass(kw_only=True)
+class LiveHook:
+    """Answers a live rank's communications from the coordinator's timeline."""
+
+    cursor: TraceCursor
+    wire: Wire
+    clock: Clock
+    payload: PayloadSource
+    exchange: Exchange
+    load: CommunicationLoad
+    lag_ns: int = 0
+    """What the emulation cost so far, taken out of logical time."""
+    communications: int = 0
+    waited_ns: int = 0
+    """Logical time spent waiting for communications."""
+    boot_s: float = 0.0
+    """From the start of the process to the first communication."""
+    _meetings: Meetings = field(default_factory=Meetings)
+    _ends: dict[int, int] = field(default_factory=dict)
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Groups are named for the exchange with other live ranks."""
+        if role is not None:
+            self._meetings.group_created(role, ranks)
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """Tell the coordinator; a synchronous call returns at the calibrated end."""
+        now = self.clock.now_ns()
+        if self.communications == 0:
+            self.boot_s = time.time() - psutil.Process().create_time()
+        pending = Pending(batch=batch, positions=[], meetings=[])
+        for collective in batch:
+            self._arrive(collective, pending, now)
+        self.communications += len(batch)
+        finished = self.load.begin(batch)
+
+        def wait(_: timedelta | None) -> None:
+            finished()
+            self._complete(pending)
+
+        outputs = tuple(t for c in batch for t in c.outputs)
+        if not batch[0].asynchronous:
+            wait(None)
+            return EmulatedWork(outputs)
+        self._forgive(self.clock.now_ns() - now)
+        return EmulatedWork(outputs, on_wait=wait, is_done=lambda: self._is_done(pending))
+
+    def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
+        position = self.cursor.next_position(collective)
+        meeting = self._meetings.name(collective)
+        peers = self.exchange.peers(collective)
+        if peers and collective.op != CollectiveOp.RECV:
+            self.exchange.offer(meeting, collective, peers)
+        if position is None:
+            position = UNCOVERED_BASE + self.cursor.uncovered
+            text = {
+                "op": collective.op.spelling,
+                "n_bytes": collective.n_bytes,
+                "role": collective.group.role,
+            }
+            self.wire.send(Message(Kind.UNCOVERED, position, now, text))
+        else:
+            self.wire.send(Message(Kind.ARRIVE, position, now))
+        pending.positions.append(position)
+        pending.meetings.append(meeting)
+
+    def _complete(self, pending: Pending) -> None:
+        """Fill the outputs while the communication is under way, then wait for its end."""
+        began = self.clock.now_ns()
+        alone = [not self.exchange.peers(c) for c in pending.batch]
+        for collective, is_alone in zip(pending.batch, alone, strict=True):
+            if is_alone and not pending.filled:
+                self.payload.fill(collective)
+        end = max(self._end_of(p) for p in pending.positions)
+        for collective, meeting, is_alone in zip(
+            pending.batch, pending.meetings, alone, strict=True
+        ):
+            if not is_alone and not pending.filled:
+                self._combine(meeting, collective)
+        pending.filled = True
+        self.clock.wait_until(end)
+        due = max(began, end)
+        self._forgive(self.clock.now_ns() - due)
+        self.waited_ns += due - began
+
+    def _forgive(self, lag_ns: int) -> None:
+        """Time that only the emulation took: it is no part of the rank's logical time."""
+        if lag_ns > 0:
+            self.clock.forgive(lag_ns)
+            self.lag_ns += lag_ns
+
+    def _combine(self, meeting: str, collective: Collective) -> None:
+        group = collective.group
+        if collective.op == CollectiveOp.SEND:
+            return
+        contributions = {
+            group.ranks.index(peer): self.exchange.take(meeting, peer, collective)
+            for peer in self.exchange.peers(collective)
+        }
+        device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
+        if not collective.op.is_p2p:
+            own = collective.inputs or collective.outputs
+            contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
+        if device.type != "cpu":
+            contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
+        rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
+        with torch.no_grad():
+            if rooted and collective.root not in contributions:
+                self.payload.fill(collective)
+            else:
+                combine(collective, contributions)
+
+    def _is_done(self, pending: Pending) -> bool:
+        self._read(0.0)
+        ends = [self._ends.get(p) for p in pending.positions]
+        now = self.clock.now_ns()
+        return all(end is not None and end <= now for end in ends)
+
+    def _end_of(self, position: int) -> int:
+        while position not in self._ends:
+            if not self._read(ASK_AFTER_S):
+                self.wire.send(Message(Kind.WHY, position, self.clock.now_ns()))
+        return self._ends.pop(position)
+
+    def _read(self, timeout_s: float) -> bool:
+        messages = self.wire.receive(timeout_s)
+        if messages is None:
+            raise StuckError("the coordinator ended; its log says why")
+        for message in messages:
+            if message.kind == Kind.RELEASE:
+                self._ends[message.position] = message.time_ns
+            elif message.kind == Kind.FAULT:
+                text = message.text or {}
+                raise StuckError(str(text.get("summary", "the communication never ends")))
+        return bool(messages)

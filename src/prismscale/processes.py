@@ -1,0 +1,132 @@
+"""Child processes that never outlive us: one session each, ended as a whole.
+
+A rank's process may have children of its own (data-loader workers), so a rank is a session, and
+ending it ends the session. If we are killed outright, the kernel ends the rank
+(``PR_SET_PDEATHSIG``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+PR_SET_PDEATHSIG = 1
+GRACE_S = 3.0
+"""Time between asking a process to end and ending it."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies (Linux; elsewhere it does nothing)."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os._exit(143)
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A running process and its log."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    began: float = field(default_factory=time.monotonic)
+
+    def log_tail(self, lines: int = 12) -> str:
+        """The end of what it printed."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Children:
+    """A context in which processes run; leaving it ends all that still do."""
+
+    def __init__(self) -> None:
+        self._running: list[Child] = []
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end_all()
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: IO[bytes] | int | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start a process whose output goes to ``log`` (or to ``output``)."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=sink if output is None else output,
+                stderr=subprocess.STDOUT if output is None else sink,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+        child = Child(name=name, process=process, log=log)
+        self._running.append(child)
+        return child
+
+    def finished(self) -> list[Child]:
+        """Children that ended since the last call."""
+        done = [c for c in self._running if c.process.poll() is not None]
+        self._running = [c for c in self._running if c not in done]
+        return done
+
+    @property
+    def running(self) -> int:
+        """How many are running."""
+        return len(self._running)
+
+    def all_running(self) -> tuple[Child, ...]:
+        """Children that were running when last looked at."""
+        return tuple(self._running)
+
+    def end_all(self) -> None:
+        """End every session, first kindly."""
+        for child in self._running:
+            _signal_session(child, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        for child in self._running:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal_session(child, signal.SIGKILL)
+                child.process.wait()
+            # Grandchildren that ignored the request.
+            _signal_session(child, signal.SIGKILL)
+        self._running = []
+
+
+def _signal_session(child: Child, number: signal.Signals) -> None:
+    try:
+        os.killpg(child.process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,65 @@
+"""Progress of long work: a seam with a terminal and a silent implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Update = "StageUpdate"
+
+
+class StageUpdate(Protocol):
+    """Told how far a stage has come."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """``done`` of ``total`` units; ``total`` may grow."""
+        ...
+
+
+class Reporter(Protocol):
+    """Shows stages of work."""
+
+    def stage(self, name: str) -> contextmanager[StageUpdate]:  # type: ignore[valid-type]
+        """A context in which one stage runs."""
+        ...
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[StageUpdate]:
+        """Run the stage."""
+        yield lambda done, total: None
+
+
+class TerminalReporter:
+    """One line a stage on a terminal; plain lines where output is not one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[StageUpdate]:
+        """Run the stage under a progress bar, and leave one line behind."""
+        columns = (
+            TextColumn(f"  {name:<10}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task("", total=None)
+
+            def update(done: int, total: int) -> None:
+                progress.update(task, completed=done, total=total)
+
+            yield update
+            found = progress.tasks[0]
+            total = found.total or 1
+            progress.update(task, completed=total, total=total)

@@ -1,0 +1,120 @@
+"""The folder of one run: where everything lies, and who may use it.
+
+::
+
+    captures/KEY/rank-0.parquet …   traces, reused while KEY (program, world, device) stays the same
+    graph/                          the job's execution graph
+    timeline.parquet                step ends of every rank, nodes of the shown ones
+    live/                           observations of live ranks
+    logs/                           output of every process
+    results.json  report.html  trace.perfetto-trace
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismscale.errors import StorageError, UsageError
+
+MARKER = ".prismscale"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    root: Path
+
+    @contextmanager
+    def opened(self, *, fresh: bool) -> Iterator[RunFolder]:
+        """Create the folder, or take an earlier run's; nobody else may use it meanwhile.
+
+        Raises:
+            UsageError: a folder that is not a run's, or that another run uses.
+            StorageError: it cannot be created.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            marker = self.root / MARKER
+            if not marker.exists() and any(self.root.iterdir()):
+                raise UsageError(
+                    f"{self.root} holds files that are not a run's; choose an empty --out"
+                )
+            handle = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StorageError(f"{self.root} cannot be used: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.root} is in use by another run; wait for it or choose another --out"
+                ) from None
+            if fresh:
+                self._clear()
+            self._prepare()
+            yield self
+        finally:
+            os.close(handle)
+
+    def captures(self, key: str) -> Path:
+        """Traces of one program, created if need be."""
+        folder = self.root / "captures" / key
+        (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def graph(self) -> Path:
+        """The execution graph."""
+        return self.root / "graph"
+
+    @property
+    def live(self) -> Path:
+        """Observations of live ranks."""
+        return self.root / "live"
+
+    @property
+    def logs(self) -> Path:
+        """Output of processes."""
+        return self.root / "logs"
+
+    @property
+    def timeline(self) -> Path:
+        """Simulated times."""
+        return self.root / "timeline.parquet"
+
+    @property
+    def results(self) -> Path:
+        """Figures for machines."""
+        return self.root / "results.json"
+
+    @property
+    def report(self) -> Path:
+        """Figures for people."""
+        return self.root / "report.html"
+
+    @property
+    def trace(self) -> Path:
+        """Timeline for ui.perfetto.dev."""
+        return self.root / "trace.perfetto-trace"
+
+    def _clear(self) -> None:
+        for path in self.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != MARKER:
+                path.unlink()
+
+    def _prepare(self) -> None:
+        """Results of an earlier run must not be taken for this one's."""
+        for path in (self.results, self.report, self.trace, self.timeline):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.live, ignore_errors=True)
+        for folder in (self.live, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)

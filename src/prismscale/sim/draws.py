@@ -1,0 +1,200 @@
+"""A whole job from a slice: one replica of the pipeline recorded, all others drawn from its steps.
+
+What belongs together is drawn together: the computation of one microbatch on all stages and in both
+directions comes from one recorded microbatch, because its length decides all of it. Communications
+are drawn once for all, by step.
+
+What a replica draws as one piece is read off the slice by analysis of variance: whole steps where
+the microbatches of a step resemble each other, else single microbatches, in their place where the
+place matters and in any place where it does not.
+
+Array axes: ``D`` draws, ``P`` replicas, ``Q`` microbatches, ``T`` recorded steps, ``M`` members of a
+class, ``G`` groups of a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from prismscale.errors import UsageError
+from prismscale.graph.node import NodeKind
+from prismscale.sim.engine import Duration
+from prismscale.sim.samples import NO_MICROBATCH, StepSamples
+
+SIGNIFICANCE = 0.001
+"""Chance of taking pure noise for resemblance."""
+
+NodeKey = tuple[str, str, int]
+"""Label of a node, label of the node after it, microbatch: equal on equal work of all replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picks:
+    """Where each replica's microbatches, and everything else of a draw, come from."""
+
+    step_DPQ: NDArray[np.int64]
+    microbatch_DPQ: NDArray[np.int64]
+    common_step_D: NDArray[np.int64]
+    """Step of communications and of what belongs to no microbatch."""
+
+
+def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> Picks:
+    """Draw recorded microbatches for every replica.
+
+    Args:
+        samples: recorded steps; only those of ``replica`` are looked at.
+        replica: the recorded one.
+        draws: how many steps to make up.
+        seed: of the random numbers.
+    """
+    total_TQ = microbatch_ns_TQ(samples, replica)
+    n_steps, n_microbatches = total_TQ.shape
+    n_replicas = len(np.unique(samples.replica_R))
+    shape = (draws, n_replicas, n_microbatches)
+    rng = np.random.default_rng(seed)
+    step_DPQ = rng.integers(0, n_steps, shape)
+    microbatch_DPQ = rng.integers(0, n_microbatches, shape)
+    if _differ(total_TQ):
+        step_DPQ = np.broadcast_to(step_DPQ[..., :1], shape)
+        microbatch_DPQ = np.broadcast_to(np.arange(n_microbatches), shape)
+    elif _differ(total_TQ.T):
+        microbatch_DPQ = np.broadcast_to(np.arange(n_microbatches), shape)
+    return Picks(
+        step_DPQ=step_DPQ,
+        microbatch_DPQ=microbatch_DPQ,
+        common_step_D=rng.integers(0, n_steps, draws),
+    )
+
+
+def _differ(rows: NDArray[np.int64]) -> bool:
+    """True where rows differ in level by more than the scatter within them explains (F test)."""
+    if min(rows.shape) < 2:
+        return False
+    within = rows.var(axis=1, ddof=1).mean()
+    between = rows.mean(axis=1).var(ddof=1) * rows.shape[1]
+    if within == 0:
+        return bool(between > 0)
+    freedom = (rows.shape[0] - 1, rows.size - rows.shape[0])
+    return bool(stats.f.sf(between / within, *freedom) < SIGNIFICANCE)
+
+
+def microbatch_ns_TQ(samples: StepSamples, replica: int) -> NDArray[np.int64]:
+    """Computation of each recorded microbatch of a replica, summed over its stages.
+
+    Raises:
+        UsageError: the samples do not know microbatches, or there is no such replica.
+    """
+    ranks = np.flatnonzero(samples.replica_R == replica)
+    if len(ranks) == 0:
+        raise UsageError(f"replica {replica} does not exist")
+    n_microbatches = max(int(c.microbatch_B.max(initial=-1)) for c in samples.classes) + 1
+    if n_microbatches == 0:
+        raise UsageError("the recording does not tell microbatches apart; replicas need them")
+    total_TQ = np.zeros((samples.n_steps, n_microbatches), dtype=np.int64)
+    for rank in ranks.tolist():
+        for key, ns_T in computations(samples, rank).items():
+            if key[2] != NO_MICROBATCH:
+                total_TQ[:, key[2]] += ns_T
+    return total_TQ
+
+
+def computations(samples: StepSamples, rank: int) -> dict[NodeKey, NDArray[np.int64]]:
+    """Durations ``[T]`` of every computation of a rank."""
+    index, member = int(samples.graph.class_of_R[rank]), int(samples.graph.member_of_R[rank])
+    own = samples.classes[index]
+    trace = samples.graph.classes[index].trace
+    return {
+        key: own.body_ns[node][:, min(own.column_M[member], own.body_ns[node].shape[1] - 1)]
+        for node, key in enumerate(node_keys(samples, index))
+        if trace.kind_N[trace.n_prologue + node] == NodeKind.COMPUTE
+    }
+
+
+def node_keys(samples: StepSamples, class_index: int) -> list[NodeKey]:
+    """The key of every body node of a class."""
+    trace = samples.graph.classes[class_index].trace
+    labels = [trace.labels[i] for i in trace.label_N[trace.n_prologue :].tolist()]
+    microbatches = samples.classes[class_index].microbatch_B.tolist()
+    return list(zip(labels, [*labels[1:], ""], microbatches, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaDraws:
+    """Durations of made-up steps of the whole job (a ``DurationSource`` with a draw axis)."""
+
+    samples: StepSamples
+    replica: int
+    """The recorded replica."""
+    picks: Picks
+    slowdown_R: Mapping[int, float] = field(default_factory=dict)
+    """Ranks whose computation takes so many times as long."""
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """Durations of the prologue: the same in every draw."""
+        return self.samples.classes[class_index].prologue_ns
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body, the same in every simulated step."""
+        rank_class = self.samples.graph.classes[class_index]
+        recorded = computations(self.samples, self._recorded_rank(class_index))
+        out: list[Duration] = []
+        for node, key in enumerate(node_keys(self.samples, class_index)):
+            kind = rank_class.trace.kind_N[rank_class.trace.n_prologue + node]
+            if kind == NodeKind.COMPUTE:
+                out.append(self._computation(class_index, key, recorded))
+            else:
+                out.append(self._communication(class_index, node))
+        return out
+
+    def _recorded_rank(self, class_index: int) -> int:
+        stage_R, replica_R = self.samples.stage_R, self.samples.replica_R
+        stage = stage_R[self.samples.graph.classes[class_index].members_M[0]]
+        return int(np.flatnonzero((stage_R == stage) & (replica_R == self.replica))[0])
+
+    def _computation(
+        self, class_index: int, key: NodeKey, recorded: Mapping[NodeKey, NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        members = self.samples.graph.classes[class_index].members_M
+        factor_M = np.array([self.slowdown_R.get(r, 1.0) for r in members.tolist()])
+        if key not in recorded:
+            raise UsageError(f"replica {self.replica} has no '{key[0]}' before '{key[1]}'")
+        if key[2] == NO_MICROBATCH:
+            drawn = recorded[key][self.picks.common_step_D][:, None]
+        else:
+            drawn = self._microbatch(class_index, key, recorded)
+        if (factor_M == 1).all():
+            return drawn
+        return np.rint(drawn * factor_M).astype(np.int64)
+
+    def _microbatch(
+        self, class_index: int, key: NodeKey, recorded: Mapping[NodeKey, NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        label, after, place = key
+        n_microbatches = self.picks.step_DPQ.shape[2]
+        # The first and last microbatch have nodes that the others lack; those stay in their place.
+        ns_TQ = np.stack(
+            [recorded.get((label, after, q), recorded[key]) for q in range(n_microbatches)], axis=1
+        )
+        _, replica_of_R = np.unique(self.samples.replica_R, return_inverse=True)
+        column = replica_of_R[self.samples.graph.classes[class_index].members_M]
+        return ns_TQ[
+            self.picks.step_DPQ[:, column, place], self.picks.microbatch_DPQ[:, column, place]
+        ]
+
+    def _communication(self, class_index: int, node: int) -> NDArray[np.int64]:
+        """Own time in the recorded replica's group, or in the one group of all replicas."""
+        graph = self.samples.graph
+        ns_TG = self.samples.classes[class_index].body_ns[node]
+        column = 0
+        if ns_TG.shape[1] > 1:
+            rank_class = graph.classes[class_index]
+            role = int(rank_class.trace.role_N[rank_class.trace.n_prologue + node])
+            table = graph.families[rank_class.seats[role].family].ranks_KG
+            holds = (self.samples.replica_R[table] == self.replica).any(axis=0)
+            column = int(np.flatnonzero(holds)[0]) if holds.any() else 0
+        return ns_TG[self.picks.common_step_D][:, [column]]

@@ -1,0 +1,304 @@
+"""The engine: when does every node of every rank start and end?
+
+start = max(ends of directional predecessors); a communication starts at the last arrival of its
+members and ends its duration later; waiting is whatever is left (PrismLLM section 4.3, inter-slice
+calibration). One NumPy operation serves all members of a class, and, where durations carry a draw
+axis, all Monte Carlo draws. Classes run like processes that block on each other.
+
+Times are int64 nanoseconds, shaped ``[M]`` or ``[D, M]`` (``M`` members, ``D`` draws); an axis of
+length 1 stands for "the same for all" and is never expanded before it must be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import GraphError, StuckError
+from prismscale.graph.node import NodeKind
+from prismscale.sim.program import ClassProgram, JobProgram, SeatPlan
+from prismscale.sim.stuck import Hang, describe_stuck, find_hangs
+
+Times = NDArray[np.int64]
+Duration = Any
+"""An int, or an int64 array that broadcasts against ``[D, M]`` (computation, by member of the
+class), ``[D, G]`` (communication, by group of the family)."""
+
+NEVER = 2**60
+"""A time that does not come: what a hung rank's next node lasts. Sums of ordinary durations on top
+of it stay far below the int64 limit."""
+
+COMPUTE, RECV = int(NodeKind.COMPUTE), int(NodeKind.RECV)
+
+
+class DurationSource(Protocol):
+    """Durations of template nodes. A communication's is read from one member only: the class at
+    group rank 0 of a collective, the sender of a point-to-point."""
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """Durations of the prologue, by template node."""
+        ...
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body in ``step`` (0 is the first after the prologue), by body node."""
+        ...
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One communication in progress: who has come, and when the last one did."""
+
+    channel: int
+    missing: int
+    arrival_G: Times | None = None
+    duration: Duration = 0
+    present: list[tuple[int, int]] = field(default_factory=list)
+    """(class, stream position) of every side that has come."""
+    arrivals: list[tuple[int, Times]] = field(default_factory=list)
+    """Per class arrivals by group; kept only while hangs are possible."""
+
+
+@dataclass(slots=True)
+class ClassState:
+    """Progress of one class."""
+
+    program: ClassProgram
+    position: int
+    stop: int
+    ends: dict[int, Times] = field(default_factory=dict)
+    durations: Sequence[Duration] = ()
+    durations_base: int = 0
+    """Stream position of ``durations[0]``."""
+    uses: dict[int, int] = field(default_factory=dict)
+    """How often each channel was used."""
+    blocked_on: int = -1
+    external: bool = False
+    """A live rank: its arrivals are told, not computed."""
+
+
+StepEnd = Callable[[int, int, Times], None]
+"""``(class, step, end [..., M])``: a class finished a step."""
+NodeSeen = Callable[[int, int, Times, Times, Times], None]
+"""``(class, stream position, start or own arrival, last arrival, end)``, each ``[..., M]``. A
+computation waits for nobody: its last arrival is its start."""
+
+
+class Engine:
+    """Re-times a compiled job. Each class is advanced until it needs somebody who has not come.
+
+    Use :func:`prismscale.sim.timeline.simulate` unless ranks are live.
+    """
+
+    def __init__(
+        self,
+        job: JobProgram,
+        durations: DurationSource,
+        *,
+        steps: int,
+        with_prologue: bool = False,
+        on_step_end: StepEnd | None = None,
+        on_node: Mapping[int, NodeSeen] | None = None,
+        external: Iterable[int] = (),
+        watch_hangs: bool = False,
+    ) -> None:
+        """
+        Args:
+            job: the compiled job.
+            durations: how long every node takes.
+            steps: steps to run; :meth:`extend` adds more.
+            with_prologue: start at the program's beginning instead of at its first steady step.
+            on_step_end: called as each class finishes each step.
+            on_node: by class index; called for each node of the class, in stream order of ends.
+            external: classes whose arrivals are told by :meth:`arrive`.
+            watch_hangs: remember who came to each meeting, so that :attr:`hangs` can be answered.
+        """
+        self._job = job
+        self._durations = durations
+        self._steps = steps
+        self._with_prologue = with_prologue
+        self._on_step_end = on_step_end
+        self._on_node = dict(on_node or {})
+        self._watch_hangs = watch_hangs
+        self._meetings: dict[tuple[int, int], Meeting] = {}
+        self._ready: deque[int] = deque()
+        self._zero = np.zeros(1, dtype=np.int64)
+        self.hangs: list[Hang] = []
+        outside = set(external)
+        self._states = [self._initial(p, p.index in outside) for p in job.classes]
+        self._ready.extend(p.index for p in job.classes if p.index not in outside)
+
+    def _initial(self, program: ClassProgram, external: bool) -> ClassState:
+        start = 0 if self._with_prologue else program.n_prologue
+        stop = program.n_prologue + self._steps * program.n_body
+        return ClassState(program=program, position=start, stop=stop, external=external)
+
+    def _load_durations(self, state: ClassState, x: int) -> None:
+        """Make ``state.durations`` those of the prologue or step that holds position ``x``."""
+        program = state.program
+        if x < program.n_prologue:
+            state.durations, state.durations_base = self._durations.prologue(program.index), 0
+        else:
+            step, offset = divmod(x - program.n_prologue, program.n_body)
+            state.durations = self._durations.body(program.index, step)
+            state.durations_base = x - offset
+
+    def extend(self, steps: int) -> None:
+        """Let every class run until the end of ``steps`` steps; never takes steps back."""
+        if steps <= self._steps:
+            return
+        self._steps = steps
+        for state in self._states:
+            idle = state.position >= state.stop and not state.external
+            state.stop = state.program.n_prologue + steps * state.program.n_body
+            if idle:
+                self._ready.append(state.program.index)
+
+    def advance(self) -> None:
+        """Run every class as far as it can go."""
+        while self._ready:
+            self._run_class(self._states[self._ready.popleft()])
+
+    def run(self) -> None:
+        """Run to the end.
+
+        Raises:
+            StuckError: some class cannot finish; names who waits for whom. Live classes need not:
+                the engine does not see their computation.
+        """
+        self.advance()
+        if any(s.position < s.stop and not s.external for s in self._states):
+            raise self.stuck()
+
+    def arrive(self, class_index: int, position: int, time_ns: int) -> None:
+        """A live rank reached the communication at stream ``position`` of its class."""
+        state = self._states[class_index]
+        state.position = max(state.position, position + 1)
+        self._meet(state, position, np.array([time_ns], dtype=np.int64))
+
+    def stuck(self) -> StuckError:
+        """Why no class can advance, in words."""
+        return describe_stuck(self._job, self._states, self._meetings)
+
+    def position_of(self, class_index: int) -> int:
+        """Next stream position of a class."""
+        return self._states[class_index].position
+
+    def forget_before(self, class_index: int, position: int) -> None:
+        """A live rank will not ask again for nodes before ``position``."""
+        ends = self._states[class_index].ends
+        for x in [x for x in ends if x < position]:
+            del ends[x]
+
+    def end_of(self, class_index: int, position: int) -> Times | None:
+        """End of a node that is still needed, or None where it is not known (yet)."""
+        return self._states[class_index].ends.get(position)
+
+    def _run_class(self, state: ClassState) -> None:
+        program, ends = state.program, state.ends
+        prologue, n = program.n_prologue, program.n_prologue + program.n_body
+        seen = self._on_node.get(program.index)
+        first = 0 if self._with_prologue else prologue
+        x = state.position
+        while x < state.stop:
+            i = x if x < n else prologue + (x - prologue) % program.n_body
+            if i == prologue or not state.durations:
+                self._load_durations(state, x)
+            start: Times | None = None
+            for distance in program.preds[i]:
+                source = x - distance
+                if source < first:
+                    continue
+                end = ends.get(source)
+                if end is None:
+                    state.position, state.blocked_on = x, source
+                    return
+                start = end if start is None else np.maximum(start, end)
+            if start is None:
+                start = self._zero
+            if program.kinds[i] == COMPUTE:
+                end = start + state.durations[x - state.durations_base]
+                if program.kept[i]:
+                    ends[x] = end
+                if seen is not None:
+                    seen(program.index, x, start, start, end)
+                if i == program.step_end_node and self._on_step_end is not None:
+                    self._on_step_end(program.index, (x - prologue) // program.n_body, end)
+            else:
+                self._meet(state, x, start)
+            for distance in program.frees[i]:
+                if x - distance >= prologue or x < prologue:
+                    ends.pop(x - distance, None)
+            x += 1
+        state.position, state.blocked_on = x, -1
+
+    def _meet(self, state: ClassState, x: int, arrival: Times) -> None:
+        program = state.program
+        i = program.template(x)
+        channel = program.channels[i]
+        count = state.uses.get(channel, 0)
+        state.uses[channel] = count + 1
+        key = (channel, count)
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = Meeting(channel, len(self._job.channels[channel].classes))
+            self._meetings[key] = meeting
+        plan = program.plans[i]
+        if plan is None:
+            raise GraphError(f"class {program.index}: node {i} is no communication")
+        by_group = plan.to_groups(arrival)
+        if program.speaks[i]:
+            meeting.duration = self._communication_ns(state, x)
+        if self._watch_hangs or self._on_node:
+            meeting.arrivals.append((program.index, arrival))
+        meeting.present.append((program.index, x))
+        held = meeting.arrival_G
+        meeting.arrival_G = by_group if held is None else np.maximum(held, by_group)
+        meeting.missing -= 1
+        if meeting.missing == 0:
+            del self._meetings[key]
+            self._conclude(meeting)
+
+    def _communication_ns(self, state: ClassState, x: int) -> Duration:
+        if not 0 <= x - state.durations_base < len(state.durations):
+            self._load_durations(state, x)
+        return state.durations[x - state.durations_base]
+
+    def _conclude(self, meeting: Meeting) -> None:
+        arrival = meeting.arrival_G
+        if arrival is None:
+            raise GraphError("a communication without members")
+        end_G = arrival + meeting.duration
+        if self._watch_hangs and int(arrival.max()) >= NEVER:
+            self.hangs.extend(find_hangs(self._job, meeting, NEVER))
+        for index, x in meeting.present:
+            state = self._states[index]
+            i = state.program.template(x)
+            plan = state.program.plans[i]
+            end_M = end_G if plan is None else plan.to_members(end_G)
+            if state.program.kept[i] or state.external:
+                state.ends[x] = end_M
+            seen = self._on_node.get(index)
+            if seen is not None:
+                own = next(a for c, a in meeting.arrivals if c == index)
+                last = arrival if plan is None else plan.to_members(arrival)
+                seen(index, x, own, last, end_M)
+            if state.blocked_on == x and not state.external:
+                state.blocked_on = -1
+                self._ready.append(index)
+
+
+__all__ = [
+    "NEVER",
+    "Duration",
+    "DurationSource",
+    "Engine",
+    "Meeting",
+    "NodeSeen",
+    "SeatPlan",
+    "StepEnd",
+]

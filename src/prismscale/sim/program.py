@@ -1,0 +1,208 @@
+"""A class's trace compiled for the engine: plain lists, channels instead of groups, and lifetimes.
+
+See :mod:`prismscale.graph.channels` for where ranks meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import GraphError
+from prismscale.graph.channels import ChannelKey, channel_of, classes_of
+from prismscale.graph.job_graph import JobGraph, RankClass, Seat
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import RankTrace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeatPlan:
+    """How members of a class exchange times with the groups of one family."""
+
+    order_M: NDArray[np.int64] | None
+    """Permutation that brings members into (position, group) order; None where it is the identity."""
+    positions: int
+    """Group positions that this class fills: members per group."""
+    n_groups: int
+    group_M: NDArray[np.int64] | None
+    """Group of each member, to read results back; None where a plain broadcast does it."""
+
+    def to_groups(self, time_M: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Latest member time per group: ``[..., M]`` (or ``[..., 1]``) → ``[..., G]``."""
+        if time_M.shape[-1] == 1:
+            return time_M
+        ordered = time_M if self.order_M is None else np.take(time_M, self.order_M, axis=-1)
+        if self.positions == 1:
+            return ordered
+        if self.n_groups == 1:
+            return ordered.max(axis=-1, keepdims=True)
+        split = ordered.reshape(*ordered.shape[:-1], self.positions, self.n_groups)
+        return split.max(axis=-2)
+
+    def to_members(self, time_G: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A time per group → a time per member; ``[..., 1]`` stays as it is and broadcasts."""
+        if self.group_M is None or time_G.shape[-1] == 1:
+            return time_G
+        return np.take(time_G, self.group_M, axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassProgram:
+    """One class, ready to run. Lists are indexed by template node: prologue, then one body."""
+
+    index: int
+    n_members: int
+    n_prologue: int
+    n_body: int
+    kinds: list[int]
+    preds: list[tuple[int, ...]]
+    """Distances back."""
+    frees: list[tuple[int, ...]]
+    """Distances back to nodes whose end time nobody needs after this node."""
+    kept: list[bool]
+    """False where no later node needs this node's end time."""
+    channels: list[int]
+    plans: list[SeatPlan | None]
+    speaks: list[bool]
+    """True where this class's duration is the communication's duration."""
+    step_end_node: int
+    """Template index of the body's last computation: where a step ends."""
+
+    def template(self, position: int) -> int:
+        """Template node of a stream position."""
+        if position < self.n_prologue:
+            return position
+        return self.n_prologue + (position - self.n_prologue) % self.n_body
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channel:
+    """A meeting place and everybody who must come."""
+
+    key: ChannelKey
+    classes: tuple[int, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class JobProgram:
+    """All classes of a job, compiled."""
+
+    graph: JobGraph
+    classes: list[ClassProgram] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
+
+
+def compile_job(graph: JobGraph) -> JobProgram:
+    """Compile every class of ``graph``.
+
+    Raises:
+        GraphError: a class whose body has no computation, or a point-to-point node in a class whose
+            members sit at different positions of the group.
+    """
+    program = JobProgram(graph=graph)
+    channel_ids: dict[ChannelKey, int] = {}
+    for rank_class in graph.classes:
+        program.classes.append(_compile_class(graph, rank_class, channel_ids, program.channels))
+    return program
+
+
+def _compile_class(
+    graph: JobGraph,
+    rank_class: RankClass,
+    channel_ids: dict[ChannelKey, int],
+    channels: list[Channel],
+) -> ClassProgram:
+    trace = rank_class.trace
+    n = trace.n_nodes
+    kinds = [int(k) for k in trace.kind_N]
+    preds = [tuple(int(d) for d in trace.predecessors(i)) for i in range(n)]
+    plans_by_role = [_seat_plan(graph, rank_class, seat) for seat in rank_class.seats]
+    node_channels = [-1] * n
+    plans: list[SeatPlan | None] = [None] * n
+    speaks = [False] * n
+    for i in trace.communications(0, n):
+        role = int(trace.role_N[i])
+        key = channel_of(graph, rank_class, i)
+        if key not in channel_ids:
+            channel_ids[key] = len(channels)
+            channels.append(Channel(key=key, classes=classes_of(graph, key)))
+        node_channels[i] = channel_ids[key]
+        plans[i] = plans_by_role[role]
+        speaks[i] = (
+            kinds[i] == NodeKind.SEND
+            if key.is_p2p
+            else channels[channel_ids[key]].classes[0] == rank_class.index
+        )
+    frees, kept = _lifetimes(trace, preds)
+    return ClassProgram(
+        index=rank_class.index,
+        n_members=rank_class.size,
+        n_prologue=trace.n_prologue,
+        n_body=trace.n_body,
+        kinds=kinds,
+        preds=preds,
+        frees=frees,
+        kept=kept,
+        channels=node_channels,
+        plans=plans,
+        speaks=speaks,
+        step_end_node=_last_computation(rank_class),
+    )
+
+
+def _seat_plan(graph: JobGraph, rank_class: RankClass, seat: Seat) -> SeatPlan:
+    n_groups = graph.families[seat.family].n_groups
+    order = np.argsort(seat.slot_M, kind="stable")
+    identity = np.arange(rank_class.size)
+    same_order = bool(np.array_equal(order, identity))
+    trivial = n_groups == 1 or (rank_class.size == n_groups and same_order)
+    return SeatPlan(
+        order_M=None if same_order else order,
+        positions=rank_class.size // n_groups,
+        n_groups=n_groups,
+        group_M=None if trivial else seat.group_M,
+    )
+
+
+def _lifetimes(
+    trace: RankTrace, preds: list[tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[bool]]:
+    """For each template node, which earlier end times die with it, and whether its own is needed.
+
+    A body node is last read ``d`` positions later, the same in every step, so reader and distance
+    can be tabled once. A prologue node that the body still reads is kept for ever: it is read only
+    in the first steps, and a table for steady steps cannot say so.
+    """
+    n, prologue, body = trace.n_nodes, trace.n_prologue, trace.n_body
+    last_distance = [0] * n
+    read_by_body = [False] * n
+    for reader in range(n):
+        for distance in preds[reader]:
+            source = reader - distance
+            if reader < prologue:
+                if source >= 0:
+                    last_distance[source] = max(last_distance[source], distance)
+                continue
+            for early in range(source if source >= 0 else source % body, prologue, body):
+                read_by_body[early] = True
+            steady = prologue + (reader - prologue - distance) % body
+            last_distance[steady] = max(last_distance[steady], distance)
+    frees: list[list[int]] = [[] for _ in range(n)]
+    for source, distance in enumerate(last_distance):
+        if distance and not read_by_body[source]:
+            reader = source + distance
+            if source >= prologue:
+                reader = prologue + (reader - prologue) % body
+            frees[reader].append(distance)
+    kept = [d > 0 or r for d, r in zip(last_distance, read_by_body, strict=True)]
+    return [tuple(f) for f in frees], kept
+
+
+def _last_computation(rank_class: RankClass) -> int:
+    trace = rank_class.trace
+    found = np.flatnonzero(trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE)
+    if len(found) == 0:
+        raise GraphError(f"class {rank_class.index}: a step without computation has no end")
+    return trace.n_prologue + int(found[-1])

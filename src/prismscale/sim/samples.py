@@ -1,0 +1,282 @@
+"""Durations of several recorded steps of one job, ready to be replayed or recombined.
+
+The graph holds the structure once; :class:`StepSamples` holds, for each node, what it lasted in
+each recorded step on each recorded rank. A communication is stored once for all its members, by
+group, so whoever recombines steps draws it once for everybody.
+
+Array axes: ``T`` recorded steps, ``C`` columns (recorded ranks of a class), ``M`` members of a
+class, ``G`` groups of a family, ``B`` body nodes, ``R`` ranks, ``D`` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import FormatError, UsageError
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import RankTrace
+from prismscale.sim.engine import Duration
+
+NO_MICROBATCH = -1
+"""Microbatch of a node that belongs to none, or to one that the recording does not tell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSignature:
+    """What nodes have in common whose durations may be pooled (PRISM: duration pools)."""
+
+    label: str
+    kind: NodeKind
+    op: CollectiveOp
+    """Meaningless for computation."""
+    lane: str
+    n_bytes: int
+    group: str
+    """Name of the process group; empty for computation."""
+    group_size: int
+    stage: int
+    """Pipeline stage; -1 unknown."""
+    peer: int
+    """Relative peer of a send or receive, root of a rooted collective, else -1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassSamples:
+    """Durations of one class."""
+
+    body_ns: tuple[NDArray[np.int64], ...]
+    """By body node. Computation: ``[T, C]``, by column. Communication: ``[T, G]``, by group of the
+    family; ``[T, 1]`` stands for the same in all groups. Of a communication only the speaker's copy
+    is read (group rank 0's class, or the sender): the others hold zeros ``[T, 1]``."""
+    column_M: NDArray[np.int64]
+    """The column whose durations a member has: its own, or that of the rank that stands for it."""
+    microbatch_B: NDArray[np.int32]
+    """Microbatch of each body node, :data:`NO_MICROBATCH` where it has none."""
+    prologue_ns: tuple[int, ...] = ()
+
+    @property
+    def n_columns(self) -> int:
+        """Recorded ranks of the class."""
+        return int(self.column_M.max()) + 1
+
+
+class StepChoice(Protocol):
+    """Which recorded step each duration of a recombined step comes from."""
+
+    def steps(self, class_index: int, node: int) -> NDArray[np.int64]:
+        """Step indices, broadcastable to ``[D, M]`` (computation) or ``[D, G]`` (communication)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSamples:
+    """A job's graph with the durations of ``T`` recorded steps."""
+
+    graph: JobGraph
+    step_ids: tuple[int, ...]
+    """The recording's own step numbers."""
+    classes: tuple[ClassSamples, ...]
+    stage_R: NDArray[np.int64]
+    """Pipeline stage of each rank; -1 unknown."""
+    replica_R: NDArray[np.int64]
+    """Which copy of the pipeline each rank belongs to: ranks of one replica share microbatches."""
+    observed_step_ns_T: NDArray[np.int64] | None = None
+    """Step times as recorded, where the recording covers every rank."""
+
+    def __post_init__(self) -> None:
+        if not self.step_ids:
+            raise UsageError("no recorded step; at least one is needed")
+        if len(set(self.step_ids)) != len(self.step_ids):
+            raise UsageError(f"step ids {self.step_ids} repeat; each step may appear once")
+        for rank_class, samples in zip(self.graph.classes, self.classes, strict=True):
+            shapes = {a.shape[0] for a in samples.body_ns}
+            if len(samples.body_ns) != rank_class.trace.n_body or shapes - {self.n_steps}:
+                raise UsageError(
+                    f"class {rank_class.index}: durations for {len(samples.body_ns)} nodes of "
+                    f"{sorted(shapes)} steps; {rank_class.trace.n_body} nodes of {self.n_steps} "
+                    "steps are needed"
+                )
+            if any((a < 0).any() for a in samples.body_ns):
+                raise FormatError(f"class {rank_class.index}: negative duration in a recorded step")
+
+    @property
+    def n_steps(self) -> int:
+        """Recorded steps."""
+        return len(self.step_ids)
+
+    def durations(self, step_index: int) -> RecombinedDurations:
+        """The durations of one recorded step: ``simulate(graph, durations, steps=1)`` replays it.
+
+        Raises:
+            UsageError: no such step.
+        """
+        if not 0 <= step_index < self.n_steps:
+            raise UsageError(f"step index {step_index}; recorded are 0 … {self.n_steps - 1}")
+        return RecombinedDurations(samples=self, choice=_OneStep(step_index))
+
+    def recombined(self, choice: StepChoice) -> RecombinedDurations:
+        """Durations whose every node may come from another step: with a draw axis if ``choice``
+        has one."""
+        return RecombinedDurations(samples=self, choice=choice)
+
+    def select(self, step_indices: Sequence[int]) -> StepSamples:
+        """Only some of the steps, in the given order."""
+        rows = np.asarray(step_indices, dtype=np.int64)
+        observed = self.observed_step_ns_T
+        return replace(
+            self,
+            step_ids=tuple(self.step_ids[i] for i in step_indices),
+            classes=tuple(
+                replace(c, body_ns=tuple(a[rows] for a in c.body_ns)) for c in self.classes
+            ),
+            observed_step_ns_T=None if observed is None else observed[rows],
+        )
+
+    def signature(self, class_index: int, node: int) -> NodeSignature:
+        """Pool key of body node ``node`` of a class: equal on equal work of all ranks and steps."""
+        rank_class = self.graph.classes[class_index]
+        trace = rank_class.trace
+        i = trace.n_prologue + node
+        kind, role = NodeKind(int(trace.kind_N[i])), int(trace.role_N[i])
+        is_compute = kind == NodeKind.COMPUTE
+        return NodeSignature(
+            label=trace.labels[int(trace.label_N[i])],
+            kind=kind,
+            op=CollectiveOp(int(trace.op_N[i])),
+            lane=trace.lanes[int(trace.lane_N[i])],
+            n_bytes=int(trace.bytes_N[i]),
+            group="" if is_compute else trace.groups[role].name,
+            group_size=0 if is_compute else len(trace.groups[role].ranks),
+            stage=int(self.stage_R[rank_class.members_M[0]]),
+            peer=int(trace.peer_N[i]),
+        )
+
+    @staticmethod
+    def from_graph(graph: JobGraph) -> StepSamples:
+        """Samples of a graph whose traces carry several steps (``body_ns_SB``), one column a class.
+
+        Classes recorded over different numbers of steps are cut to the smallest.
+        """
+        n_steps = min(c.trace.n_samples for c in graph.classes)
+        stage_R, replica_R = pipeline_places(graph)
+        return StepSamples(
+            graph=graph,
+            step_ids=tuple(range(n_steps)),
+            classes=tuple(
+                _class_samples([c.trace], np.zeros(c.size, dtype=np.int64), n_steps)
+                for c in graph.classes
+            ),
+            stage_R=stage_R,
+            replica_R=replica_R,
+        )
+
+    @staticmethod
+    def from_captures(graph: JobGraph, traces: Mapping[int, RankTrace]) -> StepSamples:
+        """As :meth:`from_graph`, with a column for each captured rank of a class.
+
+        Members that were not captured take the columns of the captured ones in turn.
+
+        Raises:
+            UsageError: a captured rank whose body differs in length from its class's.
+        """
+        n_steps = min(t.n_samples for t in traces.values())
+        stage_R, replica_R = pipeline_places(graph)
+        classes = []
+        for c in graph.classes:
+            captured = [m for m, r in enumerate(c.members_M.tolist()) if r in traces]
+            columns = [traces[int(c.members_M[m])] for m in captured] or [c.trace]
+            if any(t.n_body != c.trace.n_body for t in columns):
+                raise UsageError(f"class {c.index}: captured ranks differ in their nodes")
+            column_M = np.arange(c.size, dtype=np.int64) % len(columns)
+            column_M[captured] = np.arange(len(captured))
+            classes.append(_class_samples(columns, column_M, n_steps))
+        return StepSamples(
+            graph=graph,
+            step_ids=tuple(range(n_steps)),
+            classes=tuple(classes),
+            stage_R=stage_R,
+            replica_R=replica_R,
+        )
+
+
+def _class_samples(
+    traces: Sequence[RankTrace], column_M: NDArray[np.int64], n_steps: int
+) -> ClassSamples:
+    first = traces[0]
+    stacked_TBC = np.stack([t.body_ns_SB[:n_steps] for t in traces], axis=-1)
+    is_compute = first.kind_N[first.n_prologue :] == NodeKind.COMPUTE
+    return ClassSamples(
+        body_ns=tuple(
+            # A communication lasts what the quickest of its recorded members saw: what the others
+            # saw beyond it is waiting.
+            stacked_TBC[:, b] if is_compute[b] else stacked_TBC[:, b].min(axis=-1, keepdims=True)
+            for b in range(first.n_body)
+        ),
+        column_M=column_M,
+        microbatch_B=np.full(first.n_body, NO_MICROBATCH, dtype=np.int32),
+        prologue_ns=tuple(first.prologue_ns.tolist()),
+    )
+
+
+def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stage and replica of every rank, read off the groups that carry point-to-point traffic.
+
+    Without such groups every rank is stage 0 of a replica of its own.
+    """
+    stage_R = np.zeros(graph.world_size, dtype=np.int64)
+    replica_R = np.arange(graph.world_size, dtype=np.int64)
+    for rank_class in graph.classes:
+        trace = rank_class.trace
+        p2p = (trace.kind_N == NodeKind.SEND) | (trace.kind_N == NodeKind.RECV)
+        for role in sorted(set(trace.role_N[p2p].tolist())):
+            table = graph.families[rank_class.seats[role].family].ranks_KG
+            stage_R[table] = np.arange(table.shape[0])[:, None]
+            # Smallest member: a name for the replica that does not depend on the family.
+            replica_R[table] = table.min(axis=0)
+    return stage_R, replica_R
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecombinedDurations:
+    """Durations of a step put together from recorded ones (a ``DurationSource``)."""
+
+    samples: StepSamples
+    choice: StepChoice
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """Durations of the prologue: the same in every draw."""
+        return self.samples.classes[class_index].prologue_ns
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body, the same in every simulated step."""
+        own = self.samples.classes[class_index]
+        kinds = self._kinds(class_index)
+        identity = bool(np.array_equal(own.column_M, np.arange(len(own.column_M))))
+        out: list[Duration] = []
+        for node, ns_TX in enumerate(own.body_ns):
+            rows = self.choice.steps(class_index, node)
+            if ns_TX.shape[1] == 1:
+                out.append(ns_TX[rows, 0])
+            elif kinds[node] == NodeKind.COMPUTE and not identity:
+                out.append(ns_TX[rows, own.column_M])
+            else:
+                out.append(ns_TX[rows, np.arange(ns_TX.shape[1])])
+        return out
+
+    def _kinds(self, class_index: int) -> NDArray[np.uint8]:
+        trace = self.samples.graph.classes[class_index].trace
+        return trace.kind_N[trace.n_prologue :]
+
+
+class _OneStep:
+    def __init__(self, step_index: int) -> None:
+        self._row = np.array([step_index], dtype=np.int64)
+
+    def steps(self, class_index: int, node: int) -> NDArray[np.int64]:
+        return self._row

@@ -1,0 +1,163 @@
+"""The result of re-timing a job: when every rank's steps end, and every node of a chosen few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+from prismscale.graph.job_graph import JobGraph
+from prismscale.sim.engine import DurationSource, Engine, Times
+from prismscale.sim.program import JobProgram, compile_job
+from prismscale.sim.stuck import Hang
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTimeline:
+    """One rank's nodes over the simulated steps, in stream order."""
+
+    rank: int
+    class_index: int
+    first_position: int
+    """Stream position of row 0."""
+    start_ns_N: NDArray[np.int64]
+    """Start of a computation, or arrival at a communication."""
+    end_ns_N: NDArray[np.int64]
+    ready_ns_N: NDArray[np.int64] | None = None
+    """Last arrival at a communication: before it this rank waits, after it data moves. None where
+    only this rank was observed, which cannot tell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """Times of a whole job. Axes: ``T`` steps, ``D`` draws, ``R`` ranks, ``N`` nodes."""
+
+    graph: JobGraph
+    step_end_ns_TDR: NDArray[np.int64]
+    """When each rank ends each step; ``D`` is 1 without draws."""
+    ranks: dict[int, RankTimeline]
+    hangs: tuple[Hang, ...] = ()
+
+    @property
+    def job_step_ns_TD(self) -> NDArray[np.int64]:
+        """Step time of the job: from the last rank's end of a step to its end of the next.
+
+        Row 0 counts from time 0, when all ranks start together: a warm-up, not a steady step.
+        """
+        ends = self.step_end_ns_TDR.max(axis=-1)
+        return np.diff(ends, axis=0, prepend=0)
+
+    @property
+    def step_ns_D(self) -> NDArray[np.int64]:
+        """Steady step time by draw: the last simulated step's."""
+        return self.job_step_ns_TD[-1]
+
+    @property
+    def step_ns(self) -> int:
+        """Steady step time of the first (or only) draw."""
+        return int(self.step_ns_D[0])
+
+
+class _Recorder:
+    """Keeps every node of some members of one class (first draw)."""
+
+    def __init__(self, members: NDArray[np.int64]) -> None:
+        self._members = members
+        self._rows: dict[int, tuple[NDArray[np.int64], ...]] = {}
+
+    def __call__(
+        self, class_index: int, position: int, start: Times, ready: Times, end: Times
+    ) -> None:
+        self._rows[position] = (self._pick(start), self._pick(ready), self._pick(end))
+
+    def _pick(self, times: Times) -> NDArray[np.int64]:
+        row = times.reshape(-1, times.shape[-1])[0]
+        return row if len(row) == 1 else row[self._members]
+
+    def timelines(self, ranks: list[int], class_index: int) -> Iterable[RankTimeline]:
+        order = sorted(self._rows)
+        width = len(ranks)
+        starts, ready, ends = (
+            np.array([np.broadcast_to(self._rows[x][k], width) for x in order]) for k in range(3)
+        )
+        for column, rank in enumerate(ranks):
+            yield RankTimeline(
+                rank=rank,
+                class_index=class_index,
+                first_position=order[0],
+                start_ns_N=starts[:, column],
+                end_ns_N=ends[:, column],
+                ready_ns_N=ready[:, column],
+            )
+
+
+def simulate(
+    graph: JobGraph,
+    durations: DurationSource,
+    *,
+    steps: int = 3,
+    draws: int = 1,
+    ranks: Iterable[int] = (),
+    with_prologue: bool = False,
+    watch_hangs: bool = False,
+    program: JobProgram | None = None,
+) -> Timeline:
+    """Re-time ``graph`` over consecutive steps.
+
+    Several steps because ranks enter a step skewed by the one before and prefetch crosses the
+    boundary: the last step's period is the steady step time.
+
+    Args:
+        graph: the whole job.
+        durations: see :class:`DurationSource`.
+        steps: how many, at least 1.
+        draws: length of the draw axis that ``durations`` uses; 1 for none.
+        ranks: ranks whose every node is wanted.
+        with_prologue: start at the program's beginning.
+        watch_hangs: report groups that wait for ever.
+        program: ``graph`` already compiled, to save doing it again.
+
+    Raises:
+        UsageError: no step, or a rank outside the job.
+        StuckError: nobody can advance.
+    """
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; at least 1 is needed")
+    wanted = _by_class(graph, ranks)
+    ends_TDR = np.zeros((steps, draws, graph.world_size), dtype=np.int64)
+
+    def step_end(class_index: int, step: int, end: Times) -> None:
+        ends_TDR[step][:, graph.classes[class_index].members_M] = end
+
+    recorders = {
+        c: _Recorder(graph.member_of_R[np.array(members)]) for c, members in wanted.items()
+    }
+    engine = Engine(
+        program or compile_job(graph),
+        durations,
+        steps=steps,
+        with_prologue=with_prologue,
+        on_step_end=step_end,
+        on_node=recorders,
+        watch_hangs=watch_hangs,
+    )
+    engine.run()
+    kept = (t for c, r in recorders.items() for t in r.timelines(wanted[c], c))
+    return Timeline(
+        graph=graph,
+        step_end_ns_TDR=ends_TDR,
+        ranks={t.rank: t for t in kept},
+        hangs=tuple(engine.hangs),
+    )
+
+
+def _by_class(graph: JobGraph, ranks: Iterable[int]) -> dict[int, list[int]]:
+    wanted: dict[int, list[int]] = {}
+    for rank in sorted(set(ranks)):
+        if not 0 <= rank < graph.world_size:
+            raise UsageError(f"rank {rank} does not exist; ranks are 0 … {graph.world_size - 1}")
+        wanted.setdefault(int(graph.class_of_R[rank]), []).append(rank)
+    return wanted

@@ -1,0 +1,142 @@
+"""Strict reading and writing of dataclasses as TOML.
+
+The layout of the file is the layout of the class: a field is a key, a nested dataclass a table, a
+tuple an array, an enumeration its member's name in lower case. Unknown keys are refused, because a
+misspelt key that is silently ignored gives wrong figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from prismscale.errors import FormatError, UsageError, did_you_mean
+
+T = TypeVar("T")
+
+
+def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = "") -> T:
+    """Build ``cls`` from a parsed TOML table; ``origin`` names the file in errors.
+
+    Raises:
+        FormatError: names the key that is missing, unknown, of the wrong type or out of range.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
+    for key in table:
+        if key not in fields:
+            hint = did_you_mean(key, fields)
+            raise FormatError(f"{origin}: unknown key '{prefix}{key}'; {hint}")
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if name in table:
+            values[name] = _decode_value(hints[name], table[name], origin, f"{prefix}{name}")
+        elif _is_required(spec):
+            raise FormatError(f"{origin}: key '{prefix}{name}' is missing")
+    try:
+        return cls(**values)
+    except UsageError as error:
+        where = prefix.rstrip(".") or "the file"
+        raise FormatError(f"{origin}: {where}: {error}") from error
+
+
+def encode(value: Any) -> str:
+    """TOML text of a dataclass; ``None``, empty tables and default values are left out.
+
+    :func:`decode` gives the same object back.
+    """
+    lines: list[str] = []
+    _encode_table(_plain(value), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _is_required(spec: dataclasses.Field[Any]) -> bool:
+    return spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+
+
+def _decode_value(hint: Any, value: Any, origin: str, key: str) -> Any:
+    kind = get_origin(hint)
+    if kind in (Union, types.UnionType):
+        (inner,) = (a for a in get_args(hint) if a is not type(None))
+        return _decode_value(inner, value, origin, key)
+    if dataclasses.is_dataclass(hint):
+        checked = _expect(value, dict, "a table", origin, key)
+        return decode(cast(type[Any], hint), checked, origin, f"{key}.")
+    if kind is tuple:
+        items = _expect(value, list, "an array", origin, key)
+        inner = get_args(hint)[0]
+        return tuple(_decode_value(inner, v, origin, f"{key}[{i}]") for i, v in enumerate(items))
+    if kind is not None and issubclass(kind, Mapping):
+        table = _expect(value, dict, "a table", origin, key)
+        inner = get_args(hint)[1]
+        return {k: _decode_value(inner, v, origin, f"{key}.{k}") for k, v in table.items()}
+    return _decode_scalar(hint, value, origin, key)
+
+
+def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
+    if hint is float:
+        number = _expect(value, (int, float), "a number", origin, key)
+        if not math.isfinite(number):
+            raise FormatError(f"{origin}: key '{key}' is {number}; expected a finite number")
+        return float(number)
+    if hint is int:
+        return _expect(value, int, "a whole number", origin, key)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        members = {m.name.lower(): m for m in hint}
+        if value not in members:
+            allowed = did_you_mean(str(value), members)
+            raise FormatError(f"{origin}: key '{key}' is {value!r}; {allowed}")
+        return members[value]
+    return _expect(value, str, "a string", origin, key)
+
+
+def _expect(value: Any, kind: Any, words: str, origin: str, key: str) -> Any:
+    # bool is an int to Python but not to anyone who writes a file.
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise FormatError(f"{origin}: key '{key}' is {value!r}; expected {words}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {f.name: _plain(v) for f, v in fields if v is not None and v != f.default}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value.name.lower() if isinstance(value, Enum) else value
+
+
+def _encode_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+    nested = {k: v for k, v in table.items() if isinstance(v, dict) or _is_table_array(v)}
+    for key, value in table.items():
+        if key not in nested:
+            lines.append(f"{_key(key)} = {_literal(value)}")
+    for key, value in nested.items():
+        inner = f"{path}{_key(key)}"
+        for entry in value if isinstance(value, list) else [value]:
+            lines.append("")
+            lines.append(f"[[{inner}]]" if isinstance(value, list) else f"[{inner}]")
+            _encode_table(entry, f"{inner}.", lines)
+
+
+def _is_table_array(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _key(key: str) -> str:
+    bare = key.replace("-", "").replace("_", "")
+    return key if bare.isascii() and bare.isalnum() else json.dumps(key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    # JSON strings and numbers are valid TOML (TOML basic strings use the same escapes).
+    return json.dumps(value, ensure_ascii=False)
