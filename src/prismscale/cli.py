@@ -81,7 +81,7 @@ def main() -> None:
 def _show(screen: Console, error: PrismscaleError) -> None:
     if isinstance(error, ScriptError) and error.traceback:
         screen.print(error.traceback.rstrip(), markup=False)
-    screen.print(f"[bold red]error:[/] ", end="")
+    screen.print("[bold red]error:[/] ", end="")
     screen.print(str(error), markup=False)
 
 

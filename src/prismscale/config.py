@@ -48,9 +48,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_WORLD_SIZE:
-            raise UsageError(
-                f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}"
-            )
+            raise UsageError(f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}")
         _choice("device", self.device, DEVICES)
         _choice("clock", self.clock, CLOCKS)
         for rank in (*self.live, *self.shown):

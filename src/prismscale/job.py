@@ -1,12 +1,12 @@
 """One job, from a script to a report. This file is the way of the data and nothing else::
 
-    script + world size + cluster
-       │ capture    a few ranks run the program, nobody else exists    → traces
-       │ assemble   rank classes and groups of every rank, verified     → JobGraph
-       │ cost       a duration for every node                           → GraphDurations
-       │ simulate   re-time the whole graph                             → Timeline
-       │ live       chosen ranks run the program among replayed ones    → observations
-       ▼ report     text, HTML, Perfetto, JSON
+script + world size + cluster
+   │ capture    a few ranks run the program, nobody else exists    → traces
+   │ assemble   rank classes and groups of every rank, verified     → JobGraph
+   │ cost       a duration for every node                           → GraphDurations
+   │ simulate   re-time the whole graph                             → Timeline
+   │ live       chosen ranks run the program among replayed ones    → observations
+   ▼ report     text, HTML, Perfetto, JSON
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage, LogLine
-from prismscale.progress import Reporter
+from prismscale.progress import Reporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline, simulate
@@ -164,6 +164,7 @@ class Job:
             trace="",
             payloads=str(self.folder.captures(config.capture_key(cluster)) / "payloads"),
             exchange="",
+            gate=None,
             socket="",
             out=str(self.folder.live),
         )
@@ -180,7 +181,7 @@ class Job:
             return stage.run(graph, self.log_line, lambda done: update(done, len(config.live)))
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[object]:
+    def _stage(self, name: str) -> Iterator[StageUpdate]:
         began = time.monotonic()
         with self.reporter.stage(name) as update:
             yield update

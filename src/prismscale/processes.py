@@ -25,7 +25,7 @@ GRACE_S = 3.0
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies (Linux; elsewhere it does nothing)."""
+    """Ask the kernel to end this process when its parent dies (on Linux; elsewhere nothing)."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-Update = "StageUpdate"
-
 
 class StageUpdate(Protocol):
     """Told how far a stage has come."""
@@ -23,7 +20,7 @@ class StageUpdate(Protocol):
 class Reporter(Protocol):
     """Shows stages of work."""
 
-    def stage(self, name: str) -> contextmanager[StageUpdate]:  # type: ignore[valid-type]
+    def stage(self, name: str) -> AbstractContextManager[StageUpdate]:
         """A context in which one stage runs."""
         ...
 

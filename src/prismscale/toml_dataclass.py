@@ -121,8 +121,10 @@ def _encode_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None
     for key, value in nested.items():
         inner = f"{path}{_key(key)}"
         for entry in value if isinstance(value, list) else [value]:
-            lines.append("")
-            lines.append(f"[[{inner}]]" if isinstance(value, list) else f"[{inner}]")
+            if isinstance(value, list):
+                lines += ["", f"[[{inner}]]"]
+            elif not all(isinstance(v, dict) for v in entry.values()):
+                lines += ["", f"[{inner}]"]
             _encode_table(entry, f"{inner}.", lines)
 
 

@@ -2,8 +2,8 @@
 
 Walks the program's own lane through the last simulated step. A gap before a computation is the
 fault of the predecessor that ended last; what that communication took after its last arrival is
-*exposed communication* of its group, the rest is *waiting*: for a pipeline neighbour (bubble) or for
-the slowest member of a group (skew).
+*exposed communication* of its group, the rest is *waiting*: for a pipeline neighbour (bubble) or
+for the slowest member of a group (skew).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
+from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 
@@ -46,12 +47,14 @@ class Breakdown:
 
 
 def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Breakdown:
-    """Attribute the last simulated step of ``rank``, which must be among ``timeline.ranks``."""
+    """Attribute the last simulated step that ``rank`` ends; of length 0 where it ends none.
+
+    ``rank`` must be among ``timeline.ranks``.
+    """
     seen = timeline.ranks[rank]
     rank_class = timeline.graph.classes[seen.class_index]
     trace = rank_class.trace
-    n = len(seen.end_ns_N)
-    first = n - trace.n_body
+    first, n = _last_step(seen, trace.n_body)
     compute: dict[str, int] = {}
     exposed: dict[str, int] = {}
     bubble = skew = 0
@@ -64,7 +67,7 @@ def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Brea
         start, end = int(seen.start_ns_N[row]), int(seen.end_ns_N[row])
         gap = start - clock
         if gap > 0:
-            cause = _last_predecessor(seen, rank_class, row, node)
+            cause = trace.template(seen.first_position + last_predecessor(seen, rank_class, row))
             kind, name, took = _cost_of(cause, rank_class, durations, rank)
             transfer = min(gap, took)
             exposed[name] = exposed.get(name, 0) + transfer
@@ -73,7 +76,8 @@ def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Brea
             else:
                 bubble += gap - transfer
         label = trace.labels[int(trace.label_N[node])] or "computation"
-        compute[label] = compute.get(label, 0) + end - start
+        # What a computation on another lane already accounts for is not counted twice.
+        compute[label] = compute.get(label, 0) + max(0, end - max(start, clock))
         clock = max(clock, end)
     return Breakdown(
         rank=rank,
@@ -93,12 +97,21 @@ def _end_before(seen: RankTimeline, rank_class: RankClass, first: int) -> int:
     return 0
 
 
-def _last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int, node: int) -> int:
-    """Template node of the predecessor that ended last."""
-    trace = rank_class.trace
-    rows = [row - d for d in trace.predecessors(node).tolist() if row - d >= 0]
-    latest = max(rows, key=lambda r: int(seen.end_ns_N[r]))
-    return trace.template(seen.first_position + latest)
+def _last_step(seen: RankTimeline, n_body: int) -> tuple[int, int]:
+    """Rows ``[first, stop)`` of the last step that ends; empty where a hang leaves none."""
+    stop = len(seen.end_ns_N)
+    while stop >= n_body > 0:
+        if int(seen.end_ns_N[stop - n_body : stop].max()) < NEVER:
+            return stop - n_body, stop
+        stop -= n_body
+    return 0, 0
+
+
+def last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int) -> int:
+    """Row of the predecessor of ``row`` that ended last, among those that were simulated."""
+    node = rank_class.trace.template(seen.first_position + row)
+    rows = [row - d for d in rank_class.trace.predecessors(node).tolist() if row >= d]
+    return max(rows, key=lambda r: int(seen.end_ns_N[r]))
 
 
 def _cost_of(

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prismscale.analysis.attribution import Breakdown
+from prismscale.errors import FormatError
+from prismscale.sim.engine import NEVER
+from prismscale.toml_dataclass import decode
 
 SCHEMA = "prismscale.results/1"
 
@@ -18,8 +21,9 @@ class StageResult:
     ranks: int
     first_rank: int
     breakdown: Breakdown
-    peak_bytes: int | None
     memory_source: str
+    peak_bytes: int | None = None
+    """Highest peak of the captured ranks; None where memory was not tracked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +77,9 @@ class RunResult:
     cluster: str
     device: str
     step_ns: int
-    """Predicted steady step time of the job."""
+    """Predicted steady step time of the job; :data:`NEVER` where it hangs."""
     step_spread_ns: tuple[int, int]
-    """Shortest and longest predicted step of single steps, from the captured samples."""
+    """Shortest and longest simulated step after the first: equal once the job has settled."""
     stages: tuple[StageResult, ...]
     classes: tuple[ClassResult, ...]
     live: tuple[LiveResult, ...]
@@ -83,6 +87,8 @@ class RunResult:
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
     captured: tuple[int, ...]
+    samples: int
+    """Fewest steps that were measured of any captured rank."""
     hangs: tuple[str, ...]
     rank_nodes: int
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -90,6 +96,30 @@ class RunResult:
     peak_rss_bytes: int = 0
     """Highest memory of all our processes together, as sampled."""
 
+    @property
+    def hung(self) -> bool:
+        """True where some rank never ends the last simulated step."""
+        return self.step_ns >= NEVER
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``results.json``."""
         return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any, origin: str = "results") -> RunResult:
+        """Read what :meth:`to_json` wrote; ``origin`` names the file in errors.
+
+        Raises:
+            FormatError: another schema, or a field that is missing, unknown or of the wrong type.
+        """
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != SCHEMA:
+            raise FormatError(f"{origin}: schema is {schema!r}; this version reads {SCHEMA!r}")
+        return decode(cls, _without_nulls({k: v for k, v in data.items() if k != "schema"}), origin)
+
+
+def _without_nulls(value: Any) -> Any:
+    """JSON says null where the decoder, which also reads TOML, expects no key."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value

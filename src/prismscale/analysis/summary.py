@@ -19,6 +19,7 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.node import NodeKind
 from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import Timeline
 
@@ -51,25 +52,27 @@ def summarise(
         _stage(stage, classes, timeline, found.durations)
         for stage, classes in classes_by_stage(graph).items()
     )
-    steady = timeline.job_step_ns_TD[1:, 0] if len(timeline.job_step_ns_TD) > 1 else None
-    spread = (timeline.step_ns, timeline.step_ns)
-    if steady is not None:
-        spread = (int(steady.min()), int(steady.max()))
+    # Two ends that never come lie an ordinary time apart.
+    hung_T = timeline.step_end_ns_TDR[:, 0].max(axis=-1) >= NEVER
+    step_ns_T = np.where(hung_T, NEVER, timeline.job_step_ns_TD[:, 0])
+    settled = step_ns_T[1:] if len(step_ns_T) > 1 else step_ns_T
     return RunResult(
-        command=command,
+        # A path of undecodable bytes could be neither printed nor written.
+        command=command.encode("utf-8", "backslashreplace").decode(),
         world_size=graph.world_size,
         cluster=cluster,
         device=device,
-        step_ns=min(timeline.step_ns, NEVER),
-        step_spread_ns=spread,
+        step_ns=int(step_ns_T[-1]),
+        step_spread_ns=(int(settled.min()), int(settled.max())),
         stages=stages,
         classes=tuple(_class(graph, c) for c in graph.classes),
         live=tuple(_live(o, timeline) for o in found.observed),
-        sources=_sources([s.breakdown for s in stages], device, cluster),
+        sources=_sources([s.breakdown for s in stages], graph, device, cluster),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
         captured=found.captured,
-        hangs=tuple(dict.fromkeys(h.sentence() for h in timeline.hangs)),
+        samples=min(c.trace.n_samples for c in graph.classes),
+        hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
@@ -126,16 +129,16 @@ def _median(values: Sequence[int]) -> int:
 
 
 def _sources(
-    breakdowns: Sequence[Breakdown], device: str, cluster: str
+    breakdowns: Sequence[Breakdown], graph: JobGraph, device: str, cluster: str
 ) -> tuple[SourceShare, ...]:
-    total = sum(b.step_ns for b in breakdowns) or 1
-    compute = sum(b.total_compute_ns for b in breakdowns) / total
-    exposed = sum(b.total_exposed_ns for b in breakdowns) / total
+    total = sum(b.step_ns for b in breakdowns)
+    compute = _ratio(sum(b.total_compute_ns for b in breakdowns), total)
+    exposed = _ratio(sum(b.total_exposed_ns for b in breakdowns), total)
     return (
         SourceShare(
             source=f"computation, measured on this {device}",
             share=compute,
-            error="the median of the captured steps",
+            error=_variation(graph),
         ),
         SourceShare(
             source=f"communication, modelled for {cluster}",
@@ -144,7 +147,32 @@ def _sources(
         ),
         SourceShare(
             source="waiting, derived from the graph",
-            share=max(0.0, 1 - compute - exposed),
+            share=_ratio(sum(b.bubble_ns + b.skew_ns for b in breakdowns), total),
             error="follows from the two above",
         ),
     )
+
+
+def _hangs(timeline: Timeline) -> tuple[str, ...]:
+    """Sentences, causes before consequences: a rank that itself waits for somebody is no cause."""
+    waiting = {r for h in timeline.hangs for r in h.group if r not in h.missing}
+    by_cause = sorted(timeline.hangs, key=lambda h: not waiting.isdisjoint(h.missing))
+    return tuple(dict.fromkeys(h.sentence() for h in by_cause))
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _variation(graph: JobGraph) -> str:
+    """How much the computation of single captured steps differs from their median."""
+    samples = min(c.trace.n_samples for c in graph.classes)
+    if samples < 2:
+        return "one captured step: unknown"
+    deviations = []
+    for trace in (c.trace for c in graph.classes):
+        total_S = trace.body_ns_SB[:, trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE].sum(1)
+        middle = float(np.median(total_S)) or 1.0
+        deviations.append(float(np.abs(total_S - middle).max()) / middle)
+    within = f"{100 * np.median(deviations):.1f} %"
+    return f"single captured steps within ±{within} of the median ({samples} steps)"

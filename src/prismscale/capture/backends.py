@@ -31,13 +31,19 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from prismscale.capture import facade, objects, store, work
+from prismscale.capture import checkpointing, facade, objects, store, work
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.hook import CommunicationHook, GroupHandle, GroupObserver
 from prismscale.capture.process_group import EmulatedProcessGroup
 from prismscale.errors import UsageError
 
-_FLAGS = ("_NCCL_AVAILABLE", "_GLOO_AVAILABLE", "_UCC_AVAILABLE", "_MPI_AVAILABLE", "_XCCL_AVAILABLE")
+_FLAGS = (
+    "_NCCL_AVAILABLE",
+    "_GLOO_AVAILABLE",
+    "_UCC_AVAILABLE",
+    "_MPI_AVAILABLE",
+    "_XCCL_AVAILABLE",
+)
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _NCCL_VERSION = (2 << 32) | (28 << 16) | 9
 """2.28.9, answered to torch.cuda.nccl.version() where this torch has no NCCL."""
@@ -56,7 +62,7 @@ class Groups:
         self._n_roles = 0
 
     def created(self, group: Any, ranks: Sequence[int], name: str, backend: str) -> None:
-        """torch created a group of ``ranks``; ``group`` is torch's marker where this rank is out."""
+        """torch created a group of ``ranks``; ``group`` is torch's marker if this rank is out."""
         members = tuple(ranks)
         role = None
         if isinstance(group, EmulatedProcessGroup):
@@ -70,12 +76,21 @@ class Groups:
             self._observer.group_created(members, name, backend, role)
 
     def adopt(self, group: EmulatedProcessGroup) -> GroupHandle:
-        """Number a group that torch registered without its usual helper (``shrink_group``)."""
+        """Handle of a group that did not come through :meth:`created`.
+
+        ``shrink_group`` makes one past torch's helper: it is numbered here. A silent group never
+        shows to a hook: it has no number.
+        """
         world = distributed_c10d._world
-        ranks = sorted(world.pg_group_ranks[group].items(), key=lambda pair: pair[1])
+        positions = sorted(world.pg_group_ranks[group].items(), key=lambda pair: pair[1])
+        ranks = tuple(rank for rank, _ in positions)
         name, backend = _plain_name(group.group_desc), str(world.pg_map[group][0])
-        self.created(group, [rank for rank, _ in ranks], name, backend)
-        return group.handle
+        if not group.is_silent:
+            self.created(group, ranks, name, backend)
+            return group.handle
+        return GroupHandle(
+            role=-1, ranks=ranks, group_rank=group.rank(), name=name, backend=backend
+        )
 
 
 @contextlib.contextmanager
@@ -89,7 +104,9 @@ def install(
     Raises :class:`UsageError` where a process group already exists or emulation is in force.
     """
     if EmulatedProcessGroup.registry is not None:
-        raise UsageError("a rank is being emulated already: one process emulates one rank at a time")
+        raise UsageError(
+            "a rank is being emulated already: one process emulates one rank at a time"
+        )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialised already: install the emulation before")
     groups = Groups(environment, hook, observer)
@@ -102,16 +119,18 @@ def install(
         for flag in _FLAGS:
             undo.enter_context(_attribute(distributed_c10d, flag, True))
         # None where this torch has no NCCL; torch warns about it each time a group is made.
-        timeout = distributed_c10d.default_pg_nccl_timeout or _NCCL_TIMEOUT
+        timeout = getattr(distributed_c10d, "default_pg_nccl_timeout", None) or _NCCL_TIMEOUT
         undo.enter_context(_attribute(distributed_c10d, "default_pg_nccl_timeout", timeout))
         if not hasattr(torch._C, "_nccl_version"):
             undo.enter_context(_attribute(torch._C, "_nccl_version", lambda: _NCCL_VERSION))
             undo.enter_context(_attribute(torch._C, "_nccl_version_suffix", lambda: b""))
-        undo.enter_context(_attribute(dist.Backend, "_plugins", _Plugins(dist.Backend._plugins)))
+        undo.enter_context(_answered_plugins())
         undo.enter_context(_attribute(facade.EmulatedMPI, "world", _whoami(environment)))
         # Only inside torch's group factory: elsewhere the base class is the right name for both.
         undo.enter_context(_attribute(distributed_c10d, "ProcessGroup", EmulatedProcessGroup))
         undo.enter_context(_attribute(EmulatedProcessGroup, "registry", groups))
+        undo.callback(objects.MIRROR.forget)
+        undo.callback(checkpointing.restore)
         undo.callback(_destroy_groups)
         yield groups
 
@@ -141,7 +160,12 @@ def _replacements(groups: Groups) -> dict[str, Any]:
 def _observing_helper(original: Callable[..., Any], groups: Groups) -> Callable[..., Any]:
     @functools.wraps(original)
     def create(
-        group_size: int, group_rank: int, ranks: Sequence[int], backend: str, *rest: Any, **named: Any
+        group_size: int,
+        group_rank: int,
+        ranks: Sequence[int],
+        backend: str,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
         known = len(distributed_c10d._world.pg_map)
         group, group_store = original(group_size, group_rank, ranks, backend, *rest, **named)
@@ -161,7 +185,7 @@ def _observing_split(original: Callable[..., Any], groups: Groups) -> Callable[.
         parent_pg: Any = None, split_ranks: Any = None, *rest: Any, **named: Any
     ) -> Any:
         child = original(parent_pg, split_ranks, *rest, **named)
-        parent = parent_pg or dist.group.WORLD
+        parent: Any = parent_pg or dist.group.WORLD
         of_parent, backend = parent.handle.ranks, str(dist.get_backend(parent))
         for members in split_ranks:
             ranks = [of_parent[rank] for rank in sorted(members)]
@@ -209,6 +233,18 @@ class _Plugins(dict[str, Any]):
 
 
 @contextlib.contextmanager
+def _answered_plugins() -> Iterator[None]:
+    original = dist.Backend._plugins
+    answered = _Plugins(original)
+    try:
+        with _attribute(dist.Backend, "_plugins", answered):
+            yield
+    finally:
+        # Modules imported meanwhile have registered their backends and will not do so again.
+        original.update(dict.items(answered))
+
+
+@contextlib.contextmanager
 def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name, _MISSING)
     setattr(owner, name, value)
@@ -243,9 +279,10 @@ def _rebound(name: str, replacement: Any) -> Iterator[None]:
 
 
 def _replace_everywhere(name: str, old: Any, new: Any) -> None:
-    for module in list(sys.modules.values()):
+    for module_name, module in list(sys.modules.items()):
         names = getattr(module, "__dict__", None)
-        if names is not None and names.get(name) is old:
+        is_ours = module_name.startswith("prismscale.")
+        if names is not None and names.get(name) is old and not is_ours:
             names[name] = new
 
 

@@ -43,7 +43,9 @@ class RankEnvironment:
                 f"ranks are 0 to {self.world_size - 1}"
             )
         if self.local_world_size < 1:
-            raise UsageError(f"{self.local_world_size} ranks a node are not allowed: give 1 or more")
+            raise UsageError(
+                f"{self.local_world_size} ranks a node are not allowed: give 1 or more"
+            )
         if self.world_size > self.local_world_size and self.world_size % self.local_world_size:
             raise UsageError(
                 f"a world of {self.world_size} does not fill nodes of {self.local_world_size} "

@@ -22,8 +22,6 @@ from prismscale.errors import UsageError
 if TYPE_CHECKING:
     from prismscale.capture.process_group import EmulatedProcessGroup
 
-_DEFAULT_TIMEOUT = timedelta(minutes=30)
-
 _COMMUNICATIONS = frozenset(
     {
         "allreduce",
@@ -62,9 +60,10 @@ class BackendOptions(c10d.Backend.Options):
     """Options of a backend that this torch was built without."""
 
     backend_name: ClassVar[str] = "undefined"
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=30)
 
     def __init__(self) -> None:
-        super().__init__(self.backend_name, _DEFAULT_TIMEOUT)
+        super().__init__(self.backend_name, self.default_timeout)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BackendOptions:
         twin = type(self)()
@@ -88,6 +87,7 @@ class _NCCLConfig:
 
 class _NCCLOptions(BackendOptions):
     backend_name = "nccl"
+    default_timeout = timedelta(minutes=10)
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ class EmulatedMPI(EmulatedBackend):
 
 
 def _anchor(rank: int, size: int) -> Any:
-    fake = c10d.FakeProcessGroup
+    fake: Any = c10d.FakeProcessGroup
     options = fake.Options()
     options.error_on_collective = True
     return fake._create_internal(rank, size, options)

@@ -17,6 +17,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.processes import Child, Children
 
 POLL_S = 0.02
+BALLAST = "ballast"
 Progress = Callable[[int, int], None]
 """``(captured, known to be needed)``."""
 
@@ -33,6 +34,7 @@ class CaptureRunner:
     progress: Progress | None = None
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
+    _ballast: int = 0
 
     def capture(self, ranks: Sequence[int]) -> None:
         """Capture ``ranks`` and add them to :attr:`traces`.
@@ -47,8 +49,12 @@ class CaptureRunner:
             while waiting or children.running:
                 while waiting and children.running < self.jobs:
                     self._start(children, waiting.pop(0))
+                if self.spec.communication_load:
+                    self._add_ballast(children)
                 for child in children.finished():
                     self._collect(child)
+                if all(c.name == BALLAST for c in children.all_running()) and not waiting:
+                    break
                 self._refuse_slow(children)
                 time.sleep(POLL_S)
 
@@ -65,7 +71,26 @@ class CaptureRunner:
             self.logs / f"capture-rank-{spec.rank}.log",
         )
 
+    def _add_ballast(self, children: Children) -> None:
+        """Keep every core busy: where ranks of the target share a processor, one that is captured
+        with idle cores beside it would run faster than it ever does in the job."""
+        running = [c for c in children.all_running() if c.name != BALLAST]
+        while running and children.running < self.jobs:
+            self._ballast += 1
+            out = self.logs / f"ballast-{self._ballast}"
+            out.mkdir(parents=True, exist_ok=True)
+            spec = replace(self.spec, rank=int(running[0].name), out=str(out))
+            spec_path = out / "spec.json"
+            spec.save(spec_path)
+            children.start(
+                BALLAST,
+                [sys.executable, "-m", "prismscale.capture.rank_process", str(spec_path)],
+                out / "log",
+            )
+
     def _collect(self, child: Child) -> None:
+        if child.name == BALLAST:
+            return
         spec = replace(self.spec, rank=int(child.name))
         if child.process.returncode == 0 and spec.trace_path.exists():
             self._add(load_trace(spec.trace_path))

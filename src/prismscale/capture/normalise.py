@@ -6,7 +6,8 @@ reduction, one list or a list of lists). The functions here read them; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from prismscale.graph.node import CollectiveOp
 SUM = ReduceOp(ReduceOp.SUM)
 """What a reduction is when the program does not say."""
 
+_nbytes = attrgetter("nbytes")
 _MERGEABLE = frozenset(
     {
         CollectiveOp.ALL_REDUCE,
@@ -40,15 +42,16 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(value)
 
 
-def byte_count(tensors: Iterable[torch.Tensor]) -> int:
+def byte_count(tensors: Sequence[torch.Tensor]) -> int:
     """Bytes of payload; for a sparse tensor, of its indices and values."""
-    return sum([_nbytes(tensor) for tensor in tensors])
+    try:
+        return sum(map(_nbytes, tensors))
+    except RuntimeError:  # torch defines no byte count for sparse tensors
+        return sum(_sparse_nbytes(t) if t.is_sparse else t.nbytes for t in tensors)
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    if tensor.is_sparse:
-        return int(tensor._indices().nbytes + tensor._values().nbytes)
-    return int(tensor.nbytes)
+def _sparse_nbytes(tensor: torch.Tensor) -> int:
+    return tensor._indices().nbytes + tensor._values().nbytes
 
 
 def reduction(options: Any, op: Any = None) -> ReduceOp:
@@ -57,7 +60,8 @@ def reduction(options: Any, op: Any = None) -> ReduceOp:
     if value is None:
         return SUM
     value = getattr(value, "reduceOp", value)
-    return value if isinstance(value, ReduceOp) else ReduceOp(value)
+    # An enum value passes for a ReduceOp in isinstance, but lacks its fields.
+    return value if type(value) is ReduceOp else ReduceOp(value)
 
 
 def root_of(options: Any, root: int | None) -> int:

@@ -16,7 +16,6 @@ rank itself would have contributed (the mirror rule, on objects).
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from prismscale.capture import checkpointing
 from prismscale.capture.callsite import call_site
 from prismscale.errors import UsageError
 
@@ -50,9 +50,8 @@ class ObjectMirror:
                 "captured rank each), or give static shapes (PipelineStage(input_args=…, "
                 "output_args=…))"
             )
-        parts = [
-            distributed_c10d._object_to_tensor(item, "cpu", None)[0] for item in self._expected
-        ]
+        to_tensor: Any = distributed_c10d._object_to_tensor
+        parts = [to_tensor(item, "cpu", None)[0] for item in self._expected]
         for output in outputs:
             if output.dtype is torch.uint8:
                 data = torch.cat(parts)
@@ -62,6 +61,10 @@ class ObjectMirror:
                 sizes = [part.numel() for part in parts]
                 output.copy_(torch.tensor(sizes, dtype=output.dtype).view(output.shape))
         return True
+
+    def forget(self) -> None:
+        """Drop what the last emulated rank gave."""
+        self._gathered.clear()
 
     @contextmanager
     def expecting(self, objects: list[Any], *, is_known: bool = True) -> Iterator[None]:
@@ -90,7 +93,7 @@ class ObjectMirror:
         ) -> Any:
             group = _group_of(named, rest, position=2)
             reply = self._gathered.pop(group, *scatter_object_output_list[:1])
-            with self.expecting([reply]):
+            with self.expecting([checkpointing.coordinated(reply)]):
                 return original_scatter(scatter_object_output_list, *rest, **named)
 
         @functools.wraps(original_receive)
@@ -99,10 +102,14 @@ class ObjectMirror:
                 return original_receive(object_list, *rest, **named)
 
         @functools.wraps(original_gather)
-        def gather_object(obj: Any, *rest: Any, **named: Any) -> Any:
-            self._gathered[_group_of(named, rest, position=2)] = obj
-            _accept_mirrored_checkpoint_plans()
-            return original_gather(obj, *rest, **named)
+        def gather_object(
+            obj: Any, object_gather_list: list[Any] | None = None, *rest: Any, **named: Any
+        ) -> Any:
+            group = _group_of(named, rest, position=1)
+            self._gathered[group] = obj
+            original_gather(obj, object_gather_list, *rest, **named)
+            if object_gather_list is not None:
+                checkpointing.correct_plans(object_gather_list, distributed_c10d.get_rank(group))
 
         return {
             "broadcast_object_list": broadcast_object_list,
@@ -120,23 +127,3 @@ def _group_of(named: dict[str, Any], rest: Sequence[Any], *, position: int) -> A
     """The group argument, given by name or as ``rest[position]``; the default group is None."""
     group = named.get("group", rest[position] if len(rest) > position else None)
     return None if group is distributed_c10d.GroupMember.WORLD else group
-
-
-def _accept_mirrored_checkpoint_plans() -> None:
-    """torch.distributed.checkpoint checks that all ranks' plans cover each tensor exactly.
-
-    Mirrored plans cover this rank's shards only, which is all that this rank writes. The planner
-    is looked up at the first gather, because a program may import it at any time.
-    """
-    planner = sys.modules.get("torch.distributed.checkpoint.default_planner")
-    if planner is not None and not hasattr(planner._validate_global_plan, "__wrapped__"):
-        original = planner._validate_global_plan
-
-        @functools.wraps(original)
-        def validate(global_plan: Any, metadata: Any) -> Any:
-            from prismscale.capture.process_group import EmulatedProcessGroup
-
-            emulated = EmulatedProcessGroup.registry is not None
-            return [] if emulated else original(global_plan, metadata)
-
-        planner._validate_global_plan = validate  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ tensors allowed. Meta tensors have no values and are left alone. No output is le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import ReduceOp
@@ -25,7 +25,7 @@ _SEED = 0x5EED
 _IMPLAUSIBLE = 1 << 32
 _UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
-_KIND = ReduceOp.RedOpType
+_KIND: Any = ReduceOp.RedOpType
 _IDEMPOTENT = frozenset({_KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.BAND, _KIND.BOR})
 
 
@@ -116,7 +116,7 @@ class MirrorPayload:
             return
         if collective.op in _FROM_ONE and self._answers_object(collective):
             return
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowADInplaceOrView():
             fill(collective)
 
     def _answers_object(self, collective: Collective) -> bool:
@@ -233,7 +233,7 @@ def _broadcast(collective: Collective) -> None:
     for tensor in collective.outputs:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             if tensor.element_size() == 8 and tensor.dtype.is_signed:
-                tensor.masked_fill_(tensor.abs() >= _IMPLAUSIBLE, 0)
+                tensor.masked_fill_((tensor >= _IMPLAUSIBLE) | (tensor <= -_IMPLAUSIBLE), 0)
         elif tensor.element_size() == 1:
             _in_float32(tensor, lambda part: part.nan_to_num_(0.0, 0.0, 0.0))
         else:
@@ -243,7 +243,7 @@ def _broadcast(collective: Collective) -> None:
 def _reduce_copies(tensor: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
     """Reduce ``size`` copies of ``tensor`` into itself."""
     tensor = tensor.view(_UNSIGNED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
-    kind = _KIND.SUM if reduce_op is None else reduce_op.op
+    kind = _KIND.SUM if reduce_op is None else reduce_op.op  # type: ignore[attr-defined]
     if kind == _KIND.PREMUL_SUM:
         _scale(tensor, reduce_op.factor * size)  # type: ignore[union-attr]
     elif size == 1 or kind in _IDEMPOTENT:
@@ -268,7 +268,7 @@ def _scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
 
 def _in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:
     """Change an 8-bit float tensor, which has no arithmetic of its own, a block at a time."""
-    blocks = tensor.view(-1).split(_BLOCK_NUMEL) if tensor.is_contiguous() else (tensor,)
+    blocks = torch.split(tensor.view(-1), _BLOCK_NUMEL) if tensor.is_contiguous() else (tensor,)
     for block in blocks:
         wide = block.float()
         change(wide)

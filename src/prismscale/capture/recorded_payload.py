@@ -144,7 +144,7 @@ def _fill(outputs: Sequence[torch.Tensor], recorded: Sequence[torch.Tensor]) -> 
     pairs = list(zip(outputs, recorded, strict=False))
     if any(out.numel() != rec.numel() or out.dtype != rec.dtype for out, rec in pairs):
         return False
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         for output, values in pairs:
             output.copy_(values.view(output.shape))
     return True

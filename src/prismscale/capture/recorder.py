@@ -25,6 +25,7 @@ from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork
+from prismscale.capture.workspace import take_workspace
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord
 
@@ -76,6 +77,7 @@ class Recorder:
         positions = [self._append(c, lane, preds, site) for c in batch]
         if width:
             held.append(positions)
+        workspace = [take_workspace(batch)]
         for collective in batch:
             self._payload.fill(collective)
         finished = self._load.begin(batch)
@@ -88,6 +90,7 @@ class Recorder:
         def joined(_: timedelta | None) -> None:
             self._cut()
             finished()
+            workspace.clear()
             self._joins.extend(positions)
             self._span_began = self._device.mark()
 
@@ -158,9 +161,7 @@ class Recorder:
         )
         self._joins = []
 
-    def _append(
-        self, collective: Collective, lane: str, preds: tuple[int, ...], site: int
-    ) -> int:
+    def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:
         group, op = collective.group, collective.op
         kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
         peer = collective.root

@@ -87,9 +87,7 @@ def _partitions(trace: RankTrace) -> Iterator[tuple[str, list[tuple[int, ...]]]]
                 yield name or f"groups of {size}", cut
 
 
-def _split_partitions(
-    groups: list[tuple[int, ...]], count: int
-) -> Iterator[list[tuple[int, ...]]]:
+def _split_partitions(groups: list[tuple[int, ...]], count: int) -> Iterator[list[tuple[int, ...]]]:
     # Unnamed groups of one size may be several axes, created one after another.
     for start in range(0, len(groups) - count + 1, count):
         yield groups[start : start + count]

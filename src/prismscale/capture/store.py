@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from torch import distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from prismscale.capture.callsite import call_site
 from prismscale.capture.environment import RankEnvironment
@@ -92,7 +92,7 @@ def _is_flag_of(counter: str, key: str) -> bool:
     return key.startswith(counter) or (bool(slash) and key.rpartition("/")[0] == folder)
 
 
-class EmulatedStore(dist.Store):
+class EmulatedStore(Store):
     """A ``torch.distributed.Store`` on a :class:`KeySpace`."""
 
     _environment: ClassVar[RankEnvironment | None] = None

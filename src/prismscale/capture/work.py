@@ -39,7 +39,7 @@ class SettlingFuture(torch.futures.Future[Any]):
         self,
         settle: Callable[[], None],
         is_done: Callable[[], bool] | None = None,
-        devices: list[torch.device] | None = None,
+        devices: list[int | str | torch.device] | None = None,
     ) -> None:
         super().__init__(devices=devices)
         self._settle = settle
@@ -70,7 +70,7 @@ class SettlingFuture(torch.futures.Future[Any]):
             try:
                 child.set_result(callback(self))
             except Exception as error:
-                child.set_exception(error)  # type: ignore[arg-type]
+                child.set_exception(error)
 
         self.add_done_callback(run)
         return child
@@ -149,7 +149,8 @@ class EmulatedWork(Work):
         """A future of the list of outputs; the module's docstring says when it completes."""
         if self._future is not None:
             return self._future
-        devices = sorted({t.device for t in self._outputs if t.device.type == "cuda"}, key=str)
+        on_cuda = {t.device for t in self._outputs if t.device.type == "cuda"}
+        devices: list[int | str | torch.device] = sorted(on_cuda, key=str)
         future = SettlingFuture(self._settle, self._is_done, devices or None)
         if self._on_wait is None:
             future.set_result(list(self._outputs))

@@ -22,7 +22,9 @@ from prismscale.runfolder import RunFolder
 def run(
     program: Annotated[
         list[str] | None,
-        typer.Argument(help="The script (or module, with -m) and its arguments.", show_default=False),
+        typer.Argument(
+            help="The script (or module, with -m) and its arguments.", show_default=False
+        ),
     ] = None,
     world_size: Annotated[
         int, typer.Option(help="Ranks of the target job.", show_default=False)
@@ -54,9 +56,7 @@ def run(
         list[str] | None,
         typer.Option(help="Stop a rank for ever: RANK@stepN.", show_default=False),
     ] = None,
-    compute_scale: Annotated[
-        float, typer.Option(help="Factor on all measured computation.")
-    ] = 1.0,
+    compute_scale: Annotated[float, typer.Option(help="Factor on all measured computation.")] = 1.0,
     step_marker: Annotated[
         str,
         typer.Option(

@@ -50,7 +50,9 @@ def assemble(
     if missing:
         raise GraphError(f"ranks {missing[:8]} represent others but were not captured")
     group_members = _members(groups)
-    colour_R = _refine(_initial_colours(traces, representative_R, groups, alone), group_members, groups)
+    colour_R = _refine(
+        _initial_colours(traces, representative_R, groups, alone), group_members, groups
+    )
     families, family_of = _families(colour_R, group_members, groups)
     classes = []
     for colour in range(int(colour_R.max()) + 1):

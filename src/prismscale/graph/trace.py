@@ -150,7 +150,8 @@ class RankTrace:
         op = CollectiveOp(int(self.op_N[node])).spelling
         group = self.groups[int(self.role_N[node])]
         name = f"group '{group.name}'" if group.name else "group"
-        return f"{op} of {int(self.bytes_N[node]):,} bytes in {name} of {len(group.ranks)}, {self.site(node)}"
+        n_bytes = int(self.bytes_N[node])
+        return f"{op} of {n_bytes:,} bytes in {name} of {len(group.ranks)}, {self.site(node)}"
 
     def fingerprint(self) -> str:
         """Hash of everything but durations, sites and the rank: equal ⇒ ranks may share a class.

@@ -1,8 +1,8 @@
 """What time it is for a live rank.
 
 *Logical* time is the time the rank would have on the cluster: the monotonic clock since the job
-began, less what the emulation itself cost (its lag), plus, on the virtual clock, the waits that were
-skipped. The script's own timers see logical time on the virtual clock, and the real clock on the
+began, less what the emulation itself cost (its lag), plus, on the virtual clock, the waits that
+were skipped. The script's own timers see logical time on the virtual clock, and the real clock on the
 paced one.
 """
 
@@ -85,9 +85,7 @@ def answering_time(clock: VirtualClock) -> Iterator[None]:
         del clock.now_ns  # type: ignore[method-assign]
 
 
-def _logical(
-    clock: VirtualClock, base: float, began_ns: int, unit: float
-) -> Callable[[], float]:
+def _logical(clock: VirtualClock, base: float, began_ns: int, unit: float) -> Callable[[], float]:
     if unit == 1:
         return lambda: int(base) + clock.now_ns() - began_ns
     return lambda: base + (clock.now_ns() - began_ns) / unit

@@ -83,7 +83,7 @@ class Exchange:
 
 def _raw(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 class Meetings:

@@ -27,6 +27,7 @@ from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.live.clock import Clock, PacedClock, VirtualClock, answering_time
 from prismscale.live.exchange import Exchange
+from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook
@@ -65,8 +66,10 @@ class LiveControl:
         trace: RankTrace,
         steps: int,
         seen: Observation,
+        gate: Gate,
     ) -> None:
         self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
+        self._gate = gate
         self._period = int(trace.meta.get("period", "1"))
         self._memory_marks = int(trace.meta.get("memory_marks", "0"))
         self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
@@ -93,6 +96,10 @@ class LiveControl:
             self._before = (waited, lag)
         if self._marks >= self._last_mark:
             raise StopProgram
+        if since >= 0 and since % self._period == 0:
+            held = self._clock.now_ns()
+            self._gate.hold()
+            self._clock.forgive(self._clock.now_ns() - held)
 
     def end_memory(self) -> None:
         """Stop tracking memory; safe to call again."""
@@ -123,7 +130,8 @@ def run_live(spec: LiveSpec) -> Observation:
     seen = Observation(rank=spec.rank)
     tracked = trace.memory is not None
     memory: MemoryTracker = CpuMemoryTracker() if tracked else NullMemoryTracker()
-    control = LiveControl(hook, clock, memory, trace, spec.steps, seen)
+    gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
+    control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate)
     memory.start()
     with ExitStack() as stack:
         if virtual is not None:

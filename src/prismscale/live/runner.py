@@ -1,4 +1,4 @@
-"""The hook of a live rank: real computation, real payloads of other live ranks, calibrated waits."""
+"""The hook of a live rank: real computation, payloads of other live ranks, calibrated waits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prismscale.capture.contention import CommunicationLoad
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.work import EmulatedWork
+from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.clock import Clock
@@ -75,10 +76,12 @@ class LiveHook:
         for collective in batch:
             self._arrive(collective, pending, now)
         self.communications += len(batch)
+        workspace = [take_workspace(batch)]
         finished = self.load.begin(batch)
 
         def wait(_: timedelta | None) -> None:
             finished()
+            workspace.clear()
             self._complete(pending)
 
         outputs = tuple(t for c in batch for t in c.outputs)

@@ -40,6 +40,8 @@ class LiveSpec:
     """Do this rank's share of communication work on the local cores."""
     socket: str
     """Where the coordinator listens."""
+    gate: str | None
+    """Socket of a keeper that lets steps begin; None lets them run."""
     out: str
     """Folder for ``live-<r>.json`` or ``live-<r>.error.json``."""
 

@@ -67,9 +67,7 @@ class LiveStage:
         )
         return LiveSpec(**fields)
 
-    def _start(
-        self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine
-    ) -> None:
+    def _start(self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine) -> None:
         save_graph(graph, self.folder / "graph")
         coordinator = self.folder / "coordinator.json"
         coordinator.write_text(

@@ -8,8 +8,8 @@ What a replica draws as one piece is read off the slice by analysis of variance:
 the microbatches of a step resemble each other, else single microbatches, in their place where the
 place matters and in any place where it does not.
 
-Array axes: ``D`` draws, ``P`` replicas, ``Q`` microbatches, ``T`` recorded steps, ``M`` members of a
-class, ``G`` groups of a family.
+Array axes: ``D`` draws, ``P`` replicas, ``Q`` microbatches, ``T`` recorded steps, ``M`` members of
+a class, ``G`` groups of a family.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from prismscale.errors import UsageError
-from prismscale.graph.node import NodeKind
+from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.sim.engine import Duration
 from prismscale.sim.samples import NO_MICROBATCH, StepSamples
 
@@ -59,7 +59,7 @@ def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> Picks:
     rng = np.random.default_rng(seed)
     step_DPQ = rng.integers(0, n_steps, shape)
     microbatch_DPQ = rng.integers(0, n_microbatches, shape)
-    if _differ(total_TQ):
+    if _differ(total_TQ - total_TQ.mean(axis=0)):
         step_DPQ = np.broadcast_to(step_DPQ[..., :1], shape)
         microbatch_DPQ = np.broadcast_to(np.arange(n_microbatches), shape)
     elif _differ(total_TQ.T):
@@ -71,7 +71,7 @@ def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> Picks:
     )
 
 
-def _differ(rows: NDArray[np.int64]) -> bool:
+def _differ(rows: NDArray[np.int64] | NDArray[np.float64]) -> bool:
     """True where rows differ in level by more than the scatter within them explains (F test)."""
     if min(rows.shape) < 2:
         return False
@@ -118,9 +118,18 @@ def computations(samples: StepSamples, rank: int) -> dict[NodeKey, NDArray[np.in
 def node_keys(samples: StepSamples, class_index: int) -> list[NodeKey]:
     """The key of every body node of a class."""
     trace = samples.graph.classes[class_index].trace
-    labels = [trace.labels[i] for i in trace.label_N[trace.n_prologue :].tolist()]
-    microbatches = samples.classes[class_index].microbatch_B.tolist()
-    return list(zip(labels, [*labels[1:], ""], microbatches, strict=True))
+    body = slice(trace.n_prologue, None)
+    labels = [trace.labels[i] for i in trace.label_N[body].tolist()]
+    # Replicas differ in the barriers they pass, so these are looked through.
+    is_barrier = (trace.kind_N[body] == NodeKind.COLLECTIVE) & (
+        trace.op_N[body] == CollectiveOp.BARRIER
+    )
+    after, following = [""] * len(labels), ""
+    for node in reversed(range(len(labels))):
+        after[node] = following
+        if not is_barrier[node]:
+            following = labels[node]
+    return list(zip(labels, after, samples.classes[class_index].microbatch_B.tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +178,7 @@ class ReplicaDraws:
             drawn = self._microbatch(class_index, key, recorded)
         if (factor_M == 1).all():
             return drawn
-        return np.rint(drawn * factor_M).astype(np.int64)
+        return np.asarray(np.rint(drawn * factor_M), dtype=np.int64)
 
     def _microbatch(
         self, class_index: int, key: NodeKey, recorded: Mapping[NodeKey, NDArray[np.int64]]
@@ -182,9 +191,9 @@ class ReplicaDraws:
         )
         _, replica_of_R = np.unique(self.samples.replica_R, return_inverse=True)
         column = replica_of_R[self.samples.graph.classes[class_index].members_M]
-        return ns_TQ[
-            self.picks.step_DPQ[:, column, place], self.picks.microbatch_DPQ[:, column, place]
-        ]
+        step_DM = self.picks.step_DPQ[:, column, place]
+        microbatch_DM = self.picks.microbatch_DPQ[:, column, place]
+        return np.asarray(ns_TQ[step_DM, microbatch_DM], dtype=np.int64)
 
     def _communication(self, class_index: int, node: int) -> NDArray[np.int64]:
         """Own time in the recorded replica's group, or in the one group of all replicas."""
@@ -197,4 +206,4 @@ class ReplicaDraws:
             table = graph.families[rank_class.seats[role].family].ranks_KG
             holds = (self.samples.replica_R[table] == self.replica).any(axis=0)
             column = int(np.flatnonzero(holds)[0]) if holds.any() else 0
-        return ns_TG[self.picks.common_step_D][:, [column]]
+        return np.asarray(ns_TG[self.picks.common_step_D][:, [column]], dtype=np.int64)

@@ -22,7 +22,7 @@ class SeatPlan:
     """How members of a class exchange times with the groups of one family."""
 
     order_M: NDArray[np.int64] | None
-    """Permutation that brings members into (position, group) order; None where it is the identity."""
+    """Permutation that brings members into (position, group) order; None where it is none."""
     positions: int
     """Group positions that this class fills: members per group."""
     n_groups: int

@@ -138,6 +138,14 @@ class StepSamples:
             observed_step_ns_T=None if observed is None else observed[rows],
         )
 
+    def recorded_as(
+        self, step_ids: Sequence[int], observed_step_ns_T: NDArray[np.int64]
+    ) -> StepSamples:
+        """The same durations under the recording's own step numbers, with its step times."""
+        return replace(
+            self, step_ids=tuple(step_ids), observed_step_ns_T=observed_step_ns_T.astype(np.int64)
+        )
+
     def signature(self, class_index: int, node: int) -> NodeSignature:
         """Pool key of body node ``node`` of a class: equal on equal work of all ranks and steps."""
         rank_class = self.graph.classes[class_index]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import ProfilerActivity, ProfilerConfig, ProfilerState
 from torch.autograd import profiler as autograd_profiler
-from torch._C._profiler import _ExperimentalConfig
 
 from prismscale.graph.trace import MemoryRecord
 
@@ -37,7 +38,7 @@ class CpuMemoryTracker:
     """
 
     def __init__(self) -> None:
-        self._allocated = 0
+        self._step_ends_ns: list[int] = []
         self._peaks: list[int] = []
         self._running = False
         self._original_prepare: Any = None
@@ -51,17 +52,25 @@ class CpuMemoryTracker:
             self._end_profile()
             return self._original_prepare(*args)
 
-        self._begin_profile()
-        autograd_profiler._prepare_profiler = give_way  # type: ignore[assignment]
+        config = ProfilerConfig(
+            ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig(), ""
+        )
+        activities = {ProfilerActivity.CPU}
+        torch.autograd._prepare_profiler(config, activities)
+        torch.autograd._enable_profiler(config, activities)
+        self._running = True
+        autograd_profiler._prepare_profiler = give_way
 
     def step_ended(self) -> None:
-        """Close a step's peak and go on."""
-        if self._running:
-            self._end_profile()
-            self._begin_profile()
+        """Note the end of a step.
+
+        One profile covers all steps: another thread's free between two profiles would be lost, and
+        the block count as allocated for ever.
+        """
+        self._step_ends_ns.append(time.time_ns())
 
     def stop(self) -> MemoryRecord:
-        """End; ``peak_step`` counts from -1, the part before the first step's end being step 0."""
+        """End; step 0 of the record is the part before the first step's end."""
         if self._running:
             self._end_profile()
         autograd_profiler._prepare_profiler = self._original_prepare
@@ -72,23 +81,21 @@ class CpuMemoryTracker:
             step_peak_bytes=tuple(peaks),
         )
 
-    def _begin_profile(self) -> None:
-        config = ProfilerConfig(
-            ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig(), ""
-        )
-        activities = {ProfilerActivity.CPU}
-        torch.autograd._prepare_profiler(config, activities)  # type: ignore[attr-defined]
-        torch.autograd._enable_profiler(config, activities)  # type: ignore[attr-defined]
-        self._running = True
-
     def _end_profile(self) -> None:
         if not self._running:
             return
         self._running = False
-        result = torch.autograd._disable_profiler()  # type: ignore[attr-defined]
-        peak = self._allocated
-        for event in result.events():
-            if event.name() == "[memory]":
-                self._allocated += event.nbytes()
-                peak = max(peak, self._allocated)
-        self._peaks.append(peak)
+        result: Any = torch.autograd._disable_profiler()
+        # Sorted, because events come thread by thread and gloo's threads allocate too.
+        changes = sorted(
+            (e.start_ns(), e.nbytes()) for e in result.events() if e.name() == "[memory]"
+        )
+        ends = [*self._step_ends_ns, sys.maxsize]
+        allocated, peak, step = 0, 0, 0
+        for at_ns, n_bytes in changes:
+            while at_ns > ends[step]:
+                self._peaks.append(peak)
+                peak, step = allocated, step + 1
+            allocated += n_bytes
+            peak = max(peak, allocated)
+        self._peaks += [peak] + [allocated] * (len(self._step_ends_ns) - step - 1)

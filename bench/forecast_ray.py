@@ -1,0 +1,60 @@
+"""Draws on a real Ray cluster of two nodes on this machine: bit for bit those of one process.
+
+Needs ``pip install prismscale[ray]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster as RayTestCluster
+
+from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.cost.collective import NullCollectiveModel
+from prismscale.forecast.executor import RayCluster, Serial
+from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.variation import Variation, vary
+
+COSTS = PassCosts(
+    forward_ns=10**7, input_gradient_ns=10**7, weight_gradient_ns=10**7, optimizer_ns=10**6
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    graph = build_layout(Layout(tp=1, pp=4, dp=16, microbatches=16), COSTS)
+    source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation())
+    config = MonteCarlo(draws=1_000)
+    began = time.perf_counter()
+    here = draw_steps(graph, source, config, executor=Serial()).step_ns_D
+    serial_s = time.perf_counter() - began
+    cluster = RayTestCluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        began = time.perf_counter()
+        there = draw_steps(graph, source, config, executor=RayCluster()).step_ns_D
+        ray_s = time.perf_counter() - began
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    rows = [
+        Row.at_least("Ray nodes", nodes, 2),
+        Row.at_most("draws that differ from one process", int((here != there).sum()), 0),
+        Row.told("1,000 draws in one process", serial_s, "s"),
+        Row.told("the same on Ray, start of its workers included", ray_s, "s"),
+    ]
+    print_rows(rows, title="Ray executor")
+    if arguments.json:
+        write_rows(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

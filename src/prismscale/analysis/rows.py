@@ -1,0 +1,85 @@
+"""Rows of a validation: a measured figure, what it may be at most, and whether it is.
+
+Every bench and every ``prismscale validate`` prints rows and writes them as JSON: a list of objects
+``{"name", "value", "unit", "bar", "ok"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from prismscale.errors import StorageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One measured figure."""
+
+    name: str
+    value: float
+    unit: str = ""
+    bar: float | None = None
+    """The most (or least) it may be; None where nothing is asked."""
+    ok: bool = True
+
+    @staticmethod
+    def at_most(name: str, value: float, bar: float, unit: str = "") -> Row:
+        """A figure that must not exceed ``bar``; not-a-number never passes."""
+        return Row(name=name, value=value, unit=unit, bar=bar, ok=bool(value <= bar))
+
+    @staticmethod
+    def at_least(name: str, value: float, bar: float, unit: str = "") -> Row:
+        """A figure that must reach ``bar``; not-a-number never passes."""
+        return Row(name=name, value=value, unit=unit, bar=bar, ok=bool(value >= bar))
+
+    @staticmethod
+    def told(name: str, value: float, unit: str = "") -> Row:
+        """A figure without a bar."""
+        return Row(name=name, value=value, unit=unit)
+
+
+def print_rows(rows: Iterable[Row], *, title: str = "", console: Console | None = None) -> None:
+    """Print a table on the terminal."""
+    table = Table(title=title or None)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("bar", justify="right")
+    table.add_column("")
+    for row in rows:
+        verdict = "" if row.bar is None else ("[green]ok[/]" if row.ok else "[red]MISSED[/]")
+        table.add_row(
+            row.name,
+            f"{_figure(row.value)} {row.unit}".rstrip(),
+            "" if row.bar is None else f"{_figure(row.bar)} {row.unit}".rstrip(),
+            verdict,
+        )
+    (console or Console()).print(table)
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as JSON; figures that are not finite become null, because JSON has no others.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    plain = [{k: _finite(v) for k, v in asdict(row).items()} for row in rows]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,273 @@
+"""Time of communications: laws every model obeys, and agreement with known figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prismscale.cluster import AlgorithmTuning, Cluster, Link, Measured, MeasuredCurve
+from prismscale.cost.collective import (
+    AnalyticCollectiveModel,
+    NullCollectiveModel,
+    TableCollectiveModel,
+    collective_model,
+)
+from prismscale.cost.placement import Placement, PlacementCache, place
+from prismscale.cost.validation import summarize_errors
+from prismscale.errors import UsageError
+from prismscale.graph.node import CollectiveOp
+
+H100 = Cluster.load("h100-sxm")
+MODEL = AnalyticCollectiveModel(H100)
+ANALYTIC_PRESETS = ["a100-80g", "b200", "h100-sxm", "h200-sxm"]
+COLLECTIVES = [op for op in CollectiveOp if not op.is_p2p]
+EIGHT = Placement(size=8, nodes=1, most=8, least=8)
+MIB, GIB = 2**20, 2**30
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    """Groups of up to 64 nodes, evenly or unevenly filled."""
+    nodes = draw(st.integers(1, 64))
+    least = draw(st.integers(1, 8))
+    most = least if nodes == 1 else draw(st.integers(least, 8))
+    extra = 0 if nodes == 1 else draw(st.integers(0, (nodes - 2) * (most - least)))
+    size = least if nodes == 1 else least * (nodes - 1) + most + extra
+    return Placement(size=size, nodes=nodes, most=most, least=least)
+
+
+ops = st.sampled_from(list(CollectiveOp))
+sizes = st.integers(0, 2**36)
+
+
+@given(ops, placements(), sizes, sizes, st.sampled_from(ANALYTIC_PRESETS))
+def test_time_is_monotone_in_bytes(
+    op: CollectiveOp, at: Placement, first: int, second: int, preset: str
+) -> None:
+    """A larger message never takes less time, and none takes negative time."""
+    model = AnalyticCollectiveModel(Cluster.load(preset))
+    small, large = sorted((first, second))
+
+    assert 0 <= model.time_ns(op, small, at) <= model.time_ns(op, large, at)
+
+
+@given(ops, placements(), sizes, st.floats(1, 100), st.booleans())
+def test_more_bandwidth_is_never_slower(
+    op: CollectiveOp, at: Placement, n_bytes: int, factor: float, is_intra: bool
+) -> None:
+    """Raising either link's bandwidth helps or changes nothing."""
+    link = H100.intra_node if is_intra else H100.inter_node
+    faster = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+    cluster = replace(H100, intra_node=faster) if is_intra else replace(H100, inter_node=faster)
+    upgraded = AnalyticCollectiveModel(cluster)
+
+    assert upgraded.time_ns(op, n_bytes, at) <= MODEL.time_ns(op, n_bytes, at)
+
+
+@given(st.permutations(range(12)), ops, sizes)
+def test_time_does_not_depend_on_the_order_of_members(
+    order: list[int], op: CollectiveOp, n_bytes: int
+) -> None:
+    """Only where members sit matters."""
+    straight = np.arange(12).reshape(12, 1)
+    shuffled = np.array(order).reshape(12, 1)
+
+    assert MODEL.duration_ns(op, n_bytes, shuffled) == MODEL.duration_ns(op, n_bytes, straight)
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, max_size=16, unique=True))
+def test_placement_counts_members_by_node(ranks: list[int]) -> None:
+    """The vectorised placement equals a count by hand."""
+    counts = np.unique(np.array(ranks) // 8, return_counts=True)[1]
+
+    (at,), _ = place(np.array(ranks).reshape(-1, 1), 8)
+
+    assert at == Placement(
+        size=len(ranks), nodes=len(counts), most=int(counts.max()), least=int(counts.min())
+    )
+
+
+def test_groups_of_one_family_are_answered_at_once() -> None:
+    """Groups inside and across nodes get their own times, in order."""
+    ranks_KG = np.array([[0, 0, 8], [1, 8, 9]])
+
+    inside, across, inside_too = MODEL.duration_ns(CollectiveOp.ALL_REDUCE, 64 * MIB, ranks_KG)
+
+    assert inside == inside_too < across
+
+
+@pytest.mark.parametrize("op", list(CollectiveOp))
+def test_group_of_one_takes_no_time(op: CollectiveOp) -> None:
+    """There is nobody to talk to."""
+    assert MODEL.duration_ns(op, GIB, np.array([[5]])).tolist() == [0]
+
+
+def test_family_without_groups_gives_no_durations() -> None:
+    """An empty family is no error."""
+    assert MODEL.duration_ns(CollectiveOp.ALL_REDUCE, 8, np.zeros((4, 0), int)).shape == (0,)
+
+
+def test_equal_tables_at_reused_addresses_are_not_confused() -> None:
+    """The cache holds on to its keys, so a new table never inherits an old one's placement."""
+    cache = PlacementCache(8)
+
+    for node in range(50):
+        (at,), _ = cache.of(np.array([[0], [8 * node + 1]]))
+        assert at.nodes == (1 if node == 0 else 2)
+
+
+def test_null_model_costs_nothing() -> None:
+    """Without communication only computation and waiting are left."""
+    ranks_KG = np.arange(16).reshape(8, 2)
+
+    assert NullCollectiveModel().duration_ns(CollectiveOp.ALL_REDUCE, GIB, ranks_KG).sum() == 0
+
+
+def test_switch_reduction_beats_the_ring_in_a_full_node() -> None:
+    """Eight H100 reduce large vectors in the switch, bound by NVLink."""
+    explanation = MODEL.explain(CollectiveOp.ALL_REDUCE, GIB, EIGHT)
+
+    assert (explanation.algorithm, explanation.bound_by) == ("hierarchical", "intra_node")
+
+
+def test_small_messages_are_bound_by_latency() -> None:
+    """A few bytes cost steps and launch only."""
+    at = Placement(size=64, nodes=8, most=8, least=8)
+
+    assert MODEL.explain(CollectiveOp.ALL_REDUCE, 64, at).bound_by == "latency"
+
+
+def test_one_member_per_node_is_bound_by_the_network() -> None:
+    """Data-parallel groups across nodes live on one card each."""
+    at = Placement(size=10, nodes=10, most=1, least=1)
+
+    assert MODEL.explain(CollectiveOp.ALL_GATHER, GIB, at).bound_by == "inter_node"
+
+
+@pytest.mark.parametrize(
+    ("op", "n_bytes", "at", "measured_us"),
+    [
+        (CollectiveOp.ALL_REDUCE, GIB, EIGHT, 4001.3),
+        (CollectiveOp.ALL_GATHER, GIB, EIGHT, 2722.3),
+        (CollectiveOp.ALL_TO_ALL, GIB, Placement(size=40, nodes=10, most=4, least=4), 21521.0),
+        (CollectiveOp.ALL_REDUCE, GIB, Placement(size=10, nodes=10, most=1, least=1), 39744.4),
+    ],
+)
+def test_h100_agrees_with_public_measurements(
+    op: CollectiveOp, n_bytes: int, at: Placement, measured_us: float
+) -> None:
+    """nccl-tests times of xxrjun/nccl-tests-cluster (example-cluster01) within 5 %."""
+    assert MODEL.time_ns(op, n_bytes, at) == pytest.approx(1e3 * measured_us, rel=0.05)
+
+
+def test_ring_time_is_the_textbook_formula() -> None:
+    """2 (n-1) latencies and 2 (n-1)/n of the bytes, on a cluster without overheads."""
+    plain = AlgorithmTuning(
+        base_ns=0, latency_factor=1, intra_efficiency=1, inter_efficiency=1, chunk_ns=0,
+        chunk_limit_ns=1,
+    )  # fmt: skip
+    link = Link(latency_ns=10, bandwidth_bytes_per_s=1e9)
+    model = AnalyticCollectiveModel(replace(H100, intra_node=link, algorithms={"ring": plain}))
+
+    assert model.time_ns(CollectiveOp.ALL_REDUCE, 8000, EIGHT) == 2 * 7 * 10 + 2 * 7 * 1000
+
+
+def test_operation_without_an_algorithm_is_named() -> None:
+    """A file that leaves an operation out says so when it is needed."""
+    model = AnalyticCollectiveModel(replace(H100, algorithms={"ring": H100.algorithms["ring"]}))
+
+    with pytest.raises(UsageError, match=r"no algorithm for all_to_all.*pairwise"):
+        model.duration_ns(CollectiveOp.ALL_TO_ALL, 64, np.array([[0], [1]]))
+
+
+def test_unknown_algorithm_is_refused() -> None:
+    """A misspelt table in a cluster file is an error, not a silent loss."""
+    with pytest.raises(UsageError, match=r"unknown algorithm 'rnig'.*did you mean ring"):
+        AnalyticCollectiveModel(replace(H100, algorithms={"rnig": H100.algorithms["ring"]}))
+
+
+def table(*times_ns: float) -> TableCollectiveModel:
+    """All-reduce between two ranks, measured at 100, 10,000 and 1,000,000 bytes."""
+    curve = MeasuredCurve(
+        op=CollectiveOp.ALL_REDUCE, group_size=2, n_bytes=(100, 10_000, 1_000_000),
+        time_ns=times_ns, cpu_ns=(5.0, 50.0, 500.0),
+    )  # fmt: skip
+    measured = Measured(machine="m", date="d", curves=(curve,))
+    return TableCollectiveModel(H100, measured, NullCollectiveModel())
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "expected"),
+    [(100, 1000), (1000, 2000), (10_000, 4000), (1, 1000), (3_000_000, 1_200_000)],
+)
+def test_table_interpolates_and_extrapolates_by_its_rule(n_bytes: int, expected: int) -> None:
+    """Log-log between points, flat below, proportional above."""
+    times = table(1000, 4000, 400_000).duration_ns(
+        CollectiveOp.ALL_REDUCE, n_bytes, np.array([[0], [1]])
+    )
+
+    assert times.tolist() == [expected]
+
+
+@given(st.integers(0, 10**8), st.integers(0, 10**8))
+def test_table_is_monotone_whatever_was_measured(first: int, second: int) -> None:
+    """Noise in a measurement does not make larger messages faster."""
+    model, pair = table(4000, 3000, 5000), np.array([[0], [1]])
+    small, large = (
+        model.duration_ns(CollectiveOp.ALL_REDUCE, b, pair)[0] for b in sorted((first, second))
+    )
+
+    assert small <= large
+
+
+def test_table_leaves_other_groups_to_the_fallback() -> None:
+    """A group of three was not measured; neither was a pair across nodes."""
+    model = table(1000, 4000, 400_000)
+
+    for ranks in ([[0], [1], [2]], [[0], [8]]):
+        assert model.duration_ns(CollectiveOp.ALL_REDUCE, 100, np.array(ranks)).tolist() == [0]
+
+
+def test_table_knows_the_cpu_time_of_a_call() -> None:
+    """The overlap of communication and computation needs it."""
+    model = table(1000, 4000, 400_000)
+
+    assert model.cpu_ns(CollectiveOp.ALL_REDUCE, 10_000, 2) == 50
+    assert model.cpu_ns(CollectiveOp.BROADCAST, 10_000, 2) == 0
+
+
+def test_measurements_are_preferred_where_a_cluster_has_them() -> None:
+    """The loopback preset answers from its table, and analytically beyond it."""
+    cluster = Cluster.load("loopback-gloo")
+    model = collective_model(cluster)
+    assert cluster.measured is not None
+    curve = next(c for c in cluster.measured.curves if c.op == CollectiveOp.ALL_REDUCE)
+
+    pair, four = np.array([[0], [1]]), np.array([[0], [1], [2], [3]])
+
+    assert model.duration_ns(curve.op, curve.n_bytes[0], pair)[0] == round(curve.time_ns[0])
+    assert model.duration_ns(curve.op, MIB, four)[0] > 0
+    assert isinstance(collective_model(H100), AnalyticCollectiveModel)
+
+
+def test_recv_takes_as_long_as_send() -> None:
+    """Both ends of one message."""
+    model = collective_model(Cluster.load("loopback-gloo"))
+    pair = np.array([[0], [1]])
+
+    send, recv = (model.duration_ns(op, MIB, pair) for op in (CollectiveOp.SEND, CollectiveOp.RECV))
+
+    assert send == recv
+
+
+def test_error_summary_counts_both_directions() -> None:
+    """The bias keeps the sign that the errors lose."""
+    summary = summarize_errors([90, 110, 120], [100, 100, 100])
+
+    assert summary.median == pytest.approx(0.1)
+    assert summary.bias == pytest.approx(0.1)
+    assert summary.worst == pytest.approx(0.2)

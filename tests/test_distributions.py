@@ -1,0 +1,90 @@
+"""Distributions of durations and the choice among them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prismscale.errors import FormatError
+from prismscale.forecast.distributions import (
+    BodyAndTail,
+    Empirical,
+    Gamma,
+    LogNormal,
+    Normal,
+    fit,
+    ks_distance,
+)
+
+LAWS = [
+    Normal(mean=1e6, std=5e4),
+    Gamma(shape=3.0, scale=1e5),
+    LogNormal(mean_log=13.0, std_log=0.4),
+    BodyAndTail(body=Normal(mean=1e6, std=1e4), stall=0.05, tail_from=2e6, tail_scale=5e5),
+    Empirical(sorted_ns=np.arange(1.0, 101.0)),
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_draws_follow_the_cdf(law):
+    """A large sample of every law is near its own CDF."""
+    draws = law.sample(np.random.default_rng(1), (20_000,))
+    assert draws.min() >= 0
+    assert ks_distance(law, draws) < 0.012
+
+
+@pytest.mark.parametrize("law", LAWS[:4], ids=lambda law: type(law).__name__)
+def test_quantile_inverts_the_cdf(law):
+    """cdf(quantile(q)) is q."""
+    q = np.array([0.05, 0.3, 0.5, 0.9, 0.97, 0.999])
+    assert law.cdf(law.quantile(q)) == pytest.approx(q, abs=1e-6)
+
+
+@pytest.mark.parametrize("law", [LAWS[1], LAWS[2]], ids=["gamma", "lognormal"])
+def test_a_skewed_family_is_recognised(law):
+    """A pool drawn from a skewed family is given that family."""
+    pool = law.sample(np.random.default_rng(2), (4_000,))
+    assert isinstance(fit(pool).distribution, type(law))
+
+
+def test_rare_stalls_become_a_tail():
+    """Two per cent of durations three times as long are a body with a tail, not a wide normal."""
+    rng = np.random.default_rng(3)
+    pool = rng.normal(1e6, 1e4, 2_000)
+    pool[:40] = 3e6 + rng.exponential(1e5, 40)
+    chosen = fit(pool).distribution
+    assert isinstance(chosen, BodyAndTail)
+    assert chosen.stall == pytest.approx(0.02)
+
+
+def test_a_pool_that_no_family_fits_is_used_as_it_is():
+    """Two separate modes are drawn from the pool itself, and the note says so."""
+    pool = np.concatenate([np.linspace(1e6, 1.1e6, 200), np.linspace(5e6, 5.1e6, 200)])
+    chosen = fit(pool)
+    assert isinstance(chosen.distribution, Empirical)
+    assert "no family fits" in chosen.note
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_small_pools_say_so(n):
+    """Fewer than eight durations are drawn as they are, with a note."""
+    chosen = fit(np.arange(1.0, n + 1))
+    assert chosen.name == "Empirical"
+    assert "only" in chosen.note
+
+
+def test_bad_durations_are_counted():
+    """NaN and negative durations are refused with their numbers and the pool's name."""
+    with pytest.raises(FormatError, match=r"gemm: 2 of 5 .* 1 are negative"):
+        fit(np.array([1.0, np.nan, np.inf, -3.0, 2.0]), "gemm")
+    with pytest.raises(FormatError, match="no durations"):
+        fit(np.array([]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=60))
+def test_any_legal_pool_is_fitted(pool):
+    """Whatever legal durations come, draws are finite and not negative."""
+    draws = fit(np.array(pool)).distribution.sample(np.random.default_rng(0), (50,))
+    assert np.isfinite(draws).all()
+    assert (draws >= 0).all()

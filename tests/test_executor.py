@@ -1,0 +1,57 @@
+"""Executors give the same results, in order."""
+
+import operator
+import sys
+
+import numpy as np
+import pytest
+
+from prismscale.cost.collective import NullCollectiveModel
+from prismscale.errors import UsageError
+from prismscale.forecast.executor import LocalProcesses, RayCluster, Serial, executor_named
+from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.variation import Variation, vary
+
+
+def test_draws_do_not_depend_on_the_number_of_workers():
+    """Serial, one and two processes: the same draws bit for bit."""
+    costs = PassCosts(forward_ns=10**6, input_gradient_ns=10**6, weight_gradient_ns=10**6)
+    graph = build_layout(Layout(tp=1, pp=2, dp=2, microbatches=2), costs)
+    source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation())
+    config = MonteCarlo(draws=300)
+    drawn = [
+        draw_steps(graph, source, config, executor=executor).step_ns_D
+        for executor in (Serial(), LocalProcesses(workers=1), LocalProcesses(workers=2, worth_s=0))
+    ]
+    assert all(np.array_equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_results_keep_the_order_of_tasks():
+    """Whoever finishes first, results come as asked."""
+    tasks = list(range(20))
+    found = list(LocalProcesses(workers=2, worth_s=0).map(operator.add, 100, tasks))
+    assert found == [100 + t for t in tasks]
+
+
+def test_an_error_in_a_worker_reaches_the_caller():
+    """The exception itself, and no process is left waiting."""
+    with pytest.raises(ZeroDivisionError):
+        list(LocalProcesses(workers=2, worth_s=0).map(operator.truediv, 1, [1, 2, 0, 4]))
+
+
+def test_ray_that_is_missing_is_explained(monkeypatch):
+    """Without Ray the message says how to install it."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'prismscale\[ray\]'"):
+        list(RayCluster().map(operator.add, 1, [1]))
+
+
+def test_executors_by_name():
+    """Names of the command line; others are refused."""
+    assert executor_named("local", workers=3) == LocalProcesses(workers=3)
+    assert executor_named("ray", address="auto") == RayCluster(address="auto")
+    with pytest.raises(UsageError, match="allowed: local, ray, serial"):
+        executor_named("dask")
+    with pytest.raises(UsageError, match="at least 1"):
+        LocalProcesses(workers=0)

@@ -1,0 +1,54 @@
+"""``prismscale import``: foreign traces become a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from jobs import RecordedDurations, pipeline_job
+from kineto_traces import two_ranks
+from prismscale.commands.imports import imports
+from prismscale.errors import UsageError
+from prismscale.formats.chakra import write_chakra
+from prismscale.sim.samples_store import load_samples
+from prismscale.sim.timeline import simulate
+from straggler_traces import make_rows, write
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(imports, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_straggler_trace_becomes_a_run(tmp_path: Path) -> None:
+    """Steps are stored, and re-timing them gives what was recorded."""
+    trace = write(make_rows(), tmp_path / "trace-X.parquet")
+    text = run("straggler", trace, "--out", tmp_path / "run")
+    assert "4 ranks in 2 classes" in text
+    assert "most off by 0.0000 %" in text
+    assert load_samples(tmp_path / "run" / "graph").n_steps == 6
+
+
+def test_kineto_traces_become_a_run(tmp_path: Path) -> None:
+    """One file a rank."""
+    run("kineto", *two_ranks(tmp_path), "--out", tmp_path / "run")
+    assert load_samples(tmp_path / "run" / "graph").graph.world_size == 2
+
+
+def test_chakra_traces_become_a_run(tmp_path: Path) -> None:
+    """What we exported can be imported."""
+    graph = pipeline_job(2, 1, 1, 2)
+    recorded = RecordedDurations(graph)
+    timeline = simulate(graph, recorded, ranks=[0, 1])
+    paths = write_chakra(graph, timeline, recorded, tmp_path)
+    run("chakra", *paths, "--out", tmp_path / "run")
+    assert load_samples(tmp_path / "run" / "graph").graph.world_size == 2
+
+
+def test_trace_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """A wrong path is the user's to mend."""
+    with pytest.raises(UsageError, match="no such file"):
+        run("straggler", tmp_path / "nothing.parquet", "--out", tmp_path / "run")

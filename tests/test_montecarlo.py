@@ -1,0 +1,227 @@
+"""Monte Carlo over the engine, laws of nodes, and fused graphs."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from prismscale.cost.collective import NullCollectiveModel
+from prismscale.errors import UsageError
+from prismscale.forecast.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
+from prismscale.forecast.goodness import ks_two_sample
+from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.lockstep import FusedDurations, fuse
+from prismscale.forecast.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
+from prismscale.forecast.sampling import LawDraws, NodeLaw, RegimeFactors, fuse_laws
+from prismscale.forecast.variation import Variation, vary
+from prismscale.graph.assemble import assemble
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.groups import collect_groups
+from prismscale.graph.node import CollectiveOp
+from prismscale.sim.timeline import simulate
+
+
+def barrier_job(ranks):
+    """Every rank computes, then all meet."""
+    builder = TraceBuilder(rank=0, world_size=ranks)
+    builder.add_compute(1, preds=[-1])
+    builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[0])
+    builder.add_compute(0, preds=[1])
+    traces = {0: builder.build()}
+    representative_R = np.zeros(ranks, dtype=np.int64)
+    return assemble(traces, representative_R, collect_groups(traces, ranks, representative_R))
+
+
+def laws(graph, compute, communication=None):
+    law_B = np.array([0, 1 if communication else -1, -1])
+    table = (NodeLaw(name="work", compute=compute),)
+    if communication:
+        table += (NodeLaw(name="meet", communication=communication),)
+    return LawDraws(graph=graph, laws=table, law_CB=(law_B,))
+
+
+def small_layout(**kwargs):
+    layout = Layout(**{"tp": 4, "pp": 2, "dp": 3, "microbatches": 4, **kwargs})
+    costs = PassCosts(
+        forward_ns=900_000,
+        input_gradient_ns=900_000,
+        weight_gradient_ns=900_000,
+        optimizer_ns=100_000,
+        tp_collectives=3,
+    )
+    return build_layout(layout, costs)
+
+
+def test_a_barrier_is_the_maximum_of_independent_draws():
+    """100,000 draws of the slowest of 16 ranks follow F(x)^16."""
+    graph, law = barrier_job(16), Normal(mean=1e9, std=5e7)
+    config = MonteCarlo(draws=100_000, steps=1, memory_bytes=2**30)
+    drawn = draw_steps(graph, laws(graph, law), config).step_ns_D
+    distance = stats.kstest(drawn, lambda x: law.cdf(x) ** 16).statistic
+    assert distance < 1.63 / np.sqrt(100_000)
+
+
+def test_serial_work_is_a_convolution():
+    """The sum of two gamma durations on one rank is the gamma of the summed shapes."""
+    builder = TraceBuilder(rank=0, world_size=1)
+    builder.add_compute(1, preds=[-1])
+    builder.add_compute(1, preds=[0])
+    traces = {0: builder.build()}
+    one = np.zeros(1, dtype=np.int64)
+    graph = assemble(traces, one, collect_groups(traces, 1, one))
+    table = (NodeLaw(name="a", compute=Gamma(shape=4.0, scale=1e6)),)
+    source = LawDraws(graph=graph, laws=table, law_CB=(np.zeros(2, dtype=np.int64),))
+    drawn = draw_steps(graph, source, MonteCarlo(draws=100_000, steps=1)).step_ns_D
+    assert ks_distance(Gamma(shape=8.0, scale=1e6), drawn) < 1.63 / np.sqrt(100_000)
+
+
+def test_a_collective_is_drawn_once_for_all_members():
+    """With still computation, the step varies exactly as one collective does, at any width."""
+    graph = barrier_job(64)
+    meet = LogNormal(mean_log=14.0, std_log=0.5)
+    source = laws(graph, Empirical(sorted_ns=np.array([1e6])), meet)
+    drawn = draw_steps(graph, source, MonteCarlo(draws=20_000, steps=1)).step_ns_D - 1e6
+    assert ks_distance(meet, drawn) < 0.015
+
+
+def test_a_regime_slows_all_communication_of_a_step():
+    """A state that holds a fifth of the steps and doubles communication doubles a fifth of it."""
+    graph = barrier_job(4)
+    still = Empirical(sorted_ns=np.array([1e6]))
+    source = laws(graph, still, still)
+    regimes = RegimeFactors(share_K=np.array([0.8, 0.2]), factor_K=np.array([1.0, 2.0]))
+    source = LawDraws(
+        graph=graph, laws=source.laws, law_CB=source.law_CB, regimes=regimes
+    )
+    drawn = draw_steps(graph, source, MonteCarlo(draws=5_000, steps=1)).step_ns_D
+    assert set(drawn.tolist()) == {2_000_000, 3_000_000}
+    assert (drawn == 3_000_000).mean() == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_spatial_factor_persists():
+    """One rank at 1.5 sets the step, whatever is drawn."""
+    graph = barrier_job(4)
+    source = laws(graph, Normal(mean=1e6, std=1.0))
+    slow = LawDraws(
+        graph=graph,
+        laws=source.laws,
+        law_CB=source.law_CB,
+        factor_R=np.array([1.0, 1.5, 1.0, 1.0]),
+    )
+    drawn = draw_steps(graph, slow, MonteCarlo(draws=100, steps=1)).step_ns_D
+    assert drawn == pytest.approx(1.5e6, rel=1e-4)
+
+
+def test_freezing_leaves_other_draws_alone():
+    """Common random numbers: with the collective frozen, the computation's draws are unchanged."""
+    graph = barrier_job(8)
+    source = laws(graph, Normal(mean=1e6, std=1e4), LogNormal(mean_log=10.0, std_log=1.0))
+    config = MonteCarlo(draws=50, steps=1)
+    frozen = draw_steps(graph, source.freeze(frozenset({1})), config).step_ns_D
+    alone = draw_steps(graph, laws(graph, Normal(mean=1e6, std=1e4)), config).step_ns_D
+    assert len(set((frozen - alone).tolist())) == 1
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_fused_and_whole_graph_agree_to_the_nanosecond(name, pp):
+    """Where chains end with the set's collective, fusing changes no step time of any draw."""
+    graph = small_layout(pp=pp, schedule=name, microbatches=8, chunks=1 + (name == "interleaved"))
+    whole = RandomDurations(graph)
+    fused = fuse(graph)
+    a = simulate(graph, whole, steps=2, draws=3).job_step_ns_TD
+    b = simulate(
+        fused.graph, FusedDurations(fused=fused, origin=whole), steps=2, draws=3
+    ).job_step_ns_TD
+    assert (a == b).all()
+    assert fused.graph.n_rank_nodes * 8 < graph.n_rank_nodes
+
+
+def test_fused_steps_bound_the_whole_graphs_where_chains_end_in_computation():
+    """Zero-bubble's weight gradients are not followed by a collective of the set."""
+    graph = small_layout(schedule="zero-bubble")
+    whole, fused = RandomDurations(graph), fuse(graph)
+    a = simulate(graph, whole, steps=2, draws=3).job_step_ns_TD
+    b = simulate(
+        fused.graph, FusedDurations(fused=fused, origin=whole), steps=2, draws=3
+    ).job_step_ns_TD
+    assert (b >= a).all()
+
+
+class RandomDurations:
+    """Integers by member; what follows the last collective is the same for all."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def prologue(self, class_index):
+        return ()
+
+    def body(self, class_index, step):
+        rank_class = self.graph.classes[class_index]
+        trace, out = rank_class.trace, []
+        for node in range(trace.n_body):
+            rng = np.random.default_rng((class_index, step, node))
+            label = trace.labels[trace.label_N[node]]
+            width = 1
+            if label in ("forward", "backward", "weight"):
+                width = rank_class.size
+            elif label == "tp all_reduce":
+                seat = rank_class.seats[trace.role_N[node]]
+                width = self.graph.families[seat.family].n_groups
+            out.append(rng.integers(0, 1000, (3, width)))
+        return out
+
+
+def test_fused_laws_give_the_whole_graphs_distribution():
+    """Draws of the fused graph and of the whole one differ by sampling alone."""
+    graph = small_layout(microbatches=2)
+    source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation(compute_cv=0.1))
+    fused = fuse(graph)
+    config = MonteCarlo(draws=4_000, steps=1)
+    a = draw_steps(graph, source, config).step_ns_D
+    b = draw_steps(fused.graph, fuse_laws(fused, source), config).step_ns_D
+    assert ks_two_sample(a, b) < 1.63 * np.sqrt(2 / 4_000)
+
+
+def test_a_graph_without_lockstep_sets_is_not_fused():
+    """One barrier of everybody a step is no chain."""
+    assert fuse(barrier_job(8)) is None
+
+
+def test_draws_repeat_and_seeds_differ():
+    """The same seed gives the same draws; another one does not."""
+    graph = barrier_job(4)
+    source = laws(graph, Normal(mean=1e6, std=1e4))
+    a, b, c = (
+        draw_steps(graph, source, MonteCarlo(draws=300, seed=s)).step_ns_D for s in (1, 1, 2)
+    )
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+def test_streams_do_not_depend_on_the_order_of_asking():
+    """A key's random numbers are its own."""
+    chunk = Chunk(index=3, draws=1, seed=5)
+    first = chunk.generator(1, 2).random(4)
+    chunk.generator(1, 1).random(9)
+    assert (chunk.generator(1, 2).random(4) == first).all()
+
+
+def test_chunks_fit_the_budget_and_cover_all_draws():
+    """Chunks are as large as the budget allows, and their draws add up."""
+    chunks = chunks_of(MonteCarlo(draws=100, memory_bytes=3_000), 100)
+    assert [c.draws for c in chunks] == [30, 30, 30, 10]
+    with pytest.raises(UsageError, match="budget"):
+        chunks_of(MonteCarlo(draws=1, memory_bytes=10), 100)
+
+
+def test_progress_counts_draws():
+    """The callback ends at all draws."""
+    graph, seen = barrier_job(2), []
+    draw_steps(
+        graph,
+        laws(graph, Normal(mean=1e6, std=1e4)),
+        MonteCarlo(draws=200),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(128, 200), (200, 200)]

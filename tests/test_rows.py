@@ -1,0 +1,50 @@
+"""Rows of a validation: verdicts, table, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.errors import StorageError
+
+
+@pytest.mark.parametrize(("value", "ok"), [(0.4, True), (0.5, True), (0.6, False)])
+def test_figure_must_not_exceed_its_bar(value: float, ok: bool) -> None:
+    """The bar itself still passes."""
+    assert Row.at_most("error", value, 0.5, "%").ok is ok
+
+
+def test_figure_that_is_no_number_never_passes() -> None:
+    """A failed measurement is a miss, whichever way the bar points."""
+    assert not Row.at_most("a", math.nan, 1.0).ok
+    assert not Row.at_least("a", math.nan, 1.0).ok
+
+
+def test_rows_are_written_as_plain_json(tmp_path: Path) -> None:
+    """A list of objects with the five keys; what JSON cannot say is null."""
+    rows = [Row.at_least("gain", 1.2, 1.0, "x"), Row.told("nan", math.nan)]
+    write_rows(rows, tmp_path / "new" / "rows.json")
+    first, second = json.loads((tmp_path / "new" / "rows.json").read_text())
+    assert first == {"name": "gain", "value": 1.2, "unit": "x", "bar": 1.0, "ok": True}
+    assert second["value"] is None
+
+
+def test_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """A folder in the way is no traceback."""
+    with pytest.raises(StorageError, match=str(tmp_path)):
+        write_rows([], tmp_path)
+
+
+def test_table_marks_what_was_missed() -> None:
+    """People see at once which bar was missed."""
+    text = io.StringIO()
+    rows = [Row.at_most("good", 1, 2), Row.at_most("bad", 3, 2), Row.told("other", 4)]
+    print_rows(rows, console=Console(file=text, width=80))
+    assert "MISSED" in next(line for line in text.getvalue().splitlines() if "bad" in line)
+    assert text.getvalue().count("MISSED") == 1

@@ -1,0 +1,121 @@
+"""Handles of emulated communications: when they complete, and who finds out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from prismscale.capture import work
+from prismscale.capture.work import EmulatedWork, completed
+
+
+class _Waits:
+    def __init__(self) -> None:
+        self.timeouts: list[timedelta | None] = []
+
+    def __call__(self, timeout: timedelta | None) -> None:
+        self.timeouts.append(timeout)
+
+
+def test_completed_work_has_its_outputs() -> None:
+    """A completed communication answers every query at once."""
+    x = torch.ones(2)
+    done = completed([x])
+    assert done.wait()
+    assert done.is_completed()
+    assert done.result()[0] is x
+    assert done.get_future().value()[0] is x
+
+
+def test_only_the_first_wait_waits() -> None:
+    """on_wait is called once, with the timeout of the first wait."""
+    waits = _Waits()
+    pending = EmulatedWork((), waits)
+    pending.wait(timedelta(seconds=3))
+    pending.wait()
+    pending.block_current_stream()
+    assert waits.timeouts == [timedelta(seconds=3)]
+
+
+def test_polling_does_not_wait() -> None:
+    """is_completed asks is_done and leaves waiting to wait."""
+    waits, answers = _Waits(), iter([False, True])
+    pending = EmulatedWork((), waits, lambda: next(answers))
+    assert [pending.is_completed(), pending.is_completed()] == [False, True]
+    assert waits.timeouts == []
+
+
+def test_future_settles_when_waited_for() -> None:
+    """Taking a future does not wait; waiting for it does."""
+    waits = _Waits()
+    x = torch.ones(2)
+    future = EmulatedWork([x], waits).get_future()
+    assert waits.timeouts == []
+    assert future.wait()[0] is x
+    assert len(waits.timeouts) == 1
+
+
+def test_waiting_for_the_work_settles_the_future() -> None:
+    """A callback chained to the future runs when the work is waited for."""
+    pending = EmulatedWork([torch.ones(1)], _Waits())
+    seen: list[Any] = []
+    pending.get_future().add_done_callback(lambda future: seen.append(future.value()))
+    assert seen == []
+    pending.wait()
+    assert len(seen) == 1
+
+
+def test_chained_future_settles_its_parent() -> None:
+    """Waiting for what then() gave waits for the communication, and passes errors on."""
+    waits = _Waits()
+    future = EmulatedWork([torch.ones(1)], waits).get_future()
+    doubled = future.then(lambda parent: parent.value()[0] * 2)
+    failing = doubled.then(lambda parent: 1 / 0)
+    assert waits.timeouts == []
+    assert doubled.wait().item() == 2
+    with pytest.raises(ZeroDivisionError):
+        failing.wait()
+    assert len(waits.timeouts) == 1
+
+
+def test_future_in_a_backward_pass_settles_at_its_end() -> None:
+    """A future that nobody waits for in Python completes when the backward pass ends."""
+    waits = _Waits()
+    order: list[str] = []
+
+    def hook(grad: torch.Tensor) -> None:
+        pending = EmulatedWork([grad], lambda timeout: order.append("settled"))
+        pending.get_future().add_done_callback(lambda future: order.append("done"))
+        order.append("issued")
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    x.sum().backward()
+    assert order == ["issued", "settled", "done"]
+    assert waits.timeouts == []
+
+
+def test_futures_can_be_collected() -> None:
+    """collect_all and wait_all settle what they collect."""
+    waits = _Waits()
+    futures = [EmulatedWork([torch.ones(1)], waits).get_future() for _ in range(3)]
+    together = work.collect_all(futures[:2])
+    assert waits.timeouts == []
+    assert len(together.wait()) == 2
+    assert len(work.wait_all(futures)) == 3
+    assert len(waits.timeouts) == 3
+
+
+def test_poll_of_a_future_completes_it() -> None:
+    """done() is the way out of a polling loop."""
+    answers = iter([False, True])
+    future = EmulatedWork([torch.ones(1)], _Waits(), lambda: next(answers)).get_future()
+    assert [future.done(), future.done()] == [False, True]
+
+
+def test_receive_names_its_source() -> None:
+    """source_rank answers the sender of a receive."""
+    assert EmulatedWork((), source=3).source_rank() == 3
