@@ -10,21 +10,19 @@ members, so that rate counts ranks answered for; with a duration per member it t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from jobs import RecordedDurations, job_from_traces, pipeline_traces
+from prismscale.analysis.rows import Row, print_rows, write_rows
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import GRAPH_FILE, load_graph, save_graph
@@ -34,7 +32,6 @@ from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
 
 STEPS = 3
-Row = dict[str, Any]
 
 
 class PerMember(RecordedDurations):
@@ -61,13 +58,11 @@ def measure(dp: int, label: str) -> list[Row]:
     built_s, graph = timed(lambda: job_from_traces(pipeline_traces(16, dp, 8, 64)))
     verified_s, _ = timed(lambda: verify(graph))
     compiled_s, program = timed(lambda: compile_job(graph))
-    console.print(
+    print(
         f"{label}: {len(graph.classes)} classes, {graph.n_class_nodes:,} stored nodes, "
         f"{graph.n_rank_nodes:,} rank-nodes a step"
     )
-    rows = [
-        row(f"{label}: build, assemble, verify, compile", built_s + verified_s + compiled_s, "s")
-    ]
+    rows = [Row.told(f"{label}: build to compiled", built_s + verified_s + compiled_s, "s")]
     sources: list[tuple[str, DurationSource]] = [
         ("one duration per class", RecordedDurations(graph)),
         ("a duration per member", PerMember(graph)),
@@ -78,8 +73,8 @@ def measure(dp: int, label: str) -> list[Row]:
             for _ in range(3)
         )
         rate = graph.n_rank_nodes * STEPS / seconds / 1e6
-        rows.append(row(f"{label}, {name}", rate, "M rank-nodes/s", at_least=30))
-        rows.append(row(f"{label}, {name}: one step", seconds / STEPS, "s", at_most=60))
+        rows.append(Row.at_least(f"{label}, {name}", rate, 30, "M rank-nodes/s"))
+        rows.append(Row.at_most(f"{label}, {name}: one step", seconds / STEPS, 60, "s"))
     return rows + stored(graph, label)
 
 
@@ -90,9 +85,9 @@ def stored(graph: JobGraph, label: str) -> list[Row]:
         load_s, _ = timed(lambda: load_graph(Path(folder)))
         megabytes = (Path(folder) / GRAPH_FILE).stat().st_size / 1e6
     return [
-        row(f"{label}: save graph", save_s, "s", at_most=2),
-        row(f"{label}: load graph", load_s, "s", at_most=2),
-        row(f"{label}: graph file", megabytes, "MB", at_most=50),
+        Row.at_most(f"{label}: save graph", save_s, 2, "s"),
+        Row.at_most(f"{label}: load graph", load_s, 2, "s"),
+        Row.at_most(f"{label}: graph file", megabytes, 50, "MB"),
     ]
 
 
@@ -103,42 +98,17 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def row(
-    name: str,
-    value: float,
-    unit: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Row:
-    """One figure with its bar."""
-    bar = at_least if at_least is not None else at_most
-    ok = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
-    return {"name": name, "value": round(value, 4), "unit": unit, "bar": bar, "ok": ok}
-
-
-def show(rows: Sequence[Row]) -> None:
-    """The figures as a table."""
-    table = Table("figure", "value", "unit", "bar", "ok")
-    for r in rows:
-        bar = "" if r["bar"] is None else f"{r['bar']:g}"
-        table.add_row(r["name"], f"{r['value']:,.3f}", r["unit"], bar, "✓" if r["ok"] else "✗")
-    console.print(table)
-
-
 def main() -> int:
     """Measure, print, and fail where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     rows = [*measure(64, "8,192 ranks"), *measure(512, "65,536 ranks")]
-    show(rows)
+    print_rows(rows)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
-    return 0 if all(r["ok"] for r in rows) else 1
+        write_rows(rows, options.json)
+    return 0 if all(r.ok for r in rows) else 1
 
-
-console = Console()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,8 +19,8 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from keeper import Keeper
 
+from keeper import Keeper
 from prismscale.analysis.rows import Row, print_rows, write_rows
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlanner
@@ -94,9 +94,7 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
         gate=str(folder / "gate"),
         out=str(out),
     )
-    return LiveStage(
-        spec=spec, folder=out, logs=folder / "logs", cluster=cluster, slow={}, hang={}
-    )
+    return LiveStage(spec=spec, folder=out, logs=folder / "logs", cluster=cluster, slow={}, hang={})
 
 
 def run_case(args: list[str], cluster: str, steps: int) -> dict[str, object]:

@@ -1,10 +1,13 @@
 """Monte Carlo over the engine, laws of nodes, and fused graphs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from prismscale.cost.collective import NullCollectiveModel
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import AnalyticCollectiveModel, NullCollectiveModel
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.goodness import ks_two_sample
@@ -47,6 +50,9 @@ def small_layout(**kwargs):
         weight_gradient_ns=900_000,
         optimizer_ns=100_000,
         tp_collectives=3,
+        tp_bytes=2**20,
+        boundary_bytes=2**20,
+        gradient_bytes=2**20,
     )
     return build_layout(layout, costs)
 
@@ -173,19 +179,28 @@ class RandomDurations:
 
 
 def test_fused_laws_give_the_whole_graphs_distribution():
-    """Draws of the fused graph and of the whole one differ by sampling alone."""
+    """Draws of the fused graph and of the whole one, where parallel groups share their draws,
+    differ by sampling alone."""
     graph = small_layout(microbatches=2)
-    source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation(compute_cv=0.1))
+    model = AnalyticCollectiveModel(Cluster.load("h100-sxm"))
+    source = vary(graph, median_durations(graph, model), Variation(compute_cv=0.1))
     fused = fuse(graph)
     config = MonteCarlo(draws=4_000, steps=1)
-    a = draw_steps(graph, source, config).step_ns_D
+    a = draw_steps(graph, replace(source, once_G=fused.fused_group), config).step_ns_D
     b = draw_steps(fused.graph, fuse_laws(fused, source), config).step_ns_D
     assert ks_two_sample(a, b) < 1.63 * np.sqrt(2 / 4_000)
 
 
-def test_a_graph_without_lockstep_sets_is_not_fused():
-    """One barrier of everybody a step is no chain."""
-    assert fuse(barrier_job(8)) is None
+def test_groups_that_meet_beside_the_computation_are_not_fused():
+    """Two overlapped reductions: what a rank computes between them is nobody else's waiting."""
+    builder = TraceBuilder(rank=0, world_size=8)
+    first = builder.add_compute(5, preds=[-1])
+    one = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[first])
+    second = builder.add_compute(5, preds=[first])
+    two = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[second])
+    builder.add_compute(5, preds=[one, two])
+    traces, same = {0: builder.build()}, np.zeros(8, dtype=np.int64)
+    assert fuse(assemble(traces, same, collect_groups(traces, 8, same))) is None
 
 
 def test_draws_repeat_and_seeds_differ():

@@ -113,7 +113,7 @@ class EmulatedProcessGroup(Communications, _Base):  # type: ignore[misc]
             )
         return backend
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's C++ asks by this name
+    def getBackendName(self) -> str:
         """What C++ is told. DDP's logger casts the backend of a group named ``gloo`` to gloo's."""
         return "emulated"
 

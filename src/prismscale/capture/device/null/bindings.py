@@ -1,0 +1,128 @@
+"""ctypes declarations of the extension's C interface (``csrc/capi.h``, ``csrc/capi.cpp``)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    c_char_p,
+    c_double,
+    c_int,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+
+import numpy as np
+
+
+class SettingsRow(ctypes.Structure):
+    """Device and allocator settings; 0 in ``max_split_bytes`` means unlimited."""
+
+    _fields_ = (
+        ("devices", c_int64),
+        ("total_bytes", c_int64),
+        ("outside_bytes", c_int64),
+        ("blas_workspace_bytes", c_int64),
+        ("max_split_bytes", c_int64),
+        ("max_non_split_rounding_bytes", c_int64),
+        ("large_segment_bytes", c_int64),
+        ("expandable_segments", c_int64),
+        ("roundup_power2_divisions", c_int64 * 16),
+        ("garbage_collection_threshold", c_double),
+        ("memory_fraction", c_double),
+    )
+
+
+class BlockRow(ctypes.Structure):
+    """One block of the allocator, allocated or cached."""
+
+    _fields_ = (
+        ("address", c_uint64),
+        ("size_bytes", c_int64),
+        ("requested_bytes", c_int64),
+        ("stream", c_int64),
+        ("made_by", c_uint32),
+        ("allocated", c_uint8),
+        ("mapped", c_uint8),
+        ("is_small", c_uint8),
+        ("starts_segment", c_uint8),
+    )
+
+
+OP_ROW = np.dtype(
+    [
+        ("signature", np.uint32),
+        ("device", np.uint16),
+        ("stream", np.uint16),
+        ("start_ns", np.int64),
+        ("device_ns", np.int64),
+        ("issued_ns", np.int64),
+    ]
+)
+
+COST_CALLBACK = ctypes.CFUNCTYPE(
+    None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64)
+)
+ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "ps_stats_words": (c_int64, ()),
+    "ps_install": (None, (ctypes.POINTER(SettingsRow),)),
+    "ps_set_cost": (None, (c_void_p, c_int64, c_int64)),
+    "ps_set_answer": (None, (c_void_p,)),
+    "ps_set_routing": (None, (ctypes.POINTER(c_double), c_int64)),
+    "ps_current_device": (c_int, ()),
+    "ps_set_device": (None, (c_int,)),
+    "ps_current_stream": (c_int64, (c_int,)),
+    "ps_set_stream": (None, (c_int, c_int64)),
+    "ps_synchronize": (None, (c_int,)),
+    "ps_host_time_ns": (c_int64, ()),
+    "ps_advance_host": (None, (c_int64,)),
+    "ps_host_waits_until": (None, (c_int64,)),
+    "ps_stream_time_ns": (c_int64, (c_int, c_int64)),
+    "ps_elapsed_ns": (c_int64, (c_void_p, c_void_p)),
+    "ps_advance_stream": (None, (c_int, c_int64, c_int64)),
+    "ps_launch": (c_int64, (c_int, c_int64, c_int64, c_int64)),
+    "ps_memory_stats": (None, (c_int, c_void_p)),
+    "ps_reset_peaks": (None, (c_int,)),
+    "ps_reset_accumulated": (None, (c_int,)),
+    "ps_empty_cache": (None, (c_int,)),
+    "ps_free_bytes": (c_int64, (c_int,)),
+    "ps_set_memory_fraction": (None, (c_int, c_double)),
+    "ps_set_outside_bytes": (None, (c_int, c_int64)),
+    "ps_set_expandable_segments": (None, (c_int,)),
+    "ps_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
+    "ps_raw_alloc": (c_void_p, (c_int, c_int64, c_int64)),
+    "ps_raw_free": (None, (c_int, c_void_p)),
+    "ps_resize_storage": (None, (c_void_p, c_int64)),
+    "ps_record_ops": (None, (c_int,)),
+    "ps_op_rows": (c_int64, ()),
+    "ps_drain_ops": (c_int64, (c_void_p, c_int64)),
+    "ps_signature_count": (c_int64, ()),
+    "ps_signature": (c_char_p, (c_int64,)),
+    "ps_replay_new": (c_void_p, (ctypes.POINTER(SettingsRow),)),
+    "ps_replay_delete": (None, (c_void_p,)),
+    "ps_replay_malloc": (c_void_p, (c_void_p, c_int64, c_int64)),
+    "ps_replay_address": (c_uint64, (c_void_p,)),
+    "ps_replay_free": (None, (c_void_p, c_void_p)),
+    "ps_replay_record_stream": (None, (c_void_p, c_void_p, c_int64)),
+    "ps_replay_synchronize": (None, (c_void_p,)),
+    "ps_replay_empty_cache": (None, (c_void_p,)),
+    "ps_replay_stats": (None, (c_void_p, c_void_p)),
+}
+
+
+def load(path: Path) -> ctypes.PyDLL:
+    """The extension with its functions declared.
+
+    PyDLL keeps the GIL: every function is shorter than releasing and taking it would be.
+    """
+    library = ctypes.PyDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library

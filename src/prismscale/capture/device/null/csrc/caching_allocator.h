@@ -1,0 +1,178 @@
+// The CUDA caching allocator as a model: no device, no torch, standard C++ only.
+//
+// It makes the same decisions as c10/cuda/CUDACachingAllocator (rounding, pools, best fit, splitting,
+// coalescing, record_stream, expandable segments, retry before out of memory), so the figures of
+// torch.cuda.memory_stats come out as they would on the GPU. prismscale/cost/allocator.py states the
+// same rules in plain Python; the tests hold both to the same answers on random programs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+namespace prismscale {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kMinBlock = 512;         // every block is a multiple of this
+constexpr size_t kSmallLimit = kMiB;      // requests up to here come from the small pool
+constexpr size_t kSmallSegment = 2 * kMiB;
+constexpr size_t kLargeLimit = 10 * kMiB; // requests from here on get a segment of their own size
+constexpr size_t kRoundLarge = 2 * kMiB;
+constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
+
+struct Stat {
+  int64_t current = 0, peak = 0, allocated = 0, freed = 0;
+  void add(int64_t amount);
+  void sub(int64_t amount);
+};
+
+enum PoolKind { kAllPools = 0, kSmallPool = 1, kLargePool = 2 };
+using StatByPool = std::array<Stat, 3>;
+
+// Field order is the order in which capi.cpp exports the figures and cuda_api.py names them.
+struct AllocatorStats {
+  StatByPool allocation, segment, active, inactive_split;
+  StatByPool allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes;
+  Stat oversize_allocations, oversize_segments;
+  int64_t num_alloc_retries = 0, num_ooms = 0, num_sync_all_streams = 0;
+  int64_t num_device_alloc = 0, num_device_free = 0;
+};
+
+struct AllocatorConfig {
+  size_t total_bytes = 0;
+  size_t outside_bytes = 0;  // held on the device by others than this allocator (CUDA context, NCCL)
+  size_t max_split_bytes = kUnlimited;
+  size_t max_non_split_rounding_bytes = 20 * kMiB;
+  size_t large_segment_bytes = 20 * kMiB;
+  double garbage_collection_threshold = 0.0;
+  double memory_fraction = 0.0;  // 0: no limit was set
+  bool expandable_segments = false;
+  std::vector<size_t> roundup_power2_divisions;  // indexed by log2(size in MiB); empty: no rounding
+};
+
+// When has a stream finished what was enqueued on it up to now? The device knows; the model asks.
+struct StreamProgress {
+  virtual ~StreamProgress() = default;
+  virtual uint64_t ticket(int64_t stream) = 0;
+  virtual bool passed(int64_t stream, uint64_t ticket) = 0;
+};
+
+struct ExpandableSegment {
+  uint64_t base = 0;
+  size_t page_bytes = 0;
+  std::vector<bool> mapped;
+};
+
+struct Block;
+struct BySizeThenAddress {
+  bool operator()(const Block* a, const Block* b) const;
+};
+struct ByAddress {
+  bool operator()(const Block* a, const Block* b) const;
+};
+
+struct BlockPool {
+  bool is_small = false;
+  uint64_t searches = 0;  // age of cached blocks for garbage collection is counted in these
+  std::set<Block*, BySizeThenAddress> cached;
+  std::set<Block*, ByAddress> unmapped;
+};
+
+struct Block {
+  int64_t stream = 0;
+  size_t size = 0;
+  size_t requested = 0;
+  uint64_t address = 0;
+  BlockPool* pool = nullptr;
+  Block *prev = nullptr, *next = nullptr;
+  ExpandableSegment* expandable = nullptr;
+  bool allocated = false;
+  bool mapped = true;
+  int pending_events = 0;
+  uint64_t cached_at_search = 0;
+  uint32_t made_by = 0;  // signature id of the op that allocated it
+  std::set<int64_t> used_on;
+
+  bool is_split() const { return prev != nullptr || next != nullptr; }
+  bool is_idle() const { return !allocated && pending_events == 0 && used_on.empty(); }
+};
+
+class CachingAllocator {
+ public:
+  CachingAllocator(AllocatorConfig config, uint64_t first_address, StreamProgress* progress);
+  ~CachingAllocator();
+  CachingAllocator(const CachingAllocator&) = delete;
+  CachingAllocator& operator=(const CachingAllocator&) = delete;
+
+  Block* malloc(size_t bytes, int64_t stream);  // nullptr: out of memory, after all retries
+  void free(Block* block);
+  void record_stream(Block* block, int64_t stream);
+  void empty_cache();
+  void reset_peaks();
+  void reset_accumulated();
+
+  AllocatorConfig& config() { return config_; }
+  const AllocatorStats& stats() const { return stats_; }
+  size_t device_free_bytes() const;
+  size_t segment_bytes_for(size_t bytes) const;
+  std::vector<const Block*> blocks() const;  // all, by address
+
+ private:
+  struct Request {
+    size_t size;
+    size_t segment_bytes;
+    int64_t stream;
+    BlockPool* pool;
+  };
+
+  size_t round_size(size_t bytes) const;
+  size_t allowed_bytes() const;
+  bool counts_searches() const;
+  Block* find_cached(const Request& request);
+  Block* new_segment(const Request& request);
+  bool should_split(const Block& block, size_t size) const;
+  Block* hand_out(Block* block, const Request& request, size_t requested);
+  void make_idle(Block* block);
+  size_t try_merge(Block* into, Block* from);
+  void insert_events(Block* block);
+  void process_events();
+  void finish_all_events();
+  void finish_event(Block* block);
+  void collect_garbage();
+  bool release_oversized(const Request& request);
+  void release_cached();
+  void release_pool(BlockPool& pool);
+  void release_segment(Block* block);
+
+  // caching_allocator_expandable.cpp
+  Block* grow_expandable(const Request& request);
+  Block* find_expandable(const Request& request);
+  bool map_block(Block* block, size_t bytes);
+  void unmap_block(Block* block);
+  void release_expandable(Block* block);
+
+  template <typename F>
+  void each_stat(const BlockPool& pool, F&& change) {
+    change(kAllPools);
+    change(pool.is_small ? kSmallPool : kLargePool);
+  }
+  void own(Block* block) { all_.insert(block); }
+  void disown(Block* block);
+
+  AllocatorConfig config_;
+  StreamProgress* progress_;
+  uint64_t next_address_;
+  AllocatorStats stats_;
+  BlockPool small_, large_;
+  std::set<Block*, ByAddress> all_;
+  std::map<int64_t, std::deque<std::pair<uint64_t, Block*>>> events_;
+  std::vector<std::unique_ptr<ExpandableSegment>> expandables_;
+};
+
+}  // namespace prismscale

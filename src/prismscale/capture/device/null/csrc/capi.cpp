@@ -1,0 +1,200 @@
+// The C interface that Python loads with ctypes (bindings.py).
+#include "capi.h"
+
+#include <torch/library.h>
+
+#include <cstring>
+
+#include "cuda_ops.h"  // generated at build time from torch's operator list
+#include "fallback.h"
+#include "policy.h"
+#include "runtime.h"
+
+using namespace prismscale;
+
+namespace {
+
+DeviceSettings to_settings(const SettingsRow& row) {
+  DeviceSettings settings;
+  AllocatorConfig& config = settings.allocator;
+  config.total_bytes = static_cast<size_t>(row.total_bytes);
+  config.outside_bytes = static_cast<size_t>(row.outside_bytes);
+  if (row.max_split_bytes > 0) config.max_split_bytes = static_cast<size_t>(row.max_split_bytes);
+  config.max_non_split_rounding_bytes = static_cast<size_t>(row.max_non_split_rounding_bytes);
+  config.large_segment_bytes = static_cast<size_t>(row.large_segment_bytes);
+  config.expandable_segments = row.expandable_segments != 0;
+  config.garbage_collection_threshold = row.garbage_collection_threshold;
+  config.memory_fraction = row.memory_fraction;
+  for (const int64_t divisions : row.roundup_power2_divisions) {
+    if (divisions > 0) config.roundup_power2_divisions.push_back(static_cast<size_t>(divisions));
+  }
+  settings.blas_workspace_bytes = static_cast<size_t>(row.blas_workspace_bytes);
+  return settings;
+}
+
+struct ManualProgress final : StreamProgress {
+  uint64_t ticket(int64_t) override { return issued; }
+  bool passed(int64_t, uint64_t ticket) override { return ticket < completed; }
+  uint64_t issued = 0, completed = 0;
+};
+
+// An allocator by itself, for replaying alloc/free events without tensors.
+struct Replay {
+  ManualProgress progress;
+  CachingAllocator allocator;
+  explicit Replay(const SettingsRow& row)
+      : allocator(to_settings(row).allocator, uint64_t{1} << 45, &progress) {}
+};
+
+int64_t copy_blocks(const CachingAllocator& allocator, BlockRow* out, int64_t capacity) {
+  int64_t count = 0;
+  for (const Block* block : allocator.blocks()) {
+    if (count < capacity) {
+      out[count] = {block->address, static_cast<int64_t>(block->size),
+                    static_cast<int64_t>(block->requested), block->stream, block->made_by,
+                    block->allocated, block->mapped, block->pool->is_small,
+                    block->prev == nullptr || !block->prev->mapped};
+    }
+    ++count;
+  }
+  return count;
+}
+
+void copy_stats(const AllocatorStats& stats, int64_t* out) {
+  std::memcpy(out, &stats, sizeof stats);
+}
+
+at::Tensor known_or_undefined(const at::Tensor& tensor) {
+  const auto known = known_value(tensor);
+  return known ? known->clone() : at::Tensor();
+}
+
+bool is_known(const at::Tensor& tensor) { return known_value(tensor).has_value(); }
+bool set_value(const at::Tensor& tensor, const at::Tensor& value) { return set_known(tensor, value); }
+void forget_value(const at::Tensor& tensor) { forget(tensor); }
+std::optional<at::Generator> generator_of(int64_t index) { return default_generator(static_cast<int>(index)); }
+
+}  // namespace
+
+TORCH_LIBRARY(prismscale_null, library) {
+  library.def("known(Tensor tensor) -> Tensor", &known_or_undefined);
+  library.def("is_known(Tensor tensor) -> bool", &is_known);
+  library.def("set_known(Tensor tensor, Tensor value) -> bool", &set_value);
+  library.def("default_generator(int device) -> Generator?", &generator_of);
+  library.def("forget(Tensor tensor) -> ()", &forget_value);
+}
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+int64_t ps_stats_words() { return sizeof(AllocatorStats) / sizeof(int64_t); }
+
+// Once per process, before any CUDA tensor exists.
+void ps_install(const SettingsRow* row) {
+  configure_devices(static_cast<int>(row->devices), to_settings(*row));
+  register_cuda_allocator();
+  install_guard();
+  install_hooks();
+  register_direct_kernels();
+  register_policy_kernels();
+  register_attention_choice();
+  register_fallback(kCudaOps, kCudaOpCount);
+}
+
+void ps_set_cost(CostCallback callback, int64_t device_ns, int64_t host_ns) {
+  set_cost_callback(callback, device_ns, host_ns);
+  set_timed(callback != nullptr);
+}
+
+int ps_current_device() { return current_device(); }
+void ps_set_device(int index) { set_current_device(index); }
+int64_t ps_current_stream(int index) { return current_stream(index); }
+void ps_set_stream(int index, int64_t stream) { set_current_stream(index, stream); }
+void ps_synchronize(int index) { device(index).synchronize_device(); }
+int64_t ps_host_time_ns() { return host_time_ns(); }
+void ps_advance_host(int64_t by_ns) { advance_host(by_ns); }
+void ps_host_waits_until(int64_t time_ns) { host_waits_until(time_ns); }
+int64_t ps_stream_time_ns(int index, int64_t stream) { return device(index).stream_time_ns(stream); }
+int64_t ps_elapsed_ns(const void* start, const void* end) {
+  return static_cast<const EventState*>(end)->time_ns -
+      static_cast<const EventState*>(start)->time_ns;
+}
+void ps_advance_stream(int index, int64_t stream, int64_t until_ns) {
+  device(index).advance_stream(stream, until_ns);
+}
+int64_t ps_launch(int index, int64_t stream, int64_t device_ns, int64_t host_ns) {
+  return device(index).launch(stream, device_ns, host_ns);
+}
+
+void ps_memory_stats(int index, int64_t* out) {
+  device(index).with_allocator([&](CachingAllocator& a) { copy_stats(a.stats(), out); });
+}
+void ps_reset_peaks(int index) {
+  device(index).with_allocator([](CachingAllocator& a) { a.reset_peaks(); });
+}
+void ps_reset_accumulated(int index) {
+  device(index).with_allocator([](CachingAllocator& a) { a.reset_accumulated(); });
+}
+void ps_empty_cache(int index) {
+  device(index).with_allocator([](CachingAllocator& a) { a.empty_cache(); });
+}
+int64_t ps_free_bytes(int index) {
+  return device(index).with_allocator(
+      [](CachingAllocator& a) { return static_cast<int64_t>(a.device_free_bytes()); });
+}
+void ps_set_memory_fraction(int index, double fraction) {
+  device(index).with_allocator([&](CachingAllocator& a) { a.config().memory_fraction = fraction; });
+}
+// Other holders of device memory: the CUDA context, NCCL buffers.
+void ps_set_outside_bytes(int index, int64_t bytes) {
+  device(index).with_allocator(
+      [&](CachingAllocator& a) { a.config().outside_bytes = static_cast<size_t>(bytes); });
+}
+void ps_set_expandable_segments(int on) {
+  for (int index = 0; index < device_count(); ++index) {
+    device(index).with_allocator(
+        [&](CachingAllocator& a) { a.config().expandable_segments = on != 0; });
+  }
+}
+int64_t ps_blocks(int index, BlockRow* out, int64_t capacity) {
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return copy_blocks(a, out, capacity); });
+}
+
+void* ps_raw_alloc(int index, int64_t bytes, int64_t stream) {
+  return device(index).malloc(static_cast<size_t>(bytes), stream);
+}
+void ps_raw_free(int index, void* block) { device(index).free(static_cast<Block*>(block)); }
+
+void ps_resize_storage(void* storage, int64_t bytes) {
+  resize_storage(static_cast<c10::StorageImpl*>(storage), static_cast<size_t>(bytes));
+}
+
+// ---- replay ----
+
+void* ps_replay_new(const SettingsRow* row) { return new Replay(*row); }
+void ps_replay_delete(void* replay) { delete static_cast<Replay*>(replay); }
+void* ps_replay_malloc(void* replay, int64_t bytes, int64_t stream) {
+  return static_cast<Replay*>(replay)->allocator.malloc(static_cast<size_t>(bytes), stream);
+}
+uint64_t ps_replay_address(void* block) { return static_cast<Block*>(block)->address; }
+void ps_replay_free(void* replay, void* block) {
+  auto& self = *static_cast<Replay*>(replay);
+  self.allocator.free(static_cast<Block*>(block));
+}
+void ps_replay_record_stream(void* replay, void* block, int64_t stream) {
+  static_cast<Replay*>(replay)->allocator.record_stream(static_cast<Block*>(block), stream);
+}
+// Everything enqueued so far, on all streams, is done.
+void ps_replay_synchronize(void* replay) {
+  auto& progress = static_cast<Replay*>(replay)->progress;
+  progress.issued += 1;
+  progress.completed = progress.issued;
+}
+void ps_replay_empty_cache(void* replay) { static_cast<Replay*>(replay)->allocator.empty_cache(); }
+void ps_replay_stats(void* replay, int64_t* out) {
+  copy_stats(static_cast<Replay*>(replay)->allocator.stats(), out);
+}
+
+#pragma GCC visibility pop
+}  // extern "C"

@@ -1,0 +1,29 @@
+// Plain structures that Python reads through ctypes; their layout is repeated in bindings.py.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct OpRow {
+  uint32_t signature;
+  uint16_t device, stream;
+  int64_t start_ns, device_ns, issued_ns;
+};
+
+struct BlockRow {
+  uint64_t address;
+  int64_t size_bytes, requested_bytes, stream;
+  uint32_t made_by;
+  uint8_t allocated, mapped, is_small, starts_segment;
+};
+
+struct SettingsRow {
+  int64_t devices, total_bytes, outside_bytes, blas_workspace_bytes;
+  int64_t max_split_bytes, max_non_split_rounding_bytes, large_segment_bytes;
+  int64_t expandable_segments;
+  int64_t roundup_power2_divisions[16];
+  double garbage_collection_threshold, memory_fraction;
+};
+
+}

@@ -1,0 +1,271 @@
+// Streams, logical time and memory of the null devices; see device.h.
+#include "device.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace prismscale {
+namespace {
+
+// Addresses that no process maps: a stray read faults instead of answering something.
+constexpr uint64_t kFirstAddress = uint64_t{1} << 45;
+constexpr uint64_t kAddressesPerDevice = uint64_t{1} << 44;
+
+std::vector<std::unique_ptr<Device>>& devices() {
+  static auto* all = new std::vector<std::unique_ptr<Device>>();  // outlives every tensor
+  return *all;
+}
+
+std::atomic<int64_t> g_host_ns{0};
+std::atomic<bool> g_timed{false};
+thread_local int t_device = 0;
+thread_local std::array<int64_t, kMaxDevices> t_streams{};
+thread_local uint32_t t_op = 0;
+
+// cuBLAS keeps one handle per thread and one workspace per handle and stream; handles of ended
+// threads are reused.
+class BlasHandle {
+ public:
+  BlasHandle() {
+    std::lock_guard<std::mutex> lock(mutex());
+    auto& free = free_handles();
+    if (free.empty()) {
+      id_ = next_++;
+    } else {
+      id_ = *free.begin();
+      free.erase(free.begin());
+    }
+  }
+  ~BlasHandle() {
+    std::lock_guard<std::mutex> lock(mutex());
+    free_handles().insert(id_);
+  }
+  int id() const { return id_; }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* m = new std::mutex();
+    return *m;
+  }
+  static std::set<int>& free_handles() {
+    static auto* s = new std::set<int>();
+    return *s;
+  }
+  static inline int next_ = 0;
+  int id_ = 0;
+};
+
+std::string format_bytes(size_t bytes) {
+  char text[64];
+  const auto value = static_cast<double>(bytes);
+  if (bytes <= 1024) {
+    std::snprintf(text, sizeof text, "%zu bytes", bytes);
+  } else if (bytes <= kMiB) {
+    std::snprintf(text, sizeof text, "%.2f KiB", value / 1024);
+  } else if (bytes <= (kMiB << 10)) {
+    std::snprintf(text, sizeof text, "%.2f MiB", value / static_cast<double>(kMiB));
+  } else {
+    std::snprintf(text, sizeof text, "%.2f GiB", value / static_cast<double>(kMiB << 10));
+  }
+  return text;
+}
+
+void raise_to(std::vector<uint64_t>& horizon, const std::vector<uint64_t>& other) {
+  for (size_t i = 0; i < horizon.size(); ++i) horizon[i] = std::max(horizon[i], other[i]);
+}
+
+}  // namespace
+
+int device_count() { return static_cast<int>(devices().size()); }
+
+Device& device(int index) {
+  TORCH_CHECK(index >= 0 && index < device_count(), "CUDA error: invalid device ordinal ", index,
+              "; the null node has ", device_count(), " devices");
+  return *devices()[static_cast<size_t>(index)];
+}
+
+void configure_devices(int count, const DeviceSettings& settings) {
+  devices().clear();
+  for (int i = 0; i < count; ++i) devices().push_back(std::make_unique<Device>(i, settings));
+}
+
+int current_device() { return t_device; }
+void set_current_device(int index) { t_device = index; }
+int64_t current_stream(int index) { return t_streams[static_cast<size_t>(index)]; }
+void set_current_stream(int index, int64_t stream) {
+  t_streams[static_cast<size_t>(index)] = stream;
+}
+int64_t host_time_ns() { return g_host_ns.load(std::memory_order_relaxed); }
+void advance_host(int64_t by_ns) { g_host_ns.fetch_add(by_ns, std::memory_order_relaxed); }
+void host_waits_until(int64_t time_ns) {
+  int64_t now = g_host_ns.load();
+  while (now < time_ns && !g_host_ns.compare_exchange_weak(now, time_ns)) {
+  }
+}
+void set_timed(bool timed) { g_timed = timed; }
+void set_current_op(uint32_t signature) { t_op = signature; }
+uint32_t current_op() { return t_op; }
+
+Device::Device(int index, const DeviceSettings& settings)
+    : index_(index),
+      streams_(kStreams),
+      completed_(kStreams, 0),
+      allocator_(std::make_unique<CachingAllocator>(
+          settings.allocator, kFirstAddress + static_cast<uint64_t>(index) * kAddressesPerDevice,
+          this)),
+      blas_workspace_bytes_(settings.blas_workspace_bytes) {
+  for (auto& stream : streams_) stream.horizon.resize(kStreams, 0);
+}
+
+int64_t Device::new_stream(bool high_priority) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int slot = next_stream_[high_priority]++ % kStreamsPerPool;
+  return 1 + (high_priority ? kStreamsPerPool : 0) + slot;
+}
+
+int64_t Device::launch(int64_t stream, int64_t device_ns, int64_t host_ns) {
+  advance_host(host_ns);
+  std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  const int64_t start = std::max(state.tail_ns, host_time_ns());
+  state.tail_ns = start + device_ns;
+  state.issued += 1;
+  return start;
+}
+
+void Device::record(EventState& event, int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  // An event on an idle stream happens when the host gets there, as on a real device.
+  event.time_ns = std::max(state.tail_ns, host_time_ns());
+  event.horizon = state.horizon;
+  event.horizon[static_cast<size_t>(stream)] = state.issued;
+}
+
+void Device::wait(const EventState& event, int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  state.tail_ns = std::max(state.tail_ns, event.time_ns);
+  raise_to(state.horizon, event.horizon);
+}
+
+// Does not advance the host: a loop that polls must still end, so a poll counts as a host step.
+bool Device::query(const EventState& event) {
+  if (event.time_ns <= host_time_ns()) return true;
+  advance_host(1000);
+  return event.time_ns <= host_time_ns();
+}
+
+bool Device::query_stream(int64_t stream) {
+  EventState now;
+  now.time_ns = stream_time_ns(stream);
+  return query(now);
+}
+
+void Device::complete(const std::vector<uint64_t>& horizon, int64_t time_ns) {
+  host_waits_until(time_ns);
+  if (!horizon.empty()) raise_to(completed_, horizon);
+}
+
+void Device::synchronize(const EventState& event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  complete(event.horizon, event.time_ns);
+}
+
+void Device::synchronize_stream(int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  state.horizon[static_cast<size_t>(stream)] = state.issued;
+  complete(state.horizon, state.tail_ns);
+}
+
+void Device::synchronize_device() {
+  for (int64_t stream = 0; stream < kStreams; ++stream) synchronize_stream(stream);
+}
+
+int64_t Device::stream_time_ns(int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return streams_[static_cast<size_t>(stream)].tail_ns;
+}
+
+void Device::advance_stream(int64_t stream, int64_t until_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  state.tail_ns = std::max(state.tail_ns, until_ns);
+  state.issued += 1;
+}
+
+uint64_t Device::ticket(int64_t stream) {
+  const StreamState& state = streams_[static_cast<size_t>(stream)];
+  return g_timed ? static_cast<uint64_t>(state.tail_ns) : state.issued;
+}
+
+bool Device::passed(int64_t stream, uint64_t ticket) {
+  if (g_timed) return static_cast<int64_t>(ticket) <= host_time_ns();
+  return completed_[static_cast<size_t>(stream)] >= ticket;
+}
+
+Block* Device::malloc(size_t bytes, int64_t stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (Block* block = allocator_->malloc(bytes, stream)) {
+      block->made_by = current_op();
+      return block;
+    }
+  }
+  raise_out_of_memory(bytes);
+}
+
+void Device::free(Block* block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  allocator_->free(block);
+}
+
+void Device::record_stream(Block* block, int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  allocator_->record_stream(block, stream);
+}
+
+void Device::use_blas(int64_t stream) {
+  if (blas_workspace_bytes_ == 0) return;
+  thread_local BlasHandle handle;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!blas_workspaces_.emplace(handle.id(), stream).second) return;
+  }
+  malloc(blas_workspace_bytes_, stream);
+}
+
+// The text is CUDA's, word for word where programs look at it, so that handlers which match on
+// "CUDA out of memory" and people who read it find what they know.
+void Device::raise_out_of_memory(size_t bytes) {
+  std::string message;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const AllocatorConfig& config = allocator_->config();
+    const auto allocated =
+        static_cast<size_t>(allocator_->stats().allocated_bytes[kAllPools].current);
+    const auto reserved =
+        static_cast<size_t>(allocator_->stats().reserved_bytes[kAllPools].current);
+    message = "CUDA out of memory. Tried to allocate " +
+        format_bytes(allocator_->segment_bytes_for(bytes)) + ". GPU " + std::to_string(index_) +
+        " has a total capacity of " + format_bytes(config.total_bytes) + " of which " +
+        format_bytes(allocator_->device_free_bytes()) + " is free. Including non-PyTorch memory, " +
+        "this process has " + format_bytes(reserved + config.outside_bytes) + " memory in use. ";
+    if (config.memory_fraction > 0.0) {
+      const double allowed = config.memory_fraction * static_cast<double>(config.total_bytes);
+      message += format_bytes(static_cast<size_t>(allowed)) + " allowed; ";
+    }
+    message += "Of the allocated memory " + format_bytes(allocated) +
+        " is allocated by PyTorch, and " + format_bytes(reserved - allocated) +
+        " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try" +
+        " setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation. (null CUDA" +
+        " device of prismscale: this memory is modelled)";
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+}
+
+}  // namespace prismscale

@@ -1,0 +1,101 @@
+// The devices that are not there: streams with logical time, and one caching allocator each.
+//
+// Logical time: an op costs the host `host_ns`, then runs on its stream for `device_ns`, starting
+// when both the host has issued it and the stream is free. Events and waits carry these times.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "caching_allocator.h"
+
+namespace prismscale {
+
+constexpr int kMaxDevices = 16;
+constexpr int kStreamsPerPool = 32;  // torch.cuda.Stream() hands out 32 streams round-robin
+constexpr int kStreams = 1 + 2 * kStreamsPerPool;
+
+struct DeviceSettings {
+  AllocatorConfig allocator;
+  size_t blas_workspace_bytes = 0;
+};
+
+struct EventState {
+  int64_t time_ns = 0;
+  std::vector<uint64_t> horizon;  // per stream: how many of its ops come before the event
+};
+
+class Device : public StreamProgress {
+ public:
+  Device(int index, const DeviceSettings& settings);
+
+  // Streams and logical time.
+  int64_t new_stream(bool high_priority);
+  int64_t launch(int64_t stream, int64_t device_ns, int64_t host_ns);  // returns the start time
+  void record(EventState& event, int64_t stream);
+  void wait(const EventState& event, int64_t stream);
+  bool query(const EventState& event);
+  bool query_stream(int64_t stream);
+  void synchronize(const EventState& event);
+  void synchronize_stream(int64_t stream);
+  void synchronize_device();
+  int64_t stream_time_ns(int64_t stream);
+  void advance_stream(int64_t stream, int64_t until_ns);
+
+  // Memory. `malloc` raises torch's OutOfMemoryError.
+  Block* malloc(size_t bytes, int64_t stream);
+  void free(Block* block);
+  void record_stream(Block* block, int64_t stream);
+  void use_blas(int64_t stream);
+  template <typename F>
+  auto with_allocator(F&& use) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return use(*allocator_);
+  }
+
+  uint64_t ticket(int64_t stream) override;
+  bool passed(int64_t stream, uint64_t ticket) override;
+
+ private:
+  struct StreamState {
+    int64_t tail_ns = 0;
+    uint64_t issued = 0;
+    std::vector<uint64_t> horizon;
+  };
+  void complete(const std::vector<uint64_t>& horizon, int64_t time_ns);
+  [[noreturn]] void raise_out_of_memory(size_t bytes);
+
+  const int index_;
+  std::mutex mutex_;
+  std::vector<StreamState> streams_;
+  std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
+  int next_stream_[2] = {0, 0};
+  std::unique_ptr<CachingAllocator> allocator_;
+  size_t blas_workspace_bytes_;
+  std::set<std::pair<int, int64_t>> blas_workspaces_;  // (handle, stream)
+};
+
+int device_count();
+Device& device(int index);
+void configure_devices(int count, const DeviceSettings& settings);
+
+int current_device();
+void set_current_device(int index);
+int64_t current_stream(int device_index);
+void set_current_stream(int device_index, int64_t stream);
+
+int64_t host_time_ns();
+void advance_host(int64_t by_ns);
+void host_waits_until(int64_t time_ns);
+// With a kernel model, record_stream frees are timed; without, they wait for a synchronization.
+void set_timed(bool timed);
+
+// The signature of the op that this thread is executing: blocks remember who made them.
+void set_current_op(uint32_t signature);
+uint32_t current_op();
+
+}  // namespace prismscale

@@ -1,0 +1,173 @@
+// Values that follow from constants: small ops are repeated on the CPU, on the storages' shadows.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/copy.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+
+#include "fallback.h"
+
+namespace prismscale {
+namespace {
+
+using c10::IValue;
+
+c10::Storage blank_shadow(size_t bytes) {
+  c10::Storage shadow(c10::Storage::use_byte_size_t(), bytes, c10::GetCPUAllocator(), false);
+  std::memset(shadow.mutable_data(), 0, bytes);
+  return shadow;
+}
+
+at::Tensor on_shadow(const at::Tensor& tensor, const c10::Storage& shadow) {
+  auto cpu = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(shadow), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  auto* impl = cpu.unsafeGetTensorImpl();
+  impl->set_storage_offset(tensor.storage_offset());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  return cpu;
+}
+
+// A write through this tensor leaves no byte of the storage as it was.
+bool covers_storage(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() &&
+      static_cast<size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
+}
+
+bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is_neg(); }
+
+// The CPU stand-in of one argument; false when its value is unknown.
+bool stand_in(const at::Tensor& tensor, bool overwritten, at::Tensor& cpu) {
+  if (!tensor.defined() || !tensor.is_cuda()) {
+    cpu = tensor;
+    return true;
+  }
+  if (!is_plain(tensor)) return false;
+  Allocation* allocation = allocation_of(tensor);
+  if (allocation == nullptr) {
+    cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+    return tensor.numel() == 0;
+  }
+  if (!allocation->shadow) {
+    if (!overwritten || allocation->bytes > kShadowBytes || !covers_storage(tensor)) return false;
+    allocation->shadow = blank_shadow(allocation->bytes);
+  }
+  cpu = on_shadow(tensor, allocation->shadow);
+  return true;
+}
+
+bool stand_in(const IValue& value, bool overwritten, IValue& cpu) {
+  if (value.isTensor()) {
+    at::Tensor tensor;
+    if (!stand_in(value.toTensor(), overwritten, tensor)) return false;
+    cpu = tensor;
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& item : value.toTensorVector()) {
+      at::Tensor tensor;
+      if (!stand_in(item, overwritten, tensor)) return false;
+      list.push_back(tensor);
+    }
+    cpu = list;
+  } else if (value.isDevice()) {
+    cpu = c10::Device(c10::DeviceType::CPU);
+  } else if (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensor()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const IValue& item : value.toListRef()) {
+      at::Tensor tensor;
+      if (item.isTensor() && !stand_in(item.toTensor(), overwritten, tensor)) return false;
+      list.push_back(item.isTensor() ? std::optional<at::Tensor>(tensor) : std::nullopt);
+    }
+    cpu = list;
+  } else {
+    cpu = value;
+  }
+  return true;
+}
+
+void keep(const at::Tensor& output, const at::Tensor& value) {
+  if (!is_null(output) || !value.defined()) return;
+  Allocation* allocation = allocation_of(output);
+  if (allocation == nullptr || allocation->bytes > kShadowBytes) return;
+  if (!allocation->shadow) allocation->shadow = blank_shadow(allocation->bytes);
+  on_shadow(output, allocation->shadow).copy_(value);
+}
+
+// All values must be there before a blank shadow is hung on an argument that is only written.
+bool all_known(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
+  bool known = true;
+  each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
+    if (!known || !tensor.is_cuda()) return;
+    const Allocation* allocation = allocation_of(tensor);
+    if (allocation == nullptr || allocation->shadow) return;
+    known = info.overwritten[static_cast<size_t>(argument)] &&
+        allocation->bytes <= kShadowBytes && covers_storage(tensor);
+  });
+  return known;
+}
+
+}  // namespace
+
+bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
+               c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> outputs) {
+  if (!all_known(info, arguments)) return false;
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    IValue cpu;
+    if (!stand_in(arguments[i], info.overwritten[i], cpu)) return false;
+    stack.push_back(std::move(cpu));
+  }
+  try {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    op.callBoxed(stack);
+  } catch (const c10::Error&) {
+    entry.cpu_fails = true;  // no such CPU kernel: attention variants, low-precision formats
+    return false;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].isTensor()) {
+      keep(outputs[i].toTensor(), stack[i].toTensor());
+    } else if (outputs[i].isTensorList()) {
+      const auto values = stack[i].toTensorVector();
+      const auto tensors = outputs[i].toTensorVector();
+      for (size_t j = 0; j < tensors.size(); ++j) keep(tensors[j], values[j]);
+    }
+  }
+  return true;
+}
+
+void forget(const at::Tensor& tensor) {
+  if (!is_null(tensor)) return;
+  if (Allocation* allocation = allocation_of(tensor)) {
+    allocation->shadow = c10::Storage();
+    allocation->uniform.reset();
+  }
+}
+
+void forget_written(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
+  each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
+    if (info.forgets_all || info.written[static_cast<size_t>(argument)]) forget(tensor);
+  });
+}
+
+std::optional<at::Tensor> known_value(const at::Tensor& tensor) {
+  if (!is_null(tensor)) return tensor;
+  at::Tensor cpu;
+  if (!stand_in(tensor, false, cpu)) return std::nullopt;
+  return cpu;
+}
+
+bool set_known(const at::Tensor& tensor, const at::Tensor& value) {
+  at::Tensor cpu;
+  if (tensor.numel() > kShadowElements || !stand_in(tensor, true, cpu)) {
+    forget(tensor);
+    return false;
+  }
+  cpu.copy_(value);
+  return true;
+}
+
+}  // namespace prismscale

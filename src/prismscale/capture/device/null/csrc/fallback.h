@@ -1,0 +1,57 @@
+// The boxed kernel of (nearly) every op on the null device.
+#pragma once
+
+#include <mutex>
+#include <optional>
+
+#include "signature.h"
+
+namespace prismscale {
+
+struct OutputTensor {
+  enum Kind { kNew, kArgument, kUndefined } kind = kNew;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+  at::ScalarType dtype = at::kFloat;
+  int argument = 0, item = -1;
+};
+
+struct Output {
+  enum Kind { kTensor, kTensors, kConstant } kind = kTensor;
+  std::vector<OutputTensor> tensors;
+  c10::IValue constant;
+};
+
+// Everything that follows from the metadata of one call; made once, by running the Meta kernel.
+struct CallEntry {
+  uint32_t id = 0;
+  std::vector<Output> outputs;
+  std::vector<OutputTensor> resized;  // `out` arguments that take another shape
+  std::vector<size_t> workspaces;     // bytes that the CUDA kernel takes and gives back
+  int64_t device_ns = 0, host_ns = 0;
+  bool small = false;                 // every tensor is small enough for the exact path
+  std::atomic<bool> cpu_fails{false};
+};
+
+void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Cost of a new call: fills in the two durations from its description. Called without locks.
+using CostCallback = void (*)(const char* description, int64_t* device_ns, int64_t* host_ns);
+void set_cost_callback(CostCallback callback, int64_t default_device_ns, int64_t default_host_ns);
+
+// exact.cpp: computes the call on shadows; false when a value that it needs is unknown.
+bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
+               c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);
+void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+void forget(const at::Tensor& tensor);
+std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
+bool set_known(const at::Tensor& tensor, const at::Tensor& value);
+
+// recorder.cpp
+uint32_t register_signature(std::string description);
+std::string signature_text(uint32_t id);
+void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns);
+
+// workspaces.cpp: bytes that the real kernel of this call takes from the allocator and gives back.
+std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
+}  // namespace prismscale

@@ -1,0 +1,254 @@
+// What c10 and ATen ask about a CUDA device: guard, hooks, generators, pinned memory.
+#include <ATen/core/Generator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <map>
+
+#include "runtime.h"
+
+namespace prismscale {
+namespace {
+
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
+
+Device& device_of(const Stream& stream) { return device(stream.device_index()); }
+Stream make_stream(c10::Device where, int64_t id) { return Stream(Stream::UNSAFE, where, id); }
+int index_or_current(c10::Device where) { return where.has_index() ? where.index() : current_device(); }
+c10::Device cuda(int index) { return {DeviceType::CUDA, static_cast<DeviceIndex>(index)}; }
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  c10::Device exchangeDevice(c10::Device to) const override {
+    const int previous = current_device();
+    setDevice(to);
+    return cuda(previous);
+  }
+  c10::Device getDevice() const override { return cuda(current_device()); }
+  void setDevice(c10::Device to) const override {
+    if (to.has_index()) {
+      device(to.index());  // raises for an ordinal that the node does not have
+      set_current_device(to.index());
+    }
+  }
+  void uncheckedSetDevice(c10::Device to) const noexcept override {
+    if (to.has_index()) set_current_device(to.index());
+  }
+  DeviceIndex deviceCount() const noexcept override {
+    return static_cast<DeviceIndex>(device_count());
+  }
+
+  Stream getStream(c10::Device where) const override {
+    const int index = index_or_current(where);
+    return make_stream(cuda(index), current_stream(index));
+  }
+  Stream getDefaultStream(c10::Device where) const override {
+    return make_stream(cuda(index_or_current(where)), 0);
+  }
+  Stream getStreamFromGlobalPool(c10::Device where, bool high_priority) const override {
+    const int index = index_or_current(where);
+    return make_stream(cuda(index), device(index).new_stream(high_priority));
+  }
+  Stream getNewStream(c10::Device where, int priority) const override {
+    return getStreamFromGlobalPool(where, priority < 0);
+  }
+  Stream exchangeStream(Stream to) const override {
+    const int index = to.device_index();
+    const Stream previous = make_stream(cuda(index), current_stream(index));
+    set_current_stream(index, to.id());
+    return previous;
+  }
+  void* getStreamNativeHandle(const Stream stream) const override {
+    return reinterpret_cast<void*>(stream.id());
+  }
+  bool queryStream(const Stream& stream) const override {
+    return device_of(stream).query_stream(stream.id());
+  }
+  void synchronizeStream(const Stream& stream) const override {
+    device_of(stream).synchronize_stream(stream.id());
+  }
+  bool isStreamCapturing(const Stream&) const override { return false; }
+  void synchronizeDevice(const DeviceIndex index) const override {
+    device(index < 0 ? current_device() : index).synchronize_device();
+  }
+
+  void record(void** event, const Stream& stream, const DeviceIndex,
+              const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new EventState();
+    device_of(stream).record(*static_cast<EventState*>(*event), stream.id());
+  }
+  void block(void* event, const Stream& stream) const override {
+    if (event != nullptr) device_of(stream).wait(*static_cast<EventState*>(event), stream.id());
+  }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || device(current_device()).query(*static_cast<EventState*>(event));
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) device(current_device()).synchronize(*static_cast<EventState*>(event));
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override {
+    delete static_cast<EventState*>(event);
+  }
+  double elapsedTime(void* start, void* end, const DeviceIndex) const override {
+    TORCH_CHECK(start != nullptr && end != nullptr,
+                "Both events must be recorded before calculating elapsed time.");
+    const auto ns =
+        static_cast<EventState*>(end)->time_ns - static_cast<EventState*>(start)->time_ns;
+    return static_cast<double>(ns) / 1e6;
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
+    if (auto* allocation = static_cast<Allocation*>(data.get_context())) {
+      device(allocation->device).record_stream(allocation->block, stream.id());
+    }
+  }
+};
+
+// Seed and offset of a Philox generator; its state is 16 bytes, as DTensor's RNG tracker expects.
+struct NullGenerator final : c10::GeneratorImpl {
+  explicit NullGenerator(DeviceIndex index)
+      : GeneratorImpl(c10::Device(DeviceType::CUDA, index),
+                      c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    offset_ = 0;
+  }
+  void set_offset(uint64_t offset) override { offset_ = offset; }
+  uint64_t get_offset() const override { return offset_; }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override {
+    set_current_seed(c10::default_rng_seed_val);  // not random: a run can be repeated
+    return seed_;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.numel() == 16 || state.numel() == 8, "RNG state is wrong size");
+    const auto* words = static_cast<const uint64_t*>(state.data());
+    seed_ = words[0];
+    offset_ = state.numel() == 16 ? words[1] : 0;
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto state = at::detail::empty_cpu({16}, at::kByte);
+    auto* words = static_cast<uint64_t*>(state.mutable_data_ptr());
+    words[0] = seed_;
+    words[1] = offset_;
+    return state.getIntrusivePtr();
+  }
+  NullGenerator* clone_impl() const override {
+    auto* copy = new NullGenerator(device().index());
+    copy->seed_ = seed_;
+    copy->offset_ = offset_;
+    return copy;
+  }
+  uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
+};
+
+// Pinned memory is plain CPU memory that answers True to is_pinned().
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* memory = c10::alloc_cpu(bytes);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (memory != nullptr) ranges_[reinterpret_cast<uintptr_t>(memory)] = bytes;
+    return {memory, memory, &PinnedAllocator::release, c10::Device(DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &PinnedAllocator::release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  bool owns(const void* pointer) {
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = ranges_.upper_bound(address);
+    if (it == ranges_.begin()) return false;
+    --it;
+    return address < it->first + it->second;
+  }
+  static PinnedAllocator& get() {
+    static auto* allocator = new PinnedAllocator();
+    return *allocator;
+  }
+
+ private:
+  static void release(void* memory) {
+    {
+      std::lock_guard<std::mutex> lock(get().mutex_);
+      get().ranges_.erase(reinterpret_cast<uintptr_t>(memory));
+    }
+    c10::free_cpu(memory);
+  }
+  std::mutex mutex_;
+  std::map<uintptr_t, size_t> ranges_;
+};
+
+}  // namespace
+
+const at::Generator& default_generator(int index) {
+  static auto* generators = new std::vector<at::Generator>();
+  while (static_cast<int>(generators->size()) < kMaxDevices) {
+    const auto next = static_cast<DeviceIndex>(generators->size());
+    generators->push_back(at::make_generator<NullGenerator>(next));
+  }
+  return (*generators)[static_cast<size_t>(index < 0 ? current_device() : index)];
+}
+
+// ATen finds the hooks by this very name in its registry. No data members: see install_hooks().
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex current_device() const override {
+    return static_cast<DeviceIndex>(prismscale::current_device());
+  }
+  int getNumGPUs() const override { return device_count(); }
+  DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count()); }
+  void setCurrentDevice(DeviceIndex index) const override { Guard().setDevice(cuda(index)); }
+  DeviceIndex getCurrentDevice() const override { return current_device(); }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override {
+    return Guard().exchangeDevice(cuda(index)).index();
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override {
+    return index < 0 ? current_device() : exchangeDevice(index);
+  }
+  void deviceSynchronize(DeviceIndex index) const override { device(index).synchronize_device(); }
+  const at::Generator& getDefaultGenerator(DeviceIndex index) const override {
+    return default_generator(index);
+  }
+  at::Generator getNewGenerator(DeviceIndex index) const override {
+    return at::make_generator<NullGenerator>(index < 0 ? current_device() : index);
+  }
+  c10::Device getDeviceFromPtr(void*) const override { return cuda(prismscale::current_device()); }
+  bool isPinnedPtr(const void* pointer) const override { return PinnedAllocator::get().owns(pointer); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedAllocator::get(); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return cuda_allocator(); }
+  std::string showConfig() const override { return "null CUDA device"; }
+};
+
+// Somebody may have asked for the hooks before us; then ATen holds the default object for the rest
+// of the process. Ours has the same layout (a vtable pointer, no data), so the object is made ours.
+void install_hooks() {
+  [[maybe_unused]] static const bool registered = [] {
+    at::CUDAHooksRegistry()->Register("CUDAHooks", [](at::CUDAHooksArgs args) {
+      return std::unique_ptr<at::CUDAHooksInterface>(new CUDAHooks(args));
+    });
+    return true;
+  }();
+  auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
+  static_assert(sizeof(CUDAHooks) == sizeof(void*));
+  if (!hooks.hasCUDA()) {
+    static auto* ours = new CUDAHooks({});
+    *reinterpret_cast<void**>(&hooks) = *reinterpret_cast<void**>(ours);
+  }
+}
+
+void install_guard() {
+  static auto* guard = new Guard();
+  c10::impl::registerDeviceGuard(DeviceType::CUDA, guard);
+}
+
+}  // namespace prismscale

@@ -1,0 +1,25 @@
+// Answers to questions about values that are not there. Python decides (values.py) and counts.
+#pragma once
+
+#include <cstdint>
+
+namespace prismscale {
+
+enum class Question : int {
+  kFloat = 0,      // a floating-point value
+  kInteger = 1,
+  kBoolean = 2,
+  kCount = 3,      // how many of `elements` a data-dependent shape holds
+  kHistogram = 4,  // asked once per histogram; the answer is not used
+  kFoundInf = 5,   // asked once per gradient unscaling; the answer is not used
+};
+
+using AnswerCallback = double (*)(const char* op, int question, int64_t elements);
+double ask(const char* op, Question question, int64_t elements);
+
+void register_direct_kernels();
+void register_policy_kernels();
+void register_attention_choice();
+void register_fallback(const char* const* cuda_ops, int count);
+
+}  // namespace prismscale

@@ -1,0 +1,76 @@
+// The record of executed ops: 32 bytes each, and a table of what the rows mean.
+#include <mutex>
+
+#include "capi.h"
+#include "fallback.h"
+
+namespace prismscale {
+namespace {
+
+std::atomic<bool> g_recording{false};
+std::mutex g_mutex;
+
+std::vector<OpRow>& rows() {
+  static auto* all = new std::vector<OpRow>();
+  return *all;
+}
+std::deque<std::string>& signatures() {  // a deque: addresses of its strings stay valid
+  static auto* all = new std::deque<std::string>{"(outside any op)"};
+  return *all;
+}
+
+}  // namespace
+
+uint32_t register_signature(std::string description) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  signatures().push_back(std::move(description));
+  return static_cast<uint32_t>(signatures().size() - 1);
+}
+
+std::string signature_text(uint32_t id) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return signatures().at(id);
+}
+
+void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns) {
+  if (!g_recording.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  rows().push_back({signature, static_cast<uint16_t>(device), static_cast<uint16_t>(stream),
+                    start_ns, device_ns, host_time_ns()});
+}
+
+}  // namespace prismscale
+
+using namespace prismscale;
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+void ps_record_ops(int on) { g_recording = on != 0; }
+
+int64_t ps_op_rows() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return static_cast<int64_t>(rows().size());
+}
+
+// Copies at most `capacity` rows, oldest first, and forgets them; returns how many.
+int64_t ps_drain_ops(OpRow* out, int64_t capacity) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const auto count = std::min(capacity, static_cast<int64_t>(rows().size()));
+  std::copy_n(rows().begin(), count, out);
+  rows().erase(rows().begin(), rows().begin() + count);
+  return count;
+}
+
+int64_t ps_signature_count() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return static_cast<int64_t>(signatures().size());
+}
+
+const char* ps_signature(int64_t id) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return signatures().at(static_cast<size_t>(id)).c_str();
+}
+
+#pragma GCC visibility pop
+}  // extern "C"

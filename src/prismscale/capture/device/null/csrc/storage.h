@@ -1,0 +1,57 @@
+// Tensors of the null device: plain TensorImpls whose bytes do not exist.
+//
+// A small storage whose content follows from constants carries a shadow: the same bytes, really
+// there, in CPU memory. Having a shadow is what "known value" means; views share their storage's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <optional>
+
+#include "device.h"
+
+namespace prismscale {
+
+// What the DataPtr of every CUDA storage points to.
+struct Allocation {
+  Block* block = nullptr;
+  int device = 0;
+  size_t bytes = 0;
+  c10::Storage shadow;  // undefined: the value is unknown
+  // Every element has this value (masks of finite, NaN or infinite elements, of any size).
+  std::optional<double> uniform;
+};
+
+// Largest storage that may carry a shadow, and most elements an exact op may touch.
+constexpr size_t kShadowBytes = 4096;
+constexpr int64_t kShadowElements = 1024;
+
+// Makes a device current for the lifetime of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int index) : previous_(current_device()) { set_current_device(index); }
+  ~DeviceScope() { set_current_device(previous_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_;
+};
+
+c10::Allocator* cuda_allocator();
+void register_cuda_allocator();
+
+inline bool is_null(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+// nullptr for a storage without bytes.
+Allocation* allocation_of(const c10::Storage& storage);
+inline Allocation* allocation_of(const at::Tensor& t) { return allocation_of(t.storage()); }
+
+at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int device);
+// Gives the storage another size, as UntypedStorage.resize_ does on CUDA.
+void resize_storage(c10::StorageImpl* storage, size_t bytes);
+// A CUDA tensor on the same storage.
+at::Tensor make_view(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+
+}  // namespace prismscale

@@ -1,0 +1,100 @@
+"""Which GPU the null device pretends to be.
+
+Names and memory totals are what ``torch.cuda.get_device_properties`` reports on such a part; the
+total differs between drivers and boards by some MiB, so a preset is one that was seen, not a norm.
+Multiprocessor counts and capabilities are NVIDIA's (product data sheets, CUDA programming guide).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from prismscale.errors import UsageError, did_you_mean
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NullDeviceSpec:
+    """A GPU as ``torch.cuda`` shows it, and how many of them a node holds.
+
+    ``outside_bytes`` is device memory that torch's allocator never sees: the CUDA context, NCCL's
+    buffers. It lowers ``mem_get_info`` and brings out-of-memory nearer.
+    """
+
+    name: str
+    total_memory_bytes: int
+    multi_processor_count: int
+    capability: tuple[int, int]
+    shared_memory_per_block_optin_bytes: int = 232_448
+    l2_cache_bytes: int = 50 * _MIB
+    devices_per_node: int = 8
+    outside_bytes: int = 512 * _MIB
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.devices_per_node <= 16:
+            raise UsageError(
+                f"devices_per_node is {self.devices_per_node}; a null node holds 1 to 16 devices"
+            )
+        if self.total_memory_bytes <= self.outside_bytes or self.outside_bytes < 0:
+            raise UsageError(
+                f"total_memory_bytes ({self.total_memory_bytes}) must be greater than "
+                f"outside_bytes ({self.outside_bytes}), and neither may be negative"
+            )
+        if self.multi_processor_count < 1:
+            raise UsageError(f"multi_processor_count is {self.multi_processor_count}; at least 1")
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """cuBLAS workspace of one handle on one stream, unless CUBLAS_WORKSPACE_CONFIG is set.
+
+        torch takes 32 MiB from compute capability 9.0 on and 8,320 KiB before
+        (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+        """
+        return 32 * _MIB if self.capability[0] >= 9 else (4096 * 2 + 16 * 8) * 1024
+
+
+PRESETS: dict[str, NullDeviceSpec] = {
+    "a100-80g": NullDeviceSpec(
+        name="NVIDIA A100-SXM4-80GB",
+        total_memory_bytes=int(79.15 * _GIB),
+        multi_processor_count=108,
+        capability=(8, 0),
+        shared_memory_per_block_optin_bytes=166_912,
+        l2_cache_bytes=40 * _MIB,
+    ),
+    "h100-sxm": NullDeviceSpec(
+        name="NVIDIA H100 80GB HBM3",
+        total_memory_bytes=int(79.10 * _GIB),
+        multi_processor_count=132,
+        capability=(9, 0),
+    ),
+    "h100-96g": NullDeviceSpec(
+        name="NVIDIA H100",
+        total_memory_bytes=int(95.04 * _GIB),
+        multi_processor_count=132,
+        capability=(9, 0),
+    ),
+    "h200-sxm": NullDeviceSpec(
+        name="NVIDIA H200",
+        total_memory_bytes=int(139.81 * _GIB),
+        multi_processor_count=132,
+        capability=(9, 0),
+    ),
+    "b200": NullDeviceSpec(
+        name="NVIDIA B200",
+        total_memory_bytes=int(178.35 * _GIB),
+        multi_processor_count=148,
+        capability=(10, 0),
+        l2_cache_bytes=126 * _MIB,
+    ),
+}
+
+
+def device_spec(name: str, *, devices_per_node: int | None = None) -> NullDeviceSpec:
+    """The preset called ``name``; raises UsageError for one that we do not know."""
+    if name not in PRESETS:
+        raise UsageError(f"no null GPU is called {name!r}; {did_you_mean(name, PRESETS)}")
+    spec = PRESETS[name]
+    return spec if devices_per_node is None else replace(spec, devices_per_node=devices_per_node)

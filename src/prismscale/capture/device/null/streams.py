@@ -1,0 +1,114 @@
+"""``torch.cuda.Stream`` and ``torch.cuda.Event`` on the null device.
+
+In a CPU-only torch these two classes stand on dummy bases. Here they stand on ``torch.Stream`` and
+``torch.Event``, which work on any device that has a guard, and keep CUDA's own signatures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+
+_library: ctypes.PyDLL
+
+
+def bind(library: ctypes.PyDLL) -> None:
+    """The extension that these classes ask for times."""
+    global _library
+    _library = library
+
+
+class Stream(torch.Stream):
+    """A stream of the null device; ``cuda_stream`` is its id (0 is the default stream)."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if "stream_id" in kwargs:
+            stream = super().__new__(cls, **kwargs)
+        else:
+            index = torch.cuda._utils._get_device_index(device, optional=True)
+            stream = super().__new__(cls, device=torch.device("cuda", index), priority=priority)
+        return stream  # type: ignore[no-any-return]
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.stream_id)
+
+    @property
+    def priority(self) -> int:
+        return -1 if self.stream_id > 32 else 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Least and greatest priority, as CUDA gives them."""
+        return (0, -5)
+
+    def wait_event(self, event: torch.Event) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        recorded = Event() if event is None else event
+        recorded.record(self)
+        return recorded
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.cuda_stream)
+
+
+class ExternalStream(Stream):
+    """A stream of another library: here one of ours by its id."""
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> ExternalStream:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        cuda = torch._C._autograd.DeviceType.CUDA
+        return super().__new__(  # type: ignore[return-value]
+            cls, stream_id=stream_ptr, device_index=index, device_type=int(cuda)
+        )
+
+
+class Event(torch.Event):
+    """An event of the null device; its time is logical."""
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Event:
+        return super().__new__(  # type: ignore[no-any-return]
+            cls, device="cuda", enable_timing=enable_timing, blocking=blocking
+        )
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        super().record(torch.cuda.current_stream() if stream is None else stream)
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        super().wait(torch.cuda.current_stream() if stream is None else stream)
+
+    def elapsed_time(self, end_event: torch.Event) -> float:
+        """Milliseconds of logical time; torch's own method refuses subclasses of torch.Event."""
+        if not (self.event_id and end_event.event_id):
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return _library.ps_elapsed_ns(self.event_id, end_event.event_id) / 1e6
+
+    @property
+    def cuda_event(self) -> int:
+        return int(self.event_id)
+
+    def ipc_handle(self) -> bytes:
+        raise RuntimeError("CUDA events of the null device cannot be shared between processes")

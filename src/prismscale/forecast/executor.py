@@ -1,0 +1,157 @@
+"""Where chunks of draws are computed: here, in local processes, or on a Ray cluster.
+
+All of them run one function over a list of tasks, with one shared object that each worker receives
+once. A result depends on its task alone, so every executor gives the same results bit for bit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from prismscale.errors import UsageError
+
+Shared = TypeVar("Shared")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Executor(Protocol):
+    """Runs a function over tasks."""
+
+    def map(
+        self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
+    ) -> Iterator[Result]:
+        """Results in the order of ``tasks``, as they become known.
+
+        ``function`` must be importable by name: it is called in other processes.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serial:
+    """In this process, one task after the other."""
+
+    def map(
+        self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
+    ) -> Iterator[Result]:
+        return (function(shared, task) for task in tasks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalProcesses:
+    """In ``workers`` fresh processes of this machine, where the work is worth starting them."""
+
+    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    worth_s: float = 5.0
+    """Work that remains after the first task, from which on processes are started: each imports
+    what the command imports."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"workers is {self.workers}; at least 1 is needed")
+
+    def map(
+        self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
+    ) -> Iterator[Result]:
+        began = time.perf_counter()
+        if tasks:
+            yield function(shared, tasks[0])
+        rest = tasks[1:]
+        work_s = (time.perf_counter() - began) * len(rest)
+        count = min(self.workers, len(rest))
+        if count <= 1 or work_s < self.worth_s:
+            yield from Serial().map(function, shared, rest)
+            return
+        # Spawned, not forked: a fork would copy the locks of threads that it does not copy.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(
+            count, mp_context=context, initializer=_receive, initargs=(function, shared)
+        )
+        try:
+            yield from pool.map(_run, rest)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_received: tuple[Callable[[Any, Any], Any], Any]
+
+
+def _receive(function: Callable[[Any, Any], Any], shared: Any) -> None:
+    global _received
+    _received = (function, shared)
+
+
+def _run(task: Any) -> Any:
+    function, shared = _received
+    return function(shared, task)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayCluster:
+    """On a Ray cluster: ``pip install prismscale[ray]``, with prismscale installed on its nodes."""
+
+    address: str | None = None
+    """Of a running cluster, or ``auto``; None starts one on this machine."""
+
+    def map(
+        self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
+    ) -> Iterator[Result]:
+        """Results in order.
+
+        Raises:
+            UsageError: Ray is not installed, or there is no cluster at the address.
+        """
+        ray = _import_ray()
+        ours = not ray.is_initialized()
+        if ours:
+            try:
+                ray.init(address=self.address, log_to_driver=False)
+            except ConnectionError as error:
+                raise UsageError(f"no Ray cluster at '{self.address}': {error}") from error
+        try:
+            # Tasks that only wait for a core hold no data, so one reference serves them all.
+            reference = ray.put(shared)
+            remote = ray.remote(function).options(scheduling_strategy="SPREAD")
+            waiting = [remote.remote(reference, task) for task in tasks]
+            for result in waiting:
+                yield ray.get(result)
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(
+            "--executor ray needs Ray: pip install 'prismscale[ray]', or use --executor local"
+        ) from error
+    return ray
+
+
+def executor_named(name: str, *, workers: int | None = None, address: str | None = None) -> Executor:
+    """The executor that a command line asks for.
+
+    Args:
+        name: ``local``, ``serial`` or ``ray``.
+        workers: local processes; None is one a core.
+        address: of the Ray cluster.
+
+    Raises:
+        UsageError: another name.
+    """
+    if name == "serial":
+        return Serial()
+    if name == "local":
+        return LocalProcesses() if workers is None else LocalProcesses(workers=workers)
+    if name == "ray":
+        return RayCluster(address=address)
+    raise UsageError(f"unknown executor '{name}'; allowed: local, ray, serial")

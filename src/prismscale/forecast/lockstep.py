@@ -1,0 +1,326 @@
+"""Fusing what moves in lockstep: a smaller graph with the same step times.
+
+The ranks of a tensor-parallel group meet after every few kernels. A *lockstep set* is such a group,
+where it lies within one class; it becomes one rank of the fused graph. A *chain* is a run of nodes
+that needs nothing from outside the set until its end: computations of the members and collectives of
+the set, one after the other. It becomes one computation, which lasts
+
+    sum over its segments of (max over the members of the segment's computations + its collective).
+
+What is approximated, and when nothing is: a member leaves a chain when the slowest member of its set
+does. That is what happens where a chain ends with the set's collective. Where it ends with a
+computation (an optimizer), the quicker members are held back until the set's next collective would
+have done so; step times of the fused graph are then an upper bound. Groups that run in parallel
+through a set (one data-parallel group for each member) are represented by one of them: they start
+together, and their communication is drawn once, as ``LawDraws.once_G`` does on the whole graph.
+
+Array axes: ``M`` members of a class, ``F`` members of its fused class, ``K`` ranks of a lockstep set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import GraphError, UsageError
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.job_graph import GroupFamily, JobGraph, RankClass, Seat
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import RankTrace
+from prismscale.sim.engine import Duration, DurationSource
+
+
+MEETING_AT_THE_END = 0.5
+"""Share of a class's chains of computation that must end with a collective of the set, for the set to
+count as moving in lockstep: 1 but for the optimizer in tensor-parallel groups, two thirds with
+zero-bubble schedules (weight gradients need no collective), near 0 in data-parallel groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedClass:
+    """How the nodes and members of a class were put together."""
+
+    chains: tuple[tuple[int, ...], ...]
+    """Body nodes of the original class, by fused body node."""
+    members_KF: NDArray[np.int64]
+    """Original member of the class, by position in its set and by fused member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedGraph:
+    """A fused graph and its origin."""
+
+    graph: JobGraph
+    origin: JobGraph
+    classes: tuple[FusedClass, ...]
+    set_role: int
+    """Role of the lockstep sets in every class of the origin."""
+    fused_group: tuple[NDArray[np.int64], ...]
+    """By family: the fused group that each group of the origin became."""
+
+    @property
+    def set_size(self) -> int:
+        """Ranks of one lockstep set."""
+        return int(self.classes[0].members_KF.shape[0])
+
+    def is_compute(self, class_index: int, node: int) -> bool:
+        """True where body node ``node`` of the origin is computation."""
+        trace = self.origin.classes[class_index].trace
+        return bool(trace.kind_N[trace.n_prologue + node] == NodeKind.COMPUTE)
+
+
+def fuse(graph: JobGraph) -> FusedGraph | None:
+    """Fuse ``graph`` along its most used lockstep sets; None where it has none.
+
+    Raises:
+        GraphError: the sets do not fit the job's other groups (a group that holds only some members
+            of a set at different positions).
+    """
+    role = _lockstep_role(graph)
+    if role is None:
+        return None
+    set_R = _set_of_rank(graph, role)
+    classes, fused = [], []
+    found = [_fused_family(f, set_R) for f in graph.families]
+    families = tuple(f for f, _ in found)
+    for rank_class in graph.classes:
+        seat = rank_class.seats[role]
+        members_KF = np.argsort(seat.slot_M, kind="stable").reshape(-1, _n_groups(graph, seat))
+        chains = _chains(rank_class.trace, role)
+        sets_F = set_R[rank_class.members_M[members_KF[0]]]
+        # Members of a class are in ascending order of rank.
+        order = np.argsort(sets_F)
+        members_KF, sets_F = members_KF[:, order], sets_F[order]
+        seats = tuple(_fused_seat(s, families, sets_F) for s in rank_class.seats)
+        trace = _fused_trace(rank_class.trace, chains, len(sets_F))
+        classes.append(
+            RankClass(index=rank_class.index, trace=trace, members_M=sets_F, seats=seats)
+        )
+        fused.append(FusedClass(chains=chains, members_KF=members_KF))
+    small = JobGraph(
+        world_size=int(set_R.max()) + 1,
+        classes=tuple(classes),
+        families=families,
+        meta={**graph.meta, "fused": f"lockstep sets of {fused[0].members_KF.shape[0]}"},
+    )
+    return FusedGraph(
+        graph=small,
+        origin=graph,
+        classes=tuple(fused),
+        set_role=role,
+        fused_group=tuple(g for _, g in found),
+    )
+
+
+def _n_groups(graph: JobGraph, seat: Seat) -> int:
+    return graph.families[seat.family].n_groups
+
+
+def _lockstep_role(graph: JobGraph) -> int | None:
+    """The role whose groups lie within their class in every class, and that is used most."""
+    n_roles = min(len(c.seats) for c in graph.classes)
+    used = {}
+    for role in range(n_roles):
+        families = [graph.families[c.seats[role].family] for c in graph.classes]
+        within = all(
+            family.group_size * family.n_groups == rank_class.size
+            for family, rank_class in zip(families, graph.classes, strict=True)
+        )
+        sizes = {family.group_size for family in families}
+        if within and len(sizes) == 1 and sizes != {1}:
+            if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
+                used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
+    return max(used, key=lambda r: used[r]) if used else None
+
+
+def _share_meeting(trace: RankTrace, role: int) -> float:
+    """Of the chains that compute at all, those that end with a collective of the role."""
+    first = trace.n_prologue
+    kinds, roles = trace.kind_N[first:], trace.role_N[first:]
+    takes_time = trace.body_ns_SB.any(axis=0)
+    meeting = computing = 0
+    for chain in _chains(trace, role):
+        if any(kinds[b] == NodeKind.COMPUTE and takes_time[b] for b in chain):
+            computing += 1
+            last = chain[-1]
+            meeting += kinds[last] == NodeKind.COLLECTIVE and roles[last] == role
+    return meeting / computing if computing else 0.0
+
+
+def _collectives(trace: RankTrace, role: int) -> int:
+    body = slice(trace.n_prologue, None)
+    is_p2p = (trace.kind_N[body] == NodeKind.SEND) | (trace.kind_N[body] == NodeKind.RECV)
+    return int(((trace.role_N[body] == role) & ~is_p2p).sum())
+
+
+def _set_of_rank(graph: JobGraph, role: int) -> NDArray[np.int64]:
+    """New rank of every rank: sets are numbered in the order of their first members."""
+    first_R = np.empty(graph.world_size, dtype=np.int64)
+    for rank_class in graph.classes:
+        table = graph.families[rank_class.seats[role].family].ranks_KG
+        first_R[table] = table.min(axis=0)
+    return np.unique(first_R, return_inverse=True)[1].astype(np.int64)
+
+
+def _fused_family(
+    family: GroupFamily, set_R: NDArray[np.int64]
+) -> tuple[GroupFamily, NDArray[np.int64]]:
+    """Groups of sets: each set once, in order of its first member; equal groups once. And which of
+    them each group became."""
+    columns: dict[tuple[int, ...], int] = {}
+    became = [
+        columns.setdefault(tuple(dict.fromkeys(ranks)), len(columns))
+        for ranks in set_R[family.ranks_KG].T.tolist()
+    ]
+    if len({len(c) for c in columns}) != 1:
+        raise GraphError(
+            f"groups '{family.name}' hold different numbers of lockstep sets; forecast without "
+            "fusing (--no-fuse)"
+        )
+    table = np.array(list(columns), dtype=np.int64).T
+    fused = GroupFamily(index=family.index, name=family.name, ranks_KG=table)
+    return fused, np.array(became, dtype=np.int64)
+
+
+def _fused_seat(seat: Seat, families: Sequence[GroupFamily], sets_F: NDArray[np.int64]) -> Seat:
+    table = families[seat.family].ranks_KG
+    # Every set sits in one group of the family, at one position.
+    position_of = {int(r): divmod(i, table.shape[1]) for i, r in enumerate(table.ravel())}
+    places = [position_of[int(s)] for s in sets_F]
+    if table.size != len(position_of):
+        raise GraphError("a lockstep set sits in several groups of one family; use --no-fuse")
+    group_M = np.array([g for _, g in places], dtype=np.int64)
+    position_M = np.array([k for k, _ in places], dtype=np.int64)
+    same = bool((position_M == position_M[0]).all())
+    return Seat(
+        family=seat.family,
+        slot_M=position_M * table.shape[1] + group_M,
+        group_M=group_M,
+        group_rank=int(position_M[0]) if same else -1,
+    )
+
+
+def _chains(trace: RankTrace, role: int) -> tuple[tuple[int, ...], ...]:
+    """Body nodes, grouped into chains; a node that cannot be fused is a chain of its own."""
+    first, n = trace.n_prologue, trace.n_body
+    readers = [0] * n
+    preds = [trace.predecessors(first + b).tolist() for b in range(n)]
+    for b in range(n):
+        for distance in preds[b]:
+            readers[(b - distance) % n] += 1
+    kinds = trace.kind_N[first:].tolist()
+    roles = trace.role_N[first:].tolist()
+    inside = [
+        kinds[b] == NodeKind.COMPUTE or (kinds[b] == NodeKind.COLLECTIVE and roles[b] == role)
+        for b in range(n)
+    ]
+    chains: list[list[int]] = []
+    chain_of_last: dict[int, list[int]] = {}
+    for b in range(n):
+        chain = chain_of_last.get(b - preds[b][0]) if len(preds[b]) == 1 else None
+        before = chain[-1] if chain else -1
+        if chain is not None and inside[b] and readers[before] == 1 and inside[before]:
+            del chain_of_last[before]
+            chain.append(b)
+        else:
+            chain = [b]
+            chains.append(chain)
+        chain_of_last[b] = chain
+    # A chain takes the place of its last node: by then everything before it is known.
+    return tuple(tuple(c) for c in sorted(chains, key=lambda c: c[-1]))
+
+
+def _fused_trace(
+    trace: RankTrace, chains: tuple[tuple[int, ...], ...], world_size: int
+) -> RankTrace:
+    first, n = trace.n_prologue, trace.n_body
+    builder = TraceBuilder(rank=0, world_size=world_size, groups=trace.groups)
+    position_of_last = {chain[-1]: i for i, chain in enumerate(chains)}
+    for i, chain in enumerate(chains):
+        node = first + chain[-1]
+        label, lane = trace.labels[trace.label_N[node]], trace.lanes[trace.lane_N[node]]
+        preds = []
+        for distance in trace.predecessors(first + chain[0]).tolist():
+            bodies, source = divmod(chain[0] - distance, n)
+            preds.append(position_of_last[source] + bodies * len(chains))
+        if len(chain) > 1 or trace.kind_N[node] == NodeKind.COMPUTE:
+            builder.add_compute(0, preds=preds, label=label, lane=lane)
+        else:
+            builder.add_communication(
+                CollectiveOp(int(trace.op_N[node])),
+                int(trace.bytes_N[node]),
+                role=int(trace.role_N[node]),
+                peer=int(trace.peer_N[node]),
+                preds=preds,
+                label=label,
+                lane=lane,
+            )
+        if any(p >= i for p in preds):
+            raise UsageError(f"node {chain[-1]}: its chain cannot be put in order; use --no-fuse")
+    return replace(builder.build(known_groups=()), rank=trace.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedDurations:
+    """Durations of the fused graph, computed from those of its origin (a ``DurationSource``)."""
+
+    fused: FusedGraph
+    origin: DurationSource
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """The fused graph has none."""
+        return ()
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Chains as the module says; the rest as it is, of the first group through each set."""
+        durations = self.origin.body(class_index, step)
+        own = self.fused.classes[class_index]
+        return [self._chain(class_index, chain, durations, own) for chain in own.chains]
+
+    def _chain(
+        self,
+        class_index: int,
+        chain: tuple[int, ...],
+        durations: Sequence[Duration],
+        own: FusedClass,
+    ) -> Duration:
+        rank_class = self.fused.origin.classes[class_index]
+        trace = rank_class.trace
+        kinds = trace.kind_N[trace.n_prologue :]
+        if len(chain) == 1 and kinds[chain[0]] != NodeKind.COMPUTE:
+            return _first_of_set(np.asarray(durations[chain[0]]))
+        total: Duration = 0
+        segment: Duration = 0
+        for node in chain:
+            if kinds[node] == NodeKind.COMPUTE:
+                segment = segment + _by_member(durations[node], rank_class.size)
+                continue
+            sets = rank_class.seats[self.fused.set_role].group_M[own.members_KF[0]]
+            meeting = np.asarray(durations[node])
+            meeting = meeting if meeting.ndim == 0 or meeting.shape[-1] == 1 else meeting[..., sets]
+            total = total + _slowest(segment, own) + meeting
+            segment = 0
+        return total + _slowest(segment, own)
+
+
+def _by_member(duration: Duration, members: int) -> NDArray[np.int64]:
+    array = np.atleast_1d(np.asarray(duration, dtype=np.int64))
+    return np.broadcast_to(array, (*array.shape[:-1], members))
+
+
+def _slowest(segment: Duration, own: FusedClass) -> Duration:
+    """``[..., M]`` → ``[..., F]``: the slowest member of every set."""
+    if isinstance(segment, int):
+        return segment
+    return segment[..., own.members_KF].max(axis=-2)
+
+
+def _first_of_set(duration: NDArray[np.int64]) -> Duration:
+    if duration.ndim == 0 or duration.shape[-1] == 1:
+        return duration
+    raise UsageError(
+        "communication that differs between the groups of a family cannot be fused; use --no-fuse"
+    )

@@ -1,0 +1,139 @@
+"""What a forecast starts from: the recorded steps of a run folder, captured or imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import collective_model
+from prismscale.cost.durations import GraphDurations
+from prismscale.errors import UsageError
+from prismscale.forecast.lockstep import fuse
+from prismscale.forecast.montecarlo import DrawSource
+from prismscale.forecast.replay import ReplayDraws, regimes_of
+from prismscale.forecast.samples import StepSamples
+from prismscale.forecast.sampling import FittedPool, LawDraws, fit_laws, fuse_laws
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import NodeKind
+from prismscale.graph.store import load_graph
+from prismscale.sim.samples_store import has_samples, load_samples
+
+ENOUGH_STEPS = 16
+"""Recorded steps from which on they are recombined as they are; fewer are extended by fitted laws."""
+METHODS = ("auto", "steps", "laws")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Samples with a duration for every node."""
+
+    samples: StepSamples
+    notes: tuple[str, ...] = ()
+    """Where durations come from, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A graph and the law of its durations."""
+
+    graph: JobGraph
+    source: LawDraws | ReplayDraws
+    fitted: tuple[FittedPool, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load_recording(folder: Path, cluster: str | None) -> Recording:
+    """The recorded steps in a run folder; communication that was not measured gets its time from
+    the cluster's model.
+
+    Args:
+        folder: a run folder, or the folder of a graph itself.
+        cluster: preset or TOML file; needed where communication was not measured.
+
+    Raises:
+        UsageError: no graph there, or a cluster is needed and none was given.
+        FormatError: damaged files.
+    """
+    graph_folder = folder / "graph" if (folder / "graph").is_dir() else folder
+    if has_samples(graph_folder):
+        return Recording(samples=load_samples(graph_folder))
+    samples = StepSamples.from_graph(load_graph(graph_folder))
+    missing = _unmeasured(samples)
+    if not missing:
+        return Recording(samples=samples)
+    if cluster is None:
+        raise UsageError(
+            f"{len(missing)} communications of {folder} have no measured time; name the cluster "
+            "whose model is to answer (--cluster h100-sxm)"
+        )
+    loaded = Cluster.load(cluster)
+    filled = with_modelled_communication(samples, loaded)
+    share = f"{len(missing)} communications take their time from the model of {loaded.name}"
+    return Recording(samples=filled, notes=(f"{share}, without variation",))
+
+
+def with_modelled_communication(samples: StepSamples, cluster: Cluster) -> StepSamples:
+    """The same samples; a communication whose recorded times are all 0 gets the model's."""
+    durations = GraphDurations(graph=samples.graph, model=collective_model(cluster))
+    classes = list(samples.classes)
+    for class_index, node in _unmeasured(samples):
+        own = classes[class_index]
+        trace = samples.graph.classes[class_index].trace
+        modelled = durations.communication_ns(class_index, trace.n_prologue + node)
+        body = list(own.body_ns)
+        body[node] = np.broadcast_to(modelled, (samples.n_steps, len(modelled)))
+        classes[class_index] = replace(own, body_ns=tuple(body))
+    return replace(samples, classes=tuple(classes))
+
+
+def model_of(recording: Recording, *, method: str = "auto", fused: bool = True) -> Model:
+    """How durations are drawn: recorded steps recombined, or laws fitted to pools.
+
+    Args:
+        method: ``steps``, ``laws``, or ``auto``: steps where there are :data:`ENOUGH_STEPS`.
+        fused: fuse ranks that move in lockstep (only with laws).
+
+    Raises:
+        UsageError: an unknown method. FormatError: impossible durations.
+    """
+    if method not in METHODS:
+        raise UsageError(f"unknown method '{method}'; allowed: {', '.join(METHODS)}")
+    samples = recording.samples
+    if method == "auto":
+        method = "steps" if samples.n_steps >= ENOUGH_STEPS else "laws"
+    if method == "steps":
+        regimes = regimes_of(samples)
+        count = int(regimes.max()) + 1
+        note = f"{samples.n_steps} recorded steps recombined, {count} regime(s)"
+        source = ReplayDraws(samples=samples, regime_T=regimes)
+        return Model(graph=samples.graph, source=source, notes=(*recording.notes, note))
+    laws, fitted = fit_laws(samples)
+    notes = (*recording.notes, f"{len(fitted)} fitted pools", *laws.notes)
+    small = fuse(samples.graph) if fused else None
+    if small is None:
+        return Model(graph=samples.graph, source=laws, fitted=tuple(fitted), notes=notes)
+    notes = (*notes, f"lockstep sets of {small.set_size} ranks drawn as one")
+    return Model(
+        graph=small.graph, source=fuse_laws(small, laws), fitted=tuple(fitted), notes=notes
+    )
+
+
+def with_factors(source: LawDraws | ReplayDraws, factor_R: np.ndarray) -> DrawSource:
+    """The same draws with each rank's computation multiplied by a further factor."""
+    if isinstance(source, LawDraws) and source.factor_R is not None:
+        factor_R = factor_R * source.factor_R
+    return replace(source, factor_R=factor_R)
+
+
+def _unmeasured(samples: StepSamples) -> list[tuple[int, int]]:
+    """(class, body node) of communications without any recorded time, zero bytes included."""
+    found = []
+    for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True):
+        kinds = rank_class.trace.kind_N[rank_class.trace.n_prologue :]
+        for node, ns_TX in enumerate(own.body_ns):
+            if kinds[node] != NodeKind.COMPUTE and not ns_TX.any():
+                found.append((rank_class.index, node))
+    return found

@@ -1,0 +1,216 @@
+"""Draws put together from recorded steps: nothing is fitted, what belongs together stays together.
+
+Every duration of a draw is one that was recorded, on the same rank (worker identity). Which recorded
+step it comes from is decided
+
+- for communication once a draw, by the draw's *base step*: congestion of one moment is kept whole;
+- for the computation of a microbatch once for all stages of its replica, forward and backward: long
+  sequences are long everywhere; a few neighbours at a time, because long ones come in runs (block
+  bootstrap: Künsch, Annals of Statistics 17(3), 1989);
+- for other computation once a replica.
+
+Only steps in the regime of the base step are drawn from. Switches turn each of these off, to show
+what it is worth.
+
+Axes: ``D`` draws, ``T`` recorded steps, ``M`` members, ``G`` groups, ``R`` ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+from prismscale.forecast.montecarlo import Chunk, LazyBody
+from prismscale.forecast.regime import fit_regimes
+from prismscale.forecast.samples import NO_MICROBATCH, StepSamples
+from prismscale.graph.node import NodeKind
+from prismscale.sim.engine import Duration, DurationSource
+
+Rows = NDArray[np.int64]
+
+BASE_STREAM, REPLICA_STREAM, NODE_STREAM = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """What is drawn together; all on is the forecast, the rest is for comparison."""
+
+    microbatch: bool = True
+    """A microbatch's computation over all stages, from one recorded step. Off: every node alone."""
+    neighbours: bool = True
+    """A block of n^(1/3) neighbouring microbatches (of n) from one recorded step, the length at
+    which a block bootstrap's bias and variance balance (Hall, Horowitz and Jing, Biometrika 82(3),
+    1995). Off: each microbatch alone."""
+    collective: bool = True
+    """A communication, once for all its members. Off: once for each, and the slowest counts."""
+    regime: bool = True
+    """All communication of a draw from one recorded step, and all else from steps of its regime.
+    Off: every communication alone, from any step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayDraws:
+    """Random durations from recorded steps (a :class:`DrawSource`)."""
+
+    samples: StepSamples
+    together: Together = Together()
+    regime_T: NDArray[np.int64] | None = None
+    """Regime of each recorded step; None is one for all."""
+    factor_R: NDArray[np.float64] | None = None
+    """Further factor on each rank's computation: another placement, a hot node."""
+    frozen: frozenset[tuple[int, int]] = frozenset()
+    """(class, body node) that are held at their median: communication at that of all steps,
+    computation at that of the base step's regime, which is not its own variation."""
+
+    def __post_init__(self) -> None:
+        if self.regime_T is not None and len(self.regime_T) != self.samples.n_steps:
+            raise UsageError(
+                f"{len(self.regime_T)} regimes for {self.samples.n_steps} recorded steps"
+            )
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """See :class:`DrawSource`."""
+        return _ChunkDurations(self, chunk)
+
+
+def regimes_of(samples: StepSamples, *, seed: int = 0) -> NDArray[np.int64]:
+    """Regime of each recorded step, estimated from its total communication time.
+
+    Steps whose ids follow each other are taken as consecutive.
+    """
+    total_T = np.zeros(samples.n_steps)
+    for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True):
+        for b in range(rank_class.trace.n_body):
+            if rank_class.trace.kind_N[rank_class.trace.n_prologue + b] != NodeKind.COMPUTE:
+                total_T += own.body_ns[b].mean(axis=1)
+    breaks = np.flatnonzero(np.diff(np.asarray(samples.step_ids)) != 1) + 1
+    # Logarithms: what triples is as far from the usual as what falls to a third.
+    return fit_regimes(np.split(np.log(np.maximum(total_T, 1.0)), breaks), seed=seed).state_S
+
+
+class _ChunkDurations:
+    """Which recorded step each duration comes from, for one chunk."""
+
+    def __init__(self, source: ReplayDraws, chunk: Chunk) -> None:
+        self.source, self.chunk = source, chunk
+        samples = source.samples
+        regime_T = source.regime_T
+        if regime_T is None or not source.together.regime:
+            regime_T = np.zeros(samples.n_steps, dtype=np.int64)
+        self._regime_T = regime_T
+        self._order = np.argsort(regime_T, kind="stable")
+        self._count = np.bincount(regime_T)
+        self._first = np.cumsum(self._count) - self._count
+        self._bases: dict[int, Rows] = {}
+        self._replica_rows: dict[tuple[int, int], Rows] = {}
+        microbatches = 1 + max(int(c.microbatch_B.max(initial=-1)) for c in samples.classes)
+        self._block = round(microbatches ** (1 / 3)) if source.together.neighbours else 1
+        self._replicas, replica_R = np.unique(samples.replica_R, return_inverse=True)
+        self.replica_M = [replica_R[c.members_M] for c in samples.graph.classes]
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        return self.source.samples.classes[class_index].prologue_ns
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        return _Body(self, class_index, step)
+
+    def base_D(self, step: int) -> Rows:
+        """The base step of every draw."""
+        if step not in self._bases:
+            rng = self.chunk.generator(BASE_STREAM, step)
+            n = self.source.samples.n_steps
+            self._bases[step] = rng.integers(0, n, self.chunk.draws)
+        return self._bases[step]
+
+    def alike(self, step: int, rng: np.random.Generator, width: int) -> Rows:
+        """``[D, width]`` steps of the base step's regime."""
+        regime_D = self._regime_T[self.base_D(step)][:, None]
+        count, first = self._count[regime_D], self._first[regime_D]
+        pick = (rng.random((self.chunk.draws, width)) * count).astype(np.int64)
+        return self._order[first + pick]
+
+    def still(self, ns_TX: NDArray[np.int64], *, by_regime: bool) -> NDArray[np.int64]:
+        """The same durations without variation (within each regime)."""
+        out = np.empty_like(ns_TX)
+        regime_T = self._regime_T if by_regime else np.zeros_like(self._regime_T)
+        for regime in np.unique(regime_T):
+            rows = regime_T == regime
+            out[rows] = np.median(ns_TX[rows], axis=0)
+        return out
+
+    def of_replicas(self, step: int, microbatch: int) -> Rows:
+        """``[D, replica]`` steps for one microbatch; kept until the step is done with."""
+        block = microbatch // max(self._block, 1) if microbatch != NO_MICROBATCH else NO_MICROBATCH
+        key = (step, block)
+        if key not in self._replica_rows:
+            stale = [k for k in self._replica_rows if k[0] < step - 1]
+            for k in stale:
+                del self._replica_rows[k]
+            rng = self.chunk.generator(REPLICA_STREAM, step, block - NO_MICROBATCH)
+            self._replica_rows[key] = self.alike(step, rng, len(self._replicas))
+        return self._replica_rows[key]
+
+
+class _Body(LazyBody):
+    def __init__(self, parent: _ChunkDurations, class_index: int, step: int) -> None:
+        self._parent, self._class_index, self._step = parent, class_index, step
+        samples = parent.source.samples
+        self._own = samples.classes[class_index]
+        self._rank_class = samples.graph.classes[class_index]
+        factor = parent.source.factor_R
+        self._factor_M = None if factor is None else factor[self._rank_class.members_M]
+
+    def __len__(self) -> int:
+        return len(self._own.body_ns)
+
+    def draw(self, node: int) -> Duration:
+        source = self._parent.source
+        ns_TX = self._own.body_ns[node]
+        trace = self._rank_class.trace
+        is_compute = bool(trace.kind_N[trace.n_prologue + node] == NodeKind.COMPUTE)
+        if (self._class_index, node) in source.frozen:
+            ns_TX = self._parent.still(ns_TX, by_regime=is_compute)
+        return self._computation(node, ns_TX) if is_compute else self._communication(node, ns_TX)
+
+    def _computation(self, node: int, ns_TX: NDArray[np.int64]) -> Duration:
+        parent = self._parent
+        if parent.source.together.microbatch:
+            microbatch = int(self._own.microbatch_B[node])
+            rows = parent.of_replicas(self._step, microbatch)[
+                :, parent.replica_M[self._class_index]
+            ]
+        else:
+            rows = parent.alike(self._step, self._stream(node), self._rank_class.size)
+        columns = self._own.column_M if ns_TX.shape[1] > 1 else np.zeros(1, dtype=np.int64)
+        drawn = ns_TX[rows, columns]
+        if self._factor_M is None:
+            return drawn
+        return np.rint(drawn * self._factor_M).astype(np.int64)
+
+    def _communication(self, node: int, ns_TG: NDArray[np.int64]) -> Duration:
+        parent, together = self._parent, self._parent.source.together
+        groups = np.arange(ns_TG.shape[1])
+        if not together.collective:
+            rng = self._stream(node)
+            draws = [
+                ns_TG[parent.alike(self._step, rng, len(groups)), groups]
+                for _ in range(self._group_size(node))
+            ]
+            return np.maximum.reduce(draws)
+        if together.regime:
+            return ns_TG[parent.base_D(self._step)]
+        return ns_TG[parent.alike(self._step, self._stream(node), len(groups)), groups]
+
+    def _group_size(self, node: int) -> int:
+        trace = self._rank_class.trace
+        i = trace.n_prologue + node
+        if trace.kind_N[i] != NodeKind.COLLECTIVE:
+            return 2
+        return len(trace.groups[int(trace.role_N[i])].ranks)
+
+    def _stream(self, node: int) -> np.random.Generator:
+        return self._parent.chunk.generator(NODE_STREAM, self._class_index, self._step, node)

@@ -1,0 +1,313 @@
+"""Draws from fitted laws: every node's duration from the law of its pool.
+
+What belongs together is drawn together: a collective once for all its members, a regime once for all
+communication of a step, a rank's spatial factor not at all (it persists). Each node of each class
+and step has a random stream of its own, so freezing one pool leaves all other draws as they were
+(common random numbers).
+
+Axes: ``D`` draws, ``M`` members of a class, ``G`` groups of a family, ``B`` body nodes, ``K`` states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+from prismscale.forecast.distributions import DurationDistribution, Empirical, Fit, fit
+from prismscale.forecast.lockstep import FusedGraph
+from prismscale.forecast.montecarlo import Chunk, LazyBody
+from prismscale.forecast.pools import Pool, pools_of, rank_factors
+from prismscale.forecast.samples import StepSamples
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import NodeKind
+from prismscale.sim.engine import Duration, DurationSource
+
+Floats = NDArray[np.float64]
+
+NO_LAW = -1
+"""A node that takes no time."""
+CHAIN_DRAWS = 2**16
+"""Draws that stand for the law of a fused chain: quantiles beyond 1 - 1/65,536 are not resolved."""
+
+REGIME_STREAM, NODE_STREAM = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLaw:
+    """Law of one node: what it computes, and what it communicates (a fused chain does both)."""
+
+    name: str
+    compute: DurationDistribution | None = None
+    communication: DurationDistribution | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegimeFactors:
+    """States of the cluster, drawn once a step, and what each does to all communication."""
+
+    share_K: Floats
+    factor_K: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawDraws:
+    """Random durations of a graph from laws (a :class:`DrawSource`)."""
+
+    graph: JobGraph
+    laws: tuple[NodeLaw, ...]
+    law_CB: tuple[NDArray[np.int64], ...]
+    """Law of every body node, by class; :data:`NO_LAW` for none."""
+    factor_R: Floats | None = None
+    """Spatial factor on each rank's computation; None is 1 everywhere."""
+    regimes: RegimeFactors | None = None
+    once_G: tuple[NDArray[np.int64], ...] | None = None
+    """By family, which draw each of its groups takes: groups that run in parallel through one node
+    find the network in one state. None: every group draws alone."""
+    frozen: frozenset[int] = frozenset()
+    """Laws that are held at their median."""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.factor_R is not None and len(self.factor_R) != self.graph.world_size:
+            raise UsageError(
+                f"{len(self.factor_R)} speed factors for {self.graph.world_size} ranks"
+            )
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """See :class:`DrawSource`."""
+        return _ChunkDurations(self, chunk)
+
+    def freeze(self, laws: frozenset[int]) -> LawDraws:
+        """The same draws with some laws held at their median."""
+        return replace(self, frozen=laws)
+
+
+class _ChunkDurations:
+    def __init__(self, source: LawDraws, chunk: Chunk) -> None:
+        self._source, self._chunk = source, chunk
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        return ()
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        return _Body(self._source, self._chunk, class_index, step)
+
+
+class _Body(LazyBody):
+    def __init__(self, source: LawDraws, chunk: Chunk, class_index: int, step: int) -> None:
+        self._source, self._chunk = source, chunk
+        self._class_index, self._step = class_index, step
+        self._law_B = source.law_CB[class_index]
+        self._rank_class = source.graph.classes[class_index]
+        self._regime_D1 = _draw_regime(source.regimes, chunk, step)
+        factor = source.factor_R
+        self._factor_M = None if factor is None else factor[self._rank_class.members_M]
+
+    def __len__(self) -> int:
+        return len(self._law_B)
+
+    def draw(self, node: int) -> Duration:
+        index = int(self._law_B[node])
+        if index == NO_LAW:
+            return 0
+        law = self._source.laws[index]
+        frozen = index in self._source.frozen
+        rng = self._chunk.generator(NODE_STREAM, self._class_index, self._step, node)
+        width, share_G = self._columns(node)
+        shape = (self._chunk.draws, width)
+        total: Floats | float = 0.0
+        if law.compute is not None:
+            part = _draw(law.compute, rng, shape, frozen)
+            total = part if self._factor_M is None else part * self._factor_M
+        if law.communication is not None:
+            part = _draw(law.communication, rng, shape, frozen)
+            # Regimes stay on for what is frozen: they are not the pool's own variation.
+            total = total + (part if self._regime_D1 is None else part * self._regime_D1)
+        drawn = np.rint(total).astype(np.int64)
+        return drawn if share_G is None or drawn.shape[1] == 1 else drawn.take(share_G, axis=1)
+
+    def _columns(self, node: int) -> tuple[int, NDArray[np.int64] | None]:
+        """How many draws a node needs, and which of them each group takes."""
+        trace = self._rank_class.trace
+        i = trace.n_prologue + node
+        if trace.kind_N[i] == NodeKind.COMPUTE:
+            return self._rank_class.size, None
+        family = self._rank_class.seats[int(trace.role_N[i])].family
+        if self._source.once_G is None:
+            return self._source.graph.families[family].n_groups, None
+        share_G = self._source.once_G[family]
+        return int(share_G.max()) + 1, share_G
+
+
+def _draw(
+    law: DurationDistribution, rng: np.random.Generator, shape: tuple[int, int], frozen: bool
+) -> Floats:
+    return law.quantile(np.full((1, 1), 0.5)) if frozen else law.sample(rng, shape)
+
+
+def _draw_regime(regimes: RegimeFactors | None, chunk: Chunk, step: int) -> Floats | None:
+    if regimes is None:
+        return None
+    rng = chunk.generator(REGIME_STREAM, step)
+    states = rng.choice(len(regimes.share_K), size=chunk.draws, p=regimes.share_K)
+    return np.asarray(regimes.factor_K[states][:, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedPool:
+    """A pool and its fit; ``law`` is the index of its law."""
+
+    pool: Pool
+    fit: Fit
+    law: int
+
+
+def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
+    """Fit every pool of a recording; ranks' spatial factors are taken out first, and put back.
+
+    Raises:
+        FormatError: durations that are negative or not finite.
+    """
+    factor_R = rank_factors(samples)
+    law_CB = [
+        np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes
+    ]
+    laws: list[NodeLaw] = []
+    fitted: list[FittedPool] = []
+    for pool in pools_of(samples):
+        is_compute = pool.signature.kind == NodeKind.COMPUTE
+        steadied = _without_factors(samples, pool, factor_R) if is_compute else pool.durations_ns
+        if not steadied.any():
+            continue
+        chosen = fit(steadied, pool.name)
+        for class_index, node in pool.nodes:
+            law_CB[class_index][node] = len(laws)
+        fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
+        key = "compute" if is_compute else "communication"
+        laws.append(NodeLaw(name=pool.name, **{key: chosen.distribution}))
+    small = sum("only" in f.fit.note for f in fitted)
+    notes = (f"{small} of {len(fitted)} pools are too small to fit a law",) if small else ()
+    draws = LawDraws(
+        graph=samples.graph,
+        laws=tuple(laws),
+        law_CB=tuple(law_CB),
+        factor_R=None if (factor_R == 1).all() else factor_R,
+        notes=notes,
+    )
+    return draws, fitted
+
+
+def _without_factors(samples: StepSamples, pool: Pool, factor_R: Floats) -> Floats:
+    parts = []
+    for class_index, node in pool.nodes:
+        own = samples.classes[class_index]
+        ns_TX = own.body_ns[node]
+        factor_X = np.ones(ns_TX.shape[1])
+        factor_X[own.column_M % ns_TX.shape[1]] = factor_R[
+            samples.graph.classes[class_index].members_M
+        ]
+        parts.append((ns_TX / factor_X).ravel())
+    return np.concatenate(parts)
+
+
+def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws:
+    """Laws of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times, from those of
+    its nodes, and then drawn from. Exact where members draw independently and a set's ranks have
+    one spatial factor (they sit on one node).
+
+    Raises:
+        UsageError: ranks of one lockstep set with different spatial factors.
+    """
+    laws: list[NodeLaw] = []
+    known: dict[tuple[tuple[int, bool], ...], int] = {}
+    law_CB = []
+    for index, own in enumerate(fused.classes):
+        law_B = np.full(len(own.chains), NO_LAW, dtype=np.int64)
+        for b, chain in enumerate(own.chains):
+            parts = [(int(source.law_CB[index][n]), fused.is_compute(index, n)) for n in chain]
+            key = tuple(p for p in parts if p[0] != NO_LAW or not p[1])
+            if all(law == NO_LAW for law, _ in key):
+                continue
+            if key not in known:
+                known[key] = len(laws)
+                rng = np.random.default_rng([seed, len(laws)])
+                single = len(chain) == 1 and not fused.is_compute(index, chain[0])
+                laws.append(
+                    _tabulated(source.laws[key[0][0]])
+                    if single
+                    else _chain_law(source, key, fused.set_size, rng)
+                )
+            law_B[b] = known[key]
+        law_CB.append(law_B)
+    return LawDraws(
+        graph=fused.graph,
+        laws=tuple(laws),
+        law_CB=tuple(law_CB),
+        factor_R=_factors_of_sets(fused, source.factor_R),
+        regimes=source.regimes,
+        notes=source.notes,
+    )
+
+
+def _chain_law(
+    source: LawDraws,
+    parts: tuple[tuple[int, bool], ...],
+    set_size: int,
+    rng: np.random.Generator,
+) -> NodeLaw:
+    compute = np.zeros(CHAIN_DRAWS)
+    communication = np.zeros(CHAIN_DRAWS)
+    segment: Floats | None = None
+    for law_index, is_compute in parts:
+        law = source.laws[law_index] if law_index != NO_LAW else None
+        if is_compute and law is not None and law.compute is not None:
+            drawn = law.compute.sample(rng, (set_size, CHAIN_DRAWS))
+            segment = drawn if segment is None else segment + drawn
+            continue
+        if segment is not None:
+            compute += segment.max(axis=0)
+            segment = None
+        if law is not None and law.communication is not None:
+            communication += law.communication.sample(rng, (CHAIN_DRAWS,))
+    if segment is not None:
+        compute += segment.max(axis=0)
+    name = next(source.laws[i].name for i, _ in parts if i != NO_LAW)
+    if source.regimes is None and source.factor_R is None:
+        # Nothing scales one part without the other, so one draw serves for both.
+        return NodeLaw(name=name, compute=Empirical(sorted_ns=np.sort(compute + communication)))
+    return NodeLaw(
+        name=name,
+        compute=Empirical(sorted_ns=np.sort(compute)) if compute.any() else None,
+        communication=Empirical(sorted_ns=np.sort(communication)) if communication.any() else None,
+    )
+
+
+def _tabulated(law: NodeLaw) -> NodeLaw:
+    """The same law at :data:`CHAIN_DRAWS` evenly spaced quantiles: looking one up is quick."""
+    at = (np.arange(CHAIN_DRAWS) + 0.5) / CHAIN_DRAWS
+    compute, communication = (
+        Empirical(sorted_ns=one.quantile(at)) if one is not None else None
+        for one in (law.compute, law.communication)
+    )
+    return NodeLaw(name=law.name, compute=compute, communication=communication)
+
+
+def _factors_of_sets(fused: FusedGraph, factor_R: Floats | None) -> Floats | None:
+    if factor_R is None:
+        return None
+    factor_S = np.ones(fused.graph.world_size)
+    for own, small, large in zip(
+        fused.classes, fused.graph.classes, fused.origin.classes, strict=True
+    ):
+        factor_KF = factor_R[large.members_M[own.members_KF]]
+        if (factor_KF != factor_KF[0]).any():
+            raise UsageError(
+                "ranks of one lockstep set differ in speed; give one speed for each node, or "
+                "forecast without fusing (--no-fuse)"
+            )
+        factor_S[small.members_M] = factor_KF[0]
+    return factor_S

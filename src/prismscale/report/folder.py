@@ -1,0 +1,77 @@
+"""What a run leaves behind for people and programs, and how it is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from prismscale.analysis.result import RunResult
+from prismscale.cost.durations import GraphDurations
+from prismscale.errors import FormatError, UsageError
+from prismscale.files import write_json, write_text
+from prismscale.formats.perfetto import Args, write_perfetto
+from prismscale.graph.job_graph import RankClass
+from prismscale.graph.node import NodeKind
+from prismscale.graph.store import load_graph
+from prismscale.report.html import Section, render
+from prismscale.report.sections import run_sections
+from prismscale.runfolder import RunFolder
+from prismscale.sim.store import load_timeline, save_timeline
+from prismscale.sim.timeline import Timeline
+
+
+def write_report(
+    folder: RunFolder, result: RunResult, timeline: Timeline, durations: GraphDurations
+) -> None:
+    """Write ``results.json``, ``timeline.parquet``, the Perfetto trace and ``report.html``.
+
+    Each file appears whole or not at all; the HTML report, which names the others, comes last.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    write_json(folder.results, result.to_json())
+    save_timeline(timeline, folder.timeline)
+    write_perfetto(folder.trace, {"predicted": timeline}, annotate=_DurationSource(durations))
+    write_page(folder, result, timeline)
+
+
+def write_page(
+    folder: RunFolder, result: RunResult, timeline: Timeline, extra: Iterable[Section] = ()
+) -> None:
+    """Write ``report.html`` with the sections of a run, and ``extra`` ones among them."""
+    sections = [*run_sections(result, timeline), *extra]
+    write_text(folder.report, render(result, sections))
+
+
+def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
+    """What :func:`write_report` wrote, to add to it: ``write_page(folder, *read_run(folder), …)``.
+
+    Raises:
+        UsageError: there is no finished run in the folder.
+        FormatError: damaged or foreign files.
+    """
+    try:
+        data = json.loads(folder.results.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder.root} holds no finished run; make one with prismscale run --out {folder.root}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{folder.results} cannot be read: {error}") from error
+    result = RunResult.from_json(data, str(folder.results))
+    return result, load_timeline(folder.timeline, load_graph(folder.graph))
+
+
+class _DurationSource:
+    """Adds to each node of a trace where its duration comes from."""
+
+    def __init__(self, durations: GraphDurations) -> None:
+        self._model = type(durations.model).__name__
+
+    def __call__(self, rank_class: RankClass, node: int) -> Args:
+        trace = rank_class.trace
+        body = node - trace.n_prologue
+        measured_ns = trace.body_ns_SB[:, body].max(initial=0) if body >= 0 else 0
+        measured = trace.kind_N[node] == NodeKind.COMPUTE or measured_ns > 0
+        return {"duration from": "measured" if measured else self._model}

@@ -1,0 +1,166 @@
+"""The page around a report: one file that needs no network.
+
+plotly.js is inlined once, and only where a section draws with it. A content security policy forbids
+the page to load anything, so a report can be opened, mailed and archived without a thought.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from prismscale.analysis.result import RunResult
+from prismscale.report.remarks import (
+    difference,
+    highest_peak_bytes,
+    job_shares,
+    warnings_of,
+)
+from prismscale.report.units import counted, duration, seconds, signed_percent, size
+
+PLOT_CLASS = "plotly-graph-div"
+"""Present in the markup of every plotly figure."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One part of a page, with an entry in its navigation."""
+
+    title: str
+    html: str
+    """Trusted markup: whatever came from a user must have been escaped in it."""
+    order: float
+    """Sections are shown in ascending order; those of a run use 10, 20, …"""
+
+    @property
+    def anchor(self) -> str:
+        """The section's id on the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """One headline figure."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def render(result: RunResult, sections: Iterable[Section]) -> str:
+    """The report of one run: headline figures of ``result``, then ``sections``."""
+    where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
+    return render_page(
+        where,
+        sections,
+        subtitle=result.command,
+        cards=_cards(result),
+        shares=_shares(result),
+        warnings=warnings_of(result),
+    )
+
+
+def render_page(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    subtitle: str = "",
+    cards: Sequence[Card] = (),
+    shares: Sequence[tuple[str, str, float]] = (),
+    warnings: Sequence[str] = (),
+) -> str:
+    """A page of any sections.
+
+    Args:
+        title: shown large and in the browser's tab; escaped here, as all text but a section's.
+        sections: shown by :attr:`Section.order`.
+        subtitle: one line under the title.
+        cards: headline figures.
+        shares: ``(css class, name, fraction)`` of the bar under them.
+        warnings: what a reader must know before believing the figures.
+    """
+    ordered = sorted(sections, key=lambda s: s.order)
+    plots = any(PLOT_CLASS in section.html for section in ordered)
+    return template("template.html.j2").render(
+        title=title,
+        subtitle=subtitle,
+        cards=cards,
+        shares=shares,
+        warnings=warnings,
+        sections=[(s.anchor, s.title, Markup(s.html)) for s in ordered],
+        plotly_js=Markup(get_plotlyjs()) if plots else "",
+    )
+
+
+def fragment(source: str, **values: Any) -> str:
+    """Markup from a small template; every value is escaped."""
+    return _environment().from_string(source).render(**values)
+
+
+def template(name: str) -> Any:
+    """A template of this package."""
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("prismscale.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _cards(result: RunResult) -> list[Card]:
+    peak = highest_peak_bytes(result)
+    observed = [d for d in map(difference, result.live) if d is not None]
+    spent = sum(result.wall_s.values())
+    cards = [
+        Card(
+            label="Predicted step time",
+            value=duration(result.step_ns),
+            note="the job hangs" if result.hung else "one steady step of the whole job",
+        )
+    ]
+    if observed:
+        worst = max(observed, key=abs)
+        ranks = counted(len(observed), "live rank")
+        cards.append(
+            Card(
+                label="Observed vs. predicted",
+                value=signed_percent(worst),
+                note=f"median step, the farthest of {ranks}",
+            )
+        )
+    if peak is not None:
+        cards.append(Card(label="Peak memory", value=size(peak), note="of the fullest stage"))
+    cards.append(
+        Card(
+            label="Cost of this run",
+            value=seconds(spent),
+            note=f"{size(result.peak_rss_bytes)} of memory" if result.peak_rss_bytes else "",
+        )
+    )
+    return cards
+
+
+_SHARES = (
+    ("computation", "computation"),
+    ("communication", "exposed communication"),
+    ("bubble", "pipeline bubble"),
+    ("skew", "skew"),
+)
+
+
+def _shares(result: RunResult) -> list[tuple[str, str, float]]:
+    found = job_shares(result)
+    return [(key, name, found[key]) for key, name in _SHARES if found[key] > 0]

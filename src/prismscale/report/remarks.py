@@ -1,0 +1,156 @@
+"""What the reports conclude from a result: totals over ranks, and what a reader must be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.result import LiveResult, RunResult
+from prismscale.report.units import counted, duration, percent, signed_percent
+
+FEW_SAMPLES = 3
+FEW_STEPS = 5
+SETTLED = 0.005
+FAR_OFF = 0.05
+MOST_HANGS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One part of a step."""
+
+    name: str
+    kind: str
+    """``computation``, ``communication`` or ``waiting``."""
+    ns: float
+
+
+def parts_of(breakdown: Breakdown) -> list[Part]:
+    """The parts of one rank's step, in the order of :func:`part_names`."""
+    compute, exposed = breakdown.compute_ns, breakdown.exposed_ns
+    return [
+        *(Part(name=n, kind="computation", ns=v) for n, v in compute.items()),
+        *(Part(name=n, kind="communication", ns=v) for n, v in exposed.items()),
+        Part(name="skew", kind="waiting", ns=breakdown.skew_ns),
+        Part(name="bubble", kind="waiting", ns=breakdown.bubble_ns),
+    ]
+
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+def part_names(result: RunResult) -> list[tuple[str, str]]:
+    """``(kind, name)`` of every part that some stage has: phases, groups, waiting."""
+    compute = _seen(s.breakdown.compute_ns for s in result.stages)
+    exposed = _seen(s.breakdown.exposed_ns for s in result.stages)
+    phases = [p for p in PHASES if p in compute] + [n for n in compute if n not in PHASES]
+    waiting = [("waiting", "skew"), ("waiting", "bubble")]
+    return [
+        *(("computation", n) for n in phases),
+        *(("communication", n) for n in sorted(exposed)),
+        *waiting,
+    ]
+
+
+def _seen(tables: Iterable[Mapping[str, int]]) -> list[str]:
+    return list(dict.fromkeys(name for table in tables for name, ns in table.items() if ns))
+
+
+def job_shares(result: RunResult) -> dict[str, float]:
+    """Fractions of the step by kind (waiting as ``bubble`` and ``skew``), over all ranks."""
+    whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
+    found = dict.fromkeys(("computation", "communication", "bubble", "skew"), 0.0)
+    if whole == 0:
+        return found
+    for stage in result.stages:
+        for part in parts_of(stage.breakdown):
+            key = part.name if part.kind == "waiting" else part.kind
+            found[key] += stage.ranks * part.ns / whole
+    return found
+
+
+def highest_peak_bytes(result: RunResult) -> int | None:
+    """The highest memory peak of any stage; None where none was tracked."""
+    return max((s.peak_bytes for s in result.stages if s.peak_bytes is not None), default=None)
+
+
+def difference(live: LiveResult) -> float | None:
+    """(observed - predicted) / predicted; None without an observation."""
+    if not live.step_ns or not live.predicted_step_ns:
+        return None
+    return live.median_step_ns / live.predicted_step_ns - 1
+
+
+def class_sentences(result: RunResult) -> list[str]:
+    """What the rank classes rest on, in sentences."""
+    assumed, checked = sum(c.assumed for c in result.classes), len(result.witnesses)
+    axes = ", ".join(result.distinct_axes)
+    stand = "stands" if len(result.classes) == 1 else "stand"
+    classes = counted(len(result.classes), "class", "classes")
+    sentences = [
+        f"{classes} {stand} for {counted(result.world_size, 'rank')}.",
+        f"Programs differ along {axes}." if axes else "No two programs were found to differ.",
+        f"Captured: {counted(len(result.captured), 'rank')}.",
+    ]
+    if checked:
+        sentences.append(f"Witnesses among them, found equal to their class: {checked:,}.")
+    if assumed:
+        sentences.append(f"Assumed equal, not captured: {counted(assumed, 'rank')}.")
+    return sentences
+
+
+def warnings_of(result: RunResult) -> list[str]:
+    """What a reader must know before believing the figures; most serious first."""
+    found = [*_hang_warnings(result), *_live_warnings(result)]
+    low, high = result.step_spread_ns
+    if not result.hung and high and (high - low) / high > SETTLED:
+        found.append(
+            f"Simulated steps still differ ({duration(low)} to {duration(high)}): the job had not "
+            "settled, so the step time is that of the last one."
+        )
+    if result.samples < FEW_SAMPLES:
+        found.append(
+            f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "
+            "with --samples."
+        )
+    untracked = [s.name for s in result.stages if s.peak_bytes is None]
+    if untracked:
+        where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"
+        found.append(f"The memory{where} was not tracked.")
+    return found
+
+
+def _hang_warnings(result: RunResult) -> list[str]:
+    found = [f"Hang: {sentence}" for sentence in result.hangs[:MOST_HANGS]]
+    left = len(result.hangs) - len(found)
+    if left > 0:
+        found.append(
+            f"… and {counted(left, 'more group')} that {'waits' if left == 1 else 'wait'}."
+        )
+    return found
+
+
+def _live_warnings(result: RunResult) -> list[str]:
+    found = []
+    for live in result.live:
+        who, off = f"Live rank {live.rank}", difference(live)
+        if off is None:
+            found.append(f"{who} ended no steady step.")
+            continue
+        if abs(off) > FAR_OFF:
+            found.append(f"{who} was {signed_percent(off)} off the prediction.")
+        if len(live.step_ns) < FEW_STEPS:
+            steps = counted(len(live.step_ns), "step")
+            found.append(f"{who} was observed for {steps} only; run more with --steps.")
+        if live.lag_ns > FAR_OFF * live.median_step_ns:
+            share = percent(live.lag_ns / live.median_step_ns)
+            found.append(
+                f"{who}: the emulation cost {share} of a step, which was taken out of its times."
+            )
+        if live.uncovered:
+            calls = counted(live.uncovered, "communication")
+            found.append(
+                f"{who} made {calls} that its capture did not; the collective model alone answered."
+            )
+    return found

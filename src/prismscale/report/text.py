@@ -1,0 +1,229 @@
+"""The summary that a person reads on the terminal after a run."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from prismscale.analysis.result import RunResult, StageResult
+from prismscale.report.remarks import (
+    class_sentences,
+    difference,
+    highest_peak_bytes,
+    job_shares,
+    part_names,
+    parts_of,
+    warnings_of,
+)
+from prismscale.report.units import (
+    Scale,
+    counted,
+    duration,
+    percent,
+    seconds,
+    signed_percent,
+    size,
+)
+from prismscale.runfolder import RunFolder
+
+MOST_COLUMNS = 4
+STYLES = {"computation": "cyan", "communication": "yellow", "waiting": "bright_black"}
+
+
+def print_summary(result: RunResult, console: Console, folder: RunFolder | None = None) -> None:
+    """Print what ``result`` says, at most as wide as ``console``.
+
+    ``folder`` is where the files were written; without it they are not named.
+    """
+    blocks: list[RenderableType] = [_headline(result), _stage_table(result)]
+    if result.live:
+        blocks.append(_live_table(result))
+    blocks.append(_notes(result, folder))
+    console.print()
+    for block in blocks:
+        console.print(Padding(block, (0, 0, 1, 1)))
+
+
+def _headline(result: RunResult) -> RenderableType:
+    grid = Table.grid(expand=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
+    grid.add_row(Rule(Text(where, style="bold"), align="left", style="dim"))
+    grid.add_row(Text(result.command, style="dim"))
+    grid.add_row("")
+    if result.hung:
+        grid.add_row(Text("The step never ends: the job hangs.", style="bold red"))
+        return grid
+    head = Text("Predicted step time  ").append(duration(result.step_ns), style="bold green")
+    peak = highest_peak_bytes(result)
+    if peak is not None:
+        head.append("    Peak memory  ").append(size(peak), style="bold green")
+    grid.add_row(head)
+    shares = job_shares(result)
+    named = {"communication": "exposed communication"}
+    parts = (f"{named.get(key, key)} {percent(share)}" for key, share in shares.items())
+    grid.add_row(Text(" · ".join(parts)))
+    return grid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Column:
+    """One stage, or several of which the mean is shown."""
+
+    head: str
+    stages: tuple[StageResult, ...]
+
+    def part_ns(self, kind: str, name: str) -> float:
+        """Mean of one part."""
+        found = (p.ns for s in self.stages for p in parts_of(s.breakdown))
+        keys = ((p.kind, p.name) for s in self.stages for p in parts_of(s.breakdown))
+        total = sum(ns for ns, key in zip(found, keys, strict=True) if key == (kind, name))
+        return total / len(self.stages)
+
+    @property
+    def step_ns(self) -> float:
+        """Mean length of the step."""
+        return sum(s.breakdown.step_ns for s in self.stages) / len(self.stages)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest peak: of memory, a mean says nothing."""
+        return max((s.peak_bytes for s in self.stages if s.peak_bytes is not None), default=None)
+
+
+def _columns(stages: Sequence[StageResult]) -> list[_Column]:
+    """All stages, or the first, the one that computes most, the mean of the rest, and the last."""
+    if len(stages) <= MOST_COLUMNS:
+        return [_Column(head=s.name, stages=(s,)) for s in stages]
+    busiest = max(stages[1:-1], key=lambda s: s.breakdown.total_compute_ns)
+    others = tuple(s for s in stages[1:-1] if s is not busiest)
+    return [
+        _Column(head=stages[0].name, stages=(stages[0],)),
+        _Column(head=f"{busiest.name}\nbusiest", stages=(busiest,)),
+        _Column(head=f"{len(others)} others\nmean", stages=others),
+        _Column(head=stages[-1].name, stages=(stages[-1],)),
+    ]
+
+
+def _stage_table(result: RunResult) -> RenderableType:
+    columns = _columns(result.stages)
+    scale = Scale.of(max((c.step_ns for c in columns), default=0))
+    table = Table(**_TABLE)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=20)
+    for column in columns:
+        table.add_column(Text(column.head), justify="right", no_wrap=True)
+    for kind, name in part_names(result):
+        label = f"exposed {name}" if kind == "communication" else name
+        cells = (_cell(c.part_ns(kind, name), c.step_ns, scale) for c in columns)
+        table.add_row(Text(label, style=STYLES[kind]), *cells)
+    table.add_section()
+    steps = (Text(f"{scale.figure(c.step_ns)}      ", style="bold") for c in columns)
+    table.add_row(Text("step", style="bold"), *steps)
+    peaks = ("–" if c.peak_bytes is None else size(c.peak_bytes) for c in columns)
+    table.add_row("peak memory", *peaks)
+    which = "Where the last step that ended went" if result.hung else "Where a step goes"
+    return _titled(f"{which}, in {scale.unit} and % of the step", table, _collapsed(columns))
+
+
+def _collapsed(columns: Sequence[_Column]) -> str:
+    if all(len(c.stages) == 1 for c in columns):
+        return ""
+    return "Others: means, but the highest peak memory. The HTML report has every stage."
+
+
+def _titled(title: str, table: Table, note: str = "") -> RenderableType:
+    # A table's own title would wrap where the table is narrow.
+    below = [Text(note, style="dim")] if note else []
+    return Group(Text(title, style="bold"), table, *below)
+
+
+def _cell(ns: float, step_ns: float, scale: Scale) -> Text:
+    if ns == 0 or step_ns == 0:
+        return Text("–      ", style="dim")
+    share = ns / step_ns
+    shown = f"{share:.0%}"[:-1] if share >= 0.005 else "<1"
+    return Text(f"{scale.figure(ns)} {shown:>3} %")
+
+
+def _live_table(result: RunResult) -> RenderableType:
+    table = Table(**_TABLE)
+    for head in ("rank", "predicted", "observed", "off by", "lag", "peak", "uncovered"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for live in result.live:
+        off = difference(live)
+        table.add_row(
+            str(live.rank),
+            duration(live.predicted_step_ns),
+            duration(live.median_step_ns) if live.step_ns else "–",
+            Text("–" if off is None else signed_percent(off), style="bold"),
+            duration(live.lag_ns),
+            size(live.peak_bytes),
+            f"{live.uncovered:,}",
+        )
+    note = "Medians of the observed steps. Lag is the emulation's own, and not in them."
+    return _titled("Live ranks: what was observed beside what was predicted", table, note)
+
+
+def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    grid.add_row("Rank classes", Text(" ".join(class_sentences(result))))
+    grid.add_row("Durations", _sources(result))
+    for n, warning in enumerate(warnings_of(result)):
+        label = Text("Warnings" if n == 0 else "", style="bold yellow")
+        grid.add_row(label, Text(warning, style="yellow"))
+    grid.add_row("This run", Text(_cost(result)))
+    if folder is not None:
+        grid.add_row("Files", _files(folder))
+    return grid
+
+
+def _sources(result: RunResult) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for source in result.sources:
+        line = Text(source.source).append(f"; {source.error}", style="dim")
+        grid.add_row(percent(source.share), line)
+    return grid
+
+
+def _cost(result: RunResult) -> str:
+    total = seconds(sum(result.wall_s.values()))
+    memory = f" and at most {size(result.peak_rss_bytes)}" if result.peak_rss_bytes else ""
+    stages = [f"{name} {seconds(wall)}" for name, wall in result.wall_s.items()]
+    return "\n".join([f"{total}{memory}", *_packed(stages)])
+
+
+def _packed(items: Iterable[str], width: int = 62) -> list[str]:
+    """Lines of ``items``, none of which is broken."""
+    line = ", ".join(item.replace(" ", "\0") for item in items)
+    return [wrapped.replace("\0", " ") for wrapped in textwrap.wrap(line, width)]
+
+
+def _files(folder: RunFolder) -> Text:
+    return Text("\n".join(_existing(folder)) or "none", overflow="fold")
+
+
+def _existing(folder: RunFolder) -> Iterable[str]:
+    paths = (folder.report, folder.results, folder.trace, folder.timeline)
+    return (str(p) for p in paths if p.exists())
+
+
+_TABLE: dict[str, Any] = {
+    "box": SIMPLE_HEAD,
+    "show_edge": False,
+    "header_style": "dim",
+    "padding": (0, 1),
+    "pad_edge": False,
+}

@@ -1,0 +1,205 @@
+"""The allocator model: rules one by one, and the C++ model against the Python one."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prismscale.capture.device.null import memory, runtime
+from prismscale.capture.device.null.spec import NullDeviceSpec
+from prismscale.cost.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
+from prismscale.cost.allocator_config import AllocatorConfig, parse_config
+from prismscale.errors import UsageError
+
+MIB = 1 << 20
+
+
+class CppAllocator:
+    """The extension's allocator by itself, with the Python model's methods."""
+
+    def __init__(self, total_bytes: int, config: AllocatorConfig) -> None:
+        spec = NullDeviceSpec(
+            name="test",
+            total_memory_bytes=total_bytes,
+            multi_processor_count=1,
+            capability=(9, 0),
+            outside_bytes=0,
+        )
+        self.library = runtime.active().library
+        row = runtime.settings_row(spec, config)
+        self.handle = self.library.ps_replay_new(ctypes.byref(row))
+
+    def malloc(self, size: int, stream: int) -> int:
+        block = self.library.ps_replay_malloc(self.handle, size, stream)
+        if block is None:
+            raise OutOfMemory("out of memory")
+        return int(block)
+
+    def free(self, block: int) -> None:
+        self.library.ps_replay_free(self.handle, block)
+
+    def record_stream(self, block: int, stream: int) -> None:
+        self.library.ps_replay_record_stream(self.handle, block, stream)
+
+    def synchronize(self) -> None:
+        self.library.ps_replay_synchronize(self.handle)
+
+    def empty_cache(self) -> None:
+        self.library.ps_replay_empty_cache(self.handle)
+
+    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
+        words = (ctypes.c_int64 * self.library.ps_stats_words())()
+        self.library.ps_replay_stats(self.handle, words)
+        return memory.nested_stats(list(words))
+
+    def close(self) -> None:
+        self.library.ps_replay_delete(self.handle)
+
+
+SIZES = st.one_of(
+    st.integers(1, 4096),
+    st.integers(1, 3 * MIB),
+    st.integers(8 * MIB, 12 * MIB),
+    st.integers(1, 90 * MIB),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("malloc"), SIZES, st.integers(0, 2)),
+        st.tuples(st.just("free"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("use"), st.integers(0, 30), st.integers(0, 2)),
+        st.tuples(st.just("synchronize"), st.just(0), st.just(0)),
+        st.tuples(st.just("empty"), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+CONFIGS = st.sampled_from(
+    [
+        AllocatorConfig(),
+        AllocatorConfig(max_split_bytes=40 * MIB),
+        AllocatorConfig(roundup_power2_divisions=(4,) * 16),
+        AllocatorConfig(memory_fraction=0.7),
+    ]
+)
+
+
+def replay(allocator, steps, reclaim):
+    """Live blocks and the outcome of every allocation (address or "oom")."""
+    live, outcomes = [], []
+    for kind, number, stream in steps:
+        if kind == "malloc":
+            try:
+                live.append(allocator.malloc(number, stream))
+                outcomes.append(reclaim(live[-1]))
+            except OutOfMemory:
+                outcomes.append("oom")
+        elif kind == "free" and live:
+            allocator.free(live.pop(number % len(live)))
+        elif kind == "use" and live:
+            allocator.record_stream(live[number % len(live)], stream)
+        elif kind == "synchronize":
+            allocator.synchronize()
+        elif kind == "empty":
+            allocator.empty_cache()
+    return outcomes
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, CONFIGS, st.sampled_from([96 * MIB, 256 * MIB, 4096 * MIB]))
+def test_cpp_and_python_models_agree(steps, config, total_bytes) -> None:
+    """Same addresses, same out-of-memory points, same statistics on random programs."""
+    # The C++ model looks for finished streams when it allocates; so must this one.
+    steps = [s for step in steps for s in ((step, ("malloc", 512, 0)) if step[0] == "synchronize" else (step,))]
+    python, cpp = CachingAllocator(total_bytes, config=config), CppAllocator(total_bytes, config)
+    expected = replay(python, steps, lambda block: block.address)
+    actual = replay(cpp, steps, cpp.library.ps_replay_address)
+    stats = cpp.stats()
+    cpp.close()
+
+    assert actual == expected
+    for metric in METRICS:
+        for pool in POOLS:
+            stat = python.stats[metric][pool]
+            assert stats[metric][pool]["current"] == stat.current, (metric, pool)
+            assert stats[metric][pool]["peak"] == stat.peak, (metric, pool)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_expandable_segments_reserve_no_more_than_their_pages(steps) -> None:
+    """With expandable segments everything fits that fits without, in at most as many bytes."""
+    fixed = CppAllocator(8192 * MIB, AllocatorConfig())
+    growing = CppAllocator(8192 * MIB, AllocatorConfig(expandable_segments=True))
+    assert replay(fixed, steps, lambda _: 0) == replay(growing, steps, lambda _: 0)
+    mine, theirs = growing.stats(), fixed.stats()
+    fixed.close()
+    growing.close()
+
+    assert mine["allocated_bytes"]["all"]["current"] <= theirs["allocated_bytes"]["all"]["current"]
+    assert mine["reserved_bytes"]["all"]["current"] >= mine["active_bytes"]["all"]["current"]
+    assert mine["requested_bytes"] == theirs["requested_bytes"]
+
+
+def test_requests_are_rounded_to_512_bytes() -> None:
+    """One byte costs a 512-byte block in a 2 MiB segment."""
+    allocator = CachingAllocator(80 << 30)
+    allocator.malloc(1)
+    stats = allocator.memory_stats()
+
+    assert stats["allocated_bytes.all.current"] == 512
+    assert stats["requested_bytes.all.current"] == 1
+    assert stats["reserved_bytes.small_pool.current"] == 2 * MIB
+    assert stats["inactive_split_bytes.all.current"] == 2 * MIB - 512
+
+
+@pytest.mark.parametrize(
+    ("size", "reserved"),
+    [(MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
+     (11 * MIB, 12 * MIB)],
+)
+def test_segment_size_follows_the_request(size: int, reserved: int) -> None:
+    """2 MiB up to 1 MiB, 20 MiB below 10 MiB, then the request rounded to 2 MiB."""
+    allocator = CachingAllocator(80 << 30)
+    allocator.malloc(size)
+
+    assert allocator.memory_stats()["reserved_bytes.all.current"] == reserved
+
+
+def test_a_block_used_on_another_stream_is_not_reused_at_once() -> None:
+    """After record_stream a freed block stays active until the other stream is done."""
+    allocator = CachingAllocator(80 << 30)
+    block = allocator.malloc(MIB)
+    allocator.record_stream(block, 1)
+    allocator.free(block)
+    waiting = allocator.memory_stats()["active_bytes.all.current"]
+    allocator.synchronize()
+
+    assert waiting == MIB
+    assert allocator.memory_stats()["active_bytes.all.current"] == 0
+
+
+def test_cached_segments_are_given_back_before_out_of_memory() -> None:
+    """A request that fits only without the cache succeeds after one retry."""
+    allocator = CachingAllocator(100 * MIB)
+    allocator.free(allocator.malloc(60 * MIB))
+    allocator.malloc(80 * MIB)
+
+    assert allocator.num_alloc_retries == 1
+    assert allocator.memory_stats()["reserved_bytes.all.current"] == 80 * MIB
+
+
+def test_config_is_read_as_torch_reads_it() -> None:
+    """Settings of PYTORCH_ALLOC_CONF, in torch's units and syntax."""
+    config = parse_config("max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:8]")
+
+    assert config.max_split_bytes == 128 * MIB
+    assert config.roundup_power2_divisions == (1,) * 9 + (2,) + (8,) * 6
+    assert parse_config("expandable_segments:True").expandable_segments
+
+
+def test_an_unknown_setting_is_named() -> None:
+    """A misspelt setting is refused with the one that was meant."""
+    with pytest.raises(UsageError, match="did you mean max_split_size_mb"):
+        parse_config("max_split_size:128")

@@ -1,0 +1,138 @@
+"""Memory of real programs on the null device, as torch.cuda reports it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from prismscale.capture.device.null import memory, runtime
+from prismscale.cost.allocator import CachingAllocator
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def test_allocated_bytes_follow_references() -> None:
+    """Memory is held exactly as long as the program refers to it; the peak stays."""
+    before = torch.cuda.memory_allocated()
+    tensor = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda")
+    held = torch.cuda.memory_allocated() - before
+    del tensor
+
+    assert held == 10 * MIB
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() - before == 10 * MIB
+
+
+def test_statistics_are_those_of_the_documented_model() -> None:
+    """The same allocations replayed in the Python model reserve the same bytes."""
+    base = torch.cuda.memory_stats()
+    model = CachingAllocator(80 << 30)
+    keep = []
+    for size in (100, 3 * MIB, 700, 30 * MIB, 5 * MIB, MIB):
+        keep.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        model.malloc(size)
+    stats = torch.cuda.memory_stats()
+
+    for name in ("allocated_bytes", "requested_bytes"):
+        key = f"{name}.all.current"
+        assert stats[key] - base[key] == model.memory_stats()[key]
+    assert stats["num_ooms"] == 0
+
+
+def test_exceeding_the_device_raises_torchs_error() -> None:
+    """An allocation that does not fit raises torch.OutOfMemoryError with CUDA's text."""
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory. Tried to allocate 90.00 GiB"):
+        torch.empty(90 << 30, dtype=torch.uint8, device="cuda")
+
+    assert torch.cuda.memory_stats()["num_ooms"] >= 1
+
+
+def test_out_of_memory_can_be_survived() -> None:
+    """After an out-of-memory error the program goes on with less."""
+    big = torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+    del big
+
+    assert torch.empty(30 << 30, dtype=torch.uint8, device="cuda").numel() == 30 << 30
+
+
+def test_live_blocks_name_the_op_that_made_them() -> None:
+    """The largest live block is the matrix product's result."""
+    left = torch.empty(4096, 256, device="cuda", dtype=torch.bfloat16)
+    product = left @ left.t()
+    largest = memory.live_blocks(runtime.active().library, 0)
+
+    assert "aten::mm" in [block.made_by for block in largest if block.size_bytes == product.nbytes]
+
+
+def test_a_product_takes_the_blas_workspace_once() -> None:
+    """The first matrix product on a stream holds 32 MiB of cuBLAS workspace; the next none."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        matrix = torch.empty(64, 64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        first = matrix @ matrix
+        after_first = torch.cuda.memory_allocated()
+        second = matrix @ matrix
+
+    assert after_first - before == 32 * MIB + first.nbytes
+    assert torch.cuda.memory_allocated() - after_first == second.nbytes
+
+
+def test_record_stream_delays_reuse() -> None:
+    """A block used on a side stream is active after its free, until the host synchronizes."""
+    side = torch.cuda.Stream()
+    tensor = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        tensor.add_(1)
+    tensor.record_stream(side)
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    del tensor
+    waiting = torch.cuda.memory_stats()["active_bytes.all.current"]
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")
+    after = torch.cuda.memory_stats()["active_bytes.all.current"]
+
+    assert waiting == before
+    assert before - after >= 8 * MIB
+
+
+def test_mem_get_info_counts_what_others_hold() -> None:
+    """Free memory is the total less the context and what torch reserved."""
+    spec = runtime.active().spec
+    free, total = torch.cuda.mem_get_info()
+
+    assert total == spec.total_memory_bytes
+    assert free == total - spec.outside_bytes - torch.cuda.memory_reserved()
+
+
+def test_the_snapshot_adds_up() -> None:
+    """Segments of memory._snapshot sum to the reserved bytes."""
+    tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+    segments = [s for s in torch.cuda.memory._snapshot()["segments"] if s["device"] == 0]
+
+    assert sum(segment["total_size"] for segment in segments) == torch.cuda.memory_reserved()
+    assert sum(segment["allocated_size"] for segment in segments) == torch.cuda.memory_allocated()
+    assert tensor.data_ptr() in [block["address"] for s in segments for block in s["blocks"]]
+
+
+def test_a_memory_fraction_is_a_limit() -> None:
+    """set_per_process_memory_fraction lowers what may be reserved."""
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="allowed"):
+            torch.empty(10 << 30, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

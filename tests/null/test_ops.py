@@ -1,0 +1,101 @@
+"""The op record and the cost hook."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prismscale.capture.device.null import ops
+
+
+@pytest.fixture(autouse=True)
+def recording():
+    ops.drain_ops()
+    ops.record_ops()
+    yield
+    ops.record_ops(False)
+    ops.set_cost_model(None)
+
+
+def test_an_op_is_recorded_with_shapes_and_dtypes() -> None:
+    """A matrix product is one record with its operands and its result."""
+    left = torch.empty(4, 8, device="cuda", dtype=torch.bfloat16)
+    torch.mm(left, left.t())
+    (record,) = ops.drain_ops()
+
+    assert record.signature.name == "aten::mm"
+    assert [t.shape for t in record.signature.inputs] == [(4, 8), (8, 4)]
+    assert record.signature.inputs[1].strides == (1, 8)
+    assert record.signature.outputs[0] == ops.TensorMeta(dtype="BFloat16", shape=(4, 4))
+
+
+def test_views_are_not_ops() -> None:
+    """Views launch nothing and record nothing."""
+    tensor = torch.empty(4, 8, device="cuda")
+    tensor.view(-1)[3:].unsqueeze(0).expand(5, -1)
+
+    assert len(ops.drain_ops()) == 0
+
+
+def test_records_carry_their_stream() -> None:
+    """Work in a stream context is recorded on that stream."""
+    tensor = torch.empty(4, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensor.add_(1)
+    (record,) = ops.drain_ops()
+
+    assert record.stream == stream.cuda_stream
+
+
+def test_a_cost_model_times_every_signature_once() -> None:
+    """The model prices a signature; executions advance the stream by that price."""
+    asked: list[str] = []
+
+    def model(signature: ops.OpSignature) -> tuple[int, int]:
+        asked.append(signature.name)
+        return (1_000_000, 1_000)
+
+    tensor = torch.empty(123, 7, device="cuda")
+    ops.set_cost_model(model)
+    asked.clear()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(5):
+        tensor.sin_()
+    end.record()
+    torch.cuda.synchronize()
+
+    assert asked == ["aten::sin_"]
+    assert start.elapsed_time(end) == pytest.approx(5.0, abs=0.01)
+
+
+def test_a_launch_bound_program_takes_the_hosts_time() -> None:
+    """Where the host is slower than the device, the stream waits for it."""
+    tensor = torch.empty(321, device="cuda")
+    ops.set_cost_model(lambda _: (10, 50_000))
+    tensor.cos_()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(100):
+        tensor.cos_()
+    end.record()
+    torch.cuda.synchronize()
+
+    assert start.elapsed_time(end) == pytest.approx(5.0, rel=0.01)
+
+
+def test_integer_arguments_are_kept() -> None:
+    """Dimensions and flags that decide a kernel are in the signature."""
+    torch.empty(4, 8, device="cuda").softmax(1)
+    (record,) = ops.drain_ops()
+
+    assert record.signature.arguments["dim"] == (1,)
+
+
+def test_nothing_is_recorded_when_off() -> None:
+    """Without recording the log stays empty."""
+    ops.record_ops(False)
+    torch.ones(3, device="cuda")
+
+    assert len(ops.drain_ops()) == 0

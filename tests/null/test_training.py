@@ -1,0 +1,104 @@
+"""A Llama block trains on the null device as it would on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from prismscale.capture.device.null import ops
+
+
+class Block(nn.Module):
+    """One decoder layer: RMSNorm, grouped-query attention, SwiGLU."""
+
+    def __init__(self, dim: int = 256, heads: int = 8, kv_heads: int = 2) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(dim), nn.RMSNorm(dim)
+        self.qkv = nn.Linear(dim, dim + 2 * kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.up, self.gate = nn.Linear(dim, 704, bias=False), nn.Linear(dim, 704, bias=False)
+        self.down = nn.Linear(704, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, dim = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, dim))
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def train_step(dtype: torch.dtype, autocast: bool, **adam: bool) -> tuple[nn.Module, ops.OpLog]:
+    """One step of a block and a head; returns the model and the ops of the step."""
+    model = nn.Sequential(nn.Embedding(512, 256), Block(), nn.Linear(256, 512)).to("cuda", dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **adam)
+    tokens = torch.randint(0, 512, (2, 128)).cuda()
+    ops.drain_ops()
+    ops.record_ops()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    ops.record_ops(False)
+    return model, ops.drain_ops()
+
+
+@pytest.mark.parametrize("adam", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_a_step_gives_every_parameter_a_gradient(dtype, autocast, adam) -> None:
+    """Forward, backward, clipping and AdamW run; gradients have their parameters' metadata."""
+    model, _ = train_step(dtype, autocast, **adam)
+
+    for parameter in model.parameters():
+        assert parameter.grad.shape == parameter.shape
+        assert parameter.grad.dtype == parameter.dtype
+        assert parameter.grad.device == parameter.device
+
+
+def test_attention_is_one_flash_kernel_each_way() -> None:
+    """bf16 attention without a mask takes FlashAttention forward and backward."""
+    _, log = train_step(torch.bfloat16, False, fused=True)
+    names = [record.signature.name for record in log]
+
+    assert names.count("aten::_scaled_dot_product_flash_attention") == 1
+    assert names.count("aten::_scaled_dot_product_flash_attention_backward") == 1
+
+
+def test_autocast_multiplies_in_bfloat16() -> None:
+    """Under autocast every matrix product has bfloat16 operands."""
+    _, log = train_step(torch.float32, True, fused=True)
+    products = [r.signature for r in log if r.signature.name in ("aten::mm", "aten::addmm")]
+
+    assert products
+    assert {t.dtype for s in products for t in s.inputs} == {"BFloat16"}
+
+
+def test_optimizers_are_the_kernels_of_a_gpu() -> None:
+    """Fused AdamW is one op over all parameters of a dtype."""
+    _, log = train_step(torch.bfloat16, False, fused=True)
+    adam = [r.signature for r in log if r.signature.name.startswith("aten::_fused_adamw_")]
+
+    assert len(adam) == 1
+
+
+def test_metadata_is_cached_after_the_first_step() -> None:
+    """A second step with the same shapes meets no new signature."""
+    _, first = train_step(torch.bfloat16, False, fused=True)
+    _, second = train_step(torch.bfloat16, False, fused=True)
+
+    assert set(second.signatures) <= set(first.signatures)
+
+
+def test_activation_checkpointing_recomputes() -> None:
+    """torch.utils.checkpoint runs the forward twice and gives the same gradients' shapes."""
+    block = Block().cuda()
+    x = torch.randn(2, 64, 256, device="cuda", requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+    y.sum().backward()
+
+    assert x.grad.shape == x.shape

@@ -1,0 +1,160 @@
+"""Which values are exact on the null device, and how the others are answered and counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from prismscale.capture.device.null import runtime, values
+from prismscale.errors import UsageError
+
+
+def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor whose value follows from nothing."""
+    return torch.empty(*shape, device="cuda", dtype=dtype)
+
+
+@pytest.fixture(autouse=True)
+def fresh_ledger():
+    runtime.active().ledger.clear()
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (lambda: torch.ones(3, device="cuda").sum().item(), 3.0),
+        (lambda: torch.tensor([1, 2, 3], device="cuda").tolist(), [1, 2, 3]),
+        (lambda: (torch.arange(4, device="cuda") * 2 + 1).tolist(), [1, 3, 5, 7]),
+        (lambda: torch.full((2,), 7.5, device="cuda")[1].item(), 7.5),
+        (lambda: torch.tensor([3, 1, 2]).cuda().sort().values.tolist(), [1, 2, 3]),
+        (lambda: torch.zeros(4, device="cuda").index_fill_(0, torch.tensor([1], device="cuda"), 5).tolist(), [0, 5, 0, 0]),
+        (lambda: torch.tensor([0, 3, 0, 4], device="cuda").nonzero().flatten().tolist(), [1, 3]),
+        (lambda: bool((torch.tensor(3, device="cuda") > 2).item()), True),
+        (lambda: torch.tensor([1.5]).cuda().cpu().item(), 1.5),
+        (lambda: torch.ones(4, device="cuda").view(2, 2).t().contiguous()[0].tolist(), [1, 1]),
+    ],
+)
+def test_values_that_follow_from_constants_are_exact(expression, expected) -> None:
+    """Small constants and arithmetic on them are computed, and nothing is guessed."""
+    assert expression() == expected
+    assert runtime.active().ledger.uses() == []
+
+
+def test_writes_through_views_are_seen() -> None:
+    """A view shares its storage's value, both ways."""
+    base = torch.zeros(4, device="cuda")
+    base[1:3].fill_(2)
+
+    assert base.tolist() == [0, 2, 2, 0]
+
+
+def test_an_unknown_write_forgets_the_value() -> None:
+    """What was known is unknown after something unknown was added to it."""
+    counter = torch.zeros((), device="cuda")
+    counter += unknown(64, 64).mean()
+
+    assert values.known(counter) is None
+
+
+def test_an_unknown_float_is_finite_and_counted_with_its_line() -> None:
+    """loss.item() answers the policy's number; the ledger names this file and function."""
+    loss = unknown(8).mean()
+    answers = []
+    for _ in range(3):
+        answers.append(loss.item())
+    (use,) = runtime.active().ledger.uses()
+
+    assert answers == [1.0, 1.0, 1.0]
+    assert use.count == 3
+    assert "test_values.py" in use.call_site
+    assert "test_an_unknown_float" in use.call_site
+
+
+def test_an_unknown_test_is_false() -> None:
+    """Comparisons of unknown values end rejection loops."""
+    assert not (unknown(4) > 3).any()
+
+
+def test_numbers_are_finite_and_nothing_is_nan() -> None:
+    """Finiteness checks pass at any size, also after reduction."""
+    tensor = unknown(100, 1000)
+
+    assert torch.isfinite(tensor).all().item()
+    assert not torch.isnan(tensor).any()
+    assert torch.isinf(tensor).sum().item() == 0
+    assert torch.isfinite(tensor.sum()).item()
+
+
+def test_a_real_nan_in_a_constant_is_found() -> None:
+    """Known values are not covered up by the finiteness policy."""
+    assert torch.isnan(torch.tensor([1.0, math.nan], device="cuda")).tolist() == [False, True]
+
+
+def test_copies_to_the_host_are_filled_by_the_policy() -> None:
+    """Memory that reaches the host never holds garbage."""
+    assert unknown(3).cpu().tolist() == [1.0, 1.0, 1.0]
+    assert unknown(2, dtype=torch.int64).cpu().tolist() == [1, 1]
+
+
+def test_data_dependent_shapes_follow_the_policy() -> None:
+    """A mask of unknown values keeps the policy's share of the elements."""
+    ledger = runtime.active().ledger
+    ledger.policy = values.ValuePolicy(nonzero_fraction=0.25)
+    try:
+        tensor = unknown(100)
+        assert tensor.nonzero().shape == (25, 1)
+        assert tensor[tensor > 0].shape == (25,)
+        assert torch.masked_select(tensor, tensor > 0).shape == (25,)
+    finally:
+        ledger.policy = values.ValuePolicy()
+
+
+def test_routing_is_uniform_and_adds_up() -> None:
+    """A histogram of unknown expert indices spreads all tokens evenly."""
+    experts = unknown(1000, dtype=torch.int64)
+    counts = torch.histc(experts.float(), bins=7, min=0, max=7).int().tolist()
+
+    assert sum(counts) == 1000
+    assert max(counts) - min(counts) <= 1
+
+
+def test_routing_given_by_the_user_is_followed() -> None:
+    """policy.routing weighs the bins of a histogram with as many bins."""
+    ledger = runtime.active().ledger
+    ledger.policy = values.ValuePolicy(routing=(3, 1))
+    try:
+        counts = torch.bincount(unknown(100, dtype=torch.int64), minlength=2)
+        assert counts.tolist() == [75, 25]
+    finally:
+        ledger.policy = values.ValuePolicy()
+
+
+def test_grad_scaler_finds_no_infinity_and_grows() -> None:
+    """The scale of GradScaler follows its growth interval exactly."""
+    weight = torch.nn.Parameter(unknown(4, 4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=2)
+    for _ in range(2):
+        scaler.scale((weight * weight).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert scaler.get_scale() == 16.0
+
+
+def test_a_value_can_be_stated() -> None:
+    """set_known gives a received message its value; forget takes it away."""
+    flag = unknown(2)
+    values.set_known(flag, torch.tensor([1.0, 2.0]))
+    assert flag.tolist() == [1.0, 2.0]
+    values.forget(flag)
+
+    assert values.known(flag) is None
+
+
+def test_a_policy_that_cannot_be_is_refused() -> None:
+    """Fractions and loads out of range are usage errors."""
+    with pytest.raises(UsageError, match="nonzero_fraction is 2"):
+        values.ValuePolicy(nonzero_fraction=2)
