@@ -21,6 +21,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
+	scripts/ensure-chromium
 	$(BIN)/pytest -n 2 --dist loadfile
 
 $(STAMP): pyproject.toml constraints.txt

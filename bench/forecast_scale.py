@@ -1,7 +1,7 @@
 """What a forecast costs: draws of a job of 8,192 ranks, and the curve to 65,536.
 
-The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches, 16 tensor-parallel collectives in each pass:
-35.5 million rank-nodes a step at 8,192 ranks. Draws run on the fused graph (see
+The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches, 16 tensor-parallel collectives in each
+pass: 35.5 million rank-nodes a step at 8,192 ranks. Draws run on the fused graph (see
 ``prismscale.forecast.lockstep``); that it has the law of the whole one is tested in
 ``tests/test_montecarlo.py``, and checked here once more on a small job.
 """

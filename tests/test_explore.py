@@ -45,7 +45,8 @@ def job(tmp_path):
     chunks=st.integers(2, 3),
 )
 def test_every_schedule_runs_and_does_all_work_once(name, stages, rounds, chunks):
-    """On every stage each microbatch goes forward and back once, and the graph is legal and runs."""
+    """On every stage each microbatch goes forward and back once, and the graph is legal and
+    runs."""
     chunks = chunks if name == "interleaved" else 1
     microbatches = stages * rounds
     for stage in range(stages):

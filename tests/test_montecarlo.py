@@ -7,12 +7,13 @@ import pytest
 from scipy import stats
 
 from prismscale.cluster import Cluster
-from prismscale.cost.collective import AnalyticCollectiveModel, NullCollectiveModel
+from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
+from prismscale.forecast.fused_durations import FusedDurations
 from prismscale.forecast.goodness import ks_two_sample
 from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.lockstep import FusedDurations, fuse
+from prismscale.forecast.lockstep import fuse
 from prismscale.forecast.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
 from prismscale.forecast.sampling import LawDraws, NodeLaw, RegimeFactors, fuse_laws
 from prismscale.forecast.variation import Variation, vary

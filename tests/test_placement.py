@@ -8,14 +8,13 @@ import pytest
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.nodes import Node, read_nodes
 from prismscale.forecast.placement import (
     Evaluator,
-    Node,
     count_placements,
     different_placements,
     hot_node_study,
     place,
-    read_nodes,
 )
 from prismscale.forecast.sampling import LawDraws
 from prismscale.forecast.variation import Variation, vary
@@ -92,13 +91,8 @@ def test_placements_are_counted_up_to_symmetry():
 
 def test_a_hot_node_costs_most_on_the_loaded_stage(source_for):
     """The study covers every seat and factor, and ranks seats as the load does."""
-    graph = source_for.graph
-
-    def evaluate_with(factor_S):
-        nodes = [Node(name=str(i), factor=float(f)) for i, f in enumerate(factor_S)]
-        return Evaluator(graph, source_for, SEATS, nodes, draws=1)(range(6)).step_ns
-
-    found = hot_node_study(evaluate_with, 6, [1.1, 1.5])
+    evaluate, _ = evaluator(source_for, np.ones(6))
+    found = hot_node_study(evaluate.with_factors, 6, [1.1, 1.5])
     assert len(found) == 12
     by_seat = {h.seat: h.slowdown for h in found if h.factor == 1.5}
     assert max(by_seat, key=by_seat.get) % PP == PP - 1

@@ -48,7 +48,7 @@ def test_the_wildest_kernel_is_not_the_most_important(source):
 
 def test_ablated_p95_is_that_of_what_is_left(source):
     """Freezing b leaves a's variation: mean + 1.645 of its standard deviation."""
-    names, freeze = factors_of(source)
+    _, freeze = factors_of(source)
     found = ablate(source.graph, ["b"], freeze, CONFIG)
     assert found.ablations[0].p95_ns == pytest.approx(2e9 + 1.645 * 3e7, rel=2e-3)
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from prismscale import __version__
 from prismscale.commands import run as run_command
 from prismscale.commands.calibrate import calibrate
-from prismscale.errors import PrismscaleError, ScriptError
+from prismscale.commands.imports import imports
+from prismscale.errors import PrismscaleError, ScriptError, UsageError
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -31,6 +32,7 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
 )(run_command.run)
 app.add_typer(calibrate, name="calibrate")
+app.add_typer(imports, name="import")
 
 
 class Terminated(BaseException):
@@ -52,13 +54,17 @@ def _options(
     """Options before the command."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _unwind(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C or SIGTERM, once: a second one must not interrupt the ending of children."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def main() -> None:
     """Entry point: errors become one screen and an exit code (see :mod:`prismscale.errors`)."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, _unwind)
     screen = Console(stderr=True, highlight=False)
     try:
         app(standalone_mode=False)
@@ -73,16 +79,23 @@ def main() -> None:
     except PrismscaleError as error:
         _show(screen, error)
         sys.exit(error.exit_code)
-    except typer.TyperException as error:  # type: ignore[attr-defined]
-        error.show()
-        sys.exit(2)
+    except typer.TyperException as error:
+        _show(screen, UsageError(_usage(error)))
+        sys.exit(UsageError.exit_code)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """An option or command that the parser refused, and where the allowed ones are listed."""
+    context = getattr(error, "ctx", None)
+    where = f"; see {context.command_path} --help" if context is not None else ""
+    return error.format_message().rstrip(".") + where
 
 
 def _show(screen: Console, error: PrismscaleError) -> None:
     if isinstance(error, ScriptError) and error.traceback:
-        screen.print(error.traceback.rstrip(), markup=False)
+        screen.print(error.traceback.rstrip(), markup=False, soft_wrap=True)
     screen.print("[bold red]error:[/] ", end="")
-    screen.print(str(error), markup=False)
+    screen.print(str(error), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,13 @@ class JobConfig:
             if not 1 <= value <= 100_000:
                 raise UsageError(f"--{name} is {value}; allowed: 1 … 100,000")
         if not 0 < self.compute_scale < 1e4:
-            raise UsageError(f"--compute-scale is {self.compute_scale}; allowed: above 0")
+            raise UsageError(
+                f"--compute-scale is {self.compute_scale}; allowed: above 0, below 10,000"
+            )
+        if self.max_captures < 1:
+            raise UsageError(f"--max-captures is {self.max_captures}; allowed: 1 or more")
+        if not self.capture_timeout_s > 0:
+            raise UsageError(f"--capture-timeout is {self.capture_timeout_s}; allowed: above 0")
         self.faults.check(self.world_size)
 
     @property
@@ -95,7 +101,25 @@ class JobConfig:
             self.step_marker,
             self.memory,
         ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        return _digest(parts)
+
+    def live_key(self, cluster: Cluster) -> str:
+        """Changes whenever live ranks observed before would behave differently now."""
+        parts = [
+            self.capture_key(cluster),
+            repr(cluster),
+            list(self.live),
+            self.clock,
+            self.steps,
+            self.compute_scale,
+            sorted(self.slow.items()),
+            sorted(self.hang.items()),
+        ]
+        return _digest(parts)
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _choice(name: str, given: str, allowed: tuple[str, ...]) -> None:

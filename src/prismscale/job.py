@@ -26,6 +26,7 @@ from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
+from prismscale.errors import StuckError
 from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
@@ -71,7 +72,7 @@ class Job:
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
                 durations, timeline = self._simulate(graph, cluster)
-            observed = self._live(plan, traces, groups) if config.live else []
+            observed = self._live(plan, traces, groups, cluster) if config.live else []
         result = summarise(
             Findings(
                 graph=graph,
@@ -94,7 +95,8 @@ class Job:
 
     def _capture(self, cluster: Cluster) -> tuple[SlicePlan, dict[int, RankTrace]]:
         config = self.config
-        folder = self.folder.captures(config.capture_key(cluster))
+        # Absolute, because the program may change its working folder.
+        folder = self.folder.captures(config.capture_key(cluster)).absolute()
         spec = CaptureSpec(
             rank=0,
             world_size=config.world_size,
@@ -143,11 +145,15 @@ class Job:
         return durations, timeline
 
     def _live(
-        self, plan: SlicePlan, traces: dict[int, RankTrace], groups: GroupTable
+        self,
+        plan: SlicePlan,
+        traces: dict[int, RankTrace],
+        groups: GroupTable,
+        cluster: Cluster,
     ) -> list[dict[str, object]]:
         config = self.config
-        cluster = config.load_cluster()
-        graph = assemble(traces, plan.representative_R, groups, alone=config.live)
+        captures = self.folder.captures(config.capture_key(cluster)).absolute()
+        folder = self.folder.observations(config.live_key(cluster)).absolute()
         spec = LiveSpec(
             rank=config.live[0],
             world_size=config.world_size,
@@ -162,15 +168,15 @@ class Job:
             communication_load=cluster.processor_communicates,
             live=config.live,
             trace="",
-            payloads=str(self.folder.captures(config.capture_key(cluster)) / "payloads"),
+            payloads=str(captures / "payloads"),
             exchange="",
             gate=None,
             socket="",
-            out=str(self.folder.live),
+            out=str(folder),
         )
         stage = LiveStage(
             spec=spec,
-            folder=self.folder.live,
+            folder=folder,
             logs=self.folder.logs,
             cluster=config.cluster,
             slow=config.slow,
@@ -178,7 +184,17 @@ class Job:
             compute_scale=config.compute_scale,
         )
         with self._stage("live") as update:
-            return stage.run(graph, self.log_line, lambda done: update(done, len(config.live)))
+            seen = stage.observed()
+            if seen:
+                return seen
+            graph = assemble(traces, plan.representative_R, groups, alone=config.live)
+            try:
+                return stage.run(graph, self.log_line, lambda done: update(done, len(config.live)))
+            except StuckError:
+                # A hang that was asked for: the simulation says who waits for whom.
+                if not config.hang:
+                    raise
+                return []
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[StageUpdate]:

@@ -2,22 +2,29 @@
 
 A rank's process may have children of its own (data-loader workers), so a rank is a session, and
 ending it ends the session. If we are killed outright, the kernel ends the rank
-(``PR_SET_PDEATHSIG``).
+(``PR_SET_PDEATHSIG``), and a :class:`prismscale.guardian.Guardian` ends its session and removes the
+shared memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from prismscale.errors import StorageError
+from prismscale.guardian import Guardian
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 3.0
@@ -29,8 +36,6 @@ def die_with_parent() -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        os._exit(143)
 
 
 @dataclass(kw_only=True)
@@ -56,8 +61,11 @@ class Children:
 
     def __init__(self) -> None:
         self._running: list[Child] = []
+        self._folders: list[Path] = []
+        self._guardian: Guardian | None = None
 
     def __enter__(self) -> Children:
+        self._guardian = Guardian()
         return self
 
     def __exit__(
@@ -66,7 +74,32 @@ class Children:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end_all()
+        try:
+            self.end_all()
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._forget("folder", folder)
+        finally:
+            if self._guardian is not None:
+                self._guardian.close()
+
+    def shared_folder(self) -> Path:
+        """A new folder in shared memory, which goes when the processes do.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        memory = Path("/dev/shm")
+        base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        folder = base / f"prismscale-{os.getpid()}-{secrets.token_hex(4)}"
+        # Listed first: however soon we are killed, it does not stay behind.
+        self._list("folder", folder)
+        self._folders.append(folder)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise StorageError(f"{folder} cannot be created: {error.strerror}") from error
+        return folder
 
     def start(
         self,
@@ -78,9 +111,17 @@ class Children:
         output: IO[bytes] | int | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start a process whose output goes to ``log`` (or to ``output``)."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as sink:
+        """Start a process whose output goes to ``log`` (or to ``output``).
+
+        Raises:
+            StorageError: the log cannot be written.
+        """
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            sink = log.open("wb")
+        except OSError as error:
+            raise StorageError(f"{log} cannot be written: {error.strerror}") from error
+        with sink:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -92,12 +133,15 @@ class Children:
             )
         child = Child(name=name, process=process, log=log)
         self._running.append(child)
+        self._list("session", process.pid)
         return child
 
     def finished(self) -> list[Child]:
-        """Children that ended since the last call."""
+        """Children that ended since the last call; what they left running ends now."""
         done = [c for c in self._running if c.process.poll() is not None]
         self._running = [c for c in self._running if c not in done]
+        for child in done:
+            self._end_session(child)
         return done
 
     @property
@@ -121,8 +165,20 @@ class Children:
                 _signal_session(child, signal.SIGKILL)
                 child.process.wait()
             # Grandchildren that ignored the request.
-            _signal_session(child, signal.SIGKILL)
+            self._end_session(child)
         self._running = []
+
+    def _end_session(self, child: Child) -> None:
+        _signal_session(child, signal.SIGKILL)
+        self._forget("session", child.process.pid)
+
+    def _list(self, kind: str, what: int | Path) -> None:
+        if self._guardian is not None:
+            self._guardian.add(kind, what)
+
+    def _forget(self, kind: str, what: int | Path) -> None:
+        if self._guardian is not None:
+            self._guardian.remove(kind, what)
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:

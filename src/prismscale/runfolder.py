@@ -5,7 +5,7 @@
     captures/KEY/rank-0.parquet …   traces, reused while KEY (program, world, device) stays the same
     graph/                          the job's execution graph
     timeline.parquet                step ends of every rank, nodes of the shown ones
-    live/                           observations of live ranks
+    live/KEY/                       observations of live ranks, reused in the same way
     logs/                           output of every process
     results.json  report.html  trace.perfetto-trace
 """
@@ -39,7 +39,7 @@ class RunFolder:
             UsageError: a folder that is not a run's, or that another run uses.
             StorageError: it cannot be created.
         """
-        try:
+        with _writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             marker = self.root / MARKER
             if not marker.exists() and any(self.root.iterdir()):
@@ -47,8 +47,6 @@ class RunFolder:
                     f"{self.root} holds files that are not a run's; choose an empty --out"
                 )
             handle = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StorageError(f"{self.root} cannot be used: {error.strerror}") from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,9 +54,10 @@ class RunFolder:
                 raise UsageError(
                     f"{self.root} is in use by another run; wait for it or choose another --out"
                 ) from None
-            if fresh:
-                self._clear()
-            self._prepare()
+            with _writing(self.root):
+                if fresh:
+                    self._clear()
+                self._prepare()
             yield self
         finally:
             os.close(handle)
@@ -66,7 +65,18 @@ class RunFolder:
     def captures(self, key: str) -> Path:
         """Traces of one program, created if need be."""
         folder = self.root / "captures" / key
-        (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        with _writing(folder):
+            (folder / "payloads").mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def observations(self, key: str) -> Path:
+        """Observations of one live run, created if need be; those of others are removed."""
+        folder = self.live / key
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for other in self.live.iterdir():
+                if other != folder:
+                    shutil.rmtree(other)
         return folder
 
     @property
@@ -112,9 +122,17 @@ class RunFolder:
                 path.unlink()
 
     def _prepare(self) -> None:
-        """Results of an earlier run must not be taken for this one's."""
+        """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
         for path in (self.results, self.report, self.trace, self.timeline):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.live, ignore_errors=True)
-        for folder in (self.live, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
+        for part in self.root.rglob(".*.part"):
+            part.unlink(missing_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _writing(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{where} cannot be used: {error.strerror}") from error

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,10 @@ def _failure(case: ElementTree.Element) -> str | None:
     return "\n".join(child.text or child.attrib.get("message", "") for child in bad) or None
 
 
-def _report(item: pytest.Item, when: Literal["setup", "call", "teardown"], failure: str | None) -> None:
+_Phase = Literal["setup", "call", "teardown"]
+
+
+def _report(item: pytest.Item, when: _Phase, failure: str | None) -> None:
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -75,11 +77,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def null_device() -> Iterator[None]:
+def null_device() -> None:
     """An active null H100 node, in the child only."""
     if os.environ.get(_CHILD):
         from prismscale.capture.device.null.runtime import activate
         from prismscale.capture.device.null.spec import device_spec
 
         activate(device_spec("h100-sxm"))
-    yield

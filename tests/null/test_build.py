@@ -23,7 +23,7 @@ def test_a_missing_compiler_is_explained(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(UsageError, match="apt-get install g\\+\\+"):
+    with pytest.raises(UsageError, match=r"apt-get install g\+\+"):
         build.build_extension()
 
 
@@ -42,7 +42,7 @@ def test_compiler_errors_are_shown(monkeypatch, tmp_path) -> None:
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(UsageError, match="(?s)exit code 3.*no such luck"):
+    with pytest.raises(UsageError, match=r"(?s)exit code 3.*no such luck"):
         build.build_extension()
 
 

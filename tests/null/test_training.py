@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, dim))
@@ -102,3 +102,19 @@ def test_activation_checkpointing_recomputes() -> None:
     y.sum().backward()
 
     assert x.grad.shape == x.shape
+
+
+def test_flex_attention_is_one_kernel_each_way() -> None:
+    """flex_attention allocates its outputs, never the scores."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query = torch.empty(1, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ops.drain_ops()
+    ops.record_ops()
+    with pytest.warns(UserWarning, match="without torch.compile"):
+        flex_attention(query, query, query).sum().backward()
+    ops.record_ops(False)
+    signatures = [record.signature for record in ops.drain_ops()]
+
+    assert query.grad.shape == query.shape
+    assert not any(t.shape[-2:] == (256, 256) for s in signatures for t in s.outputs)

@@ -29,7 +29,7 @@ def fresh_ledger():
         (lambda: (torch.arange(4, device="cuda") * 2 + 1).tolist(), [1, 3, 5, 7]),
         (lambda: torch.full((2,), 7.5, device="cuda")[1].item(), 7.5),
         (lambda: torch.tensor([3, 1, 2]).cuda().sort().values.tolist(), [1, 2, 3]),
-        (lambda: torch.zeros(4, device="cuda").index_fill_(0, torch.tensor([1], device="cuda"), 5).tolist(), [0, 5, 0, 0]),
+        (lambda: torch.zeros(3).cuda().scatter_(0, torch.tensor([1]).cuda(), 5)[1].item(), 5),
         (lambda: torch.tensor([0, 3, 0, 4], device="cuda").nonzero().flatten().tolist(), [1, 3]),
         (lambda: bool((torch.tensor(3, device="cuda") > 2).item()), True),
         (lambda: torch.tensor([1.5]).cuda().cpu().item(), 1.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -13,16 +14,30 @@ from prismscale.errors import PrismscaleError
 OURS = str(Path(__file__).parents[1])
 FAILED = 3
 """Exit code of a rank process that left an error file."""
+SPEECHLESS = 74
+"""Exit code of one that could not write it (``EX_IOERR`` of ``sysexits.h``)."""
 
 
-def save_failure(path: Path, rank: int, error: BaseException) -> None:
-    """Describe ``error`` for the parent; prints the traceback to this process's log too."""
+def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = True) -> int:
+    """Describe ``error`` for the parent; returns the exit code of this process.
+
+    ``echo`` prints the traceback to this process's log too.
+    """
     text = "".join(traceback.format_exception(_without_our_frames(error)))
-    print(text, file=sys.stderr, flush=True)
     own = isinstance(error, PrismscaleError)
     summary = str(error) if own else f"{type(error).__name__}: {error}"
     body = {"rank": rank, "ours": own, "kind": type(error).__name__}
-    path.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
+    # The log may lie on the full disk that this is about.
+    with contextlib.suppress(OSError):
+        if echo:
+            print(text, file=sys.stderr)
+        sys.stderr.flush()
+        sys.stdout.flush()
+    try:
+        path.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
+    except OSError:
+        return SPEECHLESS
+    return FAILED
 
 
 def load_failure(path: Path) -> dict[str, Any] | None:

@@ -9,9 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prismscale.capture.failure import load_failure
+from prismscale.capture.failure import SPEECHLESS, load_failure
 from prismscale.capture.spec import CaptureSpec
-from prismscale.errors import PrismscaleError, ScriptError, StorageError, UsageError
+from prismscale.errors import (
+    FormatError,
+    GraphError,
+    MismatchError,
+    PrismscaleError,
+    ScriptError,
+    StorageError,
+    StuckError,
+    UsageError,
+)
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes import Child, Children
@@ -32,6 +41,8 @@ class CaptureRunner:
     timeout_s: float = 1800.0
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress | None = None
+    prefix: Callable[[], Sequence[str]] = tuple
+    """Words to put before a process's command (to start it under a CPU quota); asked each time."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
     _ballast: int = 0
@@ -60,16 +71,27 @@ class CaptureRunner:
 
     def _start(self, children: Children, spec: CaptureSpec) -> None:
         if spec.trace_path.exists():
-            self._add(load_trace(spec.trace_path))
+            self._add(self._captured_before(spec.trace_path))
             return
         spec_path = Path(spec.out) / f"rank-{spec.rank}.json"
         spec.save(spec_path)
         spec.error_path.unlink(missing_ok=True)
         children.start(
             str(spec.rank),
-            [sys.executable, "-m", "prismscale.capture.rank_process", str(spec_path)],
+            self._command(spec_path),
             self.logs / f"capture-rank-{spec.rank}.log",
         )
+
+    def _command(self, spec_path: Path) -> list[str]:
+        module = "prismscale.capture.rank_process"
+        return [*self.prefix(), sys.executable, "-m", module, str(spec_path)]
+
+    @staticmethod
+    def _captured_before(path: Path) -> RankTrace:
+        try:
+            return load_trace(path)
+        except FormatError as error:
+            raise FormatError(f"{error}; capture again with --fresh") from error
 
     def _add_ballast(self, children: Children) -> None:
         """Keep every core busy: where ranks of the target share a processor, one that is captured
@@ -78,13 +100,12 @@ class CaptureRunner:
         while running and children.running < self.jobs:
             self._ballast += 1
             out = self.logs / f"ballast-{self._ballast}"
-            out.mkdir(parents=True, exist_ok=True)
             spec = replace(self.spec, rank=int(running[0].name), out=str(out))
             spec_path = out / "spec.json"
             spec.save(spec_path)
             children.start(
                 BALLAST,
-                [sys.executable, "-m", "prismscale.capture.rank_process", str(spec_path)],
+                self._command(spec_path),
                 out / "log",
             )
 
@@ -104,7 +125,7 @@ class CaptureRunner:
 
     def _refuse_slow(self, children: Children) -> None:
         for child in children.all_running():
-            if time.monotonic() - child.began > self.timeout_s:
+            if child.name != BALLAST and time.monotonic() - child.began > self.timeout_s:
                 raise UsageError(
                     f"rank {child.name} was not captured within {self.timeout_s:.0f} s "
                     f"(--capture-timeout); the end of its output ({child.log}):\n"
@@ -116,18 +137,34 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
     """The error that a rank's process died of."""
     found = load_failure(error_path)
     code = child.process.returncode
+    output = f"the end of its output ({child.log}):\n{child.log_tail()}"
+    if code == SPEECHLESS and found is None:
+        return StorageError(
+            f"rank {rank} could not write to {error_path.parent} during {stage}: free some space "
+            "there or choose another --out"
+        )
     if found is None:
         how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return ScriptError(
-            f"rank {rank} {how} during {stage}, without a Python error; the end of its output "
-            f"({child.log}):\n{child.log_tail()}",
-            rank=rank,
+            f"rank {rank} {how} during {stage}, without a Python error; {output}", rank=rank
         )
+    summary = str(found["summary"])
     if found["ours"]:
-        kinds: dict[str, type[PrismscaleError]] = {"StorageError": StorageError}
-        return kinds.get(found["kind"], UsageError)(f"rank {rank}: {found['summary']}")
+        who = f"rank {rank}"
+        text = summary if summary.startswith(who) else f"{who}: {summary}"
+        return _OURS.get(found["kind"], PrismscaleError)(text)
+    if found["kind"] == SystemExit.__name__:
+        return ScriptError(
+            f"the program gave up on rank {rank} during {stage} ({summary}); {output}", rank=rank
+        )
     return ScriptError(
-        f"the program failed on rank {rank} during {stage}: {found['summary']}",
+        f"the program failed on rank {rank} during {stage}: {summary}",
         rank=rank,
         traceback=found["traceback"],
     )
+
+
+_OURS: dict[str, type[PrismscaleError]] = {
+    kind.__name__: kind
+    for kind in (UsageError, GraphError, MismatchError, StuckError, FormatError, StorageError)
+}

@@ -12,7 +12,7 @@ from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
-from prismscale.capture.failure import FAILED, save_failure
+from prismscale.capture.failure import save_failure
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.recorder import Recorder
@@ -135,11 +135,9 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     spec = CaptureSpec.load(Path(arguments[0]))
     try:
-        trace = capture_rank(spec)
+        save_trace(capture_rank(spec), spec.trace_path)
     except BaseException as error:
-        save_failure(spec.error_path, spec.rank, error)
-        return FAILED
-    save_trace(trace, spec.trace_path)
+        return save_failure(spec.error_path, spec.rank, error)
     return 0
 
 

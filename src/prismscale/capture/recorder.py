@@ -5,12 +5,13 @@ at the issue of a communication, at the wait for one, at the start of a backward
 optimizer. What lies between two cuts is one COMPUTE node. A synchronous collective is cut once, at
 its issue: nothing runs between issue and wait, and the node after it waits for it. The recorder's own
 work (normalising, payload, bookkeeping) lies between the end of one span and the start of the next
-and is in neither.
+and is in neither. On a device with streams each stream is such a lane, and the program's own events
+between streams are cuts too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,9 +21,10 @@ from torch.distributed import Work
 
 from prismscale.capture.callsite import call_site
 from prismscale.capture.contention import CommunicationLoad, NullLoad
-from prismscale.capture.device.protocol import CaptureDevice, Mark
+from prismscale.capture.device.protocol import CaptureDevice
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
+from prismscale.capture.spans import Lane, Spans
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork
 from prismscale.capture.workspace import take_workspace
@@ -50,12 +52,9 @@ class Recorder:
         self._device = device
         self._payload = payload
         self._load = load or NullLoad()
-        self._span_began: Mark = device.mark()
-        self._last_compute = -1
-        self._joins: list[int] = []
+        self._spans = Spans(self.stream, device, FORWARD)
         self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
         """By lane: recent batches, oldest first, as many as the backend runs at a time."""
-        self._phase = FORWARD
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
@@ -68,35 +67,56 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        self._cut()
+        with self._spans.interrupted() as lane:
+            return self._communicate(batch, lane)
+
+    def _communicate(self, batch: Sequence[Collective], lane: Lane) -> Work:
         site = self.stream.sites.id(call_site())
-        lane, width = _ordering(batch)
-        held = self._in_flight.setdefault((batch[0].group.role, lane), [])
+        channel, width = ordering(batch)
+        held = self._in_flight.setdefault((batch[0].group.role, channel), [])
         behind = held.pop(0) if width and len(held) >= width else []
-        preds = (self._last_compute, *behind)
-        positions = [self._append(c, lane, preds, site) for c in batch]
+        preds = tuple(dict.fromkeys((*lane.frontier, *behind)))
+        positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
         workspace = [take_workspace(batch)]
-        for collective in batch:
-            self._payload.fill(collective)
+
+        def fill() -> None:
+            for collective in batch:
+                self._payload.fill(collective)
+
+        ended = self._device.communicate(channel, fill, blocks_host=blocks_host(batch))
         finished = self._load.begin(batch)
         if not batch[0].asynchronous:
             finished()
-            self._joins.extend(positions)
-            self._span_began = self._device.mark()
+            ended()
+            self._spans.join(lane, positions)
             return EmulatedWork(batch[0].outputs)
 
         def joined(_: timedelta | None) -> None:
-            self._cut()
-            finished()
-            workspace.clear()
-            self._joins.extend(positions)
-            self._span_began = self._device.mark()
+            with self._spans.interrupted() as waiting:
+                finished()
+                workspace.clear()
+                ended()
+                self._spans.join(waiting, positions)
 
         outputs = tuple(t for c in batch for t in c.outputs)
-        self._span_began = self._device.mark()
         return EmulatedWork(outputs, on_wait=joined)
+
+    def lane_switched(self, before: str, after: str) -> None:
+        """The program computes on another stream."""
+        self._spans.switch(before, after)
+
+    def lane_frontier(self, lane: str) -> tuple[int, ...]:
+        """What an event of the program's on ``lane`` stands for."""
+        with self._spans.interrupted(lane) as recorded:
+            return recorded.frontier
+
+    def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
+        """The program lets a stream wait for an event."""
+        with self._spans.interrupted(lane) as waiting:
+            order()
+            self._spans.join(waiting, frontier)
 
     def backward_begins(self) -> None:
         """A backward pass starts: what follows is called backward."""
@@ -135,31 +155,15 @@ class Recorder:
 
     def resume(self) -> None:
         """Whatever happened since the last cut was not the program's work."""
-        self._span_began = self._device.mark()
+        self._spans.restart()
 
     def finish(self) -> None:
         """Close the span that is open."""
-        self._cut()
+        self._spans.close()
 
     def _change_phase(self, phase: str) -> None:
-        self._cut()
-        self._phase = phase
-        self._span_began = self._device.mark()
-
-    def _cut(self) -> None:
-        now = self._device.mark()
-        preds = [self._last_compute] if self._last_compute >= 0 else []
-        self._last_compute = self.stream.append(
-            StreamNode(
-                kind=NodeKind.COMPUTE,
-                preds=(*preds, *self._joins),
-                lane=0,
-                label=self.stream.labels.id(self._phase),
-                began=self._span_began,
-                ended=now,
-            )
-        )
-        self._joins = []
+        with self._spans.interrupted():
+            self._spans.label = phase
 
     def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:
         group, op = collective.group, collective.op
@@ -182,7 +186,7 @@ class Recorder:
         )
 
 
-def _ordering(batch: Sequence[Collective]) -> tuple[str, int]:
+def ordering(batch: Sequence[Collective]) -> tuple[str, int]:
     """The lane of a batch, and how many batches that lane runs at a time (0: without order).
 
     NCCL puts a group's collectives and batched point-to-point on the group's one stream, and a
@@ -196,3 +200,9 @@ def _ordering(batch: Sequence[Collective]) -> tuple[str, int]:
     if op.is_p2p and len(batch) == 1:
         return f"{name} pair {batch[0].root}", 1
     return name, 1
+
+
+def blocks_host(batch: Sequence[Collective]) -> bool:
+    """Whether waiting for the batch stops the program, not only its stream: barriers do, and what
+    the host reads from its own memory must be there."""
+    return all(t.is_cpu for c in batch for t in (*c.inputs, *c.outputs))

@@ -10,6 +10,7 @@ from typing import Any
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.errors import FormatError, UsageError
+from prismscale.files import write_json
 
 DEVICES = ("cpu", "cuda")
 
@@ -65,8 +66,8 @@ class CaptureSpec:
         return Path(self.out) / f"rank-{self.rank}.error.json"
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1))
+        """Write as JSON. Raises :class:`StorageError`."""
+        write_json(path, asdict(self))
 
     @staticmethod
     def load(path: Path) -> CaptureSpec:

@@ -10,13 +10,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from prismscale.analysis.result import RunResult
 from prismscale.capture.script import Script
-from prismscale.config import JobConfig
-from prismscale.errors import UsageError
+from prismscale.config import MAX_WORLD_SIZE, JobConfig
+from prismscale.errors import StuckError, UsageError
 from prismscale.job import Job
 from prismscale.progress import TerminalReporter
 from prismscale.report.text import print_summary
 from prismscale.runfolder import RunFolder
+
+MOST_HANGS = 24
+"""Lines of a hang's explanation on the terminal."""
 
 
 def run(
@@ -103,7 +107,20 @@ def run(
             log_line=lambda rank, line: console.print(f"[rank {rank}] {line}", markup=False),
         )
         result = job.run()
-        print_summary(result, console)
+        print_summary(result, console, folder)
+        if result.hung:
+            raise StuckError(_hang_text(config, result, folder))
+
+
+def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:
+    """Who hangs, and every group that waits, causes first."""
+    told = ", ".join(f"rank {r} never begins step {s}" for r, s in sorted(config.hang.items()))
+    shown = "\n  ".join(result.hangs[:MOST_HANGS])
+    left = len(result.hangs) - MOST_HANGS
+    more = f"\n  … and {left:,} more, all of them in {folder.results}" if left > 0 else ""
+    groups = f"{len(result.hangs):,} groups wait" if len(result.hangs) > 1 else "one group waits"
+    who = f"{groups} for ever:\n  {shown}{more}" if result.hangs else "no group waits for it"
+    return f"the job hangs: {told}, and {who}"
 
 
 def _script(module: str, program: list[str]) -> Script:
@@ -130,12 +147,14 @@ def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if found is None:
             raise UsageError(f"{option} {part!r} is not a rank; give for example 0,512 or 0-3")
-        first = int(found[1])
-        yield from range(first, int(found[2] or first) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 0 <= last - first < MAX_WORLD_SIZE:
+            raise UsageError(f"{option} {part!r} is not a range of ranks; give for example 0-3")
+        yield from range(first, last + 1)
 
 
 def _slow(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"(\d+)=([0-9.]+)", text)
+    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
     if found is None:
         raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
     return int(found[1]), float(found[2])

@@ -1,4 +1,4 @@
-"""The CUDA caching allocator, in plain Python: the documented model of what a program's memory costs.
+"""The CUDA caching allocator in plain Python: the documented model of a program's memory.
 
 The rules are those of ``c10/cuda/CUDACachingAllocator`` (torch 2.13):
 
@@ -120,7 +120,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """Replays allocations on one device of ``total_bytes``, of which others hold ``outside_bytes``."""
+    """Replays allocations on a device of ``total_bytes``; others hold ``outside_bytes`` of it."""
 
     def __init__(
         self, total_bytes: int, *, outside_bytes: int = 0, config: AllocatorConfig | None = None

@@ -96,7 +96,9 @@ def parse_config(text: str) -> AllocatorConfig:
         try:
             return float(values[key]) if key in values else default
         except ValueError:
-            raise UsageError(f"PYTORCH_ALLOC_CONF: {key} takes a number, not {values[key]!r}") from None
+            raise UsageError(
+                f"PYTORCH_ALLOC_CONF: {key} takes a number, not {values[key]!r}"
+            ) from None
 
     return AllocatorConfig(
         max_split_bytes=int(number("max_split_size_mb", 0) * MIB),

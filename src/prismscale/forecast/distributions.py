@@ -198,8 +198,8 @@ def fit(samples: Floats, what: str = "pool") -> Fit:
     """The distribution that describes a pool best.
 
     Families compete by KS distance plus :data:`PARAMETER_PENALTY` per parameter; where even the
-    winner is rejected (:data:`KS_REJECTS`), and where the pool is too small to tell, the pool itself
-    is used.
+    winner is rejected (:data:`KS_REJECTS`), and where the pool is too small to tell, the pool
+    itself is used.
 
     Args:
         samples: durations in ns, any shape.

@@ -137,7 +137,9 @@ def _import_ray() -> Any:
     return ray
 
 
-def executor_named(name: str, *, workers: int | None = None, address: str | None = None) -> Executor:
+def executor_named(
+    name: str, *, workers: int | None = None, address: str | None = None
+) -> Executor:
     """The executor that a command line asks for.
 
     Args:

@@ -223,6 +223,7 @@ def _candidate(job: ExploreJob, tp: int, pp: int, name: str, memory_bytes: int) 
         needed = peak_bytes(job, layout)
     except UsageError as error:
         return Candidate(name=layout.name, layout=None, why_not=str(error))
-    gib = 2**30
-    why = f"needs {needed / gib:.1f} of {memory_bytes / gib:.1f} GiB" if needed > memory_bytes else ""
+    why = ""
+    if needed > memory_bytes:
+        why = f"needs {needed / 2**30:.1f} of {memory_bytes / 2**30:.1f} GiB"
     return Candidate(name=layout.name, layout=layout, peak_bytes=needed, why_not=why)

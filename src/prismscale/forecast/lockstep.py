@@ -2,19 +2,20 @@
 
 The ranks of a tensor-parallel group meet after every few kernels. A *lockstep set* is such a group,
 where it lies within one class; it becomes one rank of the fused graph. A *chain* is a run of nodes
-that needs nothing from outside the set until its end: computations of the members and collectives of
-the set, one after the other. It becomes one computation, which lasts
+that needs nothing from outside the set until its end: computations of the members and collectives
+of the set, one after the other. It becomes one computation, which lasts
 
     sum over its segments of (max over the members of the segment's computations + its collective).
 
-What is approximated, and when nothing is: a member leaves a chain when the slowest member of its set
-does. That is what happens where a chain ends with the set's collective. Where it ends with a
+What is approximated, and when nothing is: a member leaves a chain when the slowest member of its
+set does. That is what happens where a chain ends with the set's collective. Where it ends with a
 computation (an optimizer), the quicker members are held back until the set's next collective would
 have done so; step times of the fused graph are then an upper bound. Groups that run in parallel
 through a set (one data-parallel group for each member) are represented by one of them: they start
 together, and their communication is drawn once, as ``LawDraws.once_G`` does on the whole graph.
 
-Array axes: ``M`` members of a class, ``F`` members of its fused class, ``K`` ranks of a lockstep set.
+Array axes: ``M`` members of a class, ``F`` members of its fused class, ``K`` ranks of a lockstep
+set.
 """
 
 from __future__ import annotations
@@ -30,12 +31,10 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import GroupFamily, JobGraph, RankClass, Seat
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import Duration, DurationSource
-
 
 MEETING_AT_THE_END = 0.5
-"""Share of a class's chains of computation that must end with a collective of the set, for the set to
-count as moving in lockstep: 1 but for the optimizer in tensor-parallel groups, two thirds with
+"""Share of a class's chains of computation that must end with a collective of the set, for the set
+to count as moving in lockstep: 1 but for the optimizer in tensor-parallel groups, two thirds with
 zero-bubble schedules (weight gradients need no collective), near 0 in data-parallel groups."""
 
 
@@ -130,9 +129,10 @@ def _lockstep_role(graph: JobGraph) -> int | None:
             for family, rank_class in zip(families, graph.classes, strict=True)
         )
         sizes = {family.group_size for family in families}
-        if within and len(sizes) == 1 and sizes != {1}:
-            if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
-                used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
+        if not within or len(sizes) != 1 or sizes == {1}:
+            continue
+        if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
+            used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
     return max(used, key=lambda r: used[r]) if used else None
 
 
@@ -140,7 +140,7 @@ def _share_meeting(trace: RankTrace, role: int) -> float:
     """Of the chains that compute at all, those that end with a collective of the role."""
     first = trace.n_prologue
     kinds, roles = trace.kind_N[first:], trace.role_N[first:]
-    takes_time = trace.body_ns_SB.any(axis=0)
+    takes_time = trace.body_ns_SB.max(axis=0) > 0
     meeting = computing = 0
     for chain in _chains(trace, role):
         if any(kinds[b] == NodeKind.COMPUTE and takes_time[b] for b in chain):
@@ -261,66 +261,3 @@ def _fused_trace(
         if any(p >= i for p in preds):
             raise UsageError(f"node {chain[-1]}: its chain cannot be put in order; use --no-fuse")
     return replace(builder.build(known_groups=()), rank=trace.rank)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedDurations:
-    """Durations of the fused graph, computed from those of its origin (a ``DurationSource``)."""
-
-    fused: FusedGraph
-    origin: DurationSource
-
-    def prologue(self, class_index: int) -> Sequence[Duration]:
-        """The fused graph has none."""
-        return ()
-
-    def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Chains as the module says; the rest as it is, of the first group through each set."""
-        durations = self.origin.body(class_index, step)
-        own = self.fused.classes[class_index]
-        return [self._chain(class_index, chain, durations, own) for chain in own.chains]
-
-    def _chain(
-        self,
-        class_index: int,
-        chain: tuple[int, ...],
-        durations: Sequence[Duration],
-        own: FusedClass,
-    ) -> Duration:
-        rank_class = self.fused.origin.classes[class_index]
-        trace = rank_class.trace
-        kinds = trace.kind_N[trace.n_prologue :]
-        if len(chain) == 1 and kinds[chain[0]] != NodeKind.COMPUTE:
-            return _first_of_set(np.asarray(durations[chain[0]]))
-        total: Duration = 0
-        segment: Duration = 0
-        for node in chain:
-            if kinds[node] == NodeKind.COMPUTE:
-                segment = segment + _by_member(durations[node], rank_class.size)
-                continue
-            sets = rank_class.seats[self.fused.set_role].group_M[own.members_KF[0]]
-            meeting = np.asarray(durations[node])
-            meeting = meeting if meeting.ndim == 0 or meeting.shape[-1] == 1 else meeting[..., sets]
-            total = total + _slowest(segment, own) + meeting
-            segment = 0
-        return total + _slowest(segment, own)
-
-
-def _by_member(duration: Duration, members: int) -> NDArray[np.int64]:
-    array = np.atleast_1d(np.asarray(duration, dtype=np.int64))
-    return np.broadcast_to(array, (*array.shape[:-1], members))
-
-
-def _slowest(segment: Duration, own: FusedClass) -> Duration:
-    """``[..., M]`` → ``[..., F]``: the slowest member of every set."""
-    if isinstance(segment, int):
-        return segment
-    return segment[..., own.members_KF].max(axis=-2)
-
-
-def _first_of_set(duration: NDArray[np.int64]) -> Duration:
-    if duration.ndim == 0 or duration.shape[-1] == 1:
-        return duration
-    raise UsageError(
-        "communication that differs between the groups of a family cannot be fused; use --no-fuse"
-    )

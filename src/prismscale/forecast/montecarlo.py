@@ -22,7 +22,8 @@ from prismscale.sim.engine import Duration, DurationSource, Engine, Times
 from prismscale.sim.program import ClassProgram, JobProgram, compile_job
 
 MOST_DRAWS_A_CHUNK = 128
-"""Beyond this an array of a class leaves the processor's cache and draws get dearer, not cheaper."""
+"""Beyond this an array of a class leaves the processor's cache and draws get dearer, not
+cheaper."""
 SAFETY = 2
 """Times what is known to be held: messages under way, and the engine's temporaries."""
 

@@ -4,25 +4,24 @@ A *seat* is a set of ranks that one node hosts (a tensor-parallel group, or seve
 gives every seat a node. A node's factor multiplies all computation of its ranks. Placements are
 compared by a quantile of the step time on the engine, all on the same draws.
 
-Exhaustive search goes through placements that differ: replicas of the pipeline are interchangeable as
-a whole where they draw from the same pools, and so are nodes of equal speed. Beyond that, simulated
-annealing over swaps of two nodes (Kirkpatrick et al., Science 220, 1983).
+Exhaustive search goes through placements that differ: replicas of the pipeline are interchangeable
+as a whole where they draw from the same pools, and so are nodes of equal speed. Beyond that,
+simulated annealing over swaps of two nodes (Kirkpatrick et al., Science 220, 1983).
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import UsageError
 from prismscale.forecast.montecarlo import Chunk, DrawSource, run_chunk
+from prismscale.forecast.nodes import Node
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.program import compile_job
 
@@ -33,15 +32,6 @@ MOST_EXHAUSTIVE = 2_000
 COOLING = 0.97
 FIRST_TEMPERATURE = 0.01
 """A placement 1 % worse is accepted once in e times at the start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A machine and how slow it is."""
-
-    name: str
-    factor: float
-    """Of its computation time: 1.1 is 10 % slower than nominal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,35 +66,6 @@ class PlacementStudy:
     def spread(self) -> float:
         """Worst found over best found, minus 1."""
         return self.worst.step_ns / self.best.step_ns - 1
-
-
-def read_nodes(path: Path) -> tuple[Node, ...]:
-    """Nodes from a CSV with columns ``node`` and ``factor`` (or ``speed``, its inverse).
-
-    Raises:
-        FormatError: other columns, a factor that is no positive number, a name that repeats.
-        UsageError: the file cannot be read.
-    """
-    try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read '{path}': {error}") from error
-    nodes = []
-    for line, row in enumerate(rows, start=2):
-        try:
-            factor = float(row["factor"]) if "factor" in row else 1 / float(row["speed"])
-            name = row["node"]
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise FormatError(
-                f"{path}, line {line}: expected columns node and factor (or speed), both filled"
-            ) from error
-        if not 0 < factor < math.inf:
-            raise FormatError(f"{path}, line {line}: factor {factor} must be positive")
-        nodes.append(Node(name=name, factor=factor))
-    repeated = [name for name, n in Counter(n.name for n in nodes).items() if n > 1]
-    if not nodes or repeated:
-        raise FormatError(f"{path}: {len(nodes)} nodes; named twice: {', '.join(repeated) or '-'}")
-    return tuple(nodes)
 
 
 class Evaluator:
@@ -148,14 +109,18 @@ class Evaluator:
         self._known: dict[tuple[float, ...], float] = {}
 
     def __call__(self, node_S: Sequence[int]) -> Placement:
-        """Evaluate; placements of equal factors are computed once."""
-        factor_S = self._factor_N[list(node_S)]
+        """Evaluate a placement; those of equal factors are computed once."""
+        step_ns = self.with_factors(self._factor_N[list(node_S)])
+        return Placement(node_S=tuple(node_S), step_ns=step_ns)
+
+    def with_factors(self, factor_S: Floats) -> float:
+        """The quantile of the step time in ns, given the factor of every seat."""
         key = tuple(factor_S.tolist())
         if key not in self._known:
             source = self._source_for(factor_S[self._seat_R])
             drawn = run_chunk((self._job, source, self._steps), self._chunk)
             self._known[key] = float(np.quantile(drawn, self._quantile))
-        return Placement(node_S=tuple(node_S), step_ns=self._known[key])
+        return self._known[key]
 
     @property
     def tried(self) -> int:
@@ -263,7 +228,8 @@ def _anneal(
     rounds: int,
     rng: np.random.Generator,
 ) -> Iterator[Placement]:
-    """All placements on the way, from the given one and from the slowest nodes put last or first."""
+    """All placements on the way, from the given one and from the slowest nodes put last or
+    first."""
     n_nodes, n_seats = len(nodes), len(given.node_S)
     factors = [n.factor for n in nodes]
     ascending = np.argsort(factors, kind="stable").tolist()
@@ -300,21 +266,24 @@ class HotNode:
 
 
 def hot_node_study(
-    evaluate_with: Callable[[Floats], float], n_seats: int, factors: Sequence[float]
+    evaluate_with: Callable[[Floats], float],
+    n_seats: int,
+    factors: Sequence[float],
+    *,
+    seats: Sequence[int] | None = None,
 ) -> list[HotNode]:
-    """The step with one node slower, at every seat, for every factor.
+    """The step with one node slower, at each seat, for every factor.
 
     Args:
         evaluate_with: step time in ns, given a factor for every seat.
+        seats: which to make slow; None for all.
     """
     base = evaluate_with(np.ones(n_seats))
     found = []
     for factor in factors:
-        for seat in range(n_seats):
+        for seat in range(n_seats) if seats is None else seats:
             factor_S = np.ones(n_seats)
             factor_S[seat] = factor
             step = evaluate_with(factor_S)
-            found.append(
-                HotNode(seat=seat, factor=factor, step_ns=step, slowdown=step / base - 1)
-            )
+            found.append(HotNode(seat=seat, factor=factor, step_ns=step, slowdown=step / base - 1))
     return found

@@ -1,11 +1,12 @@
 """Duration pools: which recorded durations are draws of the same thing.
 
-Nodes of equal signature (PRISM, arXiv 2510.15596: kernel name, shapes and lane; for collectives also
-the process group; for pipeline transfers their position) share a pool. Within a pool, variation
-between ranks (*spatial*: a slow chip stays slow) is kept apart from variation within a rank
-(*temporal*), because only the latter averages out.
+Nodes of equal signature (PRISM, arXiv 2510.15596: kernel name, shapes and lane; for collectives
+also the process group; for pipeline transfers their position) share a pool. Within a pool,
+variation between ranks (*spatial*: a slow chip stays slow) is kept apart from variation within a
+rank (*temporal*), because only the latter averages out.
 
-Axes: ``T`` recorded steps, ``X`` recorded ranks (computation) or groups (communication), ``R`` ranks.
+Axes: ``T`` recorded steps, ``X`` recorded ranks (computation) or groups (communication), ``R``
+ranks.
 """
 
 from __future__ import annotations

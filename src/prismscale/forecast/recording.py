@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,18 +12,20 @@ from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
 from prismscale.errors import UsageError
+from prismscale.forecast.fitting import FittedPool, fit_laws
 from prismscale.forecast.lockstep import fuse
 from prismscale.forecast.montecarlo import DrawSource
 from prismscale.forecast.replay import ReplayDraws, regimes_of
 from prismscale.forecast.samples import StepSamples
-from prismscale.forecast.sampling import FittedPool, LawDraws, fit_laws, fuse_laws
+from prismscale.forecast.sampling import LawDraws, fuse_laws
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import load_graph
 from prismscale.sim.samples_store import has_samples, load_samples
 
 ENOUGH_STEPS = 16
-"""Recorded steps from which on they are recombined as they are; fewer are extended by fitted laws."""
+"""Recorded steps from which on they are recombined as they are; fewer are extended by fitted
+laws."""
 METHODS = ("auto", "steps", "laws")
 
 
@@ -51,7 +54,9 @@ def load_recording(folder: Path, cluster: str | None) -> Recording:
 
     Args:
         folder: a run folder, or the folder of a graph itself.
-        cluster: preset or TOML file; needed where communication was not measured.
+        cluster: preset or TOML file; needed where communication was not measured and the run does
+        not
+            name a preset.
 
     Raises:
         UsageError: no graph there, or a cluster is needed and none was given.
@@ -64,6 +69,7 @@ def load_recording(folder: Path, cluster: str | None) -> Recording:
     missing = _unmeasured(samples)
     if not missing:
         return Recording(samples=samples)
+    cluster = cluster or _cluster_of(folder)
     if cluster is None:
         raise UsageError(
             f"{len(missing)} communications of {folder} have no measured time; name the cluster "
@@ -126,6 +132,15 @@ def with_factors(source: LawDraws | ReplayDraws, factor_R: np.ndarray) -> DrawSo
     if isinstance(source, LawDraws) and source.factor_R is not None:
         factor_R = factor_R * source.factor_R
     return replace(source, factor_R=factor_R)
+
+
+def _cluster_of(folder: Path) -> str | None:
+    """The cluster that a captured run was simulated for, where it is a preset."""
+    try:
+        name = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("cluster")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return name if name in Cluster.presets() else None
 
 
 def _unmeasured(samples: StepSamples) -> list[tuple[int, int]]:

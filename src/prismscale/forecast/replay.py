@@ -1,7 +1,7 @@
 """Draws put together from recorded steps: nothing is fitted, what belongs together stays together.
 
-Every duration of a draw is one that was recorded, on the same rank (worker identity). Which recorded
-step it comes from is decided
+Every duration of a draw is one that was recorded, on the same rank (worker identity). Which
+recorded step it comes from is decided
 
 - for communication once a draw, by the draw's *base step*: congestion of one moment is kept whole;
 - for the computation of a microbatch once for all stages of its replica, forward and backward: long

@@ -1,11 +1,12 @@
 """Draws from fitted laws: every node's duration from the law of its pool.
 
-What belongs together is drawn together: a collective once for all its members, a regime once for all
-communication of a step, a rank's spatial factor not at all (it persists). Each node of each class
-and step has a random stream of its own, so freezing one pool leaves all other draws as they were
-(common random numbers).
+What belongs together is drawn together: a collective once for all its members, a regime once for
+all communication of a step, a rank's spatial factor not at all (it persists). Each node of each
+class and step has a random stream of its own, so freezing one pool leaves all other draws as they
+were (common random numbers).
 
-Axes: ``D`` draws, ``M`` members of a class, ``G`` groups of a family, ``B`` body nodes, ``K`` states.
+Axes: ``D`` draws, ``M`` members of a class, ``G`` groups of a family, ``B`` body nodes, ``K``
+states.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.forecast.distributions import DurationDistribution, Empirical, Fit, fit
+from prismscale.forecast.distributions import DurationDistribution, Empirical
 from prismscale.forecast.lockstep import FusedGraph
 from prismscale.forecast.montecarlo import Chunk, LazyBody
-from prismscale.forecast.pools import Pool, pools_of, rank_factors
-from prismscale.forecast.samples import StepSamples
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.sim.engine import Duration, DurationSource
@@ -157,66 +156,9 @@ def _draw_regime(regimes: RegimeFactors | None, chunk: Chunk, step: int) -> Floa
     return np.asarray(regimes.factor_K[states][:, None])
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittedPool:
-    """A pool and its fit; ``law`` is the index of its law."""
-
-    pool: Pool
-    fit: Fit
-    law: int
-
-
-def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
-    """Fit every pool of a recording; ranks' spatial factors are taken out first, and put back.
-
-    Raises:
-        FormatError: durations that are negative or not finite.
-    """
-    factor_R = rank_factors(samples)
-    law_CB = [
-        np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes
-    ]
-    laws: list[NodeLaw] = []
-    fitted: list[FittedPool] = []
-    for pool in pools_of(samples):
-        is_compute = pool.signature.kind == NodeKind.COMPUTE
-        steadied = _without_factors(samples, pool, factor_R) if is_compute else pool.durations_ns
-        if not steadied.any():
-            continue
-        chosen = fit(steadied, pool.name)
-        for class_index, node in pool.nodes:
-            law_CB[class_index][node] = len(laws)
-        fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
-        key = "compute" if is_compute else "communication"
-        laws.append(NodeLaw(name=pool.name, **{key: chosen.distribution}))
-    small = sum("only" in f.fit.note for f in fitted)
-    notes = (f"{small} of {len(fitted)} pools are too small to fit a law",) if small else ()
-    draws = LawDraws(
-        graph=samples.graph,
-        laws=tuple(laws),
-        law_CB=tuple(law_CB),
-        factor_R=None if (factor_R == 1).all() else factor_R,
-        notes=notes,
-    )
-    return draws, fitted
-
-
-def _without_factors(samples: StepSamples, pool: Pool, factor_R: Floats) -> Floats:
-    parts = []
-    for class_index, node in pool.nodes:
-        own = samples.classes[class_index]
-        ns_TX = own.body_ns[node]
-        factor_X = np.ones(ns_TX.shape[1])
-        factor_X[own.column_M % ns_TX.shape[1]] = factor_R[
-            samples.graph.classes[class_index].members_M
-        ]
-        parts.append((ns_TX / factor_X).ravel())
-    return np.concatenate(parts)
-
-
 def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws:
-    """Laws of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times, from those of
-    its nodes, and then drawn from. Exact where members draw independently and a set's ranks have
+    """Laws of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times, from those
+    of its nodes, and then drawn from. Exact where members draw independently and a set's ranks have
     one spatial factor (they sit on one node).
 
     Raises:

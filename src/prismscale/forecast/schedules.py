@@ -66,7 +66,8 @@ def schedule(
 
 
 def in_flight(actions: list[Action]) -> int:
-    """Most (microbatch, chunk) activations that a stage holds at once: forward done, backward not."""
+    """Most (microbatch, chunk) activations that a stage holds at once: forward done, backward
+    not."""
     held = most = 0
     for action in actions:
         held += {Work.FORWARD: 1, Work.BACKWARD: -1, Work.WEIGHT: 0}[action.work]

@@ -120,7 +120,8 @@ def sobol_indices(
     *,
     executor: Executor | None = None,
 ) -> list[SobolIndex]:
-    """First-order and total indices by pick-freeze (Saltelli et al., CPC 181(2), 2010, table 2: b, f).
+    """First-order and total indices by pick-freeze (Saltelli et al., CPC 181(2), 2010, table 2: b,
+    f).
 
     The sample matrices A and B are two seeds; a hybrid takes one factor's draws from the other seed
     and leaves the rest. Needs ``2 + factors`` runs of ``config.draws`` draws.

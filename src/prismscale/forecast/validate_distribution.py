@@ -18,10 +18,11 @@ from prismscale.errors import FormatError
 from prismscale.forecast.distributions import Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.goodness import Agreement, agreement, random_halves
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.placement import Evaluator, Node, PlacementStudy, place
+from prismscale.forecast.nodes import Node
+from prismscale.forecast.placement import Evaluator, PlacementStudy, place
 from prismscale.forecast.replay import ReplayDraws, Together, regimes_of
-from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.samples import StepSamples
+from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.scaling import widest_of
 from prismscale.formats.straggler import read_straggler
 from prismscale.graph.assemble import assemble
@@ -213,7 +214,9 @@ def placement_rows(st: StepSamples, se: StepSamples) -> list[Row]:
             spread_se.spread * 100,
             "%",
         ),
-        Row.told("SE, nodes up to 14 % apart: given order over best", (spread_se.gain - 1) * 100, "%"),
+        Row.told(
+            "SE, nodes up to 14 % apart: given order over best", (spread_se.gain - 1) * 100, "%"
+        ),
     ]
 
 

@@ -1,9 +1,10 @@
 """Forecasts of public step times: MLPerf training logs of jobs that were run several times.
 
-A forecast from one run is the pool of its steps: with hundreds of them nothing is gained by a fitted
-law, and its error is told beside. It is held against every repeat run of the same configuration; and, carried over to another median
-(:func:`prismscale.forecast.scaling.carry_over`), against runs of the same submitter and accelerator
-at another scale. Only logs with one time per step are used: Llama-3.1-8B is logged every 32 steps.
+A forecast from one run is the pool of its steps: with hundreds of them nothing is gained by a
+fitted law, and its error is told beside. It is held against every repeat run of the same
+configuration; and, carried over to another median (:func:`prismscale.forecast.scaling.carry_over`),
+against runs of the same submitter and accelerator at another scale. Only logs with one time per
+step are used: Llama-3.1-8B is logged every 32 steps.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ def repeat_rows(runs: list[MlperfRun]) -> list[Row]:
         Row.at_most(f"{name}: p99, median error", p99[0], 0.6, "%"),
         Row.at_most(f"{name}: p99, p90 of errors", p99[1], 2.0, "%"),
         Row.told(f"{name}: p99, p90 between random halves of one run", p99_floor[1], "%"),
-        Row.told(f"{name}: p95, p90 of errors, by a fitted law", _spread(fitted, "p95", 100)[1], "%"),
+        Row.told(
+            f"{name}: p95, p90 of errors, by a fitted law", _spread(fitted, "p95", 100)[1], "%"
+        ),
         Row.told(
             f"{name}: median-centred KS between random halves of one run",
             _spread(floor, "centred_ks")[0],

@@ -24,7 +24,8 @@ from prismscale.graph.node import NodeKind
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variation:
     """How unsteady a cluster is. The defaults lie within what PRISM (arXiv 2510.15596) reports:
-    GEMM 0.98-6.46 % over time on one GPU, 1.64-14.04 % between GPUs, network tails to 10× the mean."""
+    GEMM 0.98-6.46 % over time on one GPU, 1.64-14.04 % between GPUs, network tails to 10× the
+    mean."""
 
     compute_cv: float = 0.02
     """Within a rank, from one execution to the next."""

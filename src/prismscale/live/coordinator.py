@@ -85,7 +85,7 @@ class Coordinator:
         self._engine.advance()
         origin = time.perf_counter_ns()
         for live in self._ranks.values():
-            live.wire.send(Message(Kind.GO, 0, origin))
+            _send(live, Message(Kind.GO, 0, origin))
 
     def handle(self, rank: int, message: Message) -> None:
         """Act on one message."""
@@ -167,12 +167,13 @@ class Coordinator:
             if end is None:
                 continue
             live.waiting.discard(position)
+            live.blocked = False
             released = True
             time_ns = int(end.max())
             if time_ns >= NEVER:
                 self._fault(live, self._hang_text())
             else:
-                live.wire.send(Message(Kind.RELEASE, position, time_ns))
+                _send(live, Message(Kind.RELEASE, position, time_ns))
         if released and not live.waiting:
             horizon = max(live.rank_class.trace.n_body, 1)
             newest = self._engine.position_of(live.rank_class.index)
@@ -187,7 +188,10 @@ class Coordinator:
         table = self._job.graph.families[seat.family].ranks_KG[:, [column]]
         duration = self._model.duration_ns(op, int(text["n_bytes"]), table)
         end = message.time_ns + int(np.max(duration))
-        live.wire.send(Message(Kind.RELEASE, message.position, end))
+        if end >= NEVER:
+            self._fault(live, self._hang_text())
+        else:
+            _send(live, Message(Kind.RELEASE, message.position, end))
 
     def _explain(self, live: LiveRank, position: int) -> None:
         """Tell a waiting live rank that it waits for ever, if nobody can change that."""
@@ -199,8 +203,7 @@ class Coordinator:
             self._fault(other, str(error))
 
     def _fault(self, live: LiveRank, summary: str) -> None:
-        if not live.finished:
-            live.wire.send(Message(Kind.FAULT, 0, 0, {"summary": summary[:200_000]}))
+        _send(live, Message(Kind.FAULT, 0, 0, {"summary": summary[:200_000]}))
 
     def _hang_text(self) -> str:
         lines = list(dict.fromkeys(h.sentence() for h in self._engine.hangs))
@@ -209,6 +212,16 @@ class Coordinator:
             f"the job hangs: first missing are ranks {hung[:8]}. On a cluster the process group's "
             "timeout would end it. Groups that wait:\n  " + "\n  ".join(lines)
         )
+
+
+def _send(live: LiveRank, message: Message) -> None:
+    """Tell a live rank; one that is gone needs no answer, the others still do."""
+    if live.finished:
+        return
+    try:
+        live.wire.send(message)
+    except OSError:
+        live.finished = True
 
 
 def serve(spec: dict[str, Any]) -> None:
@@ -272,8 +285,6 @@ def main(arguments: list[str]) -> int:
     except PrismscaleError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except (BrokenPipeError, ConnectionResetError):
-        return 0
     return 0
 
 

@@ -2,11 +2,13 @@
 
 One file per (writer, reader, position): the reader removes it after reading, so nothing is ever
 overwritten too early and nothing stays behind. The coordinator releases a communication only when
-all live members have arrived, hence written: a reader never waits for a file.
+all live members have arrived, hence written; a reader waits for a file only where the graph does not
+have the communication.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +17,11 @@ from pathlib import Path
 import torch
 
 from prismscale.capture.hook import Collective
-from prismscale.errors import StorageError
+from prismscale.errors import StorageError, StuckError
 from prismscale.graph.node import CollectiveOp
+from prismscale.live.position import describe
+
+POLL_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,8 @@ class Exchange:
     rank: int
     live: frozenset[int]
     """All live ranks of the job."""
+    patience_s: float = 60.0
+    """How long to wait for a contribution that the coordinator does not announce."""
 
     def peers(self, collective: Collective) -> list[int]:
         """Other live ranks that take part in ``collective`` (for send and recv: the peer)."""
@@ -47,10 +54,12 @@ class Exchange:
         """
         for reader in readers:
             path = self._path(meeting, self.rank, reader)
+            part = path.with_suffix(".part")
             try:
-                with path.open("wb") as file:
+                with part.open("wb") as file:
                     for tensor in collective.inputs:
                         file.write(_raw(tensor))
+                part.replace(path)
             except OSError as error:
                 raise StorageError(
                     f"contribution of rank {self.rank} cannot be written to {self.folder}: "
@@ -63,8 +72,12 @@ class Exchange:
 
         A peer's inputs have the sizes of ours in every symmetric collective; where they do not
         (scatter's root, uneven all_to_all), they come as equal parts or as one flat tensor.
+
+        Raises:
+            StuckError: the writer never comes to this communication.
         """
         path = self._path(meeting, writer, self.rank)
+        self._await(path, writer, collective)
         data = bytearray(path.read_bytes())
         path.unlink()
         like = collective.inputs or collective.outputs
@@ -76,6 +89,18 @@ class Exchange:
         if collective.op == CollectiveOp.SCATTER and flat.numel() % size == 0:
             return list(flat.chunk(size))
         return [flat]
+
+    def _await(self, path: Path, writer: int, collective: Collective) -> None:
+        for _ in range(round(self.patience_s / POLL_S)):
+            if path.exists():
+                return
+            time.sleep(POLL_S)
+        if not path.exists():
+            raise StuckError(
+                f"rank {self.rank} waits for live rank {writer}, which does not come to "
+                f"{describe(collective)} within {self.patience_s:.0f} s; captured steps do not "
+                "have this communication"
+            )
 
     def _path(self, meeting: str, writer: int, reader: int) -> Path:
         return self.folder / f"{meeting}.{writer}.{reader}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -17,12 +16,13 @@ from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
-from prismscale.capture.failure import FAILED, save_failure
+from prismscale.capture.failure import save_failure
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.script import StopProgram
 from prismscale.capture.steps import watch_steps
 from prismscale.errors import StuckError
+from prismscale.files import write_json
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.live.clock import Clock, PacedClock, VirtualClock, answering_time
@@ -67,7 +67,9 @@ class LiveControl:
         steps: int,
         seen: Observation,
         gate: Gate,
+        hang_step: int | None = None,
     ) -> None:
+        self._hang_step = hang_step
         self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
         self._gate = gate
         self._period = int(trace.meta.get("period", "1"))
@@ -89,6 +91,7 @@ class LiveControl:
             self.end_memory()
         since = self._marks - self._prologue_marks
         if since >= 0 and since % self._period == 0:
+            self._hook.stretch()
             waited, lag = self._hook.waited_ns, self._hook.lag_ns
             self._seen.step_end_ns.append(self._clock.now_ns())
             self._seen.step_wait_ns.append(waited - self._before[0])
@@ -97,6 +100,7 @@ class LiveControl:
         if self._marks >= self._last_mark:
             raise StopProgram
         if since >= 0 and since % self._period == 0:
+            self._hook.hung = since // self._period == self._hang_step or self._hook.hung
             held = self._clock.now_ns()
             self._gate.hold()
             self._clock.forgive(self._clock.now_ns() - held)
@@ -126,12 +130,13 @@ def run_live(spec: LiveSpec) -> Observation:
         payload=CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload()),
         exchange=Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live)),
         load=load,
+        compute_factor=spec.compute_factor,
     )
     seen = Observation(rank=spec.rank)
     tracked = trace.memory is not None
     memory: MemoryTracker = CpuMemoryTracker() if tracked else NullMemoryTracker()
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
-    control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate)
+    control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step)
     memory.start()
     with ExitStack() as stack:
         if virtual is not None:
@@ -177,11 +182,10 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     spec = LiveSpec.load(Path(arguments[0]))
     try:
-        seen = run_live(spec)
+        write_json(spec.result_path, asdict(run_live(spec)))
     except BaseException as error:
-        save_failure(spec.error_path, spec.rank, error)
-        return FAILED
-    spec.result_path.write_text(json.dumps(asdict(seen)))
+        # Its output is shown as it comes, and the parent shows the traceback.
+        return save_failure(spec.error_path, spec.rank, error, echo=False)
     sys.stdout.flush()
     sys.stderr.flush()
     # Daemon threads of the program (data loaders, profilers) must not hold up the end.

@@ -23,6 +23,7 @@ from prismscale.live.combine import combine
 from prismscale.live.exchange import Exchange, Meetings
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.position import TraceCursor
+from prismscale.sim.engine import NEVER
 
 ASK_AFTER_S = 5.0
 """A wait this long makes the live rank ask whether it ever ends."""
@@ -50,6 +51,10 @@ class LiveHook:
     payload: PayloadSource
     exchange: Exchange
     load: CommunicationLoad
+    compute_factor: float = 1.0
+    """Logical time of a computation over the time it takes here."""
+    hung: bool = False
+    """From now on this rank arrives nowhere."""
     lag_ns: int = 0
     """What the emulation cost so far, taken out of logical time."""
     communications: int = 0
@@ -57,6 +62,7 @@ class LiveHook:
     """Logical time spent waiting for communications."""
     boot_s: float = 0.0
     """From the start of the process to the first communication."""
+    _computing_since_ns: int | None = None
     _meetings: Meetings = field(default_factory=Meetings)
     _ends: dict[int, int] = field(default_factory=dict)
 
@@ -69,6 +75,7 @@ class LiveHook:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
+        self.stretch()
         now = self.clock.now_ns()
         if self.communications == 0:
             self.boot_s = time.time() - psutil.Process().create_time()
@@ -80,6 +87,7 @@ class LiveHook:
         finished = self.load.begin(batch)
 
         def wait(_: timedelta | None) -> None:
+            self.stretch()
             finished()
             workspace.clear()
             self._complete(pending)
@@ -89,9 +97,11 @@ class LiveHook:
             wait(None)
             return EmulatedWork(outputs)
         self._forgive(self.clock.now_ns() - now)
+        self._computing_since_ns = self.clock.now_ns()
         return EmulatedWork(outputs, on_wait=wait, is_done=lambda: self._is_done(pending))
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
+        now = NEVER if self.hung else now
         position = self.cursor.next_position(collective)
         meeting = self._meetings.name(collective)
         peers = self.exchange.peers(collective)
@@ -128,6 +138,21 @@ class LiveHook:
         due = max(began, end)
         self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
+        self._computing_since_ns = self.clock.now_ns()
+
+    def stretch(self) -> None:
+        """Let logical time pass as if the computation since the last communication had taken
+        :attr:`compute_factor` times as long. What comes before the first one is starting up."""
+        since = self._computing_since_ns
+        if self.compute_factor == 1.0 or since is None:
+            return
+        now = self.clock.now_ns()
+        extra = round((self.compute_factor - 1) * (now - since))
+        if extra < 0:
+            self.clock.forgive(-extra)
+        else:
+            self.clock.wait_until(now + extra)
+        self._computing_since_ns = self.clock.now_ns()
 
     def _forgive(self, lag_ns: int) -> None:
         """Time that only the emulation took: it is no part of the rank's logical time."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.errors import FormatError, UsageError
+from prismscale.files import write_json
 
 CLOCKS = ("paced", "virtual")
 
@@ -44,6 +45,10 @@ class LiveSpec:
     """Socket of a keeper that lets steps begin; None lets them run."""
     out: str
     """Folder for ``live-<r>.json`` or ``live-<r>.error.json``."""
+    compute_factor: float = 1.0
+    """How much longer this rank computes than it does here."""
+    hang_step: int | None = None
+    """Steady step at whose beginning this rank stops for ever."""
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -72,8 +77,8 @@ class LiveSpec:
         return Path(self.out) / f"live-{self.rank}.error.json"
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1))
+        """Write as JSON. Raises :class:`StorageError`."""
+        write_json(path, asdict(self))
 
     @staticmethod
     def load(path: Path) -> LiveSpec:

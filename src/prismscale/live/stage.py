@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prismscale.capture.launcher import failure_of
 from prismscale.errors import PrismscaleError, StuckError
+from prismscale.files import write_json
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
+from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.processes import Child, Children
 
 POLL_S = 0.05
+COORDINATOR = "coordinator"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""
 
@@ -39,6 +43,8 @@ class LiveStage:
     slow: Mapping[int, float]
     hang: Mapping[int, int]
     compute_scale: float = 1.0
+    prefix: Callable[[], Sequence[str]] = tuple
+    """Words to put before a live rank's command (to start it under a CPU quota); asked each time."""
 
     def run(self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]) -> list[Any]:
         """Run all live ranks to the end; returns their observations (``live-<r>.json``), by rank.
@@ -47,48 +53,62 @@ class LiveStage:
             ScriptError: the program failed on a live rank.
             StuckError: the job hangs.
         """
-        shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-        exchange = Path(tempfile.mkdtemp(prefix="prismscale-", dir=shared))
+        followers: list[threading.Thread] = []
         try:
             with Children() as children:
-                self._start(children, graph, exchange, on_line)
+                followers = self._start(children, graph, children.shared_folder(), on_line)
                 self._watch(children, on_step)
         finally:
-            shutil.rmtree(exchange, ignore_errors=True)
-        return [json.loads(self._for(r, exchange).result_path.read_text()) for r in self.spec.live]
+            for follower in followers:
+                follower.join()
+        return self.observed()
+
+    def observed(self) -> list[Any]:
+        """Observations that :meth:`run` left, by rank; empty unless all live ranks have theirs."""
+        try:
+            return [
+                json.loads((self.folder / f"live-{r}.json").read_text()) for r in self.spec.live
+            ]
+        except FileNotFoundError:
+            return []
 
     def _for(self, rank: int, exchange: Path) -> LiveSpec:
         fields = {name: getattr(self.spec, name) for name in LiveSpec.__dataclass_fields__}
         fields.update(
             rank=rank,
+            compute_factor=self.compute_scale * self.slow.get(rank, 1.0),
+            hang_step=self.hang.get(rank),
             exchange=str(exchange),
             socket=str(exchange / "coordinator"),
             trace=str(self.folder / f"trace-{rank}.parquet"),
         )
         return LiveSpec(**fields)
 
-    def _start(self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine) -> None:
+    def _start(
+        self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine
+    ) -> list[threading.Thread]:
+        """Start everybody; returns the threads that pass on what live ranks print."""
         save_graph(graph, self.folder / "graph")
         coordinator = self.folder / "coordinator.json"
-        coordinator.write_text(
-            json.dumps(
-                {
-                    "graph": str(self.folder / "graph"),
-                    "cluster": self.cluster,
-                    "live": list(self.spec.live),
-                    "slow": {str(r): f for r, f in self.slow.items()},
-                    "hang": {str(r): s for r, s in self.hang.items()},
-                    "compute_scale": self.compute_scale,
-                    "socket": str(exchange / "coordinator"),
-                }
-            )
+        write_json(
+            coordinator,
+            {
+                "graph": str(self.folder / "graph"),
+                "cluster": self.cluster,
+                "live": list(self.spec.live),
+                "slow": {str(r): f for r, f in self.slow.items()},
+                "hang": {str(r): s for r, s in self.hang.items()},
+                "compute_scale": self.compute_scale,
+                "socket": str(exchange / "coordinator"),
+            },
         )
         module = [sys.executable, "-m"]
         children.start(
-            "coordinator",
+            COORDINATOR,
             [*module, "prismscale.live.coordinator", str(coordinator)],
             self.logs / "coordinator.log",
         )
+        followers = []
         for rank in self.spec.live:
             spec = self._for(rank, exchange)
             rank_class = graph.classes[int(graph.class_of_R[rank])]
@@ -96,58 +116,59 @@ class LiveStage:
             path = self.folder / f"live-{rank}.spec.json"
             spec.save(path)
             log = self.logs / f"live-rank-{rank}.log"
-            child = children.start(
-                str(rank), [*module, "prismscale.live.rank_process", str(path)], log
-            )
-            _follow(child, rank, on_line)
+            command = [*self.prefix(), *module, "prismscale.live.rank_process", str(path)]
+            child = children.start(str(rank), command, log)
+            followers.append(_follow(child, rank, on_line))
+        return followers
 
     def _watch(self, children: Children, on_step: Callable[[int], None]) -> None:
         left = set(self.spec.live)
         while left:
             time.sleep(POLL_S)
+            failures = []
             for child in children.finished():
-                code = child.process.returncode
-                if child.name == "coordinator":
-                    if code != 0:
-                        raise PrismscaleError(f"the coordinator failed:\n{child.log_tail(30)}")
-                    continue
-                if code != 0:
-                    raise self._failure(child)
-                left.discard(int(child.name))
-                on_step(len(self.spec.live) - len(left))
+                if child.process.returncode != 0:
+                    failures.append(self._failure(child))
+                elif child.name != COORDINATOR:
+                    left.discard(int(child.name))
+                    on_step(len(self.spec.live) - len(left))
+            # Where one live rank fails, the others may have noticed it by now.
+            for failure in sorted(failures, key=lambda f: isinstance(f, StuckError)):
+                raise failure
 
     def _failure(self, child: Child) -> PrismscaleError:
+        if child.name == COORDINATOR:
+            return PrismscaleError(f"the coordinator failed:\n{child.log_tail(30)}")
         rank = int(child.name)
         path = self.folder / f"live-{rank}.error.json"
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError):
-            found = {}
-        if found.get("kind") == "StuckError":
-            return StuckError(f"live rank {rank} waits for ever: {found['summary']}")
-        return failure_of(child, rank, path, "the live run")
+        failure = failure_of(child, rank, path, "the live run")
+        if isinstance(failure, StuckError):
+            return StuckError(f"live rank {rank} waits for ever: {failure}")
+        return failure
 
 
 def isolate(
-    graph_inputs: tuple[Mapping[int, Any], Any, GroupTable], live: tuple[int, ...]
+    graph_inputs: tuple[Mapping[int, RankTrace], NDArray[np.int64], GroupTable],
+    live: tuple[int, ...],
 ) -> JobGraph:
     """The job's graph with every live rank in a class of its own."""
     traces, representative_R, groups = graph_inputs
     return assemble(traces, representative_R, groups, alone=live)
 
 
-def _follow(child: Child, rank: int, on_line: LogLine) -> None:
-    """Pass a child's log on line by line while it runs (a daemon thread: it ends with us)."""
+def _follow(child: Child, rank: int, on_line: LogLine) -> threading.Thread:
+    """Pass a child's log on line by line until it has ended."""
 
     def read() -> None:
         with child.log.open(errors="replace") as log:
             while True:
-                line = log.readline()
-                if line:
+                ended = child.process.returncode is not None
+                for line in log:
                     on_line(rank, line.rstrip("\n"))
-                elif child.process.returncode is not None:
+                if ended:
                     return
-                else:
-                    time.sleep(POLL_S)
+                time.sleep(POLL_S)
 
-    threading.Thread(target=read, daemon=True).start()
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread

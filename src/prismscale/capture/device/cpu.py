@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns, time_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
@@ -12,21 +14,41 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import ProfilerActivity, ProfilerConfig, ProfilerState
 from torch.autograd import profiler as autograd_profiler
 
+from prismscale.capture.device.protocol import CommunicationEnd, LaneObserver
 from prismscale.graph.trace import MemoryRecord
 
 
 class CpuDevice:
-    """Marks are ``perf_counter_ns`` readings."""
+    """One lane, the host. Marks are ``perf_counter_ns`` readings."""
 
     name = "cpu"
 
-    def mark(self) -> int:
+    def lane(self) -> str:
+        """The host."""
+        return "host"
+
+    def mark(self, lane: str) -> int:
         """Now."""
-        return time.perf_counter_ns()
+        return perf_counter_ns()
 
     def elapsed_ns(self, began: int, ended: int) -> int:
         """Their difference."""
         return ended - began
+
+    def communicate(
+        self, lane: str, fill: Callable[[], None], *, blocks_host: bool
+    ) -> CommunicationEnd:
+        """Fill at once: nothing is left to wait for."""
+        fill()
+        return _at_once
+
+    def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
+        """There is no other lane."""
+        return nullcontext()
+
+
+def _at_once() -> None:
+    """The host has filled the outputs already."""
 
 
 class CpuMemoryTracker:
@@ -67,7 +89,7 @@ class CpuMemoryTracker:
         One profile covers all steps: another thread's free between two profiles would be lost, and
         the block count as allocated for ever.
         """
-        self._step_ends_ns.append(time.time_ns())
+        self._step_ends_ns.append(time_ns())
 
     def stop(self) -> MemoryRecord:
         """End; step 0 of the record is the part before the first step's end."""

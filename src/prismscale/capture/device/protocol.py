@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prismscale.graph.trace import MemoryRecord
@@ -10,17 +12,54 @@ Mark = Any
 """A point in device time: a number on the CPU, an event on a stream on a GPU."""
 
 
+CommunicationEnd = Callable[[], None]
+"""Orders what the program does next after a communication's end."""
+
+
+class LaneObserver(Protocol):
+    """Told what the program does with its lanes."""
+
+    def lane_switched(self, before: str, after: str) -> None:
+        """Work of the program goes to lane ``after`` from now on."""
+        ...
+
+    def lane_frontier(self, lane: str) -> tuple[int, ...]:
+        """What must be done for ``lane`` to have done all that it was given so far."""
+        ...
+
+    def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
+        """``lane`` waits for a frontier; ``order`` makes it so on the device."""
+        ...
+
+
 class CaptureDevice(Protocol):
-    """Time and memory of one device."""
+    """Time of one device, and where its communications run."""
 
     name: str
 
-    def mark(self) -> Mark:
-        """The point in device time that work issued so far will reach."""
+    def lane(self) -> str:
+        """The lane that work issued now goes to: a host thread or a device stream."""
+        ...
+
+    def mark(self, lane: str) -> Mark:
+        """The point in device time that work issued to ``lane`` so far will reach."""
         ...
 
     def elapsed_ns(self, began: Mark, ended: Mark) -> int:
         """Nanoseconds between two marks; may wait for the device."""
+        ...
+
+    def communicate(
+        self, lane: str, fill: Callable[[], None], *, blocks_host: bool
+    ) -> CommunicationEnd:
+        """Run ``fill`` as a communication on ``lane`` would run, after the work issued so far.
+
+        ``blocks_host``: waiting for it is the host's affair, not only the device's.
+        """
+        ...
+
+    def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
+        """Tell ``observer`` meanwhile what the program does with lanes by itself."""
         ...
 
 

@@ -63,9 +63,7 @@ OP_ROW = np.dtype(
     ]
 )
 
-COST_CALLBACK = ctypes.CFUNCTYPE(
-    None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64)
-)
+COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64))
 ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {

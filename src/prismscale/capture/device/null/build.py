@@ -1,7 +1,7 @@
 """Compile the null device's C++ extension once and keep it in the user's cache.
 
-The shared object is keyed by torch's version, the Python ABI and a hash of the sources and flags, so
-an upgrade of either compiles anew. Builds run in a directory of their own and are moved into place
+The shared object is keyed by torch's version, the Python ABI and a hash of sources and flags, so an
+upgrade of either compiles anew. Builds run in a directory of their own and are moved into place
 by one atomic rename; a lock makes processes that start together wait for one build.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from prismscale.errors import StorageError, UsageError
 
 _SOURCES = Path(__file__).with_name("csrc")
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
 _LIBRARIES = ("c10", "torch_cpu", "torch")
 _NAME = "libprismscale_null.so"
 
@@ -72,9 +72,10 @@ def cuda_operators(native_functions: str) -> list[str]:
             name = match.group(1)
         elif match := re.match(r"  structured_delegate: ([\w.]+)", line):
             delegates[name] = match.group(1)
-        elif match := re.match(r"    ([\w, ]+): \w+", line):
-            if "CUDA" in re.split(r",\s*", match.group(1)):
-                with_kernel.add(name)
+        elif (match := re.match(r"    ([\w, ]+): \w+", line)) and "CUDA" in re.split(
+            r",\s*", match.group(1)
+        ):
+            with_kernel.add(name)
     with_kernel.update(name for name, target in delegates.items() if target in with_kernel)
     return sorted(with_kernel)
 
@@ -130,8 +131,18 @@ def _build_into(target: Path, torch_dir: Path) -> None:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(compile_one, sources, objects))
         libraries = [f"-l{name}" for name in _LIBRARIES]
-        _run([compiler, "-shared", *map(str, objects), f"-L{torch_dir / 'lib'}", *libraries,
-              f"-Wl,-rpath,{torch_dir / 'lib'}", "-o", str(work / _NAME)])
+        _run(
+            [
+                compiler,
+                "-shared",
+                *map(str, objects),
+                f"-L{torch_dir / 'lib'}",
+                *libraries,
+                f"-Wl,-rpath,{torch_dir / 'lib'}",
+                "-o",
+                str(work / _NAME),
+            ]
+        )
         staged = work / "ready"
         staged.mkdir()
         (work / _NAME).rename(staged / _NAME)
@@ -148,8 +159,14 @@ def _write_operator_header(path: Path, torch_dir: Path) -> None:
 def _operator_header(names: Iterable[str]) -> str:
     rows = [f'    "{name}",' for name in names]
     return "\n".join(
-        ["#pragma once", "constexpr const char* kCudaOps[] = {", *rows, "};",
-         f"constexpr int kCudaOpCount = {len(rows)};", ""]
+        [
+            "#pragma once",
+            "constexpr const char* kCudaOps[] = {",
+            *rows,
+            "};",
+            f"constexpr int kCudaOpCount = {len(rows)};",
+            "",
+        ]
     )
 
 

@@ -22,8 +22,9 @@ from prismscale.capture.device.null.spec import NullDeviceSpec
 _CUDA_VERSION = "13.0"
 _NCCL_VERSION = (2, 28, 9)
 _GRAPHS_REFUSED = (
-    "CUDA graphs cannot be captured on the null device: a graph replays kernels without Python, and "
-    "there is nothing to replay. Run the program without them (for torch.compile: mode='default')"
+    "CUDA graphs cannot be captured on the null device: a graph replays kernels without Python, "
+    "and there is nothing to replay. Run the program without them (torchtitan: "
+    "--training.disable_cuda_graphs; torch.compile: mode='default')"
 )
 
 
@@ -54,9 +55,9 @@ class DeviceProperties:
 
 
 class Cudart:
-    """The few functions of the CUDA runtime that Python code calls through ``torch.cuda.cudart()``."""
+    """The functions of the CUDA runtime that Python code calls through ``torch.cuda.cudart()``."""
 
-    class cudaError:
+    class cudaError:  # noqa: N801  (the name that programs look up)
         success = 0
 
     def __init__(self, library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
@@ -149,7 +150,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
 
 
 def _stream_functions(library: ctypes.PyDLL) -> dict[str, Any]:
-    cuda = int(torch._C._autograd.DeviceType.CUDA)
+    cuda = streams.CUDA_DEVICE_TYPE
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         library.ps_set_device(device_index)
@@ -224,9 +225,10 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
     )
     ops: Any = torch.ops.prismscale_null
     generators = tuple(ops.default_generator(index) for index in range(spec.devices_per_node))
+    by_name = "other modules import it from here by name"
     replacements: list[tuple[Any, str, Any, str]] = [
         (torch.cuda, "_cudart", Cudart(library, spec), "loaded from libcudart at import"),
-        (torch.cuda, "_get_device_properties", lambda device: device_properties, "set by _cuda_init"),
+        (torch.cuda, "_get_device_properties", lambda _: device_properties, "set by _cuda_init"),
         (torch.cuda, "default_generators", generators, "filled by _cuda_init"),
         (torch.cuda, "_exchange_device", torch._C._cuda_exchangeDevice, "dummy bound at import"),
         (torch.cuda, "_maybe_exchange_device", torch._C._cuda_maybeExchangeDevice, "the same"),
@@ -234,10 +236,10 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         (torch.cuda, "Stream", streams.Stream, "its base class is a dummy"),
         (torch.cuda, "Event", streams.Event, "its base class is a dummy"),
         (torch.cuda, "ExternalStream", streams.ExternalStream, "its base class is a dummy"),
-        (torch.cuda.streams, "Stream", streams.Stream, "imported from here by name"),
-        (torch.cuda.streams, "Event", streams.Event, "imported from here by name"),
-        (torch.cuda.streams, "ExternalStream", streams.ExternalStream, "imported from here by name"),
-        (torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False, "dummy bound at import"),
+        (torch.cuda.streams, "Stream", streams.Stream, by_name),
+        (torch.cuda.streams, "Event", streams.Event, by_name),
+        (torch.cuda.streams, "ExternalStream", streams.ExternalStream, by_name),
+        (torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False, "dummy at import"),
         (torch.cuda.graphs, "_graph_pool_handle", lambda: (0, 0), "dummy bound at import"),
         (torch.cuda.graphs, "CUDAGraph", _RefusedGraph, "graphs are refused with a message"),
         (torch.cuda, "CUDAGraph", _RefusedGraph, "graphs are refused with a message"),
@@ -250,7 +252,7 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
 
 
 def _resize_with(library: ctypes.PyDLL) -> Callable[[Any, int], Any]:
-    cpu_resize = torch._C.StorageBase.resize_
+    cpu_resize: Any = getattr(torch._C.StorageBase, "resize_")  # noqa: B009  (not in its stubs)
 
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":

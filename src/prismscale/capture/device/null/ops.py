@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -116,13 +117,12 @@ def set_cost_model(model: CostModel | None) -> None:
         device_ns[0], host_ns[0] = model(parse_signature(description.decode()))
 
     callback = COST_CALLBACK(price)
-    library.ps_set_cost(
-        ctypes.cast(callback, ctypes.c_void_p), DEFAULT_DEVICE_NS, DEFAULT_HOST_NS
-    )
+    library.ps_set_cost(ctypes.cast(callback, ctypes.c_void_p), DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     _installed[:] = [callback]
 
 
-_IntPointer = ctypes._Pointer  # for annotations: POINTER(c_int64) has no name of its own
+if TYPE_CHECKING:
+    _IntPointer = ctypes._Pointer[ctypes.c_int64]
 
 
 @cache

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from prismscale.capture.device.null import bindings, cuda_api
+from prismscale.capture.device.null import bindings, cuda_api, flex
 from prismscale.capture.device.null.build import build_extension
 from prismscale.capture.device.null.spec import NullDeviceSpec
 from prismscale.capture.device.null.values import ValueLedger, ValuePolicy
@@ -42,7 +42,7 @@ _active: NullRuntime | None = None
 def active() -> NullRuntime:
     """The runtime of this process; raises PrismscaleError before :func:`activate`."""
     if _active is None:
-        raise PrismscaleError("the null CUDA device is not active in this process; activate() first")
+        raise PrismscaleError("the null CUDA device is not active here; call activate() first")
     return _active
 
 
@@ -72,6 +72,7 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
     library.ps_set_cost(None, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     ledger = ValueLedger(library, policy or ValuePolicy())
     cuda_api.install(library, spec)
+    flex.install()
     _active = NullRuntime(library=library, spec=spec, ledger=ledger)
     return _active
 

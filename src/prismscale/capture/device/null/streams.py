@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-
+CUDA_DEVICE_TYPE = 1  # c10::DeviceType::CUDA
 _library: ctypes.PyDLL
 
 
@@ -30,7 +30,7 @@ class Stream(torch.Stream):
         else:
             index = torch.cuda._utils._get_device_index(device, optional=True)
             stream = super().__new__(cls, device=torch.device("cuda", index), priority=priority)
-        return stream  # type: ignore[no-any-return]
+        return stream
 
     @property
     def cuda_stream(self) -> int:
@@ -72,9 +72,8 @@ class ExternalStream(Stream):
 
     def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> ExternalStream:
         index = torch.cuda._utils._get_device_index(device, optional=True)
-        cuda = torch._C._autograd.DeviceType.CUDA
         return super().__new__(  # type: ignore[return-value]
-            cls, stream_id=stream_ptr, device_index=index, device_type=int(cuda)
+            cls, stream_id=stream_ptr, device_index=index, device_type=CUDA_DEVICE_TYPE
         )
 
 
@@ -88,9 +87,7 @@ class Event(torch.Event):
         interprocess: bool = False,
         external: bool = False,
     ) -> Event:
-        return super().__new__(  # type: ignore[no-any-return]
-            cls, device="cuda", enable_timing=enable_timing, blocking=blocking
-        )
+        return super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
 
     def record(self, stream: torch.Stream | None = None) -> None:
         super().record(torch.cuda.current_stream() if stream is None else stream)
@@ -104,7 +101,8 @@ class Event(torch.Event):
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         if not (self.query() and end_event.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return _library.ps_elapsed_ns(self.event_id, end_event.event_id) / 1e6
+        elapsed_ns: int = _library.ps_elapsed_ns(self.event_id, end_event.event_id)
+        return elapsed_ns / 1e6
 
     @property
     def cuda_event(self) -> int:

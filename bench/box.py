@@ -1,0 +1,237 @@
+"""A cluster in a box: seats with equal CPU shares, each behind a network link of its own.
+
+A seat is a place for one rank's process: a control group with a CPU quota, one core, and a network
+namespace whose only interface leads over a rate-limited link to a bridge. The bridge lives in a
+namespace too, so nothing is added to the machine's own network and no packet can leave the box.
+Needs Linux, root, a cgroup ``cpu`` controller (version 1 or 2) and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from prismscale.errors import UsageError
+
+INTERFACE = "net0"
+"""Name of a seat's network interface."""
+BRIDGE = "bridge0"
+NAMESPACES = Path("/run/netns")
+LARGEST_SEGMENT_BYTES = 32_768
+BURST_BYTES = 49_152
+"""What a link lets through at once: a whole segment, or the kernel would cut each one to packets."""
+QUEUE_MS = 50
+SMALLEST_QUOTA_US = 1_000
+"""The kernel's own limit."""
+REMOVAL_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoxSpec:
+    """The size of a box."""
+
+    seats: int
+    core_share: float
+    """Of one core, for each seat."""
+    rate_mbit: int
+    """Of each seat's link, in each direction, in Mbit/s."""
+    period_us: int = 10_000
+    """Of the quota: short against a step, so that a seat is slow and not intermittent."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seats <= 200 or self.rate_mbit < 1:
+            raise UsageError(f"{self.seats} seats at {self.rate_mbit} Mbit/s; 1 to 200, 1 or more")
+        if not 0 < self.core_share <= 1 or self.quota_us < SMALLEST_QUOTA_US:
+            least = SMALLEST_QUOTA_US / self.period_us
+            raise UsageError(
+                f"a share of {self.core_share:g} cores a seat; allowed: {least:g} to 1, so use "
+                "fewer ranks or a longer period"
+            )
+
+    @property
+    def quota_us(self) -> int:
+        """CPU time of a seat in each period."""
+        return int(self.core_share * self.period_us)
+
+
+@dataclass(kw_only=True)
+class CpuGroups:
+    """Control groups of one box."""
+
+    root: Path
+    """Where the ``cpu`` controller is mounted."""
+    version: int
+    _made: list[Path] = field(default_factory=list)
+
+    @staticmethod
+    def find() -> CpuGroups:
+        """The mounted ``cpu`` controller.
+
+        Raises:
+            UsageError: there is none that we may use.
+        """
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, place, kind, options, *_ = line.split()
+            if kind == "cgroup" and "cpu" in options.split(","):
+                return CpuGroups(root=Path(place), version=1)
+            controllers = Path(place) / "cgroup.controllers"
+            if kind == "cgroup2" and "cpu" in controllers.read_text().split():
+                return CpuGroups(root=Path(place), version=2)
+        raise UsageError("no cgroup cpu controller is mounted: CPU shares cannot be limited here")
+
+    def make(self, name: str, spec: BoxSpec | None = None) -> Path:
+        """A new group below the root, limited to one seat's share if ``spec`` is given."""
+        group = self.root / name
+        try:
+            if self.version == 2:
+                _write(group.parent / "cgroup.subtree_control", "+cpu")
+            group.mkdir()
+            self._made.append(group)
+            if spec is not None:
+                self._limit(group, spec)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make a control group at {group}: {error.strerror}; run as root, outside "
+                "of a container or in a privileged one"
+            ) from error
+        return group
+
+    def remove(self) -> None:
+        """Remove all groups; their processes must be ending."""
+        deadline = time.monotonic() + REMOVAL_S
+        for group in reversed(self._made):
+            while group.exists():
+                try:
+                    group.rmdir()
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.02)
+        self._made.clear()
+
+    def _limit(self, group: Path, spec: BoxSpec) -> None:
+        if self.version == 2:
+            _write(group / "cpu.max", f"{spec.quota_us} {spec.period_us}")
+            return
+        _write(group / "cpu.cfs_period_us", str(spec.period_us))
+        _write(group / "cpu.cfs_quota_us", str(spec.quota_us))
+
+
+class Box:
+    """A context in which seats exist; leaving it removes everything that it made."""
+
+    def __init__(self, spec: BoxSpec) -> None:
+        """Check what the machine offers.
+
+        Raises:
+            UsageError: not root, no iproute2, or no cgroup ``cpu`` controller.
+        """
+        if os.geteuid() != 0:
+            raise UsageError("a cluster in a box needs root: it makes namespaces and cgroups")
+        missing = [tool for tool in ("ip", "tc", "taskset") if shutil.which(tool) is None]
+        if missing:
+            raise UsageError(
+                f"{', '.join(missing)} not found: install iproute2 and util-linux "
+                "(apt-get install -y iproute2 util-linux)"
+            )
+        self.spec = spec
+        self._name = f"prismscale-box-{os.getpid()}"
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._groups = CpuGroups.find()
+        self._started = 0
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Box:
+        with ExitStack() as stack:
+            stack.callback(self._groups.remove)
+            self._groups.make(self._name)
+            self._make_network(stack)
+            self._undo = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    @staticmethod
+    def address(seat: int) -> str:
+        """IP address of a seat's interface."""
+        return f"10.77.0.{seat + 1}"
+
+    def prefix(self, seat: int) -> list[str]:
+        """Words before a command that let it run on ``seat``, under a quota of its own.
+
+        All of them replace themselves by the command: the process keeps its id and its parent.
+        """
+        self._started += 1
+        group = self._groups.make(f"{self._name}/{self._started}", self.spec)
+        join = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
+        pin = ["taskset", "--cpu-list", str(self._cores[seat % len(self._cores)])]
+        return [*join, *pin, "ip", "netns", "exec", self._namespace(seat)]
+
+    def next_prefix(self) -> list[str]:
+        """The same on the seats in turn, for processes that do not talk to each other."""
+        return self.prefix(self._started % self.spec.seats)
+
+    def _namespace(self, seat: int) -> str:
+        return f"{self._name}-{seat}"
+
+    def _make_network(self, stack: ExitStack) -> None:
+        hub = f"{self._name}-hub"
+        self._add_namespace(hub, stack)
+        _call("ip", "-n", hub, "link", "add", BRIDGE, "type", "bridge")
+        _call("ip", "-n", hub, "link", "set", BRIDGE, "up")
+        for seat in range(self.spec.seats):
+            self._add_namespace(self._namespace(seat), stack)
+            self._connect(seat, hub)
+
+    @staticmethod
+    def _add_namespace(name: str, stack: ExitStack) -> None:
+        # First what undoes it: an interrupt may come between the two.
+        stack.callback(_remove_namespace, name)
+        _call("ip", "netns", "add", name)
+
+    def _connect(self, seat: int, hub: str) -> None:
+        inside, port = ["-n", self._namespace(seat)], f"port{seat}"
+        peer = ["peer", "name", port, "netns", hub]
+        segment = ["gso_max_size", str(LARGEST_SEGMENT_BYTES)]
+        _call("ip", *inside, "link", "set", "lo", "up")
+        _call("ip", *inside, "link", "add", INTERFACE, "type", "veth", *peer)
+        _call("ip", *inside, "address", "add", f"{self.address(seat)}/24", "dev", INTERFACE)
+        _call("ip", *inside, "link", "set", INTERFACE, *segment, "up")
+        _call("ip", "-n", hub, "link", "set", port, "master", BRIDGE, "up")
+        # Towards the bridge and from it: a link is as fast in one direction as in the other.
+        self._limit_rate(self._namespace(seat), INTERFACE)
+        self._limit_rate(hub, port)
+
+    def _limit_rate(self, namespace: str, interface: str) -> None:
+        rate, burst = f"{self.spec.rate_mbit}mbit", str(BURST_BYTES)
+        limits = ["tbf", "rate", rate, "burst", burst, "latency", f"{QUEUE_MS}ms"]
+        _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *limits)
+
+
+def _remove_namespace(name: str) -> None:
+    if (NAMESPACES / name).exists():
+        _call("ip", "netns", "del", name)
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(list(command), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UsageError(f"'{' '.join(command)}' failed: {done.stderr.strip()}")
+
+
+def _write(path: Path, text: str) -> None:
+    # Unbuffered: the kernel answers at the write itself.
+    with path.open("wb", buffering=0) as file:
+        file.write(text.encode())

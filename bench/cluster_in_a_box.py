@@ -1,0 +1,280 @@
+"""Emulated against real in a cluster in a box: jobs of 4 and 8 gloo ranks on this machine's cores.
+
+Every rank has an equal CPU share (a cgroup quota) and a rate-limited link of its own (network
+namespaces; see ``box.py``). The box is measured and described as a cluster; the job is captured
+under the same shares; then real jobs of N ranks and emulated ones (rank 0 live under its share, the
+N - 1 others virtual) take turns. A quota is no clock that two runs could share, so they alternate in
+blocks, not in steps. What is compared: the median step of the real job, that of the simulated
+timeline, and that which the live rank saw. No bar is set: figures are told as they are.
+
+    sudo python bench/cluster_in_a_box.py --json out.json
+
+Exit code 2 where no box can be made (not root, no cgroup ``cpu`` controller, no iproute2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from box import Box, BoxSpec
+from box_job import run_ranks
+from box_links import measure_cluster
+from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.capture.launcher import CaptureRunner
+from prismscale.capture.slices import SlicePlan, SlicePlanner
+from prismscale.capture.spec import CaptureSpec
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import collective_model
+from prismscale.cost.durations import GraphDurations
+from prismscale.errors import PrismscaleError
+from prismscale.graph.assemble import assemble
+from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.trace import RankTrace
+from prismscale.graph.verify import verify
+from prismscale.live.spec import LiveSpec
+from prismscale.live.stage import LiveStage, isolate
+from prismscale.sim.timeline import simulate
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
+CASES = {
+    "DDP": ["--dp-mode", "ddp"],
+    "TP 2 × FSDP2": ["--tp", "2", "--dp-mode", "fsdp2"],
+}
+LIVE = 0
+SIMULATED_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is run in every box."""
+
+    model: str
+    steps: int
+    """Of each block."""
+    rounds: int
+    """Blocks of either kind."""
+
+
+@dataclass(kw_only=True)
+class CaseInBox:
+    """One parallelism at one world size."""
+
+    box: Box
+    args: tuple[str, ...]
+    cluster: Path
+    folder: Path
+    steps: int
+
+    def capture(self) -> None:
+        """Capture what stands for all ranks, every seat of the box being busy meanwhile."""
+        out = self.folder / "captures"
+        (out / "payloads").mkdir(parents=True)
+        spec = CaptureSpec(
+            rank=LIVE,
+            world_size=self.world_size,
+            local_world_size=1,
+            target=str(EXAMPLE),
+            is_module=False,
+            args=self.args,
+            device="cpu",
+            samples=self.steps,
+            step_marker=None,
+            track_memory=True,
+            communication_load=True,
+            payloads=str(out / "payloads"),
+            out=str(out),
+        )
+        runner = CaptureRunner(
+            spec=spec,
+            logs=self.folder / "logs",
+            jobs=self.world_size,
+            prefix=self.box.next_prefix,
+        )
+        self.plan: SlicePlan = SlicePlanner(
+            traces=runner.traces, capture=runner.capture, world_size=self.world_size
+        ).plan()
+        self.traces: dict[int, RankTrace] = runner.traces
+        self.groups: GroupTable = collect_groups(
+            self.traces, self.world_size, self.plan.representative_R
+        )
+
+    def predict_ns(self) -> int:
+        """The steady step of the simulated timeline."""
+        graph = assemble(self.traces, self.plan.representative_R, self.groups)
+        verify(graph)
+        model = collective_model(Cluster.load(self.cluster))
+        durations = GraphDurations(graph=graph, model=model)
+        return simulate(graph, durations, steps=SIMULATED_STEPS).step_ns
+
+    def run_real(self, block: int) -> list[float]:
+        """Steps of a real job, in ns: the mean over ranks."""
+        folder = self.folder / f"real-{block}"
+        folder.mkdir()
+        meta = self.traces[LIVE].meta
+        spec = {
+            "target": str(EXAMPLE),
+            "args": self.args,
+            "gate": None,
+            "steps": self.steps,
+            "out": str(folder),
+            **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
+        }
+        specs = [spec] * self.world_size
+        run_ranks(self.box, "real", HERE / "real_rank.py", specs, folder)
+        found = [
+            json.loads((folder / f"real-{r}.json").read_text()) for r in range(self.world_size)
+        ]
+        return list(np.mean([f["step_ns"] for f in found], axis=0))
+
+    def run_live(self, block: int) -> tuple[list[float], list[float]]:
+        """Steps that the live rank saw, and what emulation cost in each, in ns."""
+        folder = self.folder / f"live-{block}"
+        folder.mkdir()
+        spec = LiveSpec(
+            rank=LIVE,
+            world_size=self.world_size,
+            local_world_size=1,
+            target=str(EXAMPLE),
+            is_module=False,
+            args=self.args,
+            device="cpu",
+            steps=self.steps,
+            step_marker=None,
+            clock="paced",
+            live=(LIVE,),
+            trace="",
+            payloads=str(self.folder / "captures" / "payloads"),
+            exchange="",
+            communication_load=True,
+            socket="",
+            gate=None,
+            out=str(folder),
+        )
+        stage = LiveStage(
+            spec=spec,
+            folder=folder,
+            logs=folder / "logs",
+            cluster=str(self.cluster),
+            slow={},
+            hang={},
+            prefix=lambda: self.box.prefix(LIVE),
+        )
+        graph = isolate((self.traces, self.plan.representative_R, self.groups), (LIVE,))
+        seen = stage.run(graph, lambda *_: None, lambda _: None)[0]
+        return np.diff(seen["step_end_ns"]).tolist(), seen["step_lag_ns"]
+
+    @property
+    def world_size(self) -> int:
+        """Seats of the box."""
+        return self.box.spec.seats
+
+
+def compare(name: str, case: CaseInBox, rounds: int) -> list[Row]:
+    """Alternate blocks; rows of medians and their errors."""
+    case.capture()
+    predicted = case.predict_ns()
+    real, live, lag = [], [], []
+    for block in range(rounds):
+        real.append(case.run_real(block))
+        steps, lags = case.run_live(block)
+        live.append(steps)
+        lag += lags
+    truth, seen = (float(np.median(np.concatenate(blocks))) for blocks in (real, live))
+    print(
+        f"{name}: real {_ms(truth)} (blocks {_medians(real)}), simulated {_ms(predicted)}, "
+        f"live {_ms(seen)} (blocks {_medians(live)}); {sum(map(len, real))} real steps",
+        flush=True,
+    )
+    return [
+        Row.told(f"{name}: real step, median", truth / 1e6, "ms"),
+        Row.told(f"{name}: spread of real blocks", _spread(real), "%"),
+        Row.told(f"{name}: simulated step", predicted / 1e6, "ms"),
+        Row.told(f"{name}: simulated against real", 100 * (predicted / truth - 1), "%"),
+        Row.told(f"{name}: live step, median", seen / 1e6, "ms"),
+        Row.told(f"{name}: spread of live blocks", _spread(live), "%"),
+        Row.told(f"{name}: live against real", 100 * (seen / truth - 1), "%"),
+        Row.told(f"{name}: emulation lag in a step, median", float(np.median(lag)) / 1e6, "ms"),
+    ]
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.1f} ms"
+
+
+def _medians(blocks: list[list[float]]) -> str:
+    return ", ".join(_ms(float(np.median(b))) for b in blocks)
+
+
+def _spread(blocks: list[list[float]]) -> float:
+    medians = [float(np.median(b)) for b in blocks]
+    return 100 * (max(medians) / min(medians) - 1)
+
+
+def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
+    """All cases at one world size."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="box-") as name, Box(spec) as box:
+        links = Path(name) / "links"
+        links.mkdir()
+        cluster = measure_cluster(box, links)
+        for index, case in enumerate(cases):
+            args = ("--model", plan.model, "--steps", "100000", "--log-every", "1000", *CASES[case])
+            folder = Path(name) / f"case-{index}"
+            folder.mkdir()
+            found = CaseInBox(box=box, args=args, cluster=cluster, folder=folder, steps=plan.steps)
+            rows += compare(f"{spec.seats} ranks, {case}", found, plan.rounds)
+    return rows
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, action="append", help="default: 4 and 8")
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--model", default="debug")
+    parser.add_argument("--steps", type=int, default=30, help="of each block")
+    parser.add_argument("--rounds", type=int, default=2, help="real and live blocks of each case")
+    parser.add_argument("--rate", type=int, default=400, help="of each link, Mbit/s")
+    parser.add_argument(
+        "--busy", type=float, default=0.8, help="share of all cores that the ranks may use together"
+    )
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the boxes asked for; returns the exit code."""
+    options = _options()
+    # What is undone on Ctrl-C must be undone on SIGTERM too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plan = Plan(model=options.model, steps=options.steps, rounds=options.rounds)
+    cores = len(os.sched_getaffinity(0))
+    rows: list[Row] = []
+    try:
+        for ranks in options.ranks or (4, 8):
+            share = min(1.0, options.busy * cores / ranks)
+            spec = BoxSpec(seats=ranks, core_share=share, rate_mbit=options.rate)
+            rows += run_box(spec, plan, options.case or list(CASES))
+    except PrismscaleError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    print_rows(rows)
+    if options.json:
+        write_rows(rows, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

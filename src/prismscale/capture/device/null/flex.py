@@ -1,0 +1,84 @@
+"""FlexAttention as the one fused kernel that it is on a GPU.
+
+Programs compile ``flex_attention`` with inductor. Without torch.compile, torch computes it from
+single ops and materialises all scores, which no GPU run does. Here the higher-order operator has an
+implementation for CUDA: one op forward and one backward, with the outputs that the fused kernels
+allocate and nothing in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._higher_order_ops.flex_attention import (
+    _permute_strides,
+    flex_attention,
+    flex_attention_backward,
+)
+
+_library: torch.library.Library
+
+
+def install() -> None:
+    """Register the two ops, and the operators' CUDA implementations on top of them."""
+    global _library
+    _library = torch.library.Library("prismscale_null", "FRAGMENT")
+    _library.define(
+        "flex_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor, Tensor)"
+    )
+    _library.define(
+        "flex_attention_backward(Tensor query, Tensor key, Tensor value, Tensor out, "
+        "Tensor logsumexp, Tensor grad_out) -> (Tensor, Tensor, Tensor)"
+    )
+    _library.impl("flex_attention", _forward_shapes, "Meta")
+    _library.impl("flex_attention_backward", _backward_shapes, "Meta")
+    flex_attention.py_impl(DispatchKey.CUDA)(_forward)
+    flex_attention_backward.py_impl(DispatchKey.CUDA)(_backward)
+
+
+def _forward_shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, heads, length, _ = query.shape
+    out = query.new_empty(batch, heads, length, value.size(-1))
+    out = _permute_strides(out, query.stride())
+    logsumexp = query.new_empty(batch, heads, length, dtype=torch.float32)
+    return out, logsumexp, torch.empty_like(logsumexp)
+
+
+def _backward_shapes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grad_out: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    result = torch.ops.prismscale_null.flex_attention(query, key, value)
+    return result
+
+
+def _backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    grad_out: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[None, ...]]:
+    grad = torch.empty_like(out) if grad_out is None else grad_out
+    grads = torch.ops.prismscale_null.flex_attention_backward(
+        query, key, value, out, logsumexp, grad
+    )
+    captured_by_score = rest[6] if len(rest) > 6 else ()
+    return *grads, (None,) * len(captured_by_score)

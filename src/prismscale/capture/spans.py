@@ -1,0 +1,106 @@
+"""Computation between two places where lanes meet: one COMPUTE node for each such span.
+
+A lane is a host thread or a device stream. *Home*, the lane on which the program starts, always has
+an open span: where it waits for the host, the host's time is part of the step. Any other lane has
+one only while the program computes on it: a copy stream that nobody uses for half a step is idle,
+not busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prismscale.capture.device.protocol import CaptureDevice, Mark
+from prismscale.capture.stream import NodeStream, StreamNode
+from prismscale.graph.node import NodeKind
+
+
+@dataclass(slots=True)
+class Lane:
+    """Where one lane is. Numbers are positions in the node stream."""
+
+    name: str
+    id: int
+    began: Mark = None
+    """Of the open span; None while there is none."""
+    last: int = -1
+    joins: list[int] = field(default_factory=list)
+    """What the lane has waited for since its last span."""
+
+    @property
+    def frontier(self) -> tuple[int, ...]:
+        """Nodes that must be done for the lane to have done all it was given."""
+        own = (self.last,) if self.last >= 0 else ()
+        return tuple(dict.fromkeys((*own, *self.joins)))
+
+
+class Spans:
+    """The spans of every lane, written to a node stream as they close."""
+
+    def __init__(self, stream: NodeStream, device: CaptureDevice, label: str) -> None:
+        self.label = label
+        """What spans are called from now on."""
+        self._stream = stream
+        self._device = device
+        self._lanes: dict[str, Lane] = {}
+        self._home = self._lane(device.lane())
+        self._open(self._home)
+
+    def close(self) -> None:
+        """Close the span of the current lane."""
+        self._close(self._lane(self._device.lane()))
+
+    def restart(self) -> None:
+        """What the current lane did since its span began was not the program's work."""
+        lane = self._lane(self._device.lane())
+        if lane.began is not None:
+            self._open(lane)
+
+    @contextmanager
+    def interrupted(self, name: str | None = None) -> Iterator[Lane]:
+        """Between two spans of a lane (None: the current one)."""
+        lane = self._lane(self._device.lane() if name is None else name)
+        was_open = lane.began is not None
+        self._close(lane)
+        yield lane
+        if was_open:
+            self._open(lane)
+
+    def switch(self, before: str, after: str) -> None:
+        """The program goes from one lane to another."""
+        left, entered = self._lane(before), self._lane(after)
+        if left is entered:
+            return
+        if left is not self._home:
+            self._close(left)
+        if entered.began is None:
+            self._open(entered)
+
+    def join(self, lane: Lane, nodes: Sequence[int]) -> None:
+        """What ``lane`` does from now on comes after ``nodes``."""
+        lane.joins.extend(nodes)
+
+    def _lane(self, name: str) -> Lane:
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name, self._stream.lanes.id(name))
+        return lane
+
+    def _open(self, lane: Lane) -> None:
+        lane.began = self._device.mark(lane.name)
+
+    def _close(self, lane: Lane) -> None:
+        if lane.began is None:
+            return
+        node = StreamNode(
+            kind=NodeKind.COMPUTE,
+            preds=lane.frontier,
+            lane=lane.id,
+            label=self._stream.labels.id(self.label),
+            began=lane.began,
+            ended=self._device.mark(lane.name),
+        )
+        lane.last, lane.began = self._stream.append(node), None
+        lane.joins.clear()
