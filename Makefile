@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --live 0,512 --out runs/demo \
-	  examples/llama/train.py --model debug --tp 8 --pp 4 --dp-mode fsdp2 --microbatches 8 --steps 8
+	  examples/llama/train.py --model debug --tp 8 --pp 4 --dp-mode fsdp2 --microbatches 8 --steps 40
 
 test: lint types unit
 

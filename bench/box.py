@@ -25,7 +25,7 @@ BRIDGE = "bridge0"
 NAMESPACES = Path("/run/netns")
 LARGEST_SEGMENT_BYTES = 32_768
 BURST_BYTES = 49_152
-"""What a link lets through at once: a whole segment, or the kernel would cut each one to packets."""
+"""What a link lets through at once: a segment, or the kernel would cut each one to packets."""
 QUEUE_MS = 50
 SMALLEST_QUOTA_US = 1_000
 """The kernel's own limit."""
@@ -85,16 +85,37 @@ class CpuGroups:
                 return CpuGroups(root=Path(place), version=2)
         raise UsageError("no cgroup cpu controller is mounted: CPU shares cannot be limited here")
 
-    def make(self, name: str, spec: BoxSpec | None = None) -> Path:
-        """A new group below the root, limited to one seat's share if ``spec`` is given."""
+    def make_parent(self, name: str, seats: int) -> None:
+        """A new group for all seats, which together weigh as much as so many processes.
+
+        Raises:
+            UsageError: the kernel refuses.
+        """
+        if self.version == 2:
+            self._make(name, {"cpu.weight": str(min(100 * seats, 10_000))})
+        else:
+            self._make(name, {"cpu.shares": str(1024 * seats)})
+
+    def make_seat(self, name: str, spec: BoxSpec) -> Path:
+        """A new group that is limited to one seat's share; returns the file that lets one in.
+
+        Raises:
+            UsageError: the kernel refuses.
+        """
+        limits = {"cpu.cfs_period_us": str(spec.period_us), "cpu.cfs_quota_us": str(spec.quota_us)}
+        if self.version == 2:
+            limits = {"cpu.max": f"{spec.quota_us} {spec.period_us}"}
+        return self._make(name, limits) / "cgroup.procs"
+
+    def _make(self, name: str, settings: dict[str, str]) -> Path:
         group = self.root / name
         try:
             if self.version == 2:
                 _write(group.parent / "cgroup.subtree_control", "+cpu")
-            group.mkdir()
             self._made.append(group)
-            if spec is not None:
-                self._limit(group, spec)
+            group.mkdir()
+            for key, value in settings.items():
+                _write(group / key, value)
         except OSError as error:
             raise UsageError(
                 f"cannot make a control group at {group}: {error.strerror}; run as root, outside "
@@ -114,13 +135,6 @@ class CpuGroups:
                         raise
                     time.sleep(0.02)
         self._made.clear()
-
-    def _limit(self, group: Path, spec: BoxSpec) -> None:
-        if self.version == 2:
-            _write(group / "cpu.max", f"{spec.quota_us} {spec.period_us}")
-            return
-        _write(group / "cpu.cfs_period_us", str(spec.period_us))
-        _write(group / "cpu.cfs_quota_us", str(spec.quota_us))
 
 
 class Box:
@@ -150,7 +164,7 @@ class Box:
     def __enter__(self) -> Box:
         with ExitStack() as stack:
             stack.callback(self._groups.remove)
-            self._groups.make(self._name)
+            self._groups.make_parent(self._name, self.spec.seats)
             self._make_network(stack)
             self._undo = stack.pop_all()
         return self
@@ -174,14 +188,10 @@ class Box:
         All of them replace themselves by the command: the process keeps its id and its parent.
         """
         self._started += 1
-        group = self._groups.make(f"{self._name}/{self._started}", self.spec)
-        join = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
+        door = self._groups.make_seat(f"{self._name}/{self._started}", self.spec)
+        join = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(door)]
         pin = ["taskset", "--cpu-list", str(self._cores[seat % len(self._cores)])]
         return [*join, *pin, "ip", "netns", "exec", self._namespace(seat)]
-
-    def next_prefix(self) -> list[str]:
-        """The same on the seats in turn, for processes that do not talk to each other."""
-        return self.prefix(self._started % self.spec.seats)
 
     def _namespace(self, seat: int) -> str:
         return f"{self._name}-{seat}"

@@ -29,12 +29,13 @@ OPS = (
     CollectiveOp.ALL_REDUCE,
     CollectiveOp.ALL_GATHER,
     CollectiveOp.REDUCE_SCATTER,
+    CollectiveOp.BROADCAST,
     CollectiveOp.SEND,
 )
-REPEATS = {256: 20, 4096: 20, 32_768: 20, 262_144: 10, 1_048_576: 8}
+REPEATS = {256: 10, 4096: 10, 32_768: 10, 262_144: 8, 1_048_576: 6}
 """Calls by message bytes."""
 REST_PERIODS = 2
-"""Quota periods before each call: what is measured is the link, not a quota that barriers used up."""
+"""Quota periods before each call: the link is measured, not a quota that barriers used up."""
 ITEM_BYTES = 4
 # torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -164,6 +165,7 @@ def _operation(
         CollectiveOp.ALL_REDUCE: lambda: dist.all_reduce(whole, group=group),
         CollectiveOp.ALL_GATHER: lambda: all_gather(whole, part, group=group),
         CollectiveOp.REDUCE_SCATTER: lambda: reduce_scatter(part, whole, group=group),
+        CollectiveOp.BROADCAST: lambda: dist.broadcast(whole, group=group, group_src=0),
         CollectiveOp.SEND: message,
     }
     return calls[op]

@@ -3,8 +3,8 @@
 Every rank has an equal CPU share (a cgroup quota) and a rate-limited link of its own (network
 namespaces; see ``box.py``). The box is measured and described as a cluster; the job is captured
 under the same shares; then real jobs of N ranks and emulated ones (rank 0 live under its share, the
-N - 1 others virtual) take turns. A quota is no clock that two runs could share, so they alternate in
-blocks, not in steps. What is compared: the median step of the real job, that of the simulated
+N - 1 others virtual) take turns. They alternate in blocks, not in steps: two runs at once could not
+both have the cores. What is compared: the median step of the real job, that of the simulated
 timeline, and that which the live rank saw. No bar is set: figures are told as they are.
 
     sudo python bench/cluster_in_a_box.py --json out.json
@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -30,22 +31,24 @@ from box_job import run_ranks
 from box_links import measure_cluster
 from prismscale.analysis.rows import Row, print_rows, write_rows
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
 from prismscale.errors import PrismscaleError
 from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.groups import collect_groups
+from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.live.spec import LiveSpec
-from prismscale.live.stage import LiveStage, isolate
+from prismscale.live.stage import LiveStage
 from prismscale.sim.timeline import simulate
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
+JOB = ["--layers", "2", "--hidden", "128", "--ffn", "384", "--steps", "100000"]
+"""Large enough that the wire takes much of a step, small enough for a fifth of a core."""
 CASES = {
     "DDP": ["--dp-mode", "ddp"],
     "TP 2 × FSDP2": ["--tp", "2", "--dp-mode", "fsdp2"],
@@ -65,7 +68,19 @@ class Plan:
     """Blocks of either kind."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """Every rank's trace; each stands for itself."""
+
+    traces: dict[int, RankTrace]
+
+    def graph(self) -> JobGraph:
+        """The job, with every rank in a class of its own."""
+        own = np.arange(len(self.traces))
+        return assemble(self.traces, own, collect_groups(self.traces, len(own), own))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CaseInBox:
     """One parallelism at one world size."""
 
@@ -75,8 +90,8 @@ class CaseInBox:
     folder: Path
     steps: int
 
-    def capture(self) -> None:
-        """Capture what stands for all ranks, every seat of the box being busy meanwhile."""
+    def capture(self) -> Captured:
+        """Capture all ranks side by side: every seat is as busy as in the real job."""
         out = self.folder / "captures"
         (out / "payloads").mkdir(parents=True)
         spec = CaptureSpec(
@@ -94,33 +109,29 @@ class CaseInBox:
             payloads=str(out / "payloads"),
             out=str(out),
         )
+        seats = cycle(range(self.world_size))
         runner = CaptureRunner(
             spec=spec,
             logs=self.folder / "logs",
             jobs=self.world_size,
-            prefix=self.box.next_prefix,
+            prefix=lambda: self.box.prefix(next(seats)),
         )
-        self.plan: SlicePlan = SlicePlanner(
-            traces=runner.traces, capture=runner.capture, world_size=self.world_size
-        ).plan()
-        self.traces: dict[int, RankTrace] = runner.traces
-        self.groups: GroupTable = collect_groups(
-            self.traces, self.world_size, self.plan.representative_R
-        )
+        runner.capture(range(self.world_size))
+        return Captured(traces=runner.traces)
 
-    def predict_ns(self) -> int:
+    def predict_ns(self, captured: Captured) -> int:
         """The steady step of the simulated timeline."""
-        graph = assemble(self.traces, self.plan.representative_R, self.groups)
+        graph = captured.graph()
         verify(graph)
         model = collective_model(Cluster.load(self.cluster))
         durations = GraphDurations(graph=graph, model=model)
         return simulate(graph, durations, steps=SIMULATED_STEPS).step_ns
 
-    def run_real(self, block: int) -> list[float]:
+    def run_real(self, captured: Captured, block: int) -> list[float]:
         """Steps of a real job, in ns: the mean over ranks."""
         folder = self.folder / f"real-{block}"
         folder.mkdir()
-        meta = self.traces[LIVE].meta
+        meta = captured.traces[LIVE].meta
         spec = {
             "target": str(EXAMPLE),
             "args": self.args,
@@ -136,8 +147,8 @@ class CaseInBox:
         ]
         return list(np.mean([f["step_ns"] for f in found], axis=0))
 
-    def run_live(self, block: int) -> tuple[list[float], list[float]]:
-        """Steps that the live rank saw, and what emulation cost in each, in ns."""
+    def run_live(self, captured: Captured, block: int) -> dict[str, list[float]]:
+        """What the live rank saw: its steps, and in each the time waited and the lag, in ns."""
         folder = self.folder / f"live-{block}"
         folder.mkdir()
         spec = LiveSpec(
@@ -169,9 +180,12 @@ class CaseInBox:
             hang={},
             prefix=lambda: self.box.prefix(LIVE),
         )
-        graph = isolate((self.traces, self.plan.representative_R, self.groups), (LIVE,))
-        seen = stage.run(graph, lambda *_: None, lambda _: None)[0]
-        return np.diff(seen["step_end_ns"]).tolist(), seen["step_lag_ns"]
+        seen = stage.run(captured.graph(), lambda *_: None, lambda _: None)[0]
+        return {
+            "step": np.diff(seen["step_end_ns"]).tolist(),
+            "wait": seen["step_wait_ns"][1:],
+            "lag": seen["step_lag_ns"][1:],
+        }
 
     @property
     def world_size(self) -> int:
@@ -181,18 +195,17 @@ class CaseInBox:
 
 def compare(name: str, case: CaseInBox, rounds: int) -> list[Row]:
     """Alternate blocks; rows of medians and their errors."""
-    case.capture()
-    predicted = case.predict_ns()
-    real, live, lag = [], [], []
+    captured = case.capture()
+    predicted = case.predict_ns(captured)
+    real, live = [], []
     for block in range(rounds):
-        real.append(case.run_real(block))
-        steps, lags = case.run_live(block)
-        live.append(steps)
-        lag += lags
-    truth, seen = (float(np.median(np.concatenate(blocks))) for blocks in (real, live))
+        real.append(case.run_real(captured, block))
+        live.append(case.run_live(captured, block))
+    steps = [b["step"] for b in live]
+    truth, seen = _median(real), _median(steps)
     print(
-        f"{name}: real {_ms(truth)} (blocks {_medians(real)}), simulated {_ms(predicted)}, "
-        f"live {_ms(seen)} (blocks {_medians(live)}); {sum(map(len, real))} real steps",
+        f"{name}: real {_blocks(real)}, simulated {predicted / 1e6:.1f} ms, live {_blocks(steps)}; "
+        f"{sum(map(len, real))} real steps",
         flush=True,
     )
     return [
@@ -201,18 +214,22 @@ def compare(name: str, case: CaseInBox, rounds: int) -> list[Row]:
         Row.told(f"{name}: simulated step", predicted / 1e6, "ms"),
         Row.told(f"{name}: simulated against real", 100 * (predicted / truth - 1), "%"),
         Row.told(f"{name}: live step, median", seen / 1e6, "ms"),
-        Row.told(f"{name}: spread of live blocks", _spread(live), "%"),
+        Row.told(f"{name}: spread of live blocks", _spread(steps), "%"),
         Row.told(f"{name}: live against real", 100 * (seen / truth - 1), "%"),
-        Row.told(f"{name}: emulation lag in a step, median", float(np.median(lag)) / 1e6, "ms"),
+        Row.told(
+            f"{name}: live, waiting in a step", _median([b["wait"] for b in live]) / 1e6, "ms"
+        ),
+        Row.told(f"{name}: live, lag in a step", _median([b["lag"] for b in live]) / 1e6, "ms"),
     ]
 
 
-def _ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:.1f} ms"
+def _median(blocks: list[list[float]]) -> float:
+    return float(np.median(np.concatenate(blocks)))
 
 
-def _medians(blocks: list[list[float]]) -> str:
-    return ", ".join(_ms(float(np.median(b))) for b in blocks)
+def _blocks(blocks: list[list[float]]) -> str:
+    each = ", ".join(f"{np.median(b) / 1e6:.1f}" for b in blocks)
+    return f"{_median(blocks) / 1e6:.1f} ms (blocks {each})"
 
 
 def _spread(blocks: list[list[float]]) -> float:
@@ -228,10 +245,15 @@ def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
         links.mkdir()
         cluster = measure_cluster(box, links)
         for index, case in enumerate(cases):
-            args = ("--model", plan.model, "--steps", "100000", "--log-every", "1000", *CASES[case])
             folder = Path(name) / f"case-{index}"
             folder.mkdir()
-            found = CaseInBox(box=box, args=args, cluster=cluster, folder=folder, steps=plan.steps)
+            found = CaseInBox(
+                box=box,
+                args=("--model", plan.model, *JOB, "--log-every", "1000", *CASES[case]),
+                cluster=cluster,
+                folder=folder,
+                steps=plan.steps,
+            )
             rows += compare(f"{spec.seats} ranks, {case}", found, plan.rounds)
     return rows
 
@@ -241,7 +263,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, action="append", help="default: 4 and 8")
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--model", default="debug")
-    parser.add_argument("--steps", type=int, default=30, help="of each block")
+    parser.add_argument("--steps", type=int, default=12, help="of each block")
     parser.add_argument("--rounds", type=int, default=2, help="real and live blocks of each case")
     parser.add_argument("--rate", type=int, default=400, help="of each link, Mbit/s")
     parser.add_argument(

@@ -1,8 +1,9 @@
 """Emulated against real: 2 gloo ranks beside 1 live + 1 virtual, step by step in one run.
 
-For each parallelism of the llama example: capture both ranks; then run, on the same two cores and one
-step at a time in turn, (a) the real two-rank job and (b) rank 0 and rank 1 side by side, each live
-against its own virtual peer. Medians of paired steps are compared, and peak memory to the byte.
+For each parallelism of the llama example: capture both ranks; then run, on the same two cores and
+one step at a time in turn, (a) the real two-rank job and (b) rank 0 and rank 1 side by side, each
+live against its own virtual peer. Medians of paired steps are compared, and peak memory to the
+byte.
 
     python bench/fidelity_gloo.py --steps 120 --json out.json
 """

@@ -15,7 +15,7 @@ from prismscale.forecast.goodness import ks_two_sample
 from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.forecast.lockstep import fuse
 from prismscale.forecast.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
-from prismscale.forecast.sampling import LawDraws, NodeLaw, RegimeFactors, fuse_laws
+from prismscale.forecast.sampling import LawDraws, NodeLaw, fuse_laws
 from prismscale.forecast.variation import Variation, vary
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
@@ -95,9 +95,9 @@ def test_a_regime_slows_all_communication_of_a_step():
     graph = barrier_job(4)
     still = Empirical(sorted_ns=np.array([1e6]))
     source = laws(graph, still, still)
-    regimes = RegimeFactors(share_K=np.array([0.8, 0.2]), factor_K=np.array([1.0, 2.0]))
-    source = LawDraws(
-        graph=graph, laws=source.laws, law_CB=source.law_CB, regimes=regimes
+    slowed = replace(source.laws[1], factor_K=np.array([1.0, 2.0]))
+    source = replace(
+        source, laws=(source.laws[0], slowed), regime_share_K=np.array([0.8, 0.2])
     )
     drawn = draw_steps(graph, source, MonteCarlo(draws=5_000, steps=1)).step_ns_D
     assert set(drawn.tolist()) == {2_000_000, 3_000_000}

@@ -68,6 +68,14 @@ def test_congested_steps_are_a_regime(samples):
     assert (drawn > 3e6).mean() == pytest.approx(2 / STEPS, abs=0.02)
 
 
+def test_fitted_laws_hold_the_regime(samples):
+    """The congested regime scales the collective of all of a step, as often as recorded."""
+    source, _ = fit_laws(samples)
+    assert source.regime_share_K == pytest.approx([0.95, 0.05])
+    drawn = draw_steps(samples.graph, source, MonteCarlo(draws=2_000, steps=1)).step_ns_D
+    assert (drawn > 3e6).mean() == pytest.approx(2 / STEPS, abs=0.02)
+
+
 def test_collectives_drawn_for_each_member_are_slower(samples):
     """The switch shows what drawing once is worth: the slowest of four draws is congested more
     often."""
@@ -134,6 +142,18 @@ def test_positions_that_ever_bubble_have_a_pool_of_their_own():
     """A send position that holds waiting is not pooled with those that never do."""
     found = [p for p in pools_of(pipeline_samples([1e6] * 10)) if p.ever_bubble is not None]
     assert {p.ever_bubble: len(p.nodes) for p in found} == {False: 2, True: 1}
+
+
+def test_work_of_one_name_and_two_sizes_is_not_pooled():
+    """A computation that takes a thousand times longer at one position has a pool of its own."""
+    samples = pipeline_samples([1e6] * 10)
+    first = list(samples.classes[0].body_ns)
+    for node, ns in ((0, 10**3), (2, 10**3), (4, 10**3), (6, 10**6)):
+        first[node] = np.full((10, 1), ns)
+    classes = (replace(samples.classes[0], body_ns=tuple(first)), *samples.classes[1:])
+    found = [p for p in pools_of(replace(samples, classes=classes)) if p.signature.stage == 0]
+    work = [len(p.nodes) for p in found if p.signature.label == "work"]
+    assert sorted(work) == [1, 3]
 
 
 def test_negative_durations_are_refused(samples):

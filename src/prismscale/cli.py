@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from prismscale import __version__
+from prismscale.commands import forecast
 from prismscale.commands import run as run_command
 from prismscale.commands.calibrate import calibrate
 from prismscale.commands.imports import imports
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
 
-INTERRUPTED = 130
-TERMINATED = 143
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     name="prismscale",
@@ -33,10 +33,18 @@ app.command(
 )(run_command.run)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(imports, name="import")
+for command in (forecast.forecast, forecast.sensitivity, forecast.place, forecast.explore):
+    app.command()(command)
+app.add_typer(forecast.validations, name="validate")
 
 
-class Terminated(BaseException):
-    """SIGTERM, unwinding so that children end with us."""
+class Unwound(BaseException):
+    """Ctrl-C or SIGTERM, on its way up so that everything that was started ends with us."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+        self.what = "Interrupted" if number == signal.SIGINT else "Terminated"
 
 
 def _version(wanted: bool) -> None:
@@ -55,32 +63,31 @@ def _options(
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C or SIGTERM, once: a second one must not interrupt the ending of children."""
-    for name in (signal.SIGINT, signal.SIGTERM):
+    """Once: a second signal must not interrupt the ending of children."""
+    for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)
-    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+    raise Unwound(number)
 
 
 def main() -> None:
     """Entry point: errors become one screen and an exit code (see :mod:`prismscale.errors`)."""
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in SIGNALS:
         signal.signal(name, _unwind)
     screen = Console(stderr=True, highlight=False)
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        screen.print("\nInterrupted; everything that was started has been ended.")
-        sys.exit(INTERRUPTED)
-    except Terminated:
-        screen.print("\nTerminated; everything that was started has been ended.")
-        sys.exit(TERMINATED)
+        # A command's typer.Exit comes back as its code; a command that just ends, as None.
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except Unwound as signalled:
+        screen.print(f"\n{signalled.what}; everything that was started has been ended.")
+        sys.exit(signalled.exit_code)
     except PrismscaleError as error:
         _show(screen, error)
         sys.exit(error.exit_code)
     except typer.TyperException as error:
-        _show(screen, UsageError(_usage(error)))
+        # Without a message it was a command without arguments, answered by its help.
+        if error.format_message():
+            _show(screen, UsageError(_usage(error)))
         sys.exit(UsageError.exit_code)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.capture.spec import DEVICES
 from prismscale.cluster import Cluster
@@ -78,8 +79,16 @@ class JobConfig:
         return Faults(slow=dict(self.slow), hang=dict(self.hang))
 
     def load_cluster(self) -> Cluster:
-        """The target cluster."""
-        return Cluster.load(self.cluster)
+        """The target cluster.
+
+        Raises:
+            UsageError: there is none of that name, or the world does not fill its nodes.
+        """
+        cluster = Cluster.load(self.cluster)
+        RankEnvironment(
+            rank=0, world_size=self.world_size, local_world_size=cluster.devices_per_node
+        )
+        return cluster
 
     def capture_key(self, cluster: Cluster) -> str:
         """Changes whenever captures made before can no longer be used: program, arguments, world,

@@ -1,4 +1,4 @@
-"""The exception tree. Every error a user can cause says what was given, what is allowed, and the mend.
+"""The exception tree. An error a user can cause says what was given, what is allowed, the mend.
 
 ::
 

@@ -33,6 +33,9 @@ class RankEnvironment:
     run_id: str = "prismscale"
     """``TORCHELASTIC_RUN_ID``, torchrun's ``--rdzv-id``."""
     max_restarts: int = 0
+    shares_device: bool = False
+    """There is one GPU here for any rank of a node: all see it as device 0. ``LOCAL_RANK`` is what
+    programs choose their device by, so it is 0, as where each process is shown one GPU only."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -79,7 +82,7 @@ class RankEnvironment:
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_RANK": "0" if self.shares_device else str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
             "GROUP_RANK": str(self.node_rank),
             "GROUP_WORLD_SIZE": str(self.n_nodes),

@@ -21,7 +21,8 @@ SPEECHLESS = 74
 def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = True) -> int:
     """Describe ``error`` for the parent; returns the exit code of this process.
 
-    ``echo`` prints the traceback to this process's log too.
+    ``echo`` prints the traceback to this process's log too, unless the program chose to exit: then
+    it has said why.
     """
     text = "".join(traceback.format_exception(_without_our_frames(error)))
     own = isinstance(error, PrismscaleError)
@@ -29,7 +30,7 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
     body = {"rank": rank, "ours": own, "kind": type(error).__name__}
     # The log may lie on the full disk that this is about.
     with contextlib.suppress(OSError):
-        if echo:
+        if echo and not isinstance(error, SystemExit):
             print(text, file=sys.stderr)
         sys.stderr.flush()
         sys.stdout.flush()

@@ -42,10 +42,14 @@ class CaptureRunner:
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress | None = None
     prefix: Callable[[], Sequence[str]] = tuple
-    """Words to put before a process's command (to start it under a CPU quota); asked each time."""
+    """Words to put before a process's command (for a CPU quota); asked each time."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
     _ballast: int = 0
+
+    def __post_init__(self) -> None:
+        if self.spec.device == "cuda":
+            self.jobs = 1  # ranks that share a GPU would time each other
 
     def capture(self, ranks: Sequence[int]) -> None:
         """Capture ``ranks`` and add them to :attr:`traces`.
@@ -103,11 +107,7 @@ class CaptureRunner:
             spec = replace(self.spec, rank=int(running[0].name), out=str(out))
             spec_path = out / "spec.json"
             spec.save(spec_path)
-            children.start(
-                BALLAST,
-                self._command(spec_path),
-                out / "log",
-            )
+            children.start(BALLAST, self._command(spec_path), out / "log")
 
     def _collect(self, child: Child) -> None:
         if child.name == BALLAST:
@@ -127,7 +127,7 @@ class CaptureRunner:
         for child in children.all_running():
             if child.name != BALLAST and time.monotonic() - child.began > self.timeout_s:
                 raise UsageError(
-                    f"rank {child.name} was not captured within {self.timeout_s:.0f} s "
+                    f"rank {child.name} was not captured within {self.timeout_s:g} s "
                     f"(--capture-timeout); the end of its output ({child.log}):\n"
                     f"{child.log_tail()}"
                 )

@@ -11,7 +11,9 @@ import torch
 from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
+from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams, start_cuda
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
+from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
@@ -92,10 +94,9 @@ class CaptureControl:
 
 def capture_rank(spec: CaptureSpec) -> RankTrace:
     """Run the program as one rank of the target job and return its trace."""
-    if torch.get_num_threads() != 1 and spec.device == "cpu":
-        torch.set_num_threads(1)
-    device: CaptureDevice = CpuDevice()
-    memory: MemoryTracker = CpuMemoryTracker() if spec.track_memory else NullMemoryTracker()
+    device, memory = _start_device(spec.device)
+    if not spec.track_memory:
+        memory = NullMemoryTracker()
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     load = GlooLoad() if spec.communication_load else NullLoad()
     recorder = Recorder(device, payload, load=load)
@@ -103,8 +104,11 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     memory.start()
     with ExitStack() as stack:
         stack.enter_context(install(spec.environment, recorder, recorder))
+        # The marker is found from where the program imports.
+        spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         stack.enter_context(recorder.watching_backward())
+        stack.enter_context(device.observed(recorder))
         recorder.resume()
         spec.script.run()
         recorder.finish()
@@ -128,6 +132,15 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             "prologue_marks": str(len(recorder.stream.marks) - period * samples),
         },
     )
+
+
+def _start_device(name: str) -> tuple[CaptureDevice, MemoryTracker]:
+    if name == "cuda":
+        start_cuda()
+        return StreamDevice(CudaStreams(), name=name), CudaMemoryTracker(per_step=True)
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+    return CpuDevice(), CpuMemoryTracker()
 
 
 def main(arguments: list[str]) -> int:

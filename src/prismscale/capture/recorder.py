@@ -3,10 +3,10 @@
 [Note: spans] Time on the program's own lane is cut wherever an edge to another lane begins or ends:
 at the issue of a communication, at the wait for one, at the start of a backward pass and of an
 optimizer. What lies between two cuts is one COMPUTE node. A synchronous collective is cut once, at
-its issue: nothing runs between issue and wait, and the node after it waits for it. The recorder's own
-work (normalising, payload, bookkeeping) lies between the end of one span and the start of the next
-and is in neither. On a device with streams each stream is such a lane, and the program's own events
-between streams are cuts too.
+its issue: nothing runs between issue and wait, and the node after it waits for it. The recorder's
+own work (normalising, payload, bookkeeping) lies between the end of one span and the start of the
+next and is in neither. On a device with streams each stream is such a lane, and the program's own
+events between streams are cuts too.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Recorder:
     def _communicate(self, batch: Sequence[Collective], lane: Lane) -> Work:
         site = self.stream.sites.id(call_site())
         channel, width = ordering(batch)
-        held = self._in_flight.setdefault((batch[0].group.role, channel), [])
+        key = (batch[0].group.role, channel)
+        held = self._in_flight.setdefault(key, [])
         behind = held.pop(0) if width and len(held) >= width else []
         preds = tuple(dict.fromkeys((*lane.frontier, *behind)))
         positions = [self._append(c, channel, preds, site) for c in batch]
@@ -85,7 +86,7 @@ class Recorder:
             for collective in batch:
                 self._payload.fill(collective)
 
-        ended = self._device.communicate(channel, fill, blocks_host=blocks_host(batch))
+        ended = self._device.communicate(key, fill, blocks_host=blocks_host(batch))
         finished = self._load.begin(batch)
         if not batch[0].asynchronous:
             finished()

@@ -41,15 +41,20 @@ class Script:
         """What to call the program in messages."""
         return f"-m {self.target}" if self.is_module else self.target
 
+    def set_up(self) -> None:
+        """Set ``sys.argv`` and ``sys.path`` as the interpreter would for this program."""
+        sys.argv = [self.target, *self.args]
+        folder = os.getcwd() if self.is_module else str(Path(self.target).resolve().parent)
+        if sys.path[0] != folder:
+            sys.path.insert(0, folder)
+
     def run(self) -> None:
         """Run to the end or until :class:`StopProgram`; ``SystemExit(0)`` counts as the end."""
-        sys.argv = [self.target, *self.args]
+        self.set_up()
         try:
             if self.is_module:
-                sys.path.insert(0, os.getcwd())
                 runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             else:
-                sys.path.insert(0, str(Path(self.target).resolve().parent))
                 runpy.run_path(self.target, run_name="__main__")
         except StopProgram:
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +169,7 @@ class SlicePlanner:
         }
         self._need([self._along(base, a, p) for a, ps in samples.items() for p in ps])
         for a, positions in samples.items():
-            intervals = list(zip(positions, positions[1:], strict=False))
+            intervals = list(pairwise(positions))
             while intervals:
                 wide = [(p, q) for p, q in intervals if self._differ(base, a, p, q) and q - p > 1]
                 for p, q in intervals:

@@ -52,7 +52,10 @@ class CaptureSpec:
     def environment(self) -> RankEnvironment:
         """The environment variables that torchrun would set."""
         return RankEnvironment(
-            rank=self.rank, world_size=self.world_size, local_world_size=self.local_world_size
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+            shares_device=self.device == "cuda",
         )
 
     @property

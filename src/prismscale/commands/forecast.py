@@ -288,6 +288,15 @@ def explore(
         console.print(f"written: {out}")
 
 
+validations = typer.Typer(no_args_is_help=True, help="Hold results against public measurements.")
+
+
+@validations.callback()
+def _group() -> None:
+    """Keeps ``forecast`` a sub-command while it is the only one."""
+
+
+@validations.command("forecast")
 def validate_forecast(
     truth: Annotated[Path, typer.Option(help="Folder of public measurements.")],
     json: Annotated[Path | None, typer.Option(help="JSON file of the rows.")] = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from prismscale.errors import UsageError
+from prismscale.processes import die_with_parent
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -85,6 +87,9 @@ _received: tuple[Callable[[Any, Any], Any], Any]
 
 def _receive(function: Callable[[Any, Any], Any], shared: Any) -> None:
     global _received
+    # Ctrl-C reaches every process of the terminal; ours end when their parent lets them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
     _received = (function, shared)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from prismscale.forecast.distributions import Fit, fit
 from prismscale.forecast.pools import Pool, pools_of, rank_factors
+from prismscale.forecast.replay import regimes_of
 from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import NO_LAW, LawDraws, NodeLaw
 from prismscale.graph.node import NodeKind
@@ -26,12 +27,15 @@ class FittedPool:
 
 
 def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
-    """Fit every pool of a recording; ranks' spatial factors are taken out first, and put back.
+    """Fit every pool of a recording. Ranks' spatial factors, and what regimes do to each pool of
+    communication, are taken out first, and put back by the draws.
 
     Raises:
         FormatError: durations that are negative or not finite.
     """
     factor_R = rank_factors(samples)
+    regime_T = regimes_of(samples)
+    n_regimes = int(regime_T.max()) + 1
     law_CB = [
         np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes
     ]
@@ -39,15 +43,25 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):
         is_compute = pool.signature.kind == NodeKind.COMPUTE
-        steadied = _without_factors(samples, pool, factor_R) if is_compute else pool.durations_ns
+        factor_K = None
+        if is_compute:
+            steadied = _without_factors(samples, pool, factor_R)
+        else:
+            factor_K, steadied = _without_regimes(samples, pool, regime_T)
         if not steadied.any():
             continue
         chosen = fit(steadied, pool.name)
         for class_index, node in pool.nodes:
             law_CB[class_index][node] = len(laws)
         fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
-        key = "compute" if is_compute else "communication"
-        laws.append(NodeLaw(name=pool.name, **{key: chosen.distribution}))
+        laws.append(
+            NodeLaw(
+                name=pool.name,
+                compute=chosen.distribution if is_compute else None,
+                communication=None if is_compute else chosen.distribution,
+                factor_K=factor_K,
+            )
+        )
     small = sum("only" in f.fit.note for f in fitted)
     notes = (f"{small} of {len(fitted)} pools are too small to fit a law",) if small else ()
     draws = LawDraws(
@@ -55,9 +69,31 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
         laws=tuple(laws),
         law_CB=tuple(law_CB),
         factor_R=None if (factor_R == 1).all() else factor_R,
+        regime_share_K=np.bincount(regime_T) / len(regime_T) if n_regimes > 1 else None,
         notes=notes,
     )
     return draws, fitted
+
+
+def _without_regimes(
+    samples: StepSamples, pool: Pool, regime_T: NDArray[np.int64]
+) -> tuple[Floats | None, Floats]:
+    """What each regime does to the pool's median, and the durations without it."""
+    if not regime_T.any():
+        return None, pool.durations_ns
+    arrays = [samples.classes[c].body_ns[n].astype(np.float64) for c, n in pool.nodes]
+    usual = float(np.median(pool.durations_ns))
+    if usual == 0:
+        return None, pool.durations_ns
+    factor_K = np.array(
+        [
+            np.median(np.concatenate([a[regime_T == k].ravel() for a in arrays])) / usual
+            for k in range(int(regime_T.max()) + 1)
+        ]
+    )
+    # A regime in which the pool took no time has nothing to be scaled back.
+    scale_T1 = np.where(factor_K > 0, factor_K, 1.0)[regime_T][:, None]
+    return factor_K, np.concatenate([(a / scale_T1).ravel() for a in arrays])
 
 
 def _without_factors(samples: StepSamples, pool: Pool, factor_R: Floats) -> Floats:

@@ -59,11 +59,6 @@ def agreement(forecast: Floats, measured: Floats) -> Agreement:
     )
 
 
-def sampling_floor(measured_a: Floats, measured_b: Floats) -> Agreement:
-    """What two measured halves of one job differ by: the best that a forecast can show."""
-    return agreement(measured_a, measured_b)
-
-
 def random_halves(
     n: int, *, splits: int, seed: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, overload
 
 import numpy as np
@@ -94,8 +94,6 @@ class Draws:
 
     step_ns_D: NDArray[np.int64]
     config: MonteCarlo
-    notes: tuple[str, ...] = field(default=())
-    """What was assumed about the durations."""
 
     def quantile_ns(self, q: float) -> float:
         """Quantile of the step time."""

@@ -21,6 +21,9 @@ from prismscale.forecast.samples import NodeSignature, StepSamples
 from prismscale.graph.node import NodeKind
 
 OTSU_BINS = 64
+SAME_WITHIN = 2.0
+"""Positions whose medians lie within this factor are draws of the same thing; where they do not and
+fall apart clearly, the signature says too little (a gap before a kernel and one before a step)."""
 CLEAR_SEPARATION = 0.7
 """Share of the variance that lies between Otsu's two classes, from which on they are two: an even
 spread has 0.75 of its variance there at most, a normal law 0.64."""
@@ -70,7 +73,8 @@ def pools_of(samples: StepSamples) -> list[Pool]:
             for ever, part in _split_by_bubble(samples, nodes):
                 found.append(_pool(samples, signature, ever, part))
         else:
-            found.append(_pool(samples, signature, None, nodes))
+            for part in _split_by_size(samples, nodes):
+                found.append(_pool(samples, signature, None, part))
     return found
 
 
@@ -138,6 +142,22 @@ def _split_by_bubble(
     never = [node for node, below in zip(nodes, low, strict=True) if below]
     ever = [node for node, below in zip(nodes, low, strict=True) if not below]
     return [(False, never), (True, ever)]
+
+
+def _split_by_size(
+    samples: StepSamples, nodes: list[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """Positions of one signature, cut again and again where their medians clearly fall apart."""
+    medians = np.array([np.median(samples.classes[c].body_ns[n]) for c, n in nodes])
+    medians = np.maximum(medians, 1.0)
+    if medians.max() <= SAME_WITHIN * medians.min():
+        return [nodes]
+    logs, low = np.log(medians), medians <= otsu_threshold(medians)
+    if low.all() or _between_variance(logs, low) < CLEAR_SEPARATION * logs.var():
+        return [nodes]
+    below = [node for node, is_low in zip(nodes, low, strict=True) if is_low]
+    above = [node for node, is_low in zip(nodes, low, strict=True) if not is_low]
+    return [*_split_by_size(samples, below), *_split_by_size(samples, above)]
 
 
 def _is_read(samples: StepSamples, class_index: int, node: int) -> bool:

@@ -42,14 +42,8 @@ class NodeLaw:
     name: str
     compute: DurationDistribution | None = None
     communication: DurationDistribution | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegimeFactors:
-    """States of the cluster, drawn once a step, and what each does to all communication."""
-
-    share_K: Floats
-    factor_K: Floats
+    factor_K: Floats | None = None
+    """What each regime does to the communication; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +56,8 @@ class LawDraws:
     """Law of every body node, by class; :data:`NO_LAW` for none."""
     factor_R: Floats | None = None
     """Spatial factor on each rank's computation; None is 1 everywhere."""
-    regimes: RegimeFactors | None = None
+    regime_share_K: Floats | None = None
+    """How often each regime holds; it is drawn once a step for all communication. None: one."""
     once_G: tuple[NDArray[np.int64], ...] | None = None
     """By family, which draw each of its groups takes: groups that run in parallel through one node
     find the network in one state. None: every group draws alone."""
@@ -102,7 +97,7 @@ class _Body(LazyBody):
         self._class_index, self._step = class_index, step
         self._law_B = source.law_CB[class_index]
         self._rank_class = source.graph.classes[class_index]
-        self._regime_D1 = _draw_regime(source.regimes, chunk, step)
+        self._regime_D = _draw_regime(source.regime_share_K, chunk, step)
         factor = source.factor_R
         self._factor_M = None if factor is None else factor[self._rank_class.members_M]
 
@@ -124,8 +119,9 @@ class _Body(LazyBody):
             total = part if self._factor_M is None else part * self._factor_M
         if law.communication is not None:
             part = _draw(law.communication, rng, shape, frozen)
-            # Regimes stay on for what is frozen: they are not the pool's own variation.
-            total = total + (part if self._regime_D1 is None else part * self._regime_D1)
+            if self._regime_D is not None and law.factor_K is not None and not frozen:
+                part = part * law.factor_K[self._regime_D][:, None]
+            total = total + part
         drawn = np.rint(total).astype(np.int64)
         return drawn if share_G is None or drawn.shape[1] == 1 else drawn.take(share_G, axis=1)
 
@@ -148,12 +144,11 @@ def _draw(
     return law.quantile(np.full((1, 1), 0.5)) if frozen else law.sample(rng, shape)
 
 
-def _draw_regime(regimes: RegimeFactors | None, chunk: Chunk, step: int) -> Floats | None:
-    if regimes is None:
+def _draw_regime(share_K: Floats | None, chunk: Chunk, step: int) -> NDArray[np.int64] | None:
+    if share_K is None:
         return None
     rng = chunk.generator(REGIME_STREAM, step)
-    states = rng.choice(len(regimes.share_K), size=chunk.draws, p=regimes.share_K)
-    return np.asarray(regimes.factor_K[states][:, None])
+    return rng.choice(len(share_K), size=chunk.draws, p=share_K)
 
 
 def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws:
@@ -190,7 +185,7 @@ def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws
         laws=tuple(laws),
         law_CB=tuple(law_CB),
         factor_R=_factors_of_sets(fused, source.factor_R),
-        regimes=source.regimes,
+        regime_share_K=source.regime_share_K,
         notes=source.notes,
     )
 
@@ -218,14 +213,29 @@ def _chain_law(
     if segment is not None:
         compute += segment.max(axis=0)
     name = next(source.laws[i].name for i, _ in parts if i != NO_LAW)
-    if source.regimes is None and source.factor_R is None:
+    if source.regime_share_K is None and source.factor_R is None:
         # Nothing scales one part without the other, so one draw serves for both.
         return NodeLaw(name=name, compute=Empirical(sorted_ns=np.sort(compute + communication)))
     return NodeLaw(
         name=name,
         compute=Empirical(sorted_ns=np.sort(compute)) if compute.any() else None,
         communication=Empirical(sorted_ns=np.sort(communication)) if communication.any() else None,
+        factor_K=_mean_factor([source.laws[i] for i, _ in parts if i != NO_LAW]),
     )
+
+
+def _mean_factor(laws: list[NodeLaw]) -> Floats | None:
+    """Factor of a sum of communications, each weighted by its median."""
+    at = np.array([0.5])
+    found = [
+        (float(law.communication.quantile(at)[0]), law.factor_K)
+        for law in laws
+        if law.communication is not None and law.factor_K is not None
+    ]
+    if not found:
+        return None
+    weight = np.array([w for w, _ in found])
+    return np.asarray(weight @ np.stack([factor_K for _, factor_K in found]) / weight.sum())
 
 
 def _tabulated(law: NodeLaw) -> NodeLaw:
@@ -235,7 +245,7 @@ def _tabulated(law: NodeLaw) -> NodeLaw:
         Empirical(sorted_ns=one.quantile(at)) if one is not None else None
         for one in (law.compute, law.communication)
     )
-    return NodeLaw(name=law.name, compute=compute, communication=communication)
+    return replace(law, compute=compute, communication=communication)
 
 
 def _factors_of_sets(fused: FusedGraph, factor_R: Floats | None) -> Floats | None:

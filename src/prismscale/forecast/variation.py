@@ -84,9 +84,11 @@ def vary(graph: JobGraph, durations: GraphDurations, variation: Variation) -> La
             key = (is_compute, label, mean_ns)
             if key not in laws:
                 laws[key] = len(table)
-                law = variation.compute(mean_ns) if is_compute else variation.communication(mean_ns)
-                where = {"compute" if is_compute else "communication": law}
-                table.append(NodeLaw(name=label, **where))
+                table.append(
+                    NodeLaw(name=label, compute=variation.compute(mean_ns))
+                    if is_compute
+                    else NodeLaw(name=label, communication=variation.communication(mean_ns))
+                )
             law_B[node] = laws[key]
         law_CB.append(law_B)
     return LawDraws(graph=graph, laws=tuple(table), law_CB=tuple(law_CB))

@@ -4,8 +4,8 @@ Given which captured rank stands for each rank, and the groups of every rank, cl
 colour refinement: ranks start with the colour of their trace (and of their position in groups that
 carry point-to-point traffic, because lockstep along a pipeline would deadlock: the receive of stage
 ``s`` needs the earlier send of stage ``s - 1``); a group's colour is the sequence of its members'
-colours; a rank takes on the colours of its groups; until nothing splits any more. Then every role of
-a class leads to groups of one colour, which is a family.
+colours; a rank takes on the colours of its groups; until nothing splits any more. Then every role
+of a class leads to groups of one colour, which is a family.
 """
 
 from __future__ import annotations

@@ -200,7 +200,8 @@ def _refuse_unknown(
         raise GraphError(
             f"rank {rank} is taken to run what rank {trace.rank} runs, which uses groups of "
             f"sizes {[len(g.ranks) for g in trace.groups]}, but only groups of sizes {sizes} "
-            f"are known for it; capture rank {rank} too (--capture {rank})"
+            "are known for it: its program differs from that rank's, or its groups are created by "
+            "their members alone and follow no regular stride"
         )
 
 

@@ -2,8 +2,8 @@
 
 *Logical* time is the time the rank would have on the cluster: the monotonic clock since the job
 began, less what the emulation itself cost (its lag), plus, on the virtual clock, the waits that
-were skipped. The script's own timers see logical time on the virtual clock, and the real clock on the
-paced one.
+were skipped. The script's own timers see logical time on the virtual clock, and the real clock on
+the paced one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One file per (writer, reader, position): the reader removes it after reading, so nothing is ever
 overwritten too early and nothing stays behind. The coordinator releases a communication only when
-all live members have arrived, hence written; a reader waits for a file only where the graph does not
-have the communication.
+all live members have arrived, hence written; a reader waits for a file only where the graph does
+not have the communication.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuMemoryTracker
+from prismscale.capture.device.cuda import CudaMemoryTracker, start_cuda
 from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
 from prismscale.capture.failure import save_failure
 from prismscale.capture.payload import CompositePayload, MirrorPayload
@@ -30,8 +32,9 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.position import TraceCursor
-from prismscale.live.runner import LiveHook
+from prismscale.live.runner import LiveHook, StepEnd
 from prismscale.live.spec import LiveSpec
+from prismscale.live.streamed import StreamedHook, streamed_hook
 from prismscale.processes import die_with_parent
 
 
@@ -53,6 +56,15 @@ class Observation:
     uncovered: int = 0
     peak_bytes: int = 0
     step_peak_bytes: list[int] = field(default_factory=list)
+    reserved_bytes: int | None = None
+    """Highest bytes held by the caching allocator, where there is one."""
+
+    def add_steps(self, steps: list[StepEnd]) -> None:
+        """Steady steps, in order."""
+        for before, step in pairwise([StepEnd(0, 0, 0), *steps]):
+            self.step_end_ns.append(step.end_ns)
+            self.step_wait_ns.append(step.waited_ns - before.waited_ns)
+            self.step_lag_ns.append(step.lag_ns - before.lag_ns)
 
 
 class LiveControl:
@@ -60,7 +72,7 @@ class LiveControl:
 
     def __init__(
         self,
-        hook: LiveHook,
+        hook: LiveHook | StreamedHook,
         clock: Clock,
         memory: MemoryTracker,
         trace: RankTrace,
@@ -77,7 +89,6 @@ class LiveControl:
         self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
         self._last_mark = self._prologue_marks + steps * self._period
         self._marks = 0
-        self._before = (0, 0)
 
     def optimizer_begins(self) -> None:
         """Nothing to note."""
@@ -91,12 +102,7 @@ class LiveControl:
             self.end_memory()
         since = self._marks - self._prologue_marks
         if since >= 0 and since % self._period == 0:
-            self._hook.stretch()
-            waited, lag = self._hook.waited_ns, self._hook.lag_ns
-            self._seen.step_end_ns.append(self._clock.now_ns())
-            self._seen.step_wait_ns.append(waited - self._before[0])
-            self._seen.step_lag_ns.append(lag - self._before[1])
-            self._before = (waited, lag)
+            self._hook.step_ended()
         if self._marks >= self._last_mark:
             raise StopProgram
         if since >= 0 and since % self._period == 0:
@@ -111,44 +117,62 @@ class LiveControl:
             record = self._memory.stop()
             self._seen.peak_bytes = record.peak_bytes
             self._seen.step_peak_bytes = list(record.step_peak_bytes)
+            self._seen.reserved_bytes = record.reserved_bytes
 
 
 def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
     if spec.device == "cpu":
         torch.set_num_threads(1)
+    else:
+        start_cuda()
     trace = load_trace(Path(spec.trace))
     load = GlooLoad() if spec.communication_load else NullLoad()
     wire = _connect(spec)
     origin_ns = _wait_for_go(wire)
     virtual = VirtualClock(origin_ns) if spec.clock == "virtual" else None
     clock: Clock = virtual or PacedClock(origin_ns)
-    hook = LiveHook(
-        cursor=TraceCursor(trace),
-        wire=wire,
-        clock=clock,
-        payload=CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload()),
-        exchange=Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live)),
-        load=load,
-        compute_factor=spec.compute_factor,
-    )
+    cursor = TraceCursor(trace)
+    payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
+    exchange = Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
+    hook: LiveHook | StreamedHook
+    if spec.device == "cuda":
+        hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
+    else:
+        hook = LiveHook(
+            cursor=cursor,
+            wire=wire,
+            clock=clock,
+            payload=payload,
+            exchange=exchange,
+            load=load,
+            compute_factor=spec.compute_factor,
+        )
     seen = Observation(rank=spec.rank)
-    tracked = trace.memory is not None
-    memory: MemoryTracker = CpuMemoryTracker() if tracked else NullMemoryTracker()
+    memory = _memory_tracker(spec.device) if trace.memory is not None else NullMemoryTracker()
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
     control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step)
     memory.start()
     with ExitStack() as stack:
+        stack.callback(hook.close)
         if virtual is not None:
             stack.enter_context(answering_time(virtual))
         stack.enter_context(install(spec.environment, hook, hook))
+        # The marker is found from where the program imports.
+        spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         spec.script.run()
+        seen.add_steps(hook.finish())
     control.end_memory()
     seen.communications, seen.uncovered = hook.communications, hook.cursor.uncovered
     seen.boot_s = hook.boot_s
     wire.send(Message(Kind.BYE))
     return seen
+
+
+def _memory_tracker(device: str) -> MemoryTracker:
+    # The program's own log shows its device's peaks: they are left to it.
+    return CudaMemoryTracker(per_step=False) if device == "cuda" else CpuMemoryTracker()
 
 
 def _connect(spec: LiveSpec) -> Wire:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -29,6 +30,16 @@ ASK_AFTER_S = 5.0
 """A wait this long makes the live rank ask whether it ever ends."""
 UNCOVERED_BASE = 1 << 62
 """Positions of communications that the graph does not have."""
+
+
+class StepEnd(NamedTuple):
+    """The end of a steady step, in logical time, and what it came to so far."""
+
+    end_ns: int
+    waited_ns: int
+    """Spent waiting for communications."""
+    lag_ns: int
+    """What the emulation cost, which is not in ``end_ns``."""
 
 
 @dataclass(kw_only=True)
@@ -63,6 +74,7 @@ class LiveHook:
     boot_s: float = 0.0
     """From the start of the process to the first communication."""
     _computing_since_ns: int | None = None
+    _steps: list[StepEnd] = field(default_factory=list)
     _meetings: Meetings = field(default_factory=Meetings)
     _ends: dict[int, int] = field(default_factory=dict)
 
@@ -86,15 +98,18 @@ class LiveHook:
         workspace = [take_workspace(batch)]
         finished = self.load.begin(batch)
 
-        def wait(_: timedelta | None) -> None:
-            self.stretch()
+        def complete() -> None:
             finished()
             workspace.clear()
             self._complete(pending)
 
+        def wait(_: timedelta | None) -> None:
+            self.stretch()
+            complete()
+
         outputs = tuple(t for c in batch for t in c.outputs)
         if not batch[0].asynchronous:
-            wait(None)
+            complete()
             return EmulatedWork(outputs)
         self._forgive(self.clock.now_ns() - now)
         self._computing_since_ns = self.clock.now_ns()
@@ -132,7 +147,7 @@ class LiveHook:
             pending.batch, pending.meetings, alone, strict=True
         ):
             if not is_alone and not pending.filled:
-                self._combine(meeting, collective)
+                combine_with_peers(self.exchange, self.payload, meeting, collective)
         pending.filled = True
         self.clock.wait_until(end)
         due = max(began, end)
@@ -154,32 +169,23 @@ class LiveHook:
             self.clock.wait_until(now + extra)
         self._computing_since_ns = self.clock.now_ns()
 
+    def step_ended(self) -> None:
+        """The program is at the end of a steady step."""
+        self.stretch()
+        self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
+
+    def finish(self) -> list[StepEnd]:
+        """What was seen of each steady step."""
+        return self._steps
+
+    def close(self) -> None:
+        """Nothing outlives the program."""
+
     def _forgive(self, lag_ns: int) -> None:
         """Time that only the emulation took: it is no part of the rank's logical time."""
         if lag_ns > 0:
             self.clock.forgive(lag_ns)
             self.lag_ns += lag_ns
-
-    def _combine(self, meeting: str, collective: Collective) -> None:
-        group = collective.group
-        if collective.op == CollectiveOp.SEND:
-            return
-        contributions = {
-            group.ranks.index(peer): self.exchange.take(meeting, peer, collective)
-            for peer in self.exchange.peers(collective)
-        }
-        device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
-        if not collective.op.is_p2p:
-            own = collective.inputs or collective.outputs
-            contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
-        if device.type != "cpu":
-            contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
-        rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
-        with torch.no_grad():
-            if rooted and collective.root not in contributions:
-                self.payload.fill(collective)
-            else:
-                combine(collective, contributions)
 
     def _is_done(self, pending: Pending) -> bool:
         self._read(0.0)
@@ -204,3 +210,28 @@ class LiveHook:
                 text = message.text or {}
                 raise StuckError(str(text.get("summary", "the communication never ends")))
         return bool(messages)
+
+
+def combine_with_peers(
+    exchange: Exchange, payload: PayloadSource, meeting: str, collective: Collective
+) -> None:
+    """Outputs of a communication that other live ranks take part in."""
+    group = collective.group
+    if collective.op == CollectiveOp.SEND:
+        return
+    contributions = {
+        group.ranks.index(peer): exchange.take(meeting, peer, collective)
+        for peer in exchange.peers(collective)
+    }
+    if not collective.op.is_p2p:
+        own = collective.inputs or collective.outputs
+        contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
+    device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
+    if device.type != "cpu":
+        contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
+    rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
+    with torch.no_grad():
+        if rooted and collective.root not in contributions:
+            payload.fill(collective)
+        else:
+            combine(collective, contributions)

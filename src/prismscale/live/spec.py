@@ -53,6 +53,11 @@ class LiveSpec:
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
             raise UsageError(f"clock {self.clock!r}; allowed: {', '.join(CLOCKS)}")
+        if self.clock == "virtual" and self.device == "cuda":
+            raise UsageError(
+                "--clock virtual skips waits, and a GPU computes in real time: use --clock paced "
+                "with --device cuda, or --device cpu"
+            )
 
     @property
     def script(self) -> Script:
@@ -63,7 +68,10 @@ class LiveSpec:
     def environment(self) -> RankEnvironment:
         """The environment variables that torchrun would set."""
         return RankEnvironment(
-            rank=self.rank, world_size=self.world_size, local_world_size=self.local_world_size
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+            shares_device=self.device == "cuda",
         )
 
     @property

@@ -44,7 +44,7 @@ class LiveStage:
     hang: Mapping[int, int]
     compute_scale: float = 1.0
     prefix: Callable[[], Sequence[str]] = tuple
-    """Words to put before a live rank's command (to start it under a CPU quota); asked each time."""
+    """Words before a live rank's command (for a CPU quota); asked each time."""
 
     def run(self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]) -> list[Any]:
         """Run all live ranks to the end; returns their observations (``live-<r>.json``), by rank.

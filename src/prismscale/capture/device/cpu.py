@@ -36,7 +36,7 @@ class CpuDevice:
         return ended - began
 
     def communicate(
-        self, lane: str, fill: Callable[[], None], *, blocks_host: bool
+        self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
         """Fill at once: nothing is left to wait for."""
         fill()
@@ -70,9 +70,9 @@ class CpuMemoryTracker:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._original_prepare = autograd_profiler._prepare_profiler
 
-        def give_way(*args: Any) -> Any:
+        def give_way(*args: Any, **kwargs: Any) -> Any:
             self._end_profile()
-            return self._original_prepare(*args)
+            return self._original_prepare(*args, **kwargs)
 
         config = ProfilerConfig(
             ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig(), ""

@@ -50,10 +50,11 @@ class CaptureDevice(Protocol):
         ...
 
     def communicate(
-        self, lane: str, fill: Callable[[], None], *, blocks_host: bool
+        self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
-        """Run ``fill`` as a communication on ``lane`` would run, after the work issued so far.
+        """Run ``fill`` as a communication would run, after the work issued so far.
 
+        ``channel``: communications with equal ones run in order.
         ``blocks_host``: waiting for it is the host's affair, not only the device's.
         """
         ...

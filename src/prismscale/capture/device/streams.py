@@ -146,19 +146,19 @@ class Flight:
 
 
 class CommunicationStreams:
-    """One stream for each communication lane, ordered after the stream that communicates."""
+    """One stream for each channel, ordered after the stream that communicates."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
-        self._by_lane: dict[str, Stream] = {}
+        self._by_channel: dict[object, Stream] = {}
         self._flights: deque[Flight] = deque()
 
-    def issue(self, lane: str, work: Callable[[Stream], None]) -> Flight:
-        """Let ``work`` issue to the lane's stream, after what the current stream has now."""
+    def issue(self, channel: object, work: Callable[[Stream], None]) -> Flight:
+        """Let ``work`` issue to the channel's stream, after what the current stream has now."""
         streams = self._streams
-        stream = self._by_lane.get(lane)
+        stream = self._by_channel.get(channel)
         if stream is None:
-            stream = self._by_lane[lane] = streams.create()
+            stream = self._by_channel[channel] = streams.create()
         streams.wait(stream, streams.record(streams.current()))
         with streams.use(stream):
             work(stream)
@@ -201,10 +201,10 @@ class StreamDevice:
         return ended.ns - began.ns
 
     def communicate(
-        self, lane: str, fill: Callable[[], None], *, blocks_host: bool
+        self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
-        """Fill on the lane's stream; the result lets the then current stream wait for it."""
-        flight = self._communication.issue(lane, lambda _: fill())
+        """Fill on the channel's stream; the result lets the then current stream wait for it."""
+        flight = self._communication.issue(channel, lambda _: fill())
         return lambda: flight.join(blocks_host)
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:

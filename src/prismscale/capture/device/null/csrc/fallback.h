@@ -4,6 +4,7 @@
 #include <mutex>
 #include <optional>
 
+#include "recorder.h"
 #include "signature.h"
 
 namespace prismscale {
@@ -45,11 +46,6 @@ void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 void forget(const at::Tensor& tensor);
 std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
 bool set_known(const at::Tensor& tensor, const at::Tensor& value);
-
-// recorder.cpp
-uint32_t register_signature(std::string description);
-std::string signature_text(uint32_t id);
-void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns);
 
 // workspaces.cpp: bytes that the real kernel of this call takes from the allocator and gives back.
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);

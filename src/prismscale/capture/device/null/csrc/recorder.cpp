@@ -1,8 +1,14 @@
 // The record of executed ops: 32 bytes each, and a table of what the rows mean.
+#include "recorder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
 #include <mutex>
+#include <vector>
 
 #include "capi.h"
-#include "fallback.h"
+#include "device.h"
 
 namespace prismscale {
 namespace {
