@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -107,6 +108,12 @@ class CpuGroups:
             limits = {"cpu.max": f"{spec.quota_us} {spec.period_us}"}
         return self._make(name, limits) / "cgroup.procs"
 
+    @staticmethod
+    def _end_processes(group: Path) -> None:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
     def _make(self, name: str, settings: dict[str, str]) -> Path:
         group = self.root / name
         try:
@@ -124,13 +131,14 @@ class CpuGroups:
         return group
 
     def remove(self) -> None:
-        """Remove all groups; their processes must be ending."""
+        """Remove all groups, and end the processes that are still in one."""
         deadline = time.monotonic() + REMOVAL_S
         for group in reversed(self._made):
             while group.exists():
                 try:
                     group.rmdir()
                 except OSError:
+                    self._end_processes(group)
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.02)

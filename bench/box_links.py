@@ -127,7 +127,7 @@ def main() -> None:
     found: dict[str, Times] = {}
     for size in spec["sizes"]:
         groups = [list(range(first, first + size)) for first in range(0, world, size)]
-        group, _ = dist.new_subgroups_by_enumeration(groups)
+        group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
         for op in OPS:
             if _applies(op, size):
                 for n_bytes, repeats in REPEATS.items():

@@ -1,11 +1,11 @@
 """Emulated against real in a cluster in a box: jobs of 4 and 8 gloo ranks on this machine's cores.
 
 Every rank has an equal CPU share (a cgroup quota) and a rate-limited link of its own (network
-namespaces; see ``box.py``). The box is measured and described as a cluster; the job is captured
-under the same shares; then real jobs of N ranks and emulated ones (rank 0 live under its share, the
-N - 1 others virtual) take turns. They alternate in blocks, not in steps: two runs at once could not
-both have the cores. What is compared: the median step of the real job, that of the simulated
-timeline, and that which the live rank saw. No bar is set: figures are told as they are.
+namespaces; see ``box.py``). The box is measured and described as a cluster, and the job is captured
+under the same shares. Then a real job of N ranks and an emulated one (rank 0 live under its share,
+the N - 1 others virtual) take turns, a block of steps each; who is not on turn uses no core. What
+is compared: the median step of the real job, that of the simulated timeline, and that which the
+live rank saw. No bar is set: figures are told as they are.
 
     sudo python bench/cluster_in_a_box.py --json out.json
 
@@ -20,15 +20,19 @@ import os
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from box import Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
+from keeper import Keeper
 from prismscale.analysis.rows import Row, print_rows, write_rows
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.spec import CaptureSpec
@@ -62,10 +66,15 @@ class Plan:
     """What is run in every box."""
 
     model: str
-    steps: int
-    """Of each block."""
+    block: int
+    """Steps of the real job, then of the emulated one, without a pause."""
     rounds: int
-    """Blocks of either kind."""
+    """Blocks of either."""
+
+    @property
+    def steps(self) -> int:
+        """Of the real job, and of the emulated one."""
+        return self.block * self.rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +90,18 @@ class Captured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What the real job and the live rank took, step by step."""
+
+    real_ns: Sequence[float]
+    live_ns: Sequence[float]
+    wait_ns: Sequence[int]
+    """Of the live rank: waiting for communications."""
+    lag_ns: Sequence[int]
+    """Of the live rank: what emulation cost, which is not in its steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CaseInBox:
     """One parallelism at one world size."""
 
@@ -88,7 +109,7 @@ class CaseInBox:
     args: tuple[str, ...]
     cluster: Path
     folder: Path
-    steps: int
+    plan: Plan
 
     def capture(self) -> Captured:
         """Capture all ranks side by side: every seat is as busy as in the real job."""
@@ -102,7 +123,7 @@ class CaseInBox:
             is_module=False,
             args=self.args,
             device="cpu",
-            samples=self.steps,
+            samples=self.plan.block * 2,
             step_marker=None,
             track_memory=True,
             communication_load=True,
@@ -127,29 +148,45 @@ class CaseInBox:
         durations = GraphDurations(graph=graph, model=model)
         return simulate(graph, durations, steps=SIMULATED_STEPS).step_ns
 
-    def run_real(self, captured: Captured, block: int) -> list[float]:
-        """Steps of a real job, in ns: the mean over ranks."""
-        folder = self.folder / f"real-{block}"
-        folder.mkdir()
+    def run(self, captured: Captured) -> Observed:
+        """Run the real job and the emulated one in turns."""
+        keeper = Keeper(self.gate, {"real": self.world_size, "live": 1}, steps=self.plan.block)
+        pool = ThreadPoolExecutor(1)
+        real = pool.submit(self._run_real, captured)
+        # A job that failed takes no more turns.
+        real.add_done_callback(lambda done: keeper.close() if done.exception() else None)
+        try:
+            live = self._run_live(captured)
+            return Observed(
+                real_ns=real.result(),
+                live_ns=np.diff(live["step_end_ns"]).tolist(),
+                wait_ns=live["step_wait_ns"][1:],
+                lag_ns=live["step_lag_ns"][1:],
+            )
+        finally:
+            pool.shutdown(wait=False)
+
+    def _run_real(self, captured: Captured) -> list[float]:
+        """Steps of the real job, in ns: the mean over ranks."""
         meta = captured.traces[LIVE].meta
         spec = {
             "target": str(EXAMPLE),
             "args": self.args,
-            "gate": None,
-            "steps": self.steps,
-            "out": str(folder),
+            "gate": str(self.gate),
+            "steps": self.plan.steps,
+            "out": str(self.folder),
             **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
         }
         specs = [spec] * self.world_size
-        run_ranks(self.box, "real", HERE / "real_rank.py", specs, folder)
+        run_ranks(self.box, "real", HERE / "real_rank.py", specs, self.folder)
         found = [
-            json.loads((folder / f"real-{r}.json").read_text()) for r in range(self.world_size)
+            json.loads((self.folder / f"real-{r}.json").read_text()) for r in range(self.world_size)
         ]
         return list(np.mean([f["step_ns"] for f in found], axis=0))
 
-    def run_live(self, captured: Captured, block: int) -> dict[str, list[float]]:
-        """What the live rank saw: its steps, and in each the time waited and the lag, in ns."""
-        folder = self.folder / f"live-{block}"
+    def _run_live(self, captured: Captured) -> dict[str, Any]:
+        """What rank 0 saw, live among virtual ranks."""
+        folder = self.folder / "live"
         folder.mkdir()
         spec = LiveSpec(
             rank=LIVE,
@@ -159,7 +196,7 @@ class CaseInBox:
             is_module=False,
             args=self.args,
             device="cpu",
-            steps=self.steps,
+            steps=self.plan.steps,
             step_marker=None,
             clock="paced",
             live=(LIVE,),
@@ -168,7 +205,7 @@ class CaseInBox:
             exchange="",
             communication_load=True,
             socket="",
-            gate=None,
+            gate=str(self.gate),
             out=str(folder),
         )
         stage = LiveStage(
@@ -180,12 +217,13 @@ class CaseInBox:
             hang={},
             prefix=lambda: self.box.prefix(LIVE),
         )
-        seen = stage.run(captured.graph(), lambda *_: None, lambda _: None)[0]
-        return {
-            "step": np.diff(seen["step_end_ns"]).tolist(),
-            "wait": seen["step_wait_ns"][1:],
-            "lag": seen["step_lag_ns"][1:],
-        }
+        (seen,) = stage.run(captured.graph(), lambda *_: None, lambda _: None)
+        return dict(seen)
+
+    @property
+    def gate(self) -> Path:
+        """Socket of the keeper."""
+        return self.folder / "gate"
 
     @property
     def world_size(self) -> int:
@@ -193,48 +231,32 @@ class CaseInBox:
         return self.box.spec.seats
 
 
-def compare(name: str, case: CaseInBox, rounds: int) -> list[Row]:
-    """Alternate blocks; rows of medians and their errors."""
+def compare(name: str, case: CaseInBox) -> list[Row]:
+    """Rows of medians and their errors."""
     captured = case.capture()
     predicted = case.predict_ns(captured)
-    real, live = [], []
-    for block in range(rounds):
-        real.append(case.run_real(captured, block))
-        live.append(case.run_live(captured, block))
-    steps = [b["step"] for b in live]
-    truth, seen = _median(real), _median(steps)
-    print(
-        f"{name}: real {_blocks(real)}, simulated {predicted / 1e6:.1f} ms, live {_blocks(steps)}; "
-        f"{sum(map(len, real))} real steps",
-        flush=True,
-    )
-    return [
-        Row.told(f"{name}: real step, median", truth / 1e6, "ms"),
-        Row.told(f"{name}: spread of real blocks", _spread(real), "%"),
-        Row.told(f"{name}: simulated step", predicted / 1e6, "ms"),
-        Row.told(f"{name}: simulated against real", 100 * (predicted / truth - 1), "%"),
-        Row.told(f"{name}: live step, median", seen / 1e6, "ms"),
-        Row.told(f"{name}: spread of live blocks", _spread(steps), "%"),
-        Row.told(f"{name}: live against real", 100 * (seen / truth - 1), "%"),
-        Row.told(
-            f"{name}: live, waiting in a step", _median([b["wait"] for b in live]) / 1e6, "ms"
-        ),
-        Row.told(f"{name}: live, lag in a step", _median([b["lag"] for b in live]) / 1e6, "ms"),
+    seen = case.run(captured)
+    real, live = float(np.median(seen.real_ns)), float(np.median(seen.live_ns))
+    rows = [
+        Row.told("real step, median", real / 1e6, "ms"),
+        Row.told("real step, between blocks", _spread(seen.real_ns, case.plan), "%"),
+        Row.told("simulated step", predicted / 1e6, "ms"),
+        Row.told("simulated against real", 100 * (predicted / real - 1), "%"),
+        Row.told("live step, median", live / 1e6, "ms"),
+        Row.told("live step, between blocks", _spread(seen.live_ns, case.plan), "%"),
+        Row.told("live against real", 100 * (live / real - 1), "%"),
+        Row.told("live, waiting in a step", float(np.median(seen.wait_ns)) / 1e6, "ms"),
+        Row.told("live, lag in a step", float(np.median(seen.lag_ns)) / 1e6, "ms"),
     ]
+    rows = [replace(row, name=f"{name}: {row.name}") for row in rows]
+    print_rows(rows, title=f"{name}: {len(seen.real_ns)} real steps, {len(seen.live_ns)} live")
+    return rows
 
 
-def _median(blocks: list[list[float]]) -> float:
-    return float(np.median(np.concatenate(blocks)))
-
-
-def _blocks(blocks: list[list[float]]) -> str:
-    each = ", ".join(f"{np.median(b) / 1e6:.1f}" for b in blocks)
-    return f"{_median(blocks) / 1e6:.1f} ms (blocks {each})"
-
-
-def _spread(blocks: list[list[float]]) -> float:
-    medians = [float(np.median(b)) for b in blocks]
-    return 100 * (max(medians) / min(medians) - 1)
+def _spread(steps_ns: Sequence[float], plan: Plan) -> float:
+    """How much the blocks' medians differ, in % of the smallest."""
+    medians = [np.median(b) for b in np.array_split(steps_ns, plan.rounds)]
+    return float(100 * (max(medians) / min(medians) - 1))
 
 
 def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
@@ -252,9 +274,9 @@ def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
                 args=("--model", plan.model, *JOB, "--log-every", "1000", *CASES[case]),
                 cluster=cluster,
                 folder=folder,
-                steps=plan.steps,
+                plan=plan,
             )
-            rows += compare(f"{spec.seats} ranks, {case}", found, plan.rounds)
+            rows += compare(f"{spec.seats} ranks, {case}", found)
     return rows
 
 
@@ -263,8 +285,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, action="append", help="default: 4 and 8")
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--model", default="debug")
-    parser.add_argument("--steps", type=int, default=12, help="of each block")
-    parser.add_argument("--rounds", type=int, default=2, help="real and live blocks of each case")
+    parser.add_argument("--block", type=int, default=6, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=4, help="real and live blocks of each case")
     parser.add_argument("--rate", type=int, default=400, help="of each link, Mbit/s")
     parser.add_argument(
         "--busy", type=float, default=0.8, help="share of all cores that the ranks may use together"
@@ -279,7 +301,7 @@ def main() -> int:
     # What is undone on Ctrl-C must be undone on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    plan = Plan(model=options.model, steps=options.steps, rounds=options.rounds)
+    plan = Plan(model=options.model, block=options.block, rounds=options.rounds)
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
     try:
@@ -292,7 +314,6 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    print_rows(rows)
     if options.json:
         write_rows(rows, options.json)
     return 0

@@ -4,8 +4,9 @@
 
 The llama example (debug) at world size 1,024: a straggler, against the bounds that arithmetic
 gives; the same at 64 ranks against the oracle of ``tests/oracle.py``, which walks every event of
-every rank; a hung rank and the groups that must be named. Then a small job with two live ranks is ended by
-SIGINT, SIGTERM and SIGKILL at moments spread over its whole run: nobody and nothing may be left.
+every rank; a hung rank and the groups that must be named. Then a small job with two live ranks is
+ended by SIGINT, SIGTERM and SIGKILL at moments spread over its whole run: nobody and nothing may be
+left.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def arithmetic() -> list[Row]:
 
 
 def hang(folder: Path) -> list[Row]:
-    """Rank 17 stops at step 3: the exit code, its name, and each of its groups that communicates."""
+    """Rank 17 stops at step 3: exit code, its name, and each of its groups that communicates."""
     out = folder / "large"
     done = run(out, 1024, "--hang", f"{SLOW_RANK}@step3")
     graph = load_graph(out / "graph")

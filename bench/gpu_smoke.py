@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--items", default=",".join(items))
+    parser.add_argument("--items", default="run,overhead,memory,release")
     parser.add_argument("--null-python", default="", help="an interpreter with CPU-only torch")
     options = parser.parse_args()
     unknown = set(options.items.split(",")) - set(items)

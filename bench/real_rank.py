@@ -17,7 +17,7 @@ import torch
 from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.script import Script, StopProgram
 from prismscale.capture.steps import watch_steps
-from prismscale.live.gate import Gate, OpenGate, SocketGate
+from prismscale.live.gate import SocketGate
 from prismscale.processes import die_with_parent
 
 
@@ -25,8 +25,7 @@ class Watch:
     """Times steps and passes the gate between them, as a live rank's control does."""
 
     def __init__(self, spec: dict[str, object], rank: int) -> None:
-        gate = spec["gate"]
-        self._gate: Gate = SocketGate(str(gate), f"real {rank}") if gate else OpenGate()
+        self._gate = SocketGate(str(spec["gate"]), f"real {rank}")
         self._memory = CpuMemoryTracker()
         self._memory_marks = int(str(spec["memory_marks"]))
         self._prologue_marks = int(str(spec["prologue_marks"]))

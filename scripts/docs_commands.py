@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 
 from prismscale import errors
-from prismscale.cli import INTERRUPTED, TERMINATED, app
+from prismscale.cli import app
 
 
 def commands(command: Any = None, name: str = "prismscale") -> Iterator[tuple[str, Any]]:
@@ -96,8 +97,8 @@ def exit_codes() -> str:
     rows = [(0, "", "The command did what it was asked to do.")]
     for kind in _kinds(errors.PrismscaleError):
         rows.append((kind.exit_code, f"`{kind.__name__}`", _first_line(kind)))
-    rows += [(INTERRUPTED, "", "Ctrl-C. Everything that was started has been ended.")]
-    rows += [(TERMINATED, "", "SIGTERM. Everything that was started has been ended.")]
+    rows += [(128 + signal.SIGINT, "", "Ctrl-C. Everything that was started has been ended.")]
+    rows += [(128 + signal.SIGTERM, "", "SIGTERM. Everything that was started has been ended.")]
     lines = [f"| {code} | {name} | {meaning} |" for code, name, meaning in rows]
     return "\n".join(["| code | error | meaning |", "|---:|---|---|", *lines])
 

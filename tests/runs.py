@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -78,7 +79,6 @@ def environment(mark: str = "") -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": source,
         "OMP_NUM_THREADS": "1",
-        "COLUMNS": "100",
         MARK: mark,
     }
 
@@ -90,7 +90,9 @@ def prismscale(*args: object) -> Ended:
     sys.argv = ["prismscale", *map(str, args)]
     code: Any = 0
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        # Wide, so that no path is broken.
+        wide = patch.dict(os.environ, COLUMNS="300")
+        with wide, redirect_stdout(out), redirect_stderr(err):
             main()
     except SystemExit as stop:
         code = stop.code

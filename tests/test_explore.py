@@ -56,9 +56,7 @@ def test_every_schedule_runs_and_does_all_work_once(name, stages, rounds, chunks
         assert len(set(actions)) == len(actions)
         passes = [a for a in actions if a.work is not Work.WEIGHT]
         assert len(passes) == 2 * microbatches * chunks
-    layout = Layout(
-        tp=1, pp=stages, dp=1, microbatches=microbatches, schedule=name, chunks=chunks
-    )
+    layout = Layout(tp=1, pp=stages, dp=1, microbatches=microbatches, schedule=name, chunks=chunks)
     costs = PassCosts(forward_ns=10, input_gradient_ns=10, weight_gradient_ns=10)
     graph = build_layout(layout, costs)
     verify(graph)

@@ -53,8 +53,12 @@ def test_expected_time_with_failures_matches_the_formula():
     """Mean completion time of restarted segments is (M + R) (e^(L/M) - 1) each (Daly, eq. 13 form,
     with the restart itself exposed to failures)."""
     plan = TrainingPlan(
-        steps=864_000, nodes=100, mtbf_hours=1_000, checkpoint_s=120, restart_s=300,
-        interval_s=3_600
+        steps=864_000,
+        nodes=100,
+        mtbf_hours=1_000,
+        checkpoint_s=120,
+        restart_s=300,
+        interval_s=3_600,
     )
     found = training_time(np.full(10, 10**9), plan, draws=4_000)
     mtbf, length = plan.job_mtbf_s, 3_600 + 120

@@ -96,9 +96,7 @@ def test_a_regime_slows_all_communication_of_a_step():
     still = Empirical(sorted_ns=np.array([1e6]))
     source = laws(graph, still, still)
     slowed = replace(source.laws[1], factor_K=np.array([1.0, 2.0]))
-    source = replace(
-        source, laws=(source.laws[0], slowed), regime_share_K=np.array([0.8, 0.2])
-    )
+    source = replace(source, laws=(source.laws[0], slowed), regime_share_K=np.array([0.8, 0.2]))
     drawn = draw_steps(graph, source, MonteCarlo(draws=5_000, steps=1)).step_ns_D
     assert set(drawn.tolist()) == {2_000_000, 3_000_000}
     assert (drawn == 3_000_000).mean() == pytest.approx(0.2, abs=0.02)

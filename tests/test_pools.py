@@ -123,9 +123,7 @@ def pipeline_samples(longest):
         last = builder.add_compute([1] * n, preds=[-1], label="work")
         for _ in range(3):
             op = CollectiveOp.SEND if stage == 0 else CollectiveOp.RECV
-            sent = builder.add_communication(
-                op, 8, peer=1, preds=[last], durations_ns=[1] * n
-            )
+            sent = builder.add_communication(op, 8, peer=1, preds=[last], durations_ns=[1] * n)
             last = builder.add_compute([1] * n, preds=[sent], label="work")
         stages.append(builder.build())
     traces = dict(enumerate(stages))

@@ -19,9 +19,7 @@ Every figure here is printed by a command of this package; misses are shown.
 """
 
 
-def section(
-    name: str, rows: Sequence[Row], *, command: str, remarks: Sequence[str] = ()
-) -> str:
+def section(name: str, rows: Sequence[Row], *, command: str, remarks: Sequence[str] = ()) -> str:
     """Markdown of one section, with its markers."""
     missed = sum(not r.ok for r in rows)
     asked = sum(r.bar is not None for r in rows)

@@ -67,8 +67,10 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        with self._spans.interrupted() as lane:
-            return self._communicate(batch, lane)
+        lane = self._spans.pause()
+        work = self._communicate(batch, lane)
+        self._spans.go_on(lane)
+        return work
 
     def _communicate(self, batch: Sequence[Collective], lane: Lane) -> Work:
         site = self.stream.sites.id(call_site())
@@ -91,15 +93,16 @@ class Recorder:
         if not batch[0].asynchronous:
             finished()
             ended()
-            self._spans.join(lane, positions)
+            lane.joins.extend(positions)
             return EmulatedWork(batch[0].outputs)
 
         def joined(_: timedelta | None) -> None:
-            with self._spans.interrupted() as waiting:
-                finished()
-                workspace.clear()
-                ended()
-                self._spans.join(waiting, positions)
+            waiting = self._spans.pause()
+            finished()
+            workspace.clear()
+            ended()
+            waiting.joins.extend(positions)
+            self._spans.go_on(waiting)
 
         outputs = tuple(t for c in batch for t in c.outputs)
         return EmulatedWork(outputs, on_wait=joined)
@@ -110,14 +113,16 @@ class Recorder:
 
     def lane_frontier(self, lane: str) -> tuple[int, ...]:
         """What an event of the program's on ``lane`` stands for."""
-        with self._spans.interrupted(lane) as recorded:
-            return recorded.frontier
+        recorded = self._spans.pause(lane)
+        self._spans.go_on(recorded)
+        return recorded.frontier
 
     def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
         """The program lets a stream wait for an event."""
-        with self._spans.interrupted(lane) as waiting:
-            order()
-            self._spans.join(waiting, frontier)
+        waiting = self._spans.pause(lane)
+        order()
+        waiting.joins.extend(frontier)
+        self._spans.go_on(waiting)
 
     def backward_begins(self) -> None:
         """A backward pass starts: what follows is called backward."""
@@ -163,8 +168,9 @@ class Recorder:
         self._spans.close()
 
     def _change_phase(self, phase: str) -> None:
-        with self._spans.interrupted():
-            self._spans.label = phase
+        lane = self._spans.pause()
+        self._spans.label = phase
+        self._spans.go_on(lane)
 
     def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:
         group, op = collective.group, collective.op

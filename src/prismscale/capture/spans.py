@@ -8,8 +8,6 @@ not busy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prismscale.capture.device.protocol import CaptureDevice, Mark
@@ -28,12 +26,13 @@ class Lane:
     last: int = -1
     joins: list[int] = field(default_factory=list)
     """What the lane has waited for since its last span."""
+    is_paused: bool = False
 
     @property
     def frontier(self) -> tuple[int, ...]:
         """Nodes that must be done for the lane to have done all it was given."""
         own = (self.last,) if self.last >= 0 else ()
-        return tuple(dict.fromkeys((*own, *self.joins)))
+        return tuple(dict.fromkeys((*own, *self.joins))) if self.joins else own
 
 
 class Spans:
@@ -58,14 +57,16 @@ class Spans:
         if lane.began is not None:
             self._open(lane)
 
-    @contextmanager
-    def interrupted(self, name: str | None = None) -> Iterator[Lane]:
-        """Between two spans of a lane (None: the current one)."""
+    def pause(self, name: str | None = None) -> Lane:
+        """Close the span of a lane (None: the current one) until :meth:`go_on`."""
         lane = self._lane(self._device.lane() if name is None else name)
-        was_open = lane.began is not None
+        lane.is_paused = lane.began is not None
         self._close(lane)
-        yield lane
-        if was_open:
+        return lane
+
+    def go_on(self, lane: Lane) -> None:
+        """Open the next span of a lane that had one."""
+        if lane.is_paused:
             self._open(lane)
 
     def switch(self, before: str, after: str) -> None:
@@ -77,10 +78,6 @@ class Spans:
             self._close(left)
         if entered.began is None:
             self._open(entered)
-
-    def join(self, lane: Lane, nodes: Sequence[int]) -> None:
-        """What ``lane`` does from now on comes after ``nodes``."""
-        lane.joins.extend(nodes)
 
     def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)

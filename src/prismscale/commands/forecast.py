@@ -245,9 +245,7 @@ def explore(
     job: Annotated[Path, typer.Argument(help="What a layer costs, as TOML.")],
     tp: Annotated[str, typer.Option(help="Tensor-parallel degrees.")] = "1",
     pp: Annotated[str, typer.Option(help="Pipeline-parallel degrees.")] = "1",
-    schedule: Annotated[
-        str, typer.Option(help="gpipe, 1f1b, interleaved, zero-bubble.")
-    ] = "1f1b",
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved, zero-bubble.")] = "1f1b",
     cluster: Annotated[str, typer.Option(help="Target cluster.")] = "h100-sxm",
     draws: Draws = 200,
     seed: Seed = 0,

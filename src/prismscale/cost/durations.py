@@ -45,9 +45,7 @@ class Faults:
         """Refuse ranks that do not exist."""
         for rank in (*self.slow, *self.hang):
             if not 0 <= rank < world_size:
-                raise UsageError(
-                    f"rank {rank} does not exist; ranks are 0 … {world_size - 1}"
-                )
+                raise UsageError(f"rank {rank} does not exist; ranks are 0 … {world_size - 1}")
 
 
 @dataclass(kw_only=True)

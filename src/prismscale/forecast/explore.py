@@ -111,9 +111,7 @@ def candidates(
     memory_bytes: int,
 ) -> list[Candidate]:
     """Every combination; those that cannot be say why."""
-    return [
-        _candidate(job, t, p, name, memory_bytes) for name in schedules for t in tp for p in pp
-    ]
+    return [_candidate(job, t, p, name, memory_bytes) for name in schedules for t in tp for p in pp]
 
 
 def explore(

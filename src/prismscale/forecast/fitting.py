@@ -36,9 +36,7 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
     factor_R = rank_factors(samples)
     regime_T = regimes_of(samples)
     n_regimes = int(regime_T.max()) + 1
-    law_CB = [
-        np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes
-    ]
+    law_CB = [np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes]
     laws: list[NodeLaw] = []
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):

@@ -107,9 +107,7 @@ def ablate(
         if progress is not None:
             progress(i + 1, len(names))
     ordered = sorted(found, key=lambda a: -a.p95_gain)
-    return Sensitivity(
-        base_p50_ns=float(p50), base_p95_ns=float(p95), ablations=tuple(ordered)
-    )
+    return Sensitivity(base_p50_ns=float(p50), base_p95_ns=float(p95), ablations=tuple(ordered))
 
 
 def sobol_indices(

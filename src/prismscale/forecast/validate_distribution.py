@@ -168,9 +168,7 @@ class TracePlacement:
             return replace(base, factor_R=factor_R)
 
         nodes = [Node(name=f"node {i}", factor=f) for i, f in enumerate(factors)]
-        evaluate = Evaluator(
-            self.samples.graph, source_for, self.seats, nodes, draws=self.draws
-        )
+        evaluate = Evaluator(self.samples.graph, source_for, self.seats, nodes, draws=self.draws)
         return place(evaluate, nodes, self.replicas, exhaustive=exhaustive, rounds=rounds)
 
 
@@ -272,9 +270,7 @@ def serial_graph(kernels: int) -> JobGraph:
     return assemble(traces, one, collect_groups(traces, 1, one))
 
 
-def _laws(
-    graph: JobGraph, work: Gamma | Normal | None, meet: LogNormal | None = None
-) -> LawDraws:
+def _laws(graph: JobGraph, work: Gamma | Normal | None, meet: LogNormal | None = None) -> LawDraws:
     """``work`` on what is labelled so, ``meet`` on collectives."""
     trace = graph.classes[0].trace
     law_of = {

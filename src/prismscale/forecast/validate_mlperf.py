@@ -168,9 +168,7 @@ def _rescaled(a: MlperfRun, b: MlperfRun) -> bool:
 def _across(
     pairs: list[tuple[MlperfRun, MlperfRun]], rule: Callable[[Floats, float], Floats]
 ) -> list[Agreement]:
-    return [
-        agreement(rule(a.steps_ns, float(np.median(b.steps_ns))), b.steps_ns) for a, b in pairs
-    ]
+    return [agreement(rule(a.steps_ns, float(np.median(b.steps_ns))), b.steps_ns) for a, b in pairs]
 
 
 def _floor(runs: Iterable[MlperfRun]) -> Iterator[Agreement]:
