@@ -108,7 +108,8 @@ def emulate(world_size: int, out: Path, arguments: Sequence[str]) -> dict[str, A
     subprocess.run([*command, SCRIPT, *arguments], check=True)
     results = json.loads((out / "results.json").read_text())
     results["command_s"] = time.monotonic() - began
-    results["observed"] = json.loads((out / "live" / "live-0.json").read_text())
+    observed = next((out / "live").glob("*/live-0.json"))
+    results["observed"] = json.loads(observed.read_text())
     return results
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.errors import StuckError
@@ -32,6 +32,7 @@ RECORDS = st.builds(
 
 
 class TestSignals:
+    @settings(deadline=None)
     @given(st.permutations(range(1, 9)))
     def test_gate_opens_without_gaps(self, order: list[int]) -> None:
         """A later point opens a gate only when all earlier ones have."""
@@ -42,6 +43,7 @@ class TestSignals:
             passed.add(value)
             assert words.gates[3] == next(n for n in range(9) if n + 1 not in passed)
 
+    @settings(deadline=None)
     @given(st.lists(RECORDS))
     def test_records_survive_the_way(self, records: list[Record]) -> None:
         """What the rank packs the pacer unpacks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logical_streams import Event, LogicalStreams
@@ -149,6 +149,7 @@ class TestRecording:
             assert flight.is_over
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2 * 10**9), min_size=1, max_size=30))
 def test_event_times_add_up_over_any_distance(gaps: list[int]) -> None:
     """Times of events, with moving anchors, are the sums of the gaps between them."""

@@ -52,6 +52,8 @@ class JobConfig:
             raise UsageError(f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}")
         _choice("device", self.device, DEVICES)
         _choice("clock", self.clock, CLOCKS)
+        if self.device == "cuda" and self.clock == "virtual":
+            raise UsageError("--clock virtual needs --device cpu: a GPU's kernels take real time")
         for rank in (*self.live, *self.shown):
             if not 0 <= rank < self.world_size:
                 raise UsageError(

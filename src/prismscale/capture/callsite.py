@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -40,6 +41,7 @@ def call_site() -> str:
     return ""
 
 
+@cache
 def _shorten(filename: str) -> str:
     if _SITE_PACKAGES in filename:
         return filename.split(_SITE_PACKAGES, 1)[1]
