@@ -14,7 +14,7 @@ from prismscale.capture.spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.durations import Faults
 from prismscale.errors import UsageError, did_you_mean
-from prismscale.live.spec import CLOCKS
+from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
 
 MAX_WORLD_SIZE = 1 << 20
 
@@ -52,8 +52,7 @@ class JobConfig:
             raise UsageError(f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}")
         _choice("device", self.device, DEVICES)
         _choice("clock", self.clock, CLOCKS)
-        if self.device == "cuda" and self.clock == "virtual":
-            raise UsageError("--clock virtual needs --device cpu: a GPU's kernels take real time")
+        refuse_virtual_gpu(self.clock, self.device)
         for rank in (*self.live, *self.shown):
             if not 0 <= rank < self.world_size:
                 raise UsageError(

@@ -53,11 +53,7 @@ class LiveSpec:
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
             raise UsageError(f"clock {self.clock!r}; allowed: {', '.join(CLOCKS)}")
-        if self.clock == "virtual" and self.device == "cuda":
-            raise UsageError(
-                "--clock virtual skips waits, and a GPU computes in real time: use --clock paced "
-                "with --device cuda, or --device cpu"
-            )
+        refuse_virtual_gpu(self.clock, self.device)
 
     @property
     def script(self) -> Script:
@@ -101,3 +97,16 @@ class LiveSpec:
             return LiveSpec(**fields)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise FormatError(f"{path} does not describe a live rank: {error}") from error
+
+
+def refuse_virtual_gpu(clock: str, device: str) -> None:
+    """A GPU has no virtual clock.
+
+    Raises:
+        UsageError: the two are asked for together.
+    """
+    if clock == "virtual" and device == "cuda":
+        raise UsageError(
+            "--clock virtual skips waits, and a GPU computes in real time: use --clock paced "
+            "with --device cuda, or --device cpu"
+        )
