@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from box import Box
 from box_job import run_ranks
-from prismscale.cluster import AlgorithmTuning, Cluster, Device, Link, Measured, MeasuredCurve
+from prismscale.capture.calibrate import links_of_send
+from prismscale.cluster import Cluster, Device, Measured, MeasuredCurve
 from prismscale.graph.node import CollectiveOp
 from prismscale.processes import die_with_parent
 
@@ -84,18 +85,7 @@ def _curve(op: CollectiveOp, size: int, found: list[dict[str, Times]]) -> Measur
 
 def _cluster(box: Box, curves: tuple[MeasuredCurve, ...]) -> Cluster:
     """A cluster of one-rank nodes; its links, for what was not measured, are those of a send."""
-    send = next(c for c in curves if c.op == CollectiveOp.SEND)
-    link = Link(
-        latency_ns=send.time_ns[0], bandwidth_bytes_per_s=1e9 * send.n_bytes[-1] / send.time_ns[-1]
-    )
-    plain = AlgorithmTuning(
-        base_ns=0,
-        latency_factor=1.0,
-        intra_efficiency=1.0,
-        inter_efficiency=1.0,
-        chunk_ns=0,
-        chunk_limit_ns=1.0,
-    )
+    link, algorithms = links_of_send(curves)
     spec = box.spec
     return Cluster(
         name="cluster-in-a-box",
@@ -104,7 +94,7 @@ def _cluster(box: Box, curves: tuple[MeasuredCurve, ...]) -> Cluster:
         nics_per_node=1,
         intra_node=link,
         inter_node=link,
-        algorithms=dict.fromkeys(("ring", "pairwise", "rooted", "p2p"), plain),
+        algorithms=algorithms,
         measured=Measured(
             machine=f"{spec.seats} seats of {spec.core_share:g} cores at {spec.rate_mbit} Mbit/s",
             date=date.today().isoformat(),

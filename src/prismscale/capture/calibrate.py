@@ -297,9 +297,12 @@ def _median_after_last_arrival(members: Sequence[_Sample]) -> float:
     return float(np.median(last_end - last_start))
 
 
-def _cluster_from(measured: Measured) -> Cluster:
-    """A one-machine cluster whose links are read off the send curve, for groups not measured."""
-    send = next(c for c in measured.curves if c.op == CollectiveOp.SEND)
+def links_of_send(
+    curves: Sequence[MeasuredCurve],
+) -> tuple[Link, dict[str, AlgorithmTuning]]:
+    """What the measured send says of the links, for groups and operations that were not measured:
+    latency of its smallest message, bandwidth of its largest, and algorithms that add nothing."""
+    send = next(c for c in curves if c.op == CollectiveOp.SEND)
     link = Link(
         latency_ns=send.time_ns[0], bandwidth_bytes_per_s=1e9 * send.n_bytes[-1] / send.time_ns[-1]
     )
@@ -311,6 +314,12 @@ def _cluster_from(measured: Measured) -> Cluster:
         chunk_ns=0,
         chunk_limit_ns=1.0,
     )
+    return link, dict.fromkeys(("ring", "pairwise", "rooted", "p2p"), plain)
+
+
+def _cluster_from(measured: Measured) -> Cluster:
+    """A one-machine cluster whose links are read off the send curve, for groups not measured."""
+    link, algorithms = links_of_send(measured.curves)
     return Cluster(
         name="loopback-gloo",
         device=Device(
@@ -320,7 +329,7 @@ def _cluster_from(measured: Measured) -> Cluster:
         nics_per_node=_ONE_NODE,
         intra_node=link,
         inter_node=link,
-        algorithms=dict.fromkeys(("ring", "pairwise", "rooted", "p2p"), plain),
+        algorithms=algorithms,
         measured=measured,
         sources={
             "measured": f"gloo over the loopback interface of {measured.machine}, {measured.date}; "
