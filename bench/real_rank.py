@@ -25,7 +25,7 @@ class Watch:
     """Times steps and passes the gate between them, as a live rank's control does."""
 
     def __init__(self, spec: dict[str, object], rank: int) -> None:
-        self._gate = SocketGate(str(spec["gate"]), f"real {rank}")
+        self._gate = SocketGate(str(spec["gate"]), f"{spec.get('team', 'real')} {rank}")
         self._memory = CpuMemoryTracker()
         self._memory_marks = int(str(spec["memory_marks"]))
         self._prologue_marks = int(str(spec["prologue_marks"]))
@@ -73,7 +73,7 @@ def main() -> None:
     watch.start()
     with watch_steps(watch):
         script.run()
-    out = Path(spec["out"]) / f"real-{rank}.json"
+    out = Path(spec["out"]) / f"{spec.get('team', 'real')}-{rank}.json"
     out.write_text(json.dumps({"step_ns": watch.step_ns, "peak_bytes": watch.peak_bytes}))
     sys.stdout.flush()
     os._exit(0)

@@ -20,6 +20,9 @@ from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 
 Duration = Any
+COMMUNICATION, OWN_SHARE = "communication", "own share"
+"""Key and value of a trace's meta: durations of communications are what this rank's own share of
+the work took beside its computation, on a processor that does both."""
 NEVER = 2**60
 """What a hung rank's computation lasts; see :data:`prismscale.sim.engine.NEVER`."""
 
@@ -136,17 +139,26 @@ class GraphDurations:
         kinds = rank_class.trace.kind_N[offset : offset + len(durations)].tolist()
         factors = self._factors[rank_class.index]
         known = self._communication[rank_class.index]
+        is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations.tolist(), strict=True)):
             if kind != NodeKind.COMPUTE:
-                # A measured communication keeps its measurement.
-                out.append(duration or known[offset + i])
+                out.append(self._communicated(duration, known[offset + i], is_share))
             elif factors is None:
                 out.append(round(duration * self.compute_scale))
             else:
                 scaled = np.rint(duration * self.compute_scale * factors)
                 out.append(scaled.astype(np.int64))
         return out
+
+    @staticmethod
+    def _communicated(measured: int, modelled: Duration, is_share: bool) -> Duration:
+        """A measured communication keeps its measurement; one whose share was measured takes at
+        least that long."""
+        if measured == 0 or not is_share:
+            return measured or modelled
+        longer = np.maximum(measured, modelled)
+        return longer if longer.ndim else int(longer)
 
 
 def _compact(duration_G: NDArray[np.int64]) -> Duration:

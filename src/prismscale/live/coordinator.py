@@ -26,6 +26,7 @@ from prismscale.errors import PrismscaleError
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.store import load_graph
+from prismscale.live.drift import DriftingDurations, MachineSpeed, captured_compute_ns
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.processes import die_with_parent
 from prismscale.sim.engine import NEVER, Engine
@@ -54,17 +55,28 @@ class Coordinator:
     """Keeps the engine and answers live ranks."""
 
     def __init__(
-        self, job: JobProgram, durations: GraphDurations, model: CollectiveModel, live: list[int]
+        self,
+        job: JobProgram,
+        durations: GraphDurations,
+        model: CollectiveModel,
+        live: list[int],
+        *,
+        follow_speed: bool = False,
     ) -> None:
+        """``follow_speed``: ranks share this processor; see [Note: machine drift]."""
         self._job = job
         self._model = model
         graph = job.graph
         self._classes = {r: graph.classes[int(graph.class_of_R[r])] for r in live}
         self._ranks: dict[int, LiveRank] = {}
         self._steps = LOOKAHEAD_STEPS
+        self._speed = MachineSpeed(
+            captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
+        )
+        drifting = DriftingDurations(durations=durations, speed=self._speed, graph=graph)
         self._engine = Engine(
             job,
-            durations,
+            drifting if follow_speed else durations,
             steps=self._steps,
             with_prologue=True,
             external=[c.index for c in self._classes.values()],
@@ -94,6 +106,8 @@ class Coordinator:
             self._arrive(live, message)
         elif message.kind == Kind.UNCOVERED:
             self._uncovered(live, message)
+        elif message.kind == Kind.COMPUTED:
+            self._speed.observe(rank, message.time_ns)
         elif message.kind == Kind.WHY:
             live.blocked = True
             self._explain(live, message.position)
@@ -235,7 +249,13 @@ def serve(spec: dict[str, Any]) -> None:
     durations = GraphDurations(
         graph=graph, model=model, faults=faults, sampled=True, compute_scale=spec["compute_scale"]
     )
-    coordinator = Coordinator(compile_job(graph), durations, model, list(spec["live"]))
+    coordinator = Coordinator(
+        compile_job(graph),
+        durations,
+        model,
+        list(spec["live"]),
+        follow_speed=bool(spec["follow_speed"]),
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(spec["socket"])
         listener.listen(coordinator.expected)

@@ -38,6 +38,8 @@ class Kind(IntEnum):
     """Coordinator → live rank: it never ends; the text says why."""
     BYE = 7
     """Live rank → coordinator: the program ended."""
+    COMPUTED = 8
+    """Live rank → coordinator: a step ended, in which it computed ``time_ns`` on this machine."""
 
 
 @dataclass(frozen=True, slots=True)

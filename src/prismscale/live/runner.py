@@ -98,18 +98,18 @@ class LiveHook:
         workspace = [take_workspace(batch)]
         finished = self.load.begin(batch)
 
-        def complete() -> None:
+        def complete(began: int) -> None:
             finished()
             workspace.clear()
-            self._complete(pending)
+            self._complete(pending, began)
 
         def wait(_: timedelta | None) -> None:
             self.stretch()
-            complete()
+            complete(self.clock.now_ns())
 
         outputs = tuple(t for c in batch for t in c.outputs)
         if not batch[0].asynchronous:
-            complete()
+            complete(now)
             return EmulatedWork(outputs)
         self._forgive(self.clock.now_ns() - now)
         self._computing_since_ns = self.clock.now_ns()
@@ -135,9 +135,12 @@ class LiveHook:
         pending.positions.append(position)
         pending.meetings.append(meeting)
 
-    def _complete(self, pending: Pending) -> None:
-        """Fill the outputs while the communication is under way, then wait for its end."""
-        began = self.clock.now_ns()
+    def _complete(self, pending: Pending, began: int) -> None:
+        """Fill the outputs while the communication is under way, then wait for its end.
+
+        The program waits since ``began``.
+        """
+        worked = self.clock.now_ns()
         alone = [not self.exchange.peers(c) for c in pending.batch]
         for collective, is_alone in zip(pending.batch, alone, strict=True):
             if is_alone and not pending.filled:
@@ -150,7 +153,7 @@ class LiveHook:
                 combine_with_peers(self.exchange, self.payload, meeting, collective)
         pending.filled = True
         self.clock.wait_until(end)
-        due = max(began, end)
+        due = max(worked, end)
         self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
         self._computing_since_ns = self.clock.now_ns()
@@ -173,6 +176,10 @@ class LiveHook:
         """The program is at the end of a steady step."""
         self.stretch()
         self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
+        if len(self._steps) > 1:
+            before, now = self._steps[-2:]
+            computed = now.end_ns - before.end_ns - (now.waited_ns - before.waited_ns)
+            self.wire.send(Message(Kind.COMPUTED, 0, round(computed / self.compute_factor)))
 
     def finish(self) -> list[StepEnd]:
         """What was seen of each steady step."""

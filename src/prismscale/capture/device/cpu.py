@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns, time_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
-from torch._C._profiler import _ExperimentalConfig
+from torch._C._profiler import _EventType, _ExperimentalConfig
 from torch.autograd import ProfilerActivity, ProfilerConfig, ProfilerState
 from torch.autograd import profiler as autograd_profiler
 
 from prismscale.capture.device.protocol import CommunicationEnd, LaneObserver
+from prismscale.capture.spans import Spans
+from prismscale.capture.stream import NodeStream
 from prismscale.graph.trace import MemoryRecord
 
 
@@ -22,6 +25,10 @@ class CpuDevice:
     """One lane, the host. Marks are ``perf_counter_ns`` readings."""
 
     name = "cpu"
+
+    def spans(self, stream: NodeStream, label: str) -> Spans:
+        """One span between two marks."""
+        return Spans(stream, self, label)
 
     def lane(self) -> str:
         """The host."""
@@ -108,16 +115,61 @@ class CpuMemoryTracker:
             return
         self._running = False
         result: Any = torch.autograd._disable_profiler()
-        # Sorted, because events come thread by thread and gloo's threads allocate too.
-        changes = sorted(
-            (e.start_ns(), e.nbytes()) for e in result.events() if e.name() == "[memory]"
-        )
         ends = [*self._step_ends_ns, sys.maxsize]
-        allocated, peak, step = 0, 0, 0
-        for at_ns, n_bytes in changes:
+        blocks, peak, step = LiveBlocks(), 0, 0
+        for at_ns, address, n_bytes in allocations(result.experimental_event_tree()):
             while at_ns > ends[step]:
                 self._peaks.append(peak)
-                peak, step = allocated, step + 1
-            allocated += n_bytes
-            peak = max(peak, allocated)
-        self._peaks += [peak] + [allocated] * (len(self._step_ends_ns) - step - 1)
+                peak, step = blocks.allocated, step + 1
+            blocks.change(address, n_bytes)
+            peak = max(peak, blocks.allocated)
+        self._peaks += [peak] + [blocks.allocated] * (len(self._step_ends_ns) - step - 1)
+
+
+def allocations(roots: Iterable[Any]) -> list[tuple[int, int, int]]:
+    """Time, address and bytes (negative: a free) of a profile's memory events, in order of time:
+    the profiler keeps them thread by thread, and gloo's threads allocate too."""
+    found = []
+    left = list(roots)
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    return sorted(found)
+
+
+class LiveBlocks:
+    """Allocated memory, by address.
+
+    [Note: lost frees] A thread that the profiler does not follow (gloo's own) frees unheard, and
+    the block would count for ever. Its address tells: what is allocated there again was free.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = 0
+        self._starts: list[int] = []
+        self._bytes: dict[int, int] = {}
+
+    def change(self, address: int, n_bytes: int) -> None:
+        """An allocation, or a free where ``n_bytes`` is negative."""
+        if n_bytes < 0:
+            if address in self._bytes:
+                self._forget(bisect_left(self._starts, address))
+            else:  # allocated before anything was followed
+                self.allocated += n_bytes
+            return
+        at = max(bisect_left(self._starts, address) - 1, 0)
+        while at < len(self._starts) and self._starts[at] < address + n_bytes:
+            start = self._starts[at]
+            if start == address or start + self._bytes[start] > address:
+                self._forget(at)
+            else:
+                at += 1
+        self._starts.insert(bisect_left(self._starts, address), address)
+        self._bytes[address] = n_bytes
+        self.allocated += n_bytes
+
+    def _forget(self, at: int) -> None:
+        self.allocated -= self._bytes.pop(self._starts.pop(at))

@@ -1,0 +1,88 @@
+"""The speed of the machine, followed while live ranks run.
+
+[Note: machine drift] Ranks of a CPU target share one processor, and a virtual one is not constant:
+the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these figures come from.
+Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
+beside live ranks that compute at this one's. Each live rank therefore says after every step how
+long it computed; over the last few steps this is so many times what its trace says, and the virtual
+ranks' computation is taken so many times. It is the machine that is followed, not the rank: a rank
+that ``--slow`` makes slow says what its computation took here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import trim_mean
+
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import RankTrace
+from prismscale.sim.engine import NEVER, Duration, DurationSource
+
+WINDOW_STEPS = 32
+"""Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
+is in their samples, and independent."""
+TRIMMED = 0.1
+"""Share of steps left out at either end of the mean: a hiccup is not the machine's speed."""
+
+
+def captured_compute_ns(trace: RankTrace) -> float:
+    """Computation of a captured step."""
+    computes = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
+    return float(trim_mean(trace.body_ns_SB[:, computes].sum(axis=1), TRIMMED))
+
+
+@dataclass(kw_only=True)
+class MachineSpeed:
+    """How long computation takes now, over what it took when it was captured."""
+
+    captured_ns: dict[int, float]
+    """Computation of one captured step, by live rank."""
+    _recent: dict[int, deque[float]] = field(default_factory=dict)
+
+    def observe(self, rank: int, compute_ns: int) -> None:
+        """Live rank ``rank`` computed so long in the step that just ended."""
+        if self.captured_ns[rank] > 0 and compute_ns > 0:
+            recent = self._recent.setdefault(rank, deque(maxlen=WINDOW_STEPS))
+            recent.append(compute_ns / self.captured_ns[rank])
+
+    @property
+    def factor(self) -> float:
+        """1 while nothing was observed."""
+        if not self._recent:
+            return 1.0
+        return float(np.mean([trim_mean(r, TRIMMED) for r in self._recent.values()]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriftingDurations:
+    """Durations at the machine's present speed. A step keeps the factor it began with."""
+
+    durations: DurationSource
+    speed: MachineSpeed
+    graph: JobGraph
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """As captured: nothing was observed before the first step."""
+        return self.durations.prologue(class_index)
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body in ``step``."""
+        body, factor = self.durations.body(class_index, step), self.speed.factor
+        if factor == 1.0:
+            return body
+        trace = self.graph.classes[class_index].trace
+        computes = (trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE).tolist()
+        return [_scaled(d, factor) if c else d for d, c in zip(body, computes, strict=True)]
+
+
+def _scaled(duration: Duration, factor: float) -> Any:
+    if isinstance(duration, int):
+        return duration if duration >= NEVER else round(duration * factor)
+    scaled = np.rint(duration * factor).astype(np.int64)
+    return np.where(duration >= NEVER, duration, scaled)
