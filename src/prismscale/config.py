@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prismscale.capture.device.null.spec import target_gpu
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.capture.spec import DEVICES
@@ -83,12 +84,19 @@ class JobConfig:
         """The target cluster.
 
         Raises:
-            UsageError: there is none of that name, or the world does not fill its nodes.
+            UsageError: there is none of that name, the world does not fill its nodes, or a null
+                device cannot pretend to be its GPU.
         """
         cluster = Cluster.load(self.cluster)
         RankEnvironment(
             rank=0, world_size=self.world_size, local_world_size=cluster.devices_per_node
         )
+        if self.device == "null":
+            target_gpu(
+                cluster.device.name,
+                memory_bytes=cluster.device.memory_bytes,
+                devices_per_node=cluster.devices_per_node,
+            )
         return cluster
 
     def capture_key(self, cluster: Cluster) -> str:
@@ -107,6 +115,7 @@ class JobConfig:
             cluster.devices_per_node,
             cluster.processor_communicates,
             self.device,
+            repr(cluster.device) if self.device == "null" else "",
             self.samples,
             self.step_marker,
             self.memory,

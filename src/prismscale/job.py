@@ -12,10 +12,11 @@ script + world size + cluster
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from prismscale.analysis.emulated import Emulated
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
@@ -31,6 +32,7 @@ from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
@@ -82,6 +84,7 @@ class Job:
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
                 captured=tuple(sorted(traces)),
+                emulated=self._emulated(cluster, traces),
             ),
             command=config.script.label,
             cluster=cluster.name,
@@ -111,6 +114,8 @@ class Job:
             communication_load=cluster.processor_communicates,
             payloads=str(folder / "payloads"),
             out=str(folder),
+            gpu=cluster.device.name,
+            gpu_memory_bytes=cluster.device.memory_bytes,
         )
         with self._stage("capture") as update:
             runner = CaptureRunner(
@@ -125,7 +130,14 @@ class Job:
                 world_size=config.world_size,
                 max_captures=config.max_captures,
             )
-            return planner.plan(), runner.traces
+            plan = planner.plan()
+            return plan, pool_samples(runner.traces, plan.representative_R)
+
+    def _emulated(self, cluster: Cluster, ranks: Iterable[int]) -> tuple[Emulated, ...]:
+        if self.config.device != "null":
+            return ()
+        folder = self.folder.captures(self.config.capture_key(cluster))
+        return tuple(Emulated.load(folder / f"rank-{rank}.null.json") for rank in sorted(ranks))
 
     def _simulate(self, graph: JobGraph, cluster: Cluster) -> tuple[GraphDurations, Timeline]:
         config = self.config

@@ -91,10 +91,12 @@ def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Brea
 
 def _end_before(seen: RankTimeline, rank_class: RankClass, first: int) -> int:
     trace = rank_class.trace
-    for row in range(first - 1, -1, -1):
-        if trace.kind_N[trace.template(seen.first_position + row)] == NodeKind.COMPUTE:
-            return int(seen.end_ns_N[row])
-    return 0
+    ends = (
+        int(seen.end_ns_N[row])
+        for row in range(first)
+        if trace.kind_N[trace.template(seen.first_position + row)] == NodeKind.COMPUTE
+    )
+    return max(ends, default=0)
 
 
 def _last_step(seen: RankTimeline, n_body: int) -> tuple[int, int]:

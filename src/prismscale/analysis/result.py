@@ -6,11 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.emulated import KernelKind, ValueUse
 from prismscale.errors import FormatError
 from prismscale.sim.engine import NEVER
 from prismscale.toml_dataclass import decode
 
 SCHEMA = "prismscale.results/1"
+NOT_OURS = ("schema", "forecast")
+"""Members of the file that are no part of a run's own outcome: the forecast commands add theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +94,10 @@ class RunResult:
     """Fewest steps that were measured of any captured rank."""
     hangs: tuple[str, ...]
     rank_nodes: int
+    kernels: tuple[KernelKind, ...] = ()
+    """On a null device: kernels in a step of the captured ranks, longest first."""
+    values: tuple[ValueUse, ...] = ()
+    """On a null device: reads of values that do not exist, most frequent first."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0
@@ -115,7 +122,8 @@ class RunResult:
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
             raise FormatError(f"{origin}: schema is {schema!r}; this version reads {SCHEMA!r}")
-        return decode(cls, _without_nulls({k: v for k, v in data.items() if k != "schema"}), origin)
+        ours = {k: v for k, v in data.items() if k not in NOT_OURS}
+        return decode(cls, _without_nulls(ours), origin)
 
 
 def _without_nulls(value: Any) -> Any:

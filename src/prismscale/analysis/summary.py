@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from prismscale.analysis.attribution import Breakdown, break_down
+from prismscale.analysis.emulated import Emulated, kernel_error, kernel_kinds, value_uses
 from prismscale.analysis.result import (
     ClassResult,
     LiveResult,
@@ -35,6 +36,8 @@ class Findings:
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
     captured: tuple[int, ...]
+    emulated: tuple[Emulated, ...] = ()
+    """Of captured ranks, where the device was not there."""
 
 
 def summarise(
@@ -67,13 +70,15 @@ def summarise(
         stages=stages,
         classes=tuple(_class(graph, c) for c in graph.classes),
         live=tuple(_live(o, timeline) for o in found.observed),
-        sources=_sources([s.breakdown for s in stages], graph, device, cluster),
+        sources=_sources([s.breakdown for s in stages], found, device, cluster),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
         captured=found.captured,
         samples=min(c.trace.n_samples for c in graph.classes),
         hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
+        kernels=kernel_kinds(found.emulated),
+        values=value_uses(found.emulated),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )
@@ -129,16 +134,16 @@ def _median(values: Sequence[int]) -> int:
 
 
 def _sources(
-    breakdowns: Sequence[Breakdown], graph: JobGraph, device: str, cluster: str
+    breakdowns: Sequence[Breakdown], found: Findings, device: str, cluster: str
 ) -> tuple[SourceShare, ...]:
     total = sum(b.step_ns for b in breakdowns)
     compute = _ratio(sum(b.total_compute_ns for b in breakdowns), total)
     exposed = _ratio(sum(b.total_exposed_ns for b in breakdowns), total)
     return (
         SourceShare(
-            source=f"computation, measured on this {device}",
+            source=_computation(found, device, cluster),
             share=compute,
-            error=_variation(graph),
+            error=_kernel_error(found) if found.emulated else _variation(found.graph),
         ),
         SourceShare(
             source=f"communication, modelled for {cluster}",
@@ -151,6 +156,22 @@ def _sources(
             error="follows from the two above",
         ),
     )
+
+
+def _computation(found: Findings, device: str, cluster: str) -> str:
+    if not found.emulated:
+        return f"computation, measured on this {device}"
+    total = sum(k.device_ns for k in kernel_kinds(found.emulated))
+    unknown = sum(k.device_ns for k in kernel_kinds(found.emulated) if k.source == "default")
+    known = f"; {100 * unknown / total:.1f} % of it by default" if unknown and total else ""
+    return f"computation, modelled for {cluster}{known}"
+
+
+def _kernel_error(found: Findings) -> str:
+    error = kernel_error(use for rank in found.emulated for use in rank.kernels)
+    if error < 0:
+        return "error of its kernels: unknown"
+    return f"±{100 * error:.0f} % if all its kernels err alike (p90 of each kind)"
 
 
 def _hangs(timeline: Timeline) -> tuple[str, ...]:

@@ -124,6 +124,9 @@ def install(
         if not hasattr(torch._C, "_nccl_version"):
             undo.enter_context(_attribute(torch._C, "_nccl_version", lambda: _NCCL_VERSION))
             undo.enter_context(_attribute(torch._C, "_nccl_version_suffix", lambda: b""))
+        if not hasattr(dist, "set_timeout"):
+            # Programs written for a later torch call it.
+            undo.enter_context(_attribute(dist, "set_timeout", _accept_timeout))
         undo.enter_context(_answered_plugins())
         undo.enter_context(_attribute(facade.EmulatedMPI, "world", _whoami(environment)))
         # Only inside torch's group factory: elsewhere the base class is the right name for both.
@@ -208,6 +211,10 @@ def _no_split_source(parent: Any) -> None:
 def _unwrapped(wrapped_pg: Any, *arguments: Any, **named: Any) -> Any:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL compares peers' collectives; there are no peers."""
     return wrapped_pg
+
+
+def _accept_timeout(timeout: timedelta, group: Any = None) -> None:
+    """An emulated communication never times out."""
 
 
 def _whoami(environment: RankEnvironment) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams, start_cuda
+from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
@@ -21,6 +23,7 @@ from prismscale.capture.recorder import Recorder
 from prismscale.capture.script import StopProgram
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.steps import find_period, watch_steps
+from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
 from prismscale.errors import UsageError
 from prismscale.graph.store import save_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
@@ -32,12 +35,23 @@ SETTLED = 2
 
 class CaptureControl:
     """Listens to steps: ends memory tracking once the program settles, and the program itself once
-    enough steady steps were recorded."""
+    enough steady steps were recorded.
 
-    def __init__(self, recorder: Recorder, memory: MemoryTracker, samples: int) -> None:
+    Steps that are timed come after memory tracking, which slows them. Where time is modelled every
+    step takes the same: the one that settled is enough.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: MemoryTracker,
+        samples: int,
+        emulation: NullEmulation | None = None,
+    ) -> None:
         self._recorder = recorder
         self._memory = memory
-        self._samples = samples
+        self._emulation = emulation
+        self._samples = samples if emulation is None else 1
         self._timed_from: int | None = None
         self.memory_record: MemoryRecord | None = None
         self.memory_marks = 0
@@ -50,12 +64,16 @@ class CaptureControl:
     def optimizer_ended(self) -> None:
         """Count, and stop the program when it has shown enough."""
         self._recorder.optimizer_ended()
+        if self._emulation is not None:
+            self._emulation.optimizer_ended()
         signatures = self._recorder.stream.signatures
         if self._timed_from is None:
             self._memory.step_ended()
             if len(signatures) > SETTLED and find_period(signatures, SETTLED):
                 self.end_memory()
                 self._timed_from = len(signatures)
+                if self._emulation is not None:
+                    raise StopProgram
         else:
             timed = signatures[self._timed_from :]
             # One period more than is sampled: the first one after tracking still warms caches.
@@ -92,17 +110,29 @@ class CaptureControl:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedDevice:
+    """What a program is captured on."""
+
+    device: CaptureDevice
+    memory: MemoryTracker
+    emulation: NullEmulation | None = None
+    """Where the device is not there."""
+
+
 def capture_rank(spec: CaptureSpec) -> RankTrace:
     """Run the program as one rank of the target job and return its trace."""
-    device, memory = _start_device(spec.device)
-    if not spec.track_memory:
-        memory = NullMemoryTracker()
+    started = start_device(spec)
+    device, emulation = started.device, started.emulation
+    memory = started.memory if spec.track_memory else NullMemoryTracker()
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     load = GlooLoad() if spec.communication_load else NullLoad()
     recorder = Recorder(device, payload, load=load)
-    control = CaptureControl(recorder, memory, spec.samples)
+    control = CaptureControl(recorder, memory, spec.samples, emulation)
     memory.start()
     with ExitStack() as stack:
+        if emulation is not None:
+            stack.enter_context(emulation.around_program())
         stack.enter_context(install(spec.environment, recorder, recorder))
         # The marker is found from where the program imports.
         spec.script.set_up()
@@ -114,6 +144,8 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         recorder.finish()
     control.end_memory()
     period, samples = control.settle()
+    if emulation is not None:
+        emulation.save(spec.emulated_path, period)
     return recorder.stream.to_trace(
         device,
         rank=spec.rank,
@@ -126,21 +158,34 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         meta={
             "device": spec.device,
             "torch": torch.__version__,
-            "durations": "measured",
+            "durations": "measured" if emulation is None else "modelled",
             "memory_marks": str(control.memory_marks),
             "period": str(period),
+            **({COMMUNICATION: OWN_SHARE} if spec.communication_load else {}),
             "prologue_marks": str(len(recorder.stream.marks) - period * samples),
         },
     )
 
 
-def _start_device(name: str) -> tuple[CaptureDevice, MemoryTracker]:
-    if name == "cuda":
+def start_device(spec: CaptureSpec) -> StartedDevice:
+    """Make the device ready, before the program's first line."""
+    if spec.device == "null":
+        emulation = NullEmulation(
+            spec.gpu,
+            memory_bytes=spec.gpu_memory_bytes,
+            devices_per_node=spec.local_world_size,
+        )
+        return StartedDevice(
+            device=emulation.device, memory=emulation.memory, emulation=emulation
+        )
+    if spec.device == "cuda":
         start_cuda()
-        return StreamDevice(CudaStreams(), name=name), CudaMemoryTracker(per_step=True)
+        return StartedDevice(
+            device=StreamDevice(CudaStreams(), name="cuda"), memory=CudaMemoryTracker(per_step=True)
+        )
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
-    return CpuDevice(), CpuMemoryTracker()
+    return StartedDevice(device=CpuDevice(), memory=CpuMemoryTracker())
 
 
 def main(arguments: list[str]) -> int:

@@ -21,10 +21,9 @@ from torch.distributed import Work
 
 from prismscale.capture.callsite import call_site
 from prismscale.capture.contention import CommunicationLoad, NullLoad
-from prismscale.capture.device.protocol import CaptureDevice
+from prismscale.capture.device.protocol import CaptureDevice, ProgramLane
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.spans import Lane, Spans
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork
 from prismscale.capture.workspace import take_workspace
@@ -52,7 +51,7 @@ class Recorder:
         self._device = device
         self._payload = payload
         self._load = load or NullLoad()
-        self._spans = Spans(self.stream, device, FORWARD)
+        self._spans = device.spans(self.stream, FORWARD)
         self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
         """By lane: recent batches, oldest first, as many as the backend runs at a time."""
 
@@ -67,18 +66,16 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        lane = self._spans.pause()
-        work = self._communicate(batch, lane)
-        self._spans.go_on(lane)
-        return work
+        with self._spans.paused() as lane:
+            return self._communicate(batch, lane)
 
-    def _communicate(self, batch: Sequence[Collective], lane: Lane) -> Work:
+    def _communicate(self, batch: Sequence[Collective], lane: ProgramLane) -> Work:
         site = self.stream.sites.id(call_site())
         channel, width = ordering(batch)
         key = (batch[0].group.role, channel)
         held = self._in_flight.setdefault(key, [])
         behind = held.pop(0) if width and len(held) >= width else []
-        preds = tuple(dict.fromkeys((*lane.frontier, *behind)))
+        preds = tuple(dict.fromkeys((*lane.issues(is_in_host_memory(batch)), *behind)))
         positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
@@ -88,21 +85,21 @@ class Recorder:
             for collective in batch:
                 self._payload.fill(collective)
 
-        ended = self._device.communicate(key, fill, blocks_host=blocks_host(batch))
-        finished = self._load.begin(batch)
+        by_host = blocks_host(batch)
+        ended = self._device.communicate(key, fill, blocks_host=by_host)
+        finished = self._load.begin(batch, lambda ns: self.stream.took(positions, ns))
         if not batch[0].asynchronous:
             finished()
             ended()
-            lane.joins.extend(positions)
+            lane.joins(positions, by_host)
             return EmulatedWork(batch[0].outputs)
 
         def joined(_: timedelta | None) -> None:
-            waiting = self._spans.pause()
-            finished()
-            workspace.clear()
-            ended()
-            waiting.joins.extend(positions)
-            self._spans.go_on(waiting)
+            with self._spans.paused() as waiting:
+                finished()
+                workspace.clear()
+                ended()
+                waiting.joins(positions, by_host)
 
         outputs = tuple(t for c in batch for t in c.outputs)
         return EmulatedWork(outputs, on_wait=joined)
@@ -113,16 +110,14 @@ class Recorder:
 
     def lane_frontier(self, lane: str) -> tuple[int, ...]:
         """What an event of the program's on ``lane`` stands for."""
-        recorded = self._spans.pause(lane)
-        self._spans.go_on(recorded)
-        return recorded.frontier
+        with self._spans.paused(lane) as recorded:
+            return recorded.issues(by_host=False)
 
     def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
         """The program lets a stream wait for an event."""
-        waiting = self._spans.pause(lane)
-        order()
-        waiting.joins.extend(frontier)
-        self._spans.go_on(waiting)
+        with self._spans.paused(lane) as waiting:
+            order()
+            waiting.joins(frontier, by_host=False)
 
     def backward_begins(self) -> None:
         """A backward pass starts: what follows is called backward."""
@@ -168,9 +163,8 @@ class Recorder:
         self._spans.close()
 
     def _change_phase(self, phase: str) -> None:
-        lane = self._spans.pause()
-        self._spans.label = phase
-        self._spans.go_on(lane)
+        with self._spans.paused():
+            self._spans.label = phase
 
     def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:
         group, op = collective.group, collective.op
@@ -213,3 +207,9 @@ def blocks_host(batch: Sequence[Collective]) -> bool:
     """Whether waiting for the batch stops the program, not only its stream: barriers do, and what
     the host reads from its own memory must be there."""
     return all(t.is_cpu for c in batch for t in (*c.inputs, *c.outputs))
+
+
+def is_in_host_memory(batch: Sequence[Collective]) -> bool:
+    """Whether the batch never sees the device: the host's own tensors, or a barrier among hosts."""
+    tensors = [t for c in batch for t in (*c.inputs, *c.outputs)]
+    return all(t.is_cpu for t in tensors) if tensors else batch[0].group.backend == "gloo"

@@ -8,9 +8,11 @@ not busy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prismscale.capture.device.protocol import CaptureDevice, Mark
+from prismscale.capture.device.protocol import Mark, MarkingDevice
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.graph.node import NodeKind
 
@@ -24,21 +26,28 @@ class Lane:
     began: Mark = None
     """Of the open span; None while there is none."""
     last: int = -1
-    joins: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
     """What the lane has waited for since its last span."""
-    is_paused: bool = False
 
     @property
     def frontier(self) -> tuple[int, ...]:
         """Nodes that must be done for the lane to have done all it was given."""
         own = (self.last,) if self.last >= 0 else ()
-        return tuple(dict.fromkeys((*own, *self.joins))) if self.joins else own
+        return tuple(dict.fromkeys((*own, *self.joined))) if self.joined else own
+
+    def issues(self, by_host: bool) -> tuple[int, ...]:
+        """What is issued comes after all that the lane was given."""
+        return self.frontier
+
+    def joins(self, nodes: Sequence[int], by_host: bool) -> None:
+        """The next span comes after ``nodes``; where the host waits is in the lane's own time."""
+        self.joined.extend(nodes)
 
 
 class Spans:
     """The spans of every lane, written to a node stream as they close."""
 
-    def __init__(self, stream: NodeStream, device: CaptureDevice, label: str) -> None:
+    def __init__(self, stream: NodeStream, device: MarkingDevice, label: str) -> None:
         self.label = label
         """What spans are called from now on."""
         self._stream = stream
@@ -57,16 +66,14 @@ class Spans:
         if lane.began is not None:
             self._open(lane)
 
-    def pause(self, name: str | None = None) -> Lane:
-        """Close the span of a lane (None: the current one) until :meth:`go_on`."""
+    @contextmanager
+    def paused(self, name: str | None = None) -> Iterator[Lane]:
+        """Close the span of a lane (None: the current one) meanwhile."""
         lane = self._lane(self._device.lane() if name is None else name)
-        lane.is_paused = lane.began is not None
+        was_open = lane.began is not None
         self._close(lane)
-        return lane
-
-    def go_on(self, lane: Lane) -> None:
-        """Open the next span of a lane that had one."""
-        if lane.is_paused:
+        yield lane
+        if was_open:
             self._open(lane)
 
     def switch(self, before: str, after: str) -> None:
@@ -100,4 +107,4 @@ class Spans:
             ended=self._device.mark(lane.name),
         )
         lane.last, lane.began = self._stream.append(node), None
-        lane.joins.clear()
+        lane.joined.clear()

@@ -12,7 +12,7 @@ from prismscale.capture.script import Script
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", "null")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,9 @@ class CaptureSpec:
     """Folder of recorded payloads, shared by all captures of a job."""
     out: str
     """Folder for ``rank-<r>.parquet`` or ``rank-<r>.error.json``."""
+    gpu: str = ""
+    """Name of the GPU that a null device pretends to be."""
+    gpu_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -62,6 +65,11 @@ class CaptureSpec:
     def trace_path(self) -> Path:
         """Where the trace goes."""
         return Path(self.out) / f"rank-{self.rank}.parquet"
+
+    @property
+    def emulated_path(self) -> Path:
+        """Where a null device says what it ran and which values it made up."""
+        return Path(self.out) / f"rank-{self.rank}.null.json"
 
     @property
     def error_path(self) -> Path:

@@ -32,6 +32,8 @@ class StreamNode:
     peer: int = -1
     n_bytes: int = 0
     site: int = -1
+    took_ns: int = 0
+    """What this rank's share of a communication took where it was done; 0 where it was not."""
 
 
 class NodeStream:
@@ -51,6 +53,11 @@ class NodeStream:
         """Add a node; returns its position."""
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+    def took(self, positions: Sequence[int], ns: int) -> None:
+        """This rank's share of a batch of communications took so long."""
+        for position in positions:
+            self.nodes[position].took_ns = ns
 
     def mark(self) -> None:
         """An optimizer call ended here."""
@@ -132,5 +139,5 @@ class NodeStream:
     def _duration_ns(self, device: CaptureDevice, i: int) -> int:
         node = self.nodes[i]
         if node.kind != NodeKind.COMPUTE:
-            return 0
+            return node.took_ns
         return max(0, device.elapsed_ns(node.began, node.ended))

@@ -14,6 +14,7 @@ FEW_STEPS = 5
 SETTLED = 0.005
 FAR_OFF = 0.05
 MOST_HANGS = 6
+MOST_KINDS, MOST_VALUES = 5, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ def warnings_of(result: RunResult) -> list[str]:
             f"Simulated steps still differ ({duration(low)} to {duration(high)}): the job had not "
             "settled, so the step time is that of the last one."
         )
-    if result.samples < FEW_SAMPLES:
+    if result.samples < FEW_SAMPLES and not result.kernels:
         found.append(
             f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "
             "with --samples."
@@ -154,3 +155,26 @@ def _live_warnings(result: RunResult) -> list[str]:
                 f"{who} made {calls} that its capture did not; the collective model alone answered."
             )
     return found
+
+
+def kernel_sentence(result: RunResult) -> str:
+    """Which kinds of kernels take the device's time."""
+    total = sum(k.device_ns for k in result.kernels) or 1
+    by_kind: dict[str, int] = {}
+    for kernel in result.kernels:
+        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.device_ns
+    calls = sum(k.calls for k in result.kernels)
+    largest = sorted(by_kind.items(), key=lambda pair: -pair[1])[:MOST_KINDS]
+    shares = ", ".join(f"{kind} {percent(ns / total)}" for kind, ns in largest)
+    return f"{calls:,} calls in a step of the captured ranks; device time: {shares}."
+
+
+def value_sentences(result: RunResult) -> list[str]:
+    """What the program was told that nobody knows."""
+    total = sum(v.count for v in result.values)
+    lines = [f"{counted(total, 'read')} of values that do not exist, answered by policy:"]
+    lines += [
+        f"{v.count:,} × {v.answer} to {v.op} at {v.call_site}" for v in result.values[:MOST_VALUES]
+    ]
+    left = len(result.values) - MOST_VALUES
+    return [*lines, f"and at {counted(left, 'more place')}, see results.json"] if left > 0 else lines

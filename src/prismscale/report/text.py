@@ -20,8 +20,10 @@ from prismscale.report.remarks import (
     difference,
     highest_peak_bytes,
     job_shares,
+    kernel_sentence,
     part_names,
     parts_of,
+    value_sentences,
     warnings_of,
 )
 from prismscale.report.units import (
@@ -179,6 +181,10 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
     grid.add_column()
     grid.add_row("Rank classes", Text(" ".join(class_sentences(result))))
     grid.add_row("Durations", _sources(result))
+    if result.kernels:
+        grid.add_row("Kernels", Text(kernel_sentence(result)))
+    if result.values:
+        grid.add_row("Values", Text("\n".join(value_sentences(result))))
     for n, warning in enumerate(warnings_of(result)):
         label = Text("Warnings" if n == 0 else "", style="bold yellow")
         grid.add_row(label, Text(warning, style="yellow"))

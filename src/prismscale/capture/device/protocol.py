@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prismscale.graph.trace import MemoryRecord
+
+if TYPE_CHECKING:
+    from prismscale.capture.stream import NodeStream
 
 Mark = Any
 """A point in device time: a number on the CPU, an event on a stream on a GPU."""
@@ -32,17 +35,52 @@ class LaneObserver(Protocol):
         ...
 
 
+class ProgramLane(Protocol):
+    """Where one lane of the program is, between two of its spans. Nodes are positions in a
+    :class:`~prismscale.capture.stream.NodeStream`."""
+
+    def issues(self, by_host: bool) -> tuple[int, ...]:
+        """Nodes that must be done before what the program issues here begins.
+
+        ``by_host``: it works on the host's own memory and never sees the device.
+        """
+        ...
+
+    def joins(self, nodes: Sequence[int], by_host: bool) -> None:
+        """What the lane does from now on comes after ``nodes``; with ``by_host`` the host waits."""
+        ...
+
+
+class ProgramSpans(Protocol):
+    """Writes the program's computation into a node stream, one span between two cuts."""
+
+    label: str
+    """What spans are called from now on."""
+
+    def paused(self, name: str | None = None) -> AbstractContextManager[ProgramLane]:
+        """Close the span of a lane (None: the current one) meanwhile: nothing in it is its work."""
+        ...
+
+    def switch(self, before: str, after: str) -> None:
+        """The program goes from one lane to another."""
+        ...
+
+    def restart(self) -> None:
+        """What the current lane did since its span began was not the program's work."""
+        ...
+
+    def close(self) -> None:
+        """Close the span of the current lane."""
+        ...
+
+
 class CaptureDevice(Protocol):
     """Time of one device, and where its communications run."""
 
     name: str
 
-    def lane(self) -> str:
-        """The lane that work issued now goes to: a host thread or a device stream."""
-        ...
-
-    def mark(self, lane: str) -> Mark:
-        """The point in device time that work issued to ``lane`` so far will reach."""
+    def spans(self, stream: NodeStream, label: str) -> ProgramSpans:
+        """The spans of a program that begins now, to be written to ``stream``."""
         ...
 
     def elapsed_ns(self, began: Mark, ended: Mark) -> int:
@@ -61,6 +99,18 @@ class CaptureDevice(Protocol):
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
         """Tell ``observer`` meanwhile what the program does with lanes by itself."""
+        ...
+
+
+class MarkingDevice(CaptureDevice, Protocol):
+    """A device whose time is read off where it is."""
+
+    def lane(self) -> str:
+        """The lane that work issued now goes to: a host thread or a device stream."""
+        ...
+
+    def mark(self, lane: str) -> Mark:
+        """The point in device time that work issued to ``lane`` so far will reach."""
         ...
 
 

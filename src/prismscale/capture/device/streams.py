@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prismscale.capture.device.protocol import CommunicationEnd, LaneObserver
+from prismscale.capture.spans import Spans
+from prismscale.capture.stream import NodeStream
 
 Stream = Any
 """Hashable; equal for equal streams."""
@@ -180,6 +182,10 @@ class StreamDevice:
         self._by_lane: dict[str, Stream] = {}
         self._marks: deque[StreamMark] = deque()
         self._times = EventTimes(streams)
+
+    def spans(self, stream: NodeStream, label: str) -> Spans:
+        """One span between two marks."""
+        return Spans(stream, self, label)
 
     def lane(self) -> str:
         """The current stream's lane."""

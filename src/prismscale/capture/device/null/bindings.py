@@ -7,6 +7,7 @@ from ctypes import (
     c_char_p,
     c_double,
     c_int,
+    c_int32,
     c_int64,
     c_uint8,
     c_uint32,
@@ -63,9 +64,21 @@ OP_ROW = np.dtype(
     ]
 )
 
+SPAN_ROW = np.dtype(
+    [
+        ("duration_ns", np.int64),
+        ("first_pred", np.int32),
+        ("pred_count", np.int32),
+        ("label", np.int32),
+        ("lane", np.int16),
+    ],
+    align=True,
+)
+
 COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64))
 ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
 
+_IntPointer = ctypes.POINTER(c_int64)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_stats_words": (c_int64, ()),
     "ps_install": (None, (ctypes.POINTER(SettingsRow),)),
@@ -85,6 +98,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_advance_stream": (None, (c_int, c_int64, c_int64)),
     "ps_launch": (c_int64, (c_int, c_int64, c_int64, c_int64)),
     "ps_memory_stats": (None, (c_int, c_void_p)),
+    "ps_take_peaks": (None, (c_int, _IntPointer, _IntPointer)),
     "ps_reset_peaks": (None, (c_int,)),
     "ps_reset_accumulated": (None, (c_int,)),
     "ps_empty_cache": (None, (c_int,)),
@@ -96,6 +110,17 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_raw_alloc": (c_void_p, (c_int, c_int64, c_int64)),
     "ps_raw_free": (None, (c_int, c_void_p)),
     "ps_resize_storage": (None, (c_void_p, c_int64)),
+    "ps_unpriced": (None, (c_int,)),
+    "ps_spans_begin": (None, ()),
+    "ps_spans_label": (None, (c_int32, c_int32)),
+    "ps_spans_close": (None, ()),
+    "ps_spans_issued": (c_int64, (c_int, c_int64, c_int, c_void_p, c_int64)),
+    "ps_spans_took": (None, (c_int32, c_int32, c_void_p, c_int64)),
+    "ps_spans_joined": (None, (c_int, c_int64, c_void_p, c_int64, c_int)),
+    "ps_spans_pending": (None, (_IntPointer, _IntPointer)),
+    "ps_spans_drain": (None, (c_void_p, c_void_p)),
+    "ps_count_calls": (None, (c_int,)),
+    "ps_take_calls": (c_int64, (c_void_p, c_int64)),
     "ps_record_ops": (None, (c_int,)),
     "ps_op_rows": (c_int64, ()),
     "ps_drain_ops": (c_int64, (c_void_p, c_int64)),

@@ -122,6 +122,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
                 f"CUDA error: invalid device ordinal {index}; the null node has "
                 f"{spec.devices_per_node} devices"
             )
+        torch.cuda._lazy_init()  # as torch's own C function: DTensor asks is_initialized()
         library.ps_set_device(index)
 
     def exchange(index: int) -> int:

@@ -98,3 +98,22 @@ def device_spec(name: str, *, devices_per_node: int | None = None) -> NullDevice
         raise UsageError(f"no null GPU is called {name!r}; {did_you_mean(name, PRESETS)}")
     spec = PRESETS[name]
     return spec if devices_per_node is None else replace(spec, devices_per_node=devices_per_node)
+
+
+def target_gpu(
+    name: str, *, memory_bytes: int, devices_per_node: int
+) -> tuple[str, NullDeviceSpec]:
+    """Key and spec of the GPU that a cluster calls ``name``, with the cluster's memory.
+
+    Raises UsageError for a GPU that we do not know.
+    """
+    for key, spec in PRESETS.items():
+        if spec.name == name:
+            return key, replace(
+                spec, total_memory_bytes=memory_bytes, devices_per_node=devices_per_node
+            )
+    known = ", ".join(spec.name for spec in PRESETS.values())
+    raise UsageError(
+        f"--device null cannot pretend to be {name!r}; GPUs that it knows: {known}. The name is "
+        "device.name in the cluster's file"
+    )

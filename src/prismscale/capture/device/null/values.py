@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from prismscale.analysis.emulated import ValueUse
 from prismscale.capture.device.null.bindings import ANSWER_CALLBACK
 from prismscale.errors import UsageError
 
@@ -78,19 +79,6 @@ class ValuePolicy:
                 return float(round(self.nonzero_fraction * elements))
             case Question.HISTOGRAM | Question.FOUND_INF:
                 return 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValueUse:
-    """A line of the program that was given a value which does not exist.
-
-    ``call_site`` is ``file:line in function``, ``answer`` what it was told, ``count`` how often.
-    """
-
-    op: str
-    call_site: str
-    answer: str
-    count: int
 
 
 class ValueLedger:

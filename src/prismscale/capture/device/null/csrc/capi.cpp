@@ -95,6 +95,7 @@ void ps_install(const SettingsRow* row) {
   register_cuda_allocator();
   install_guard();
   install_hooks();
+  register_ddp_timer();
   register_direct_kernels();
   register_policy_kernels();
   register_attention_choice();
@@ -128,6 +129,11 @@ int64_t ps_launch(int index, int64_t stream, int64_t device_ns, int64_t host_ns)
 
 void ps_memory_stats(int index, int64_t* out) {
   device(index).with_allocator([&](CachingAllocator& a) { copy_stats(a.stats(), out); });
+}
+void ps_take_peaks(int index, int64_t* allocated, int64_t* reserved) {
+  const auto peaks = device(index).take_peaks();
+  *allocated = peaks[0];
+  *reserved = peaks[1];
 }
 void ps_reset_peaks(int index) {
   device(index).with_allocator([](CachingAllocator& a) { a.reset_peaks(); });

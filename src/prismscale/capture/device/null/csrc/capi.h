@@ -18,6 +18,13 @@ struct BlockRow {
   uint8_t allocated, mapped, is_small, starts_segment;
 };
 
+// Predecessors: `pred_count` positions from `first_pred` on in the array drained with the rows.
+struct SpanRow {
+  int64_t duration_ns;
+  int32_t first_pred, pred_count, label;
+  int16_t lane;  // 0 is the host; streams count from 1 in order of first use
+};
+
 struct SettingsRow {
   int64_t devices, total_bytes, outside_bytes, blas_workspace_bytes;
   int64_t max_split_bytes, max_non_split_rounding_bytes, large_segment_bytes;

@@ -99,7 +99,10 @@ void set_current_stream(int index, int64_t stream) {
   t_streams[static_cast<size_t>(index)] = stream;
 }
 int64_t host_time_ns() { return g_host_ns.load(std::memory_order_relaxed); }
-void advance_host(int64_t by_ns) { g_host_ns.fetch_add(by_ns, std::memory_order_relaxed); }
+void advance_host(int64_t by_ns) {
+  g_host_ns.fetch_add(by_ns, std::memory_order_relaxed);
+  SpanGraph::get().host_worked(by_ns);
+}
 void host_waits_until(int64_t time_ns) {
   int64_t now = g_host_ns.load();
   while (now < time_ns && !g_host_ns.compare_exchange_weak(now, time_ns)) {
@@ -127,12 +130,15 @@ int64_t Device::new_stream(bool high_priority) {
 }
 
 int64_t Device::launch(int64_t stream, int64_t device_ns, int64_t host_ns) {
+  if (is_unpriced()) device_ns = host_ns = 0;
   advance_host(host_ns);
+  SpanGraph::get().launched(index_, stream, device_ns);
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
+  state.issued += 1;
+  if (is_unpriced()) return state.tail_ns;
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
-  state.issued += 1;
   return start;
 }
 
@@ -143,6 +149,7 @@ void Device::record(EventState& event, int64_t stream) {
   event.time_ns = std::max(state.tail_ns, host_time_ns());
   event.horizon = state.horizon;
   event.horizon[static_cast<size_t>(stream)] = state.issued;
+  event.frontier = SpanGraph::get().recorded(index_, stream);
 }
 
 void Device::wait(const EventState& event, int64_t stream) {
@@ -150,6 +157,7 @@ void Device::wait(const EventState& event, int64_t stream) {
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.tail_ns = std::max(state.tail_ns, event.time_ns);
   raise_to(state.horizon, event.horizon);
+  SpanGraph::get().waits(index_, stream, event.frontier);
 }
 
 // Does not advance the host: a loop that polls must still end, so a poll counts as a host step.
@@ -172,11 +180,15 @@ void Device::complete(const std::vector<uint64_t>& horizon, int64_t time_ns) {
 
 void Device::synchronize(const EventState& event) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (is_unpriced()) return;
   complete(event.horizon, event.time_ns);
+  SpanGraph::get().host_waits(event.frontier);
 }
 
 void Device::synchronize_stream(int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (is_unpriced()) return;
+  SpanGraph::get().host_waits(index_, stream);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.horizon[static_cast<size_t>(stream)] = state.issued;
   complete(state.horizon, state.tail_ns);
@@ -208,11 +220,24 @@ bool Device::passed(int64_t stream, uint64_t ticket) {
   return completed_[static_cast<size_t>(stream)] >= ticket;
 }
 
+std::array<int64_t, 2> Device::take_peaks() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const AllocatorStats& stats = allocator_->stats();
+  const std::array<int64_t, 2> now = {stats.allocated_bytes[kAllPools].current,
+                                      stats.reserved_bytes[kAllPools].current};
+  const std::array<int64_t, 2> seen = {std::max(peaks_[0], now[0]), std::max(peaks_[1], now[1])};
+  peaks_ = now;
+  return seen;
+}
+
 Block* Device::malloc(size_t bytes, int64_t stream) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (Block* block = allocator_->malloc(bytes, stream)) {
       block->made_by = current_op();
+      const AllocatorStats& stats = allocator_->stats();
+      peaks_[0] = std::max(peaks_[0], stats.allocated_bytes[kAllPools].current);
+      peaks_[1] = std::max(peaks_[1], stats.reserved_bytes[kAllPools].current);
       return block;
     }
   }

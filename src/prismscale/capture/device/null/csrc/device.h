@@ -4,6 +4,7 @@
 // when both the host has issued it and the stream is free. Events and waits carry these times.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "caching_allocator.h"
+#include "spans.h"
 
 namespace prismscale {
 
@@ -27,6 +29,7 @@ struct DeviceSettings {
 struct EventState {
   int64_t time_ns = 0;
   std::vector<uint64_t> horizon;  // per stream: how many of its ops come before the event
+  Frontier frontier;              // the same in nodes of the condensed graph
 };
 
 class Device : public StreamProgress {
@@ -51,6 +54,8 @@ class Device : public StreamProgress {
   void free(Block* block);
   void record_stream(Block* block, int64_t stream);
   void use_blas(int64_t stream);
+  // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
+  std::array<int64_t, 2> take_peaks();
   template <typename F>
   auto with_allocator(F&& use) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -75,6 +80,7 @@ class Device : public StreamProgress {
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};
   std::unique_ptr<CachingAllocator> allocator_;
+  std::array<int64_t, 2> peaks_{};
   size_t blas_workspace_bytes_;
   std::set<std::pair<int, int64_t>> blas_workspaces_;  // (handle, stream)
 };

@@ -16,8 +16,14 @@ namespace {
 std::atomic<bool> g_recording{false};
 std::mutex g_mutex;
 
+std::atomic<bool> g_counting{false};
+
 std::vector<OpRow>& rows() {
   static auto* all = new std::vector<OpRow>();
+  return *all;
+}
+std::vector<int64_t>& calls() {  // by signature
+  static auto* all = new std::vector<int64_t>();
   return *all;
 }
 std::deque<std::string>& signatures() {  // a deque: addresses of its strings stay valid
@@ -39,6 +45,11 @@ std::string signature_text(uint32_t id) {
 }
 
 void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns) {
+  if (g_counting.load(std::memory_order_relaxed) && !is_unpriced()) {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    if (signature >= calls().size()) calls().resize(signature + 1, 0);
+    calls()[signature] += 1;
+  }
   if (!g_recording.load(std::memory_order_relaxed)) return;
   std::lock_guard<std::mutex> lock(g_mutex);
   rows().push_back({signature, static_cast<uint16_t>(device), static_cast<uint16_t>(stream),
@@ -65,6 +76,17 @@ int64_t ps_drain_ops(OpRow* out, int64_t capacity) {
   const auto count = std::min(capacity, static_cast<int64_t>(rows().size()));
   std::copy_n(rows().begin(), count, out);
   rows().erase(rows().begin(), rows().begin() + count);
+  return count;
+}
+
+void ps_count_calls(int on) { g_counting = on != 0; }
+
+// Calls of every signature since the last time, up to `capacity`; returns how many signatures.
+int64_t ps_take_calls(int64_t* out, int64_t capacity) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const auto count = std::min<int64_t>(capacity, static_cast<int64_t>(calls().size()));
+  std::copy_n(calls().begin(), count, out);
+  std::fill(calls().begin(), calls().end(), 0);
   return count;
 }
 

@@ -9,6 +9,7 @@ namespace prismscale {
 
 void install_guard();
 void install_hooks();
+void register_ddp_timer();
 const at::Generator& default_generator(int device_index);
 
 }  // namespace prismscale

@@ -1,0 +1,65 @@
+"""One rank of ``examples/megatron/train.py`` on a null H100, alone in this process."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apex_kernels
+import torch
+from torch.distributed import distributed_c10d
+
+from prismscale.capture.backends import install
+from prismscale.capture.device.null.runtime import activate
+from prismscale.capture.device.null.spec import device_spec
+from prismscale.capture.environment import RankEnvironment
+from prismscale.capture.hook import Collective
+from prismscale.capture.payload import MirrorPayload
+from prismscale.capture.work import EmulatedWork
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "megatron"
+
+
+class MirrorHook:
+    """Peers do what this rank does; tensors are held until somebody waits, as NCCL holds them."""
+
+    def __init__(self) -> None:
+        self._payload = MirrorPayload()
+
+    def communicate(self, batch: Sequence[Collective]) -> EmulatedWork:
+        """Fill at once."""
+        held = [tensor for one in batch for tensor in (*one.inputs, *one.outputs)]
+        for one in batch:
+            self._payload.fill(one)
+        outputs = [tensor for one in batch for tensor in one.outputs]
+        return EmulatedWork(outputs, lambda _: held.clear())
+
+
+def run_rank(
+    options: Sequence[str], *, rank: int, world_size: int, memory_gib: int | None = None
+) -> list[int]:
+    """Peak allocated bytes since the start, after each step."""
+    warnings.filterwarnings("ignore")  # megatron-core's, about what is not installed
+    spec = device_spec("h100-sxm")
+    activate(replace(spec, total_memory_bytes=memory_gib << 30) if memory_gib else spec)
+    apex_kernels.install()
+    # Pickled objects would go through CUDA tensors, whose bytes do not exist.
+    device_of: Callable[[Any], str] = lambda group=None: "cpu"  # noqa: E731
+    distributed_c10d._get_object_coll_device = device_of
+    sys.path.insert(0, str(EXAMPLE))
+    sys.argv = ["train.py", *options]
+    peaks = []
+    with install(RankEnvironment(rank=rank, world_size=world_size), MirrorHook()):
+        import train
+
+        args = train.parse_args()
+        train.initialize(args)
+        trainer = train.Trainer(args)
+        for _ in range(args.train_iters):
+            trainer.train_step()
+            peaks.append(torch.cuda.max_memory_allocated())
+    return peaks

@@ -1,0 +1,260 @@
+// Condensed spans of host and streams; see spans.h.
+#include "spans.h"
+
+#include <algorithm>
+
+namespace prismscale {
+namespace {
+
+constexpr int16_t kHostLane = 0;
+constexpr int32_t kHostChain = 0, kNoChain = -1;
+
+thread_local bool t_unpriced = false;
+
+}  // namespace
+
+bool is_unpriced() { return t_unpriced; }
+void set_unpriced(bool unpriced) { t_unpriced = unpriced; }
+
+SpanGraph& SpanGraph::get() {
+  static auto* graph = new SpanGraph();
+  return *graph;
+}
+
+void SpanGraph::begin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  on_ = true;
+  streams_.clear();
+  channels_.clear();
+  chains_ = kHostChain + 1;
+  nodes_.clear();
+  host_frontier_.clear();
+  host_cut_ns_ = host_ns_;
+  rows_.clear();
+  preds_.clear();
+}
+
+void SpanGraph::set_labels(int32_t work, int32_t launch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cut_all();
+  work_label_ = work;
+  launch_label_ = launch;
+}
+
+void SpanGraph::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  cut_all();
+}
+
+void SpanGraph::host_worked(int64_t host_ns) {
+  if (!on_ || t_unpriced) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  host_ns_ += host_ns;
+}
+
+void SpanGraph::launched(int device, int64_t stream, int64_t device_ns) {
+  if (!on_ || t_unpriced) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  Stream& state = stream_of(device, stream);
+  if (state.ops == 0) {
+    state.work_ns = 0;
+    state.launch_ns = 0;
+    state.host_frontier = host_frontier_;
+    state.host_base_ns = host_cut_ns_;
+  }
+  state.ops += 1;
+  state.work_ns += device_ns;
+  state.launch_ns = std::max(state.launch_ns, host_ns_ - state.host_base_ns) + device_ns;
+}
+
+Frontier SpanGraph::recorded(int device, int64_t stream) {
+  if (!on_ || t_unpriced) return {};
+  std::lock_guard<std::mutex> lock(mutex_);
+  return frontier_of(device, stream);
+}
+
+void SpanGraph::waits(int device, int64_t stream, const Frontier& events) {
+  if (!on_ || t_unpriced || events.empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  Stream& state = stream_of(device, stream);
+  cut(state);
+  extend(state.frontier, events);
+}
+
+void SpanGraph::host_waits(int device, int64_t stream) {
+  if (!on_ || t_unpriced) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  host_joins(frontier_of(device, stream));
+}
+
+void SpanGraph::host_waits(const Frontier& events) {
+  if (!on_ || t_unpriced) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  host_joins(events);
+}
+
+Frontier SpanGraph::issued(int device, int64_t stream, bool by_host) {
+  if (!on_) return {};
+  std::lock_guard<std::mutex> lock(mutex_);
+  cut_host();
+  Frontier preds = host_frontier_;
+  if (!by_host) extend(preds, frontier_of(device, stream));
+  return preds;
+}
+
+void SpanGraph::took_positions(int32_t count, int32_t channel, const Frontier& preds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Node node{kNoChain, {}};
+  for (const int32_t pred : preds) merge(node.clock, pred);
+  if (channel >= 0) {
+    const auto [found, is_new] = channels_.try_emplace(channel, chains_);
+    if (is_new) chains_ += 1;
+    // The first of the batch: its members do not follow one another.
+    enter(node, found->second, static_cast<int32_t>(nodes_.size()));
+  }
+  nodes_.insert(nodes_.end(), static_cast<size_t>(count), node);
+}
+
+void SpanGraph::joined(int device, int64_t stream, const Frontier& nodes, bool by_host) {
+  if (!on_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (by_host) {
+    host_joins(nodes);
+    return;
+  }
+  Stream& state = stream_of(device, stream);
+  cut(state);
+  extend(state.frontier, nodes);
+}
+
+void SpanGraph::drain(SpanRow* rows, int32_t* preds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::copy(rows_.begin(), rows_.end(), rows);
+  std::copy(preds_.begin(), preds_.end(), preds);
+  rows_.clear();
+  preds_.clear();
+}
+
+SpanGraph::Stream& SpanGraph::stream_of(int device, int64_t stream) {
+  const auto [found, is_new] = streams_.try_emplace({device, stream});
+  if (is_new) {
+    found->second.lane = static_cast<int16_t>(streams_.size());
+    found->second.chain = chains_++;
+  }
+  return found->second;
+}
+
+Frontier SpanGraph::frontier_of(int device, int64_t stream) {
+  const auto found = streams_.find({device, stream});
+  if (found == streams_.end()) return {};
+  cut(found->second);
+  return found->second.frontier;
+}
+
+// Open spans count the host's time from before this wait, so they end here.
+void SpanGraph::host_joins(const Frontier& nodes) {
+  if (nodes.empty()) return;
+  cut_all();
+  extend(host_frontier_, nodes);
+}
+
+void SpanGraph::cut(Stream& state) {
+  if (state.ops == 0) return;
+  state.ops = 0;
+  const int32_t work = append(state.lane, work_label_, state.work_ns, state.frontier);
+  // After the work: an attribution in this order gives the launch path only what exceeds the work.
+  const int32_t launch = append(state.lane, launch_label_, state.launch_ns, state.host_frontier);
+  enter(nodes_[static_cast<size_t>(work)], state.chain, work);
+  // Launch paths do not follow one another; the stream's next work follows both.
+  nodes_[static_cast<size_t>(launch)].chain = state.chain;
+  state.frontier = {work, launch};
+}
+
+void SpanGraph::cut_host() {
+  if (host_ns_ == host_cut_ns_) return;
+  const int32_t node = append(kHostLane, launch_label_, host_ns_ - host_cut_ns_, host_frontier_);
+  enter(nodes_[static_cast<size_t>(node)], kHostChain, node);
+  host_frontier_ = {node};
+  host_cut_ns_ = host_ns_;
+}
+
+void SpanGraph::cut_all() {
+  for (auto& [key, state] : streams_) cut(state);
+  cut_host();
+}
+
+bool SpanGraph::precedes(int32_t node, int32_t other) const {
+  if (node == other) return true;
+  const int32_t chain = nodes_[static_cast<size_t>(node)].chain;
+  const Clock& clock = nodes_[static_cast<size_t>(other)].clock;
+  return chain >= 0 && static_cast<size_t>(chain) < clock.size() &&
+      clock[static_cast<size_t>(chain)] >= node;
+}
+
+void SpanGraph::extend(Frontier& frontier, const Frontier& nodes) const {
+  for (const int32_t node : nodes) {
+    const auto covers = [&](int32_t other) { return precedes(node, other); };
+    if (std::any_of(frontier.begin(), frontier.end(), covers)) continue;
+    std::erase_if(frontier, [&](int32_t other) { return precedes(other, node); });
+    frontier.push_back(node);
+  }
+}
+
+void SpanGraph::enter(Node& node, int32_t chain, int32_t position) {
+  const auto index = static_cast<size_t>(chain);
+  node.chain = chain;
+  if (node.clock.size() <= index) node.clock.resize(index + 1, -1);
+  node.clock[index] = position;
+}
+
+void SpanGraph::merge(Clock& clock, int32_t node) const {
+  const Clock& other = nodes_[static_cast<size_t>(node)].clock;
+  if (clock.size() < other.size()) clock.resize(other.size(), -1);
+  for (size_t chain = 0; chain < other.size(); ++chain) {
+    clock[chain] = std::max(clock[chain], other[chain]);
+  }
+}
+
+int32_t SpanGraph::append(
+    int16_t lane, int32_t label, int64_t duration_ns, const Frontier& preds) {
+  const auto first = static_cast<int32_t>(preds_.size());
+  preds_.insert(preds_.end(), preds.begin(), preds.end());
+  rows_.push_back({duration_ns, first, static_cast<int32_t>(preds.size()), label, lane});
+  Node node{kNoChain, {}};
+  for (const int32_t pred : preds) merge(node.clock, pred);
+  nodes_.push_back(std::move(node));
+  return static_cast<int32_t>(nodes_.size()) - 1;
+}
+
+}  // namespace prismscale
+
+using namespace prismscale;
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+void ps_spans_begin() { SpanGraph::get().begin(); }
+void ps_spans_label(int32_t work, int32_t launch) { SpanGraph::get().set_labels(work, launch); }
+void ps_spans_close() { SpanGraph::get().close(); }
+void ps_unpriced(int on) { set_unpriced(on != 0); }
+
+int64_t ps_spans_issued(int device, int64_t stream, int by_host, int32_t* preds, int64_t capacity) {
+  const Frontier found = SpanGraph::get().issued(device, stream, by_host != 0);
+  std::copy_n(found.begin(), std::min(capacity, static_cast<int64_t>(found.size())), preds);
+  return static_cast<int64_t>(found.size());
+}
+void ps_spans_took(int32_t count, int32_t channel, const int32_t* preds, int64_t pred_count) {
+  SpanGraph::get().took_positions(count, channel, Frontier(preds, preds + pred_count));
+}
+void ps_spans_joined(int device, int64_t stream, const int32_t* nodes, int64_t count, int by_host) {
+  SpanGraph::get().joined(device, stream, Frontier(nodes, nodes + count), by_host != 0);
+}
+
+void ps_spans_pending(int64_t* rows, int64_t* preds) {
+  *rows = SpanGraph::get().pending_rows();
+  *preds = SpanGraph::get().pending_preds();
+}
+void ps_spans_drain(SpanRow* rows, int32_t* preds) { SpanGraph::get().drain(rows, preds); }
+
+#pragma GCC visibility pop
+}  // extern "C"

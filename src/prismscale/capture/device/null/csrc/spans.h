@@ -1,0 +1,105 @@
+// What the host and every stream do between two cuts, condensed to a few nodes of a graph.
+//
+// Ops issued at host costs h_i to a stream that runs them for d_i end at
+//
+//     max( S + sum(d_i),  H + max_k( h_1 + ... + h_k + d_k + ... + d_n ) )
+//
+// where S is when the stream and H when the host was done with what came before. Both terms are plain
+// nodes: *work* after the stream's frontier, and a *launch* path after the host's. A frontier is a
+// set of nodes; it is done when all of them are. So a span of any number of ops is two nodes and
+// exactly as long as if each op were one.
+//
+// A span is cut where another lane meets the stream (events, communications) and where the host
+// waits: after that the host's time is no longer the sum of its costs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "capi.h"
+
+namespace prismscale {
+
+using Frontier = std::vector<int32_t>;
+
+class SpanGraph {
+ public:
+  static SpanGraph& get();
+
+  // Positions count from 0 again; what happened before is nobody's predecessor.
+  void begin();
+  void set_labels(int32_t work, int32_t launch);  // of what follows; cuts all lanes
+  void close();                                   // cuts all lanes
+
+  // What the devices tell. Nothing happens before begin() and within an UnpricedScope.
+  void host_worked(int64_t host_ns);
+  void launched(int device, int64_t stream, int64_t device_ns);
+  Frontier recorded(int device, int64_t stream);
+  void waits(int device, int64_t stream, const Frontier& events);
+  void host_waits(int device, int64_t stream);
+  void host_waits(const Frontier& events);
+
+  // What the recorder of communications does, whose nodes share the count of positions.
+  Frontier issued(int device, int64_t stream, bool by_host);
+  // A batch of communications came after `preds`. In a channel (-1: none) each batch comes after the
+  // one before.
+  void took_positions(int32_t count, int32_t channel, const Frontier& preds);
+  void joined(int device, int64_t stream, const Frontier& nodes, bool by_host);
+
+  int64_t pending_rows() const { return static_cast<int64_t>(rows_.size()); }
+  int64_t pending_preds() const { return static_cast<int64_t>(preds_.size()); }
+  void drain(SpanRow* rows, int32_t* preds);
+
+ private:
+  // What a node comes after: of each chain (lane or channel, whose nodes follow one another), the
+  // last position before it, or its own. One of two nodes of a frontier that precedes the other
+  // can be left out, or lanes that only wait would collect predecessors without end.
+  using Clock = std::vector<int32_t>;
+  struct Node {
+    int32_t chain;
+    Clock clock;
+  };
+  struct Stream {
+    int16_t lane = 0;
+    int32_t chain = 0;
+    Frontier frontier;
+    // The open span, while `ops` is not 0.
+    int64_t ops = 0;
+    int64_t work_ns = 0, launch_ns = 0;
+    int64_t host_base_ns = 0;  // host_ns_ where `host_frontier` was reached
+    Frontier host_frontier;
+  };
+  Stream& stream_of(int device, int64_t stream);
+  Frontier frontier_of(int device, int64_t stream);
+  void host_joins(const Frontier& nodes);
+  void cut(Stream& stream);
+  void cut_host();
+  void cut_all();
+  bool precedes(int32_t node, int32_t other) const;
+  void extend(Frontier& frontier, const Frontier& nodes) const;
+  void merge(Clock& clock, int32_t node) const;
+  static void enter(Node& node, int32_t chain, int32_t position);
+  int32_t append(int16_t lane, int32_t label, int64_t duration_ns, const Frontier& preds);
+
+  std::mutex mutex_;
+  bool on_ = false;
+  std::map<std::pair<int, int64_t>, Stream> streams_;
+  std::map<int32_t, int32_t> channels_;  // chain of each
+  int32_t chains_ = 0;
+  std::vector<Node> nodes_;   // by position, communications included
+  Frontier host_frontier_;
+  int64_t host_ns_ = 0;       // what the host has worked, without its waits
+  int64_t host_cut_ns_ = 0;   // host_ns_ where host_frontier_ was reached
+  int32_t work_label_ = 0, launch_label_ = 0;
+  std::vector<SpanRow> rows_;
+  std::vector<int32_t> preds_;
+};
+
+// While it lasts, this thread's ops cost nothing and are nobody's: the emulation's own work.
+bool is_unpriced();
+void set_unpriced(bool unpriced);
+
+}  // namespace prismscale

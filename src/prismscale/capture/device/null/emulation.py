@@ -1,0 +1,75 @@
+"""A program on the null device, from its start to what is known afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from prismscale.analysis.emulated import Emulated
+from prismscale.capture.device.null import memory
+from prismscale.capture.device.null.device import ModelledMemoryTracker, NullDevice
+from prismscale.capture.device.null.kernels import KernelLedger
+from prismscale.capture.device.null.runtime import activate
+from prismscale.capture.device.null.spec import target_gpu
+from prismscale.capture.logical_time import answering_time
+from prismscale.cost.kernel import load_kernel_model
+
+MOST_BLOCKS = 8
+"""Allocations that an out-of-memory error lists."""
+
+
+class NullEmulation:
+    """The null device of one process with its ledgers."""
+
+    def __init__(self, gpu: str, *, memory_bytes: int, devices_per_node: int) -> None:
+        """
+        Args:
+            gpu: name of the GPU, as the cluster gives it.
+            memory_bytes: its memory.
+            devices_per_node: how many of them the program sees.
+
+        Raises:
+            UsageError: no such GPU is known, or the device cannot be made here.
+        """
+        key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
+        model = load_kernel_model(key)
+        self._runtime = activate(spec)
+        self.kernels = KernelLedger(self._runtime, model)
+        self.device = NullDevice(self._runtime)
+        self.memory = ModelledMemoryTracker(self._runtime)
+
+    @contextmanager
+    def around_program(self) -> Iterator[None]:
+        """The program's timers answer logical time; its running out of memory is explained."""
+        with answering_time(self._runtime.library.ps_host_time_ns):
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                error.add_note(self._occupants())
+                raise
+
+    def optimizer_ended(self) -> None:
+        """A step may end here."""
+        self.kernels.optimizer_ended()
+
+    def save(self, path: Path, period: int) -> None:
+        """Write the kernels of a step and the values that were made up. Raises
+        :class:`StorageError`."""
+        kernels, values = self.kernels.uses(period), self._runtime.ledger.uses()
+        Emulated(kernels=tuple(kernels), values=tuple(values)).save(path)
+
+    def _occupants(self) -> str:
+        index = self._runtime.library.ps_current_device()
+        blocks = memory.live_blocks(self._runtime.library, index)
+        alike = Counter((block.made_by, block.size_bytes) for block in blocks)
+        largest = sorted(alike.items(), key=lambda item: -item[0][1] * item[1])[:MOST_BLOCKS]
+        lines = [
+            f"  {count:6,} × {size / 2**20:10,.1f} MiB  made by {op}" for (op, size), count in largest
+        ]
+        steps = self.kernels.n_steps
+        when = f"after {steps} optimizer calls" if steps else "before the first optimizer call"
+        return "\n".join([f"Out of memory {when}. Most of the memory is held by:", *lines])
