@@ -1,0 +1,130 @@
+"""Time of a GPU kernel from its signature, without the GPU.
+
+:class:`KernelModel` is the seam: the null device asks it once for each distinct call. It is
+answered from a profile of laws and constants (:class:`ModelledKernels`), from figures that were
+measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
+(:class:`ConstantKernels`).
+
+``torch.compile``: a compiled region runs eagerly on the null device, so its pointwise operators
+arrive one by one. With ``fused=True`` pointwise operators and reductions cost the bytes of one
+pass shared by the usual three of a fused kernel, and no launch of their own. This is an
+approximation: which operators inductor would fuse is not reconstructed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from prismscale.cost.kernel_attention import attention_ns
+from prismscale.cost.kernel_gemm import gemm_call_ns
+from prismscale.cost.kernel_kinds import kind_of
+from prismscale.cost.kernel_memory import memory_call_ns, transfer_ns
+from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.cost.kernel_signature import KernelCall, parse_signature
+
+FUSED_KINDS = ("pointwise", "reduction", "norm", "norm_backward", "softmax", "copy")
+_FUSED_OPS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelPrice:
+    """What one call costs, and how well that is known."""
+
+    device_ns: int
+    """On its stream; 0 for calls that launch nothing."""
+    host_ns: int
+    """On the thread that issues it."""
+    source: str
+    """``modelled``, ``scaled`` (a model fitted on another GPU), ``measured`` or ``default``."""
+    error: float | None
+    """Relative error (p90) of calls of this kind on held-out measurements; None: not known."""
+    kind: str
+    """Kind of kernel: see :mod:`prismscale.cost.kernel_kinds`."""
+
+
+class KernelModel(Protocol):
+    """Prices calls."""
+
+    def price(self, signature: str) -> KernelPrice:
+        """The cost of the call that ``signature`` describes.
+
+        Raises:
+            FormatError: not a signature.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantKernels:
+    """The null implementation: every call costs the same, and says that nobody knows."""
+
+    device_ns: int = 5_000
+    host_ns: int = 5_000
+
+    def price(self, signature: str) -> KernelPrice:
+        """The constant, whatever the call."""
+        return KernelPrice(
+            device_ns=self.device_ns,
+            host_ns=self.host_ns,
+            source="default",
+            error=None,
+            kind=kind_of(parse_signature(signature)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelledKernels:
+    """Prices from a GPU's profile."""
+
+    profile: KernelProfile
+    fused: bool = False
+    """Pointwise work of compiled regions counts as one pass; see the module's description."""
+
+    def price(self, signature: str) -> KernelPrice:
+        """The model's figure; operators in no table cost their bytes, with source ``default``."""
+        return self.price_call(parse_signature(signature))
+
+    def price_call(self, call: KernelCall) -> KernelPrice:
+        """As :meth:`price`, for a signature that was read already."""
+        kind = kind_of(call)
+        device_ns, launches = _device_cost(self.profile, call, kind)
+        host = self.profile.host
+        host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
+        known = "scaled" if self.profile.scaled_from else "modelled"
+        price = KernelPrice(
+            device_ns=round(device_ns),
+            host_ns=round(host_ns),
+            source="default" if kind == "unknown" else known,
+            error=self.profile.errors.get(kind),
+            kind=kind,
+        )
+        return _share_of_a_pass(price) if self.fused and kind in FUSED_KINDS else price
+
+
+def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
+    """The model of ``gpu`` (``h100-sxm``).
+
+    Raises:
+        UsageError: no such GPU; lists those that are known.
+    """
+    return ModelledKernels(profile=KernelProfile.load(gpu), fused=fused)
+
+
+def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
+    """Time on the device and kernels started."""
+    if kind == "view":
+        return 0.0, 0
+    if kind == "transfer":
+        return transfer_ns(profile, call), 1
+    if kind in ("gemm", "convolution"):
+        return gemm_call_ns(profile, call), 1
+    if kind in ("attention", "attention_backward"):
+        return attention_ns(profile, call, kind), 1 if kind == "attention" else 3
+    return memory_call_ns(profile, call, kind)
+
+
+def _share_of_a_pass(price: KernelPrice) -> KernelPrice:
+    return replace(
+        price, device_ns=price.device_ns // _FUSED_OPS, host_ns=price.host_ns // _FUSED_OPS
+    )

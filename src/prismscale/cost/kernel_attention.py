@@ -1,0 +1,76 @@
+"""Fused attention: work of the tensor cores, with a share that short sequences lose.
+
+Forward: two products, ``2·B·H·L·S·(D + Dv)`` operations, halved under a causal mask. Backward: five
+products where the forward has two (FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+"""
+
+from __future__ import annotations
+
+import math
+
+from prismscale.cost.kernel_gemm import law_of
+from prismscale.cost.kernel_profile import AttentionLaw, KernelProfile
+from prismscale.cost.kernel_signature import KernelCall
+
+_BACKWARD_FACTOR = 2.5
+_QUERY_BLOCK = 128
+
+
+def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
+    """Time of a fused attention call; ``kind`` is ``attention`` or ``attention_backward``."""
+    backward = kind == "attention_backward"
+    law = _law(profile, call, backward)
+    # The backward's first input is the gradient of the output, except for flex attention.
+    query = 1 if backward and "flex" not in call.base else 0
+    q, k, v = call.inputs[query : query + 3]
+    batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
+    flops = 2.0 * batch_heads * length * keys * (q.sizes[-1] + v.sizes[-1])
+    if causal(call):
+        flops /= 2
+        keys = keys // 2
+    flops *= _BACKWARD_FACTOR if backward else 1.0
+    head = 1.0 if q.sizes[-1] > 64 else law.small_head_factor
+    reached = law.efficiency * head * keys / (keys + law.length_overhead)
+    reached *= _fill(profile, batch_heads, keys if backward else length)
+    peak = law_of(profile, q.dtype).peak_flops
+    n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
+    moved = 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
+    return law.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
+
+
+def causal(call: KernelCall) -> bool:
+    """Whether half of the scores are masked away.
+
+    flex_attention's mask is a program that the signature does not show; language models use it for
+    causal masks (within documents), so half it is.
+    """
+    return call.flag("is_causal") or call.flag("causal") or "flex" in call.base
+
+
+def _law(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionLaw:
+    families = ("flash", "efficient", "cudnn")
+    family = next((name for name in families if name in call.base), "flash")
+    return profile.attention[f"{family}_backward" if backward else family]
+
+
+def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int, int]:
+    """Batch × heads, query length, key length.
+
+    The operators under ``scaled_dot_product_attention`` take (batch, heads, length, head size); the
+    ``_flash_attention`` and ``_efficient_attention`` ones (batch, length, heads, head size), or
+    packed sequences (tokens, heads, head size) with the longest lengths as arguments.
+    """
+    if len(query) == 3:
+        longest = call.arguments.get("max_q", (query[0],))[0]
+        longest_key = call.arguments.get("max_k", (key[0],))[0]
+        return query[1] * max(1, query[0] // max(longest, 1)), longest, longest_key
+    if call.base.startswith(("_flash", "_efficient")):
+        return query[0] * query[2], query[1], key[1]
+    return query[0] * query[1], query[2], key[2]
+
+
+def _fill(profile: KernelProfile, batch_heads: int, length: int) -> float:
+    """Share of the multiprocessors that have a block of queries (or keys) to work on."""
+    blocks = batch_heads * max(1, math.ceil(length / _QUERY_BLOCK))
+    waves = math.ceil(blocks / profile.multiprocessors)
+    return max(1e-3, blocks / (waves * profile.multiprocessors))
