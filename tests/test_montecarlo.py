@@ -12,7 +12,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.fused_durations import FusedDurations
 from prismscale.forecast.goodness import ks_two_sample
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
 from prismscale.forecast.lockstep import fuse
 from prismscale.forecast.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
 from prismscale.forecast.sampling import LawDraws, NodeLaw, fuse_laws
@@ -50,10 +50,10 @@ def small_layout(**kwargs):
         input_gradient_ns=900_000,
         weight_gradient_ns=900_000,
         optimizer_ns=100_000,
-        tp_collectives=3,
-        tp_bytes=2**20,
+        forward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**20),) * 3,
+        backward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**20),) * 3,
         boundary_bytes=2**20,
-        gradient_bytes=2**20,
+        step_moves=(Move(CollectiveOp.ALL_REDUCE, 2**20, "dp"),),
     )
     return build_layout(layout, costs)
 

@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 
 from prismscale import __version__
-from prismscale.commands import forecast
+from prismscale.commands import forecast, layouts
 from prismscale.commands import run as run_command
 from prismscale.commands.calibrate import calibrate
 from prismscale.commands.imports import imports
+from prismscale.commands.validations import validations
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,9 +34,9 @@ app.command(
 )(run_command.run)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(imports, name="import")
-for command in (forecast.forecast, forecast.sensitivity, forecast.place, forecast.explore):
+for command in (forecast.forecast, forecast.sensitivity, layouts.place, layouts.explore):
     app.command()(command)
-app.add_typer(forecast.validations, name="validate")
+app.add_typer(validations, name="validate")
 
 
 class Unwound(BaseException):

@@ -1,11 +1,12 @@
-"""Forecasts in a run's ``report.html``: distribution, guarantees, sensitivity, placement.
+"""Forecasts in a run's ``report.html``: distribution, guarantees, sensitivity, placement, layouts.
 
-The sections are made from ``forecast.json``, so each command renews the whole of them.
+The sections are made from the ``forecast`` member of ``results.json``, so each command renews the
+whole of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from prismscale.commands.layouts_page import layouts_section
 from prismscale.files import write_text
 from prismscale.report.folder import read_run, write_page
 from prismscale.report.html import Section, fragment, render_page
-from prismscale.report.plots import OBSERVED, PREDICTED, figure, markup, plain
+from prismscale.report.plots import OBSERVED, figure, markup, plain
 from prismscale.runfolder import RunFolder
 
 FIRST_ORDER = 70.0
@@ -24,23 +26,27 @@ FIRST_ORDER = 70.0
 BINS = 60
 MOST_BARS = 20
 
+MOST_POOLS = 200
+
 _TABLE = """
 <table><thead><tr>{% for h in head %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}
 </tbody></table>
 """
+_FOLDED = f"<details><summary>{{{{ title }}}}</summary>{_TABLE}</details>"
+_NOTES = "<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>"
 
 
 def write_forecast(run: Path, found: Mapping[str, Any]) -> None:
-    """Put the sections of ``forecast.json`` into the run's report; an imported run gets a report of
-    them alone.
+    """Put the sections of a forecast into the run's report; a folder that holds no run (an import,
+    a job file's layouts) gets a report of them alone.
 
     Raises:
         StorageError: the report cannot be written. FormatError: the run's files are damaged.
     """
     folder = RunFolder(root=run)
     sections = sections_of(found)
-    if folder.results.exists():
+    if folder.timeline.exists():
         write_page(folder, *read_run(folder), sections)
     else:
         write_text(folder.report, render_page("Forecast", sections, subtitle=str(run.name)))
@@ -48,27 +54,35 @@ def write_forecast(run: Path, found: Mapping[str, Any]) -> None:
 
 def sections_of(found: Mapping[str, Any]) -> list[Section]:
     """The sections for what was computed so far."""
-    made = []
-    if "forecast" in found:
-        made.append(("Forecast", _distribution(found["forecast"]) + _guarantees(found["forecast"])))
-    if "sensitivity" in found:
-        made.append(("Sensitivity", _tornado(found["sensitivity"])))
-    if "placement" in found:
-        made.append(("Placement", _placement(found["placement"])))
+    made = [
+        (title, build(found[name]) + _notes(found[name]["notes"]))
+        for name, title, build in (
+            ("step", "Forecast", _forecast),
+            ("sensitivity", "Sensitivity", _sensitivity),
+            ("placement", "Placement", _placement),
+            ("layouts", "Layouts", layouts_section),
+        )
+        if name in found
+    ]
     return [
         Section(title=title, html=html, order=FIRST_ORDER + i)
         for i, (title, html) in enumerate(made)
     ]
 
 
+def _forecast(forecast: Mapping[str, Any]) -> str:
+    return _distribution(forecast) + _guarantees(forecast) + _pools(forecast["pools"])
+
+
 def _distribution(forecast: Mapping[str, Any]) -> str:
-    drawn = np.asarray(forecast["step_ns"], dtype=np.float64) / 1e6
-    measured = np.asarray(forecast.get("measured_ns", []), dtype=np.float64) / 1e6
-    density = figure(height=280, barmode="overlay", xaxis_title="step time, ms")
-    cumulative = figure(height=280, xaxis_title="step time, ms", yaxis_title="probability")
+    drawn, measured = (
+        np.array(forecast[key], dtype=np.float64) / 1e6 for key in ("step_ns", "measured_ns")
+    )
+    density = figure(height=280, xaxis_title="step, ms", yaxis_title="share", barmode="overlay")
+    cumulative = figure(height=280, xaxis_title="step, ms", yaxis_title="probability")
     everything = np.concatenate([drawn, measured])
     edges = np.linspace(everything.min(), everything.max() + 1e-9, BINS + 1)
-    shown = (("forecast", drawn, OBSERVED[1]), ("measured", measured, PREDICTED))
+    shown = (("forecast", drawn, OBSERVED[1]), ("measured", measured, OBSERVED[0]))
     for name, values, colour in shown:
         if len(values):
             share, _ = np.histogram(values, edges)
@@ -103,11 +117,59 @@ def _guarantees(forecast: Mapping[str, Any]) -> str:
             f"{slow['low']:.2%} … {slow['high']:.2%}",
         )
     )
+    training = forecast["training"]
     rows += [
-        (f"training, p{float(q) * 100:g}", f"{days:,.2f} days", "")
-        for q, days in forecast["training_days"].items()
+        (f"{training['steps']:,} steps, p{float(q) * 100:g}", f"{days:,.2f} days", "")
+        for q, days in training["days"].items()
+    ]
+    rows += [
+        (
+            f"step at {w['width']:g} × as many replicas, p95",
+            f"{w['p95_ns'] / 1e6:,.3f} ms",
+            "at most",
+        )
+        for w in forecast["width"]
+        if w["width"] > 1 and w["resolved"]
     ]
     return fragment(_TABLE, head=("guarantee", "value", "95 % interval"), rows=rows)
+
+
+def _pools(pools: Sequence[Mapping[str, Any]]) -> str:
+    """How well each fitted law describes its pool; nothing where recorded steps are recombined."""
+    if not pools:
+        return ""
+    rows = [
+        (
+            p["name"],
+            p["law"],
+            f"{p['n']:,}",
+            f"{p['ks']:.3f}",
+            f"{p['temporal_cv']:.1%}",
+            f"{p['spatial_cv']:.1%}",
+            p["note"],
+        )
+        for p in pools[:MOST_POOLS]
+    ]
+    head = ("pool", "law", "durations", "KS", "over time", "between ranks", "")
+    more = f" ({MOST_POOLS} of {len(pools)} shown)" if len(pools) > MOST_POOLS else ""
+    return fragment(_FOLDED, title=f"Pools and their laws{more}", head=head, rows=rows)
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return fragment(_NOTES, notes=notes) if notes else ""
+
+
+def _sensitivity(sensitivity: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            i["name"],
+            f"{i['first']:.2f} ± {i['first_error']:.2f}",
+            f"{i['total']:.2f} ± {i['total_error']:.2f}",
+        )
+        for i in sensitivity["sobol"]
+    ]
+    head = ("share of the variance of the step", "alone", "with interactions")
+    return _tornado(sensitivity) + (fragment(_TABLE, head=head, rows=rows) if rows else "")
 
 
 def _tornado(sensitivity: Mapping[str, Any]) -> str:
@@ -135,6 +197,7 @@ def _placement(placement: Mapping[str, Any]) -> str:
     drawn = figure(
         height=100 + 32 * len(stages), xaxis_title="replica", yaxis_title="pipeline stage"
     )
+    drawn.update_xaxes(type="category")
     drawn.add_heatmap(
         z=factor,
         x=[str(r) for r in replicas],
@@ -148,4 +211,16 @@ def _placement(placement: Mapping[str, Any]) -> str:
         for name, key in (("given order", "given_ns"), ("best", "best_ns"), ("worst", "worst_ns"))
     ]
     table = fragment(_TABLE, head=(f"p{placement['quantile'] * 100:g} of the step", ""), rows=rows)
-    return markup(drawn, "forecast-placement") + table
+    return markup(drawn, "forecast-placement") + table + _hot(placement["hot"])
+
+
+def _hot(hot: Sequence[Mapping[str, Any]]) -> str:
+    """What one slow node costs, by stage."""
+    if not hot:
+        return ""
+    factors = sorted({h["factor"] for h in hot})
+    by_stage: dict[int, dict[float, str]] = {}
+    for h in hot:
+        by_stage.setdefault(h["stage"], {})[h["factor"]] = f"{h['slowdown']:+.1%}"
+    rows = [(f"stage {s}", *(costs[f] for f in factors)) for s, costs in sorted(by_stage.items())]
+    return fragment(_TABLE, head=("one slow node at", *(f"× {f:g}" for f in factors)), rows=rows)

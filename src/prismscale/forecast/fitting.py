@@ -12,6 +12,7 @@ from prismscale.forecast.pools import Pool, pools_of, rank_factors
 from prismscale.forecast.replay import regimes_of
 from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import NO_LAW, LawDraws, NodeLaw
+from prismscale.forecast.variation import Variation
 from prismscale.graph.node import NodeKind
 
 Floats = NDArray[np.float64]
@@ -26,9 +27,22 @@ class FittedPool:
     law: int
 
 
-def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
+MODELLED = "modelled, not measured"
+
+
+def fit_laws(
+    samples: StepSamples,
+    *,
+    modelled: frozenset[tuple[int, int]] = frozenset(),
+    variation: Variation | None = None,
+) -> tuple[LawDraws, list[FittedPool]]:
     """Fit every pool of a recording. Ranks' spatial factors, and what regimes do to each pool of
     communication, are taken out first, and put back by the draws.
+
+    Args:
+        modelled: (class, body node) of communication whose time is a model's.
+        variation: how unsteady that is; None is the default. Where groups differ in it the slowest
+            speaks for all.
 
     Raises:
         FormatError: durations that are negative or not finite.
@@ -37,18 +51,26 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
     regime_T = regimes_of(samples)
     n_regimes = int(regime_T.max()) + 1
     law_CB = [np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes]
+    assumed = variation or Variation()
     laws: list[NodeLaw] = []
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):
         is_compute = pool.signature.kind == NodeKind.COMPUTE
+        is_modelled = modelled.issuperset(pool.nodes)
         factor_K = None
-        if is_compute:
+        if is_modelled:
+            steadied = pool.durations_ns
+        elif is_compute:
             steadied = _without_factors(samples, pool, factor_R)
         else:
             factor_K, steadied = _without_regimes(samples, pool, regime_T)
         if not steadied.any():
             continue
-        chosen = fit(steadied, pool.name)
+        if is_modelled:
+            law = assumed.communication(float(steadied.max()))
+            chosen = Fit(distribution=law, ks=0.0, n=0, note=MODELLED)
+        else:
+            chosen = fit(steadied, pool.name)
         for class_index, node in pool.nodes:
             law_CB[class_index][node] = len(laws)
         fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
@@ -58,6 +80,7 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
                 compute=chosen.distribution if is_compute else None,
                 communication=None if is_compute else chosen.distribution,
                 factor_K=factor_K,
+                factors=_factors(pool, samples),
             )
         )
     small = sum("only" in f.fit.note for f in fitted)
@@ -71,6 +94,16 @@ def fit_laws(samples: StepSamples) -> tuple[LawDraws, list[FittedPool]]:
         notes=notes,
     )
     return draws, fitted
+
+
+def _factors(pool: Pool, samples: StepSamples) -> tuple[str, ...]:
+    """A kernel by its name and its stage, a communication by its name and group."""
+    s = pool.signature
+    if s.kind != NodeKind.COMPUTE:
+        return (f"{s.label} {s.group or 'group'}×{s.group_size}",)
+    if samples.stage_R.max() < 1:
+        return (s.label,)
+    return s.label, f"stage {s.stage} computation"
 
 
 def _without_regimes(

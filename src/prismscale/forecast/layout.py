@@ -2,13 +2,15 @@
 
 Ranks are laid out with the tensor-parallel axis fastest, then data, then pipeline (Megatron-LM's
 default order). A pass of one microbatch through a stage is cut into slices, each followed by a
-collective of the tensor-parallel group. A transfer is posted one action ahead, so that it overlaps
-with computation.
+collective. A transfer is posted one action ahead, so that it overlaps with computation. What is
+communicated once a step (gradients) comes at its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,6 +57,15 @@ class Layout:
         return f"TP{self.tp} PP{self.pp} DP{self.dp} {self.schedule}{chunks}"
 
 
+class Move(NamedTuple):
+    """One collective."""
+
+    op: CollectiveOp
+    n_bytes: int
+    group: str = "tp"
+    """``tp``, ``dp`` or ``world``; left out where that group has one rank."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCosts:
     """What one microbatch costs in one model chunk of a stage, and what a step costs besides."""
@@ -63,31 +74,39 @@ class PassCosts:
     input_gradient_ns: int
     weight_gradient_ns: int
     optimizer_ns: int = 0
+    """Of a stage, once a step; that of its first chunk counts."""
     first_stage_ns: int = 0
     """Further forward time of the first chunk of all (embedding)."""
     last_stage_ns: int = 0
     """Further forward time of the last chunk of all (output layer and loss)."""
-    tp_collectives: int = 0
-    """Collectives of the tensor-parallel group in a forward pass, and again in a backward one."""
-    tp_bytes: int = 0
+    forward_moves: tuple[Move, ...] = ()
+    """Collectives within a forward pass, evenly spread."""
+    backward_moves: tuple[Move, ...] = ()
     boundary_bytes: int = 0
     """Activation that one rank passes to the next stage."""
-    gradient_bytes: int = 0
-    """Gradients of one rank, reduced over the data-parallel group."""
+    step_moves: tuple[Move, ...] = ()
+    """Collectives once a step, after the last pass; those of a stage's first chunk count."""
 
 
-def build_layout(layout: Layout, costs: PassCosts) -> JobGraph:
+def build_layout(layout: Layout, costs: PassCosts | Sequence[PassCosts]) -> JobGraph:
     """The execution graph of every rank.
+
+    Args:
+        costs: the same for all model chunks, or of each one, in the order of the forward pass.
 
     Raises:
         UsageError: numbers that the schedule cannot use.
     """
+    chunks = layout.pp * layout.chunks
+    by_chunk = [costs] * chunks if isinstance(costs, PassCosts) else list(costs)
+    if len(by_chunk) != chunks:
+        raise UsageError(f"costs of {len(by_chunk)} model chunks; {layout.name} has {chunks}")
     groups = _groups(layout)
     rank_RR = np.arange(layout.world_size)
     stage_width = layout.tp * layout.dp
     representative_R = rank_RR // stage_width * stage_width
     traces = {
-        stage * stage_width: _StageWriter(layout, costs, groups, stage).write()
+        stage * stage_width: _StageWriter(layout, by_chunk, groups, stage).write()
         for stage in range(layout.pp)
     }
     return assemble(traces, representative_R, groups, meta={"layout": layout.name})
@@ -124,7 +143,9 @@ def _groups(layout: Layout) -> GroupTable:
 class _StageWriter:
     """Writes the trace of one pipeline stage."""
 
-    def __init__(self, layout: Layout, costs: PassCosts, groups: GroupTable, stage: int) -> None:
+    def __init__(
+        self, layout: Layout, costs: Sequence[PassCosts], groups: GroupTable, stage: int
+    ) -> None:
         self._layout, self._costs, self._stage = layout, costs, stage
         rank = stage * layout.tp * layout.dp
         own = groups.of_rank(rank)
@@ -155,6 +176,9 @@ class _StageWriter:
         """Which of all chunks of the pipeline, in order of the forward pass."""
         return action.chunk * self._layout.pp + self._stage
 
+    def _costs_of(self, action: Action) -> PassCosts:
+        return self._costs[self._place(action)]
+
     def _receive(self, action: Action, posted_after: int) -> list[int]:
         last_place = self._layout.pp * self._layout.chunks - 1
         if self._layout.pp == 1 or action.work is Work.WEIGHT:
@@ -163,21 +187,29 @@ class _StageWriter:
             needed, direction, peer = self._place(action) > 0, "pp-forward", -1
         else:
             needed, direction, peer = self._place(action) < last_place, "pp-backward", 1
-        return [self._transfer(CollectiveOp.RECV, direction, peer, posted_after)] if needed else []
+        if not needed:
+            return []
+        # A message is as large as its sender's boundary, whoever names it.
+        n_bytes = self._costs[self._place(action) + min(peer, 0)].boundary_bytes
+        return [self._transfer(CollectiveOp.RECV, direction, peer, n_bytes, posted_after)]
 
     def _send(self, action: Action, done: int) -> None:
         last_place = self._layout.pp * self._layout.chunks - 1
         if self._layout.pp == 1:
             return
         if action.work is Work.FORWARD and self._place(action) < last_place:
-            self._transfer(CollectiveOp.SEND, "pp-forward", 1, done)
+            n_bytes = self._costs_of(action).boundary_bytes
+            self._transfer(CollectiveOp.SEND, "pp-forward", 1, n_bytes, done)
         elif action.work is Work.BACKWARD and self._place(action) > 0:
-            self._transfer(CollectiveOp.SEND, "pp-backward", -1, done)
+            n_bytes = self._costs[self._place(action) - 1].boundary_bytes
+            self._transfer(CollectiveOp.SEND, "pp-backward", -1, n_bytes, done)
 
-    def _transfer(self, op: CollectiveOp, direction: str, peer: int, pred: int) -> int:
+    def _transfer(
+        self, op: CollectiveOp, direction: str, peer: int, n_bytes: int, pred: int
+    ) -> int:
         return self._trace.add_communication(
             op,
-            self._costs.boundary_bytes,
+            n_bytes,
             role=self._role[direction],
             peer=peer,
             preds=[pred],
@@ -187,29 +219,39 @@ class _StageWriter:
 
     def _work(self, action: Action, preds: list[int]) -> int:
         duration_ns = self._duration_ns(action)
-        slices = self._costs.tp_collectives if self._layout.tp > 1 else 0
-        if action.work is Work.WEIGHT or slices == 0:
+        moves = self._moves(action)
+        if not moves:
             return self._compute(duration_ns, preds, action.work.value)
         done = -1
-        for i in range(slices):
+        for i, move in enumerate(moves):
             # Integer division by parts keeps the sum exact.
-            part = duration_ns * (i + 1) // slices - duration_ns * i // slices
+            part = duration_ns * (i + 1) // len(moves) - duration_ns * i // len(moves)
             computed = self._compute(part, preds if i == 0 else [done], action.work.value)
-            done = self._trace.add_communication(
-                CollectiveOp.ALL_REDUCE,
-                self._costs.tp_bytes,
-                role=self._role["tp"],
-                preds=[computed],
-                label="tp all_reduce",
-                lane="compute",
-            )
+            done = self._collective(move, computed, lane="compute")
         return done
+
+    def _moves(self, action: Action) -> tuple[Move, ...]:
+        costs = self._costs_of(action)
+        if action.work is Work.WEIGHT:
+            return ()
+        moves = costs.forward_moves if action.work is Work.FORWARD else costs.backward_moves
+        return tuple(m for m in moves if m.group in self._role)
+
+    def _collective(self, move: Move, pred: int, lane: str = "communication") -> int:
+        return self._trace.add_communication(
+            move.op,
+            move.n_bytes,
+            role=self._role[move.group],
+            preds=[pred],
+            label=f"{move.group} {move.op.spelling}",
+            lane=lane,
+        )
 
     def _compute(self, duration_ns: int, preds: list[int], label: str) -> int:
         return self._trace.add_compute(duration_ns, preds=preds, label=label, lane="compute")
 
     def _duration_ns(self, action: Action) -> int:
-        costs = self._costs
+        costs = self._costs_of(action)
         if action.work is Work.WEIGHT:
             return costs.weight_gradient_ns
         extra = 0
@@ -223,14 +265,10 @@ class _StageWriter:
         return whole if self._split else whole + costs.weight_gradient_ns
 
     def _end_step(self, last: int) -> None:
-        if self._layout.dp > 1:
-            last = self._trace.add_communication(
-                CollectiveOp.ALL_REDUCE,
-                self._costs.gradient_bytes,
-                role=self._role["dp"],
-                preds=[last],
-                label="gradient all_reduce",
-            )
+        costs = self._costs[self._stage]
+        for move in costs.step_moves:
+            if move.group in self._role:
+                last = self._collective(move, last)
         if self._layout.world_size > 1:
             last = self._trace.add_communication(
                 CollectiveOp.ALL_REDUCE,
@@ -239,4 +277,4 @@ class _StageWriter:
                 preds=[last],
                 label="gradient-norm all_reduce",
             )
-        self._compute(self._costs.optimizer_ns, [last], "optimizer")
+        self._compute(costs.optimizer_ns, [last], "optimizer")

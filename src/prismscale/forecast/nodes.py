@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.pools import rank_factors
+from prismscale.forecast.samples import StepSamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,8 @@ class Node:
 
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
-    """Nodes from a CSV with columns ``node`` and ``factor`` (or ``speed``, its inverse).
+    """Nodes from a CSV with columns ``node`` and ``factor``, or ``speed`` (its inverse), or
+    ``seconds`` (of the same work: a health check; the median node has factor 1).
 
     Raises:
         FormatError: other columns, a factor that is no positive number, a name that repeats.
@@ -34,11 +41,11 @@ def read_nodes(path: Path) -> tuple[Node, ...]:
     nodes = []
     for line, row in enumerate(rows, start=2):
         try:
-            factor = float(row["factor"]) if "factor" in row else 1 / float(row["speed"])
-            name = row["node"]
+            factor, name = _factor(row), row["node"]
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise FormatError(
-                f"{path}, line {line}: expected columns node and factor (or speed), both filled"
+                f"{path}, line {line}: expected columns node and factor (or speed, or seconds), "
+                "both filled"
             ) from error
         if not 0 < factor < math.inf:
             raise FormatError(f"{path}, line {line}: factor {factor} must be positive")
@@ -46,4 +53,32 @@ def read_nodes(path: Path) -> tuple[Node, ...]:
     repeated = [name for name, n in Counter(n.name for n in nodes).items() if n > 1]
     if not nodes or repeated:
         raise FormatError(f"{path}: {len(nodes)} nodes; named twice: {', '.join(repeated) or '-'}")
-    return tuple(nodes)
+    if "seconds" not in rows[0]:
+        return tuple(nodes)
+    middle = statistics.median(n.factor for n in nodes)
+    return tuple(Node(name=n.name, factor=n.factor / middle) for n in nodes)
+
+
+def nodes_of_recording(samples: StepSamples, seats: Sequence[Sequence[int]]) -> tuple[Node, ...]:
+    """The node of each seat, as slow as its ranks' computation was beside that of their peers.
+
+    Raises:
+        UsageError: all ranks are equally fast, or share one recording.
+    """
+    factor_R = rank_factors(samples)
+    found = [float(np.mean(factor_R[list(seat)])) for seat in seats]
+    if np.ptp(found) == 0:
+        raise UsageError(
+            "the recording shows no difference between nodes (ranks of a stage share one capture, "
+            "or have no peers); give their speeds as a CSV"
+        )
+    return tuple(
+        Node(name=f"node of rank {seat[0]}", factor=factor)
+        for seat, factor in zip(seats, found, strict=True)
+    )
+
+
+def _factor(row: Mapping[str, str]) -> float:
+    if "factor" in row:
+        return float(row["factor"])
+    return float(row["seconds"]) if "seconds" in row else 1 / float(row["speed"])

@@ -81,30 +81,37 @@ def pools_of(samples: StepSamples) -> list[Pool]:
 def rank_factors(samples: StepSamples) -> Floats:
     """Spatial factor of every rank: how long its computation takes, over its peers'.
 
-    The median over the rank's pools of its own median duration over the pool's, weighted by the
-    pool's share of time: a factor must show in what the rank mostly does. 1 where it has no peers.
+    Peers are ranks with work of the same signature. The mean over its nodes of a rank's median
+    duration is held against the median of its peers' means; signatures are weighted by their share
+    of time, because a factor must show in what the rank mostly does. 1 where it has no peers.
     """
     factor_R = np.ones(samples.graph.world_size)
-    middle: dict[NodeSignature, list[float]] = {}
-    own: dict[int, list[tuple[NodeSignature, Floats]]] = {}
-    for rank_class in samples.graph.classes:
-        entries = own.setdefault(rank_class.index, [])
-        for node, ns_TX in enumerate(samples.classes[rank_class.index].body_ns):
-            signature = samples.signature(rank_class.index, node)
-            if signature.kind == NodeKind.COMPUTE and np.any(ns_TX):
-                medians_X = np.median(ns_TX, axis=0)
-                entries.append((signature, medians_X))
-                middle.setdefault(signature, []).extend(medians_X.tolist())
-    centre = {signature: float(np.median(values)) for signature, values in middle.items()}
-    for rank_class in samples.graph.classes:
-        usable = [(centre[s], m) for s, m in own[rank_class.index] if centre[s] > 0]
-        if usable:
-            weight = np.array([c for c, _ in usable])
-            ratio = np.stack([m / c for c, m in usable])
-            column_factor = weight @ ratio / weight.sum()
-            columns = samples.classes[rank_class.index].column_M
-            factor_R[rank_class.members_M] = column_factor[columns]
+    spent = [_spent(samples, c.index) for c in samples.graph.classes]
+    peers: dict[NodeSignature, list[Floats]] = {}
+    for of_class in spent:
+        for signature, median_NX in of_class.items():
+            peers.setdefault(signature, []).append(median_NX.mean(axis=0))
+    usual = {signature: float(np.median(np.concatenate(p))) for signature, p in peers.items()}
+    for rank_class, of_class in zip(samples.graph.classes, spent, strict=True):
+        if of_class:
+            own_X = sum(median_NX.sum(axis=0) for median_NX in of_class.values())
+            expected = sum(usual[s] * len(median_NX) for s, median_NX in of_class.items())
+            columns_M = samples.classes[rank_class.index].column_M
+            factor_R[rank_class.members_M] = (own_X / expected)[columns_M]
     return factor_R
+
+
+def _spent(samples: StepSamples, class_index: int) -> dict[NodeSignature, Floats]:
+    """Median durations ``[N, X]`` of a class's computation, by signature."""
+    own = samples.classes[class_index]
+    found: dict[NodeSignature, list[Floats]] = {}
+    for node, ns_TX in enumerate(own.body_ns):
+        signature = samples.signature(class_index, node)
+        if signature.kind == NodeKind.COMPUTE:
+            median_X = np.broadcast_to(np.median(ns_TX, axis=0), (own.n_columns,))
+            found.setdefault(signature, []).append(median_X)
+    stacked = {signature: np.stack(parts) for signature, parts in found.items()}
+    return {signature: parts for signature, parts in stacked.items() if parts.any()}
 
 
 def otsu_threshold(values: Floats) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
 from prismscale.errors import UsageError
 from prismscale.forecast.fitting import FittedPool, fit_laws
-from prismscale.forecast.lockstep import fuse
+from prismscale.forecast.lockstep import FusedGraph, fuse
 from prismscale.forecast.montecarlo import DrawSource
 from prismscale.forecast.replay import ReplayDraws, regimes_of
 from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import LawDraws, fuse_laws
+from prismscale.forecast.variation import Variation
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import load_graph
@@ -34,6 +35,10 @@ class Recording:
     """Samples with a duration for every node."""
 
     samples: StepSamples
+    modelled: frozenset[tuple[int, int]] = frozenset()
+    """(class, body node) of communication whose time is a model's."""
+    variation: Variation = field(default_factory=Variation)
+    """How unsteady that is."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
 
@@ -44,19 +49,24 @@ class Model:
 
     graph: JobGraph
     source: LawDraws | ReplayDraws
+    whole: LawDraws | None = None
+    """The laws of the graph that :attr:`graph` was fused from; None where nothing was fused."""
+    fused: FusedGraph | None = None
     fitted: tuple[FittedPool, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def load_recording(folder: Path, cluster: str | None) -> Recording:
+def load_recording(
+    folder: Path, cluster: str | None, variation: Variation | None = None
+) -> Recording:
     """The recorded steps in a run folder; communication that was not measured gets its time from
     the cluster's model.
 
     Args:
         folder: a run folder, or the folder of a graph itself.
         cluster: preset or TOML file; needed where communication was not measured and the run does
-        not
-            name a preset.
+            not name a preset.
+        variation: how unsteady communication is that was not measured; None is the default.
 
     Raises:
         UsageError: no graph there, or a cluster is needed and none was given.
@@ -69,7 +79,7 @@ def load_recording(folder: Path, cluster: str | None) -> Recording:
     missing = _unmeasured(samples)
     if not missing:
         return Recording(samples=samples)
-    cluster = cluster or _cluster_of(folder)
+    cluster = cluster or cluster_of(folder)
     if cluster is None:
         raise UsageError(
             f"{len(missing)} communications of {folder} have no measured time; name the cluster "
@@ -77,8 +87,14 @@ def load_recording(folder: Path, cluster: str | None) -> Recording:
         )
     loaded = Cluster.load(cluster)
     filled = with_modelled_communication(samples, loaded)
-    share = f"{len(missing)} communications take their time from the model of {loaded.name}"
-    return Recording(samples=filled, notes=(f"{share}, without variation",))
+    assumed = variation or Variation()
+    note = (
+        f"{len(missing)} communications take their time from the model of {loaded.name}, varied "
+        f"by {assumed.communication_cv:.1%} (assumed)"
+    )
+    if assumed.stall_probability:
+        note += f", {assumed.stall_probability:.2g} of them stalled"
+    return Recording(samples=filled, modelled=frozenset(missing), variation=assumed, notes=(note,))
 
 
 def with_modelled_communication(samples: StepSamples, cluster: Cluster) -> StepSamples:
@@ -114,16 +130,26 @@ def model_of(recording: Recording, *, method: str = "auto", fused: bool = True) 
         regimes = regimes_of(samples)
         count = int(regimes.max()) + 1
         note = f"{samples.n_steps} recorded steps recombined, {count} regime(s)"
-        source = ReplayDraws(samples=samples, regime_T=regimes)
+        source = ReplayDraws(
+            samples=samples,
+            regime_T=regimes,
+            modelled=recording.modelled,
+            modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
+        )
         return Model(graph=samples.graph, source=source, notes=(*recording.notes, note))
-    laws, fitted = fit_laws(samples)
+    laws, fitted = fit_laws(samples, modelled=recording.modelled, variation=recording.variation)
     notes = (*recording.notes, f"{len(fitted)} fitted pools", *laws.notes)
     small = fuse(samples.graph) if fused else None
     if small is None:
         return Model(graph=samples.graph, source=laws, fitted=tuple(fitted), notes=notes)
     notes = (*notes, f"lockstep sets of {small.set_size} ranks drawn as one")
     return Model(
-        graph=small.graph, source=fuse_laws(small, laws), fitted=tuple(fitted), notes=notes
+        graph=small.graph,
+        source=fuse_laws(small, laws),
+        whole=laws,
+        fused=small,
+        fitted=tuple(fitted),
+        notes=notes,
     )
 
 
@@ -134,7 +160,7 @@ def with_factors(source: LawDraws | ReplayDraws, factor_R: np.ndarray) -> DrawSo
     return replace(source, factor_R=factor_R)
 
 
-def _cluster_of(folder: Path) -> str | None:
+def cluster_of(folder: Path) -> str | None:
     """The cluster that a captured run was simulated for, where it is a preset."""
     try:
         name = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("cluster")

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions import DurationDistribution
 from prismscale.forecast.montecarlo import Chunk, LazyBody
 from prismscale.forecast.regime import fit_regimes
 from prismscale.forecast.samples import NO_MICROBATCH, StepSamples
@@ -65,6 +66,11 @@ class ReplayDraws:
     frozen: frozenset[tuple[int, int]] = frozenset()
     """(class, body node) that are held at their median: communication at that of all steps,
     computation at that of the base step's regime, which is not its own variation."""
+
+    modelled: frozenset[tuple[int, int]] = frozenset()
+    """(class, body node) of communication whose time is a model's, the same in every step."""
+    modelled_factor: DurationDistribution | None = None
+    """What a modelled time is multiplied by, drawn once for each group; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.regime_T is not None and len(self.regime_T) != self.samples.n_steps:
@@ -174,7 +180,14 @@ class _Body(LazyBody):
         is_compute = bool(trace.kind_N[trace.n_prologue + node] == NodeKind.COMPUTE)
         if (self._class_index, node) in source.frozen:
             ns_TX = self._parent.still(ns_TX, by_regime=is_compute)
-        return self._computation(node, ns_TX) if is_compute else self._communication(node, ns_TX)
+        if is_compute:
+            return self._computation(node, ns_TX)
+        drawn = self._communication(node, ns_TX)
+        key = (self._class_index, node)
+        if source.modelled_factor is None or key not in source.modelled or key in source.frozen:
+            return drawn
+        factor = source.modelled_factor.sample(self._stream(node), np.shape(drawn))
+        return np.rint(drawn * factor).astype(np.int64)
 
     def _computation(self, node: int, ns_TX: NDArray[np.int64]) -> Duration:
         parent = self._parent

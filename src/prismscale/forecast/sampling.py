@@ -44,6 +44,16 @@ class NodeLaw:
     communication: DurationDistribution | None = None
     factor_K: Floats | None = None
     """What each regime does to the communication; None: nothing."""
+    factors: tuple[str, ...] = ()
+    """Under which names it can be made steady; its own where there is none."""
+
+    def steady(self) -> NodeLaw:
+        """The same without variation: at its median, in every regime."""
+        compute, communication = (
+            Empirical(sorted_ns=one.quantile(np.array([0.5]))) if one is not None else None
+            for one in (self.compute, self.communication)
+        )
+        return replace(self, compute=compute, communication=communication, factor_K=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +71,6 @@ class LawDraws:
     once_G: tuple[NDArray[np.int64], ...] | None = None
     """By family, which draw each of its groups takes: groups that run in parallel through one node
     find the network in one state. None: every group draws alone."""
-    frozen: frozenset[int] = frozenset()
-    """Laws that are held at their median."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +85,8 @@ class LawDraws:
 
     def freeze(self, laws: frozenset[int]) -> LawDraws:
         """The same draws with some laws held at their median."""
-        return replace(self, frozen=laws)
+        kept = (law.steady() if i in laws else law for i, law in enumerate(self.laws))
+        return replace(self, laws=tuple(kept))
 
 
 class _ChunkDurations:
@@ -109,17 +118,16 @@ class _Body(LazyBody):
         if index == NO_LAW:
             return 0
         law = self._source.laws[index]
-        frozen = index in self._source.frozen
         rng = self._chunk.generator(NODE_STREAM, self._class_index, self._step, node)
         width, share_G = self._columns(node)
         shape = (self._chunk.draws, width)
         total: Floats | float = 0.0
         if law.compute is not None:
-            part = _draw(law.compute, rng, shape, frozen)
+            part = law.compute.sample(rng, shape)
             total = part if self._factor_M is None else part * self._factor_M
         if law.communication is not None:
-            part = _draw(law.communication, rng, shape, frozen)
-            if self._regime_D is not None and law.factor_K is not None and not frozen:
+            part = law.communication.sample(rng, shape)
+            if self._regime_D is not None and law.factor_K is not None:
                 part = part * law.factor_K[self._regime_D][:, None]
             total = total + part
         drawn = np.rint(total).astype(np.int64)
@@ -136,12 +144,6 @@ class _Body(LazyBody):
             return self._source.graph.families[family].n_groups, None
         share_G = self._source.once_G[family]
         return int(share_G.max()) + 1, share_G
-
-
-def _draw(
-    law: DurationDistribution, rng: np.random.Generator, shape: tuple[int, int], frozen: bool
-) -> Floats:
-    return law.quantile(np.full((1, 1), 0.5)) if frozen else law.sample(rng, shape)
 
 
 def _draw_regime(share_K: Floats | None, chunk: Chunk, step: int) -> NDArray[np.int64] | None:

@@ -20,16 +20,19 @@ from prismscale.forecast.sampling import NO_LAW, LawDraws, NodeLaw
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 
+COMMUNICATION_CV = 0.02
+"""Median over the communication pools of two production traces, waiting taken out; ``prismscale
+validate forecast`` prints it. Stalls are not in it: one pool in six had them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variation:
-    """How unsteady a cluster is. The defaults lie within what PRISM (arXiv 2510.15596) reports:
-    GEMM 0.98-6.46 % over time on one GPU, 1.64-14.04 % between GPUs, network tails to 10× the
-    mean."""
+    """How unsteady a cluster is, where it was not measured."""
 
     compute_cv: float = 0.02
-    """Within a rank, from one execution to the next."""
-    communication_cv: float = 0.05
+    """Within a rank, from one execution to the next. PRISM (arXiv 2510.15596): a GEMM varies by
+    0.98-6.46 % over time on one GPU."""
+    communication_cv: float = COMMUNICATION_CV
     stall_probability: float = 0.0
     """Of a communication, to be a stall."""
     stall_factor: float = 10.0

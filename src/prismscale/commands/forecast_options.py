@@ -1,0 +1,75 @@
+"""Options that the forecast commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismscale.errors import UsageError
+from prismscale.forecast.montecarlo import MonteCarlo
+from prismscale.forecast.variation import COMMUNICATION_CV, Variation
+
+Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
+ClusterName = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Whose model answers for communication not measured."),
+]
+Draws = Annotated[int, typer.Option("--draws", help="Monte Carlo draws.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
+Method = Annotated[
+    str, typer.Option("--method", help="steps: recombine recorded steps; laws: fit pools; auto.")
+]
+Steps = Annotated[int, typer.Option("--steps", help="Simulated steps a draw; the last counts.")]
+Memory = Annotated[float, typer.Option("--memory", help="GB for draws, in each worker.")]
+ExecutorName = Annotated[str, typer.Option("--executor", help="local, serial or ray.")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Processes.", show_default="cores")]
+Address = Annotated[str | None, typer.Option("--address", help="Of a Ray cluster, or auto.")]
+Fuse = Annotated[bool, typer.Option("--fuse/--no-fuse", help="Draw lockstep ranks as one.")]
+CommunicationCv = Annotated[
+    float,
+    typer.Option("--communication-cv", help="Variation of communication that was not measured."),
+]
+Stalls = Annotated[
+    float, typer.Option("--stalls", help="Share of unmeasured communication that stalls, to 10×.")
+]
+
+DEFAULT_CV = COMMUNICATION_CV
+
+
+def draws_config(draws: int, seed: int, steps: int, memory_gb: float) -> MonteCarlo:
+    """What the options ask for."""
+    return MonteCarlo(draws=draws, seed=seed, steps=steps, memory_bytes=int(memory_gb * 1e9))
+
+
+def assumed(communication_cv: float, stalls: float = 0.0) -> Variation:
+    """Variation of what was not measured."""
+    return Variation(communication_cv=communication_cv, stall_probability=stalls)
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """``4,8`` as numbers.
+
+    Raises:
+        UsageError: something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: give numbers, for example 4,8") from error
+
+
+def factors(text: str, option: str) -> list[float]:
+    """``1.1,1.5`` as factors.
+
+    Raises:
+        UsageError: something else, or a factor that is not positive.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: give factors, for example 1.1,1.5") from error
+    if not all(0 < f < 1e6 for f in found):
+        raise UsageError(f"{option} {text!r}: factors lie between 0 and 1e6")
+    return found

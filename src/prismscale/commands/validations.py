@@ -1,0 +1,42 @@
+"""``prismscale validate``: results against public measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prismscale.analysis.accuracy_page import renew, section
+from prismscale.analysis.rows import print_rows, write_rows
+from prismscale.forecast.validate import REMARKS, validate
+
+validations = typer.Typer(no_args_is_help=True, help="Hold results against public measurements.")
+
+
+@validations.callback()
+def _group() -> None:
+    """Keeps ``forecast`` a sub-command while it is the only one."""
+
+
+@validations.command("forecast")
+def validate_forecast(
+    truth: Annotated[Path, typer.Option(help="Folder of public measurements.")],
+    scale: Annotated[
+        bool, typer.Option(help="Time draws of 1,024 to 65,536 ranks too (minutes).")
+    ] = True,
+    json: Annotated[Path | None, typer.Option(help="JSON file of the rows.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Accuracy page to renew.")] = Path(
+        "docs/accuracy.md"
+    ),
+) -> None:
+    """Hold forecasts against public measurements; misses are shown, and exit with 1."""
+    rows = validate(truth, scale=scale)
+    print_rows(rows, title="Forecasts against public measurements")
+    if json is not None:
+        write_rows(rows, json)
+    if page is not None:
+        command = "prismscale validate forecast"
+        renew(page, "Forecast", section("Forecast", rows, command=command, remarks=REMARKS))
+    if not all(row.ok for row in rows):
+        raise typer.Exit(1)
