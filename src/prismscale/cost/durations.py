@@ -96,17 +96,20 @@ class GraphDurations:
 
     def _communication_ns(self, rank_class: RankClass) -> dict[int, Duration]:
         trace, out = rank_class.trace, {}
-        cache: dict[tuple[Any, ...], Duration] = {}
+        columns = (trace.kind_N, trace.role_N, trace.peer_N, trace.op_N, trace.bytes_N)
+        rows = list(zip(*(c.tolist() for c in columns), strict=True))
+        # A step makes the same few communications thousands of times.
+        cache: dict[tuple[int, ...], Duration] = {}
         for node in trace.communications(0, trace.n_nodes):
-            op, n_bytes = CollectiveOp(int(trace.op_N[node])), int(trace.bytes_N[node])
-            channel = channel_of(self.graph, rank_class, node)
-            key = (channel, op, n_bytes)
-            if key not in cache:
+            row = rows[node]
+            if row not in cache:
+                channel = channel_of(self.graph, rank_class, node)
                 table = self.graph.families[channel.family].ranks_KG
                 if channel.is_p2p:
                     table = table[[channel.source, channel.destination]]
-                cache[key] = _compact(self.model.duration_ns(op, n_bytes, table))
-            out[node] = cache[key]
+                op, n_bytes = CollectiveOp(row[3]), row[4]
+                cache[row] = _compact(self.model.duration_ns(op, n_bytes, table))
+            out[node] = cache[row]
         return out
 
     def _slow_factors(self, rank_class: RankClass) -> NDArray[np.float64] | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import trim_mean
+from numpy.typing import ArrayLike
 
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
@@ -31,10 +31,17 @@ TRIMMED = 0.1
 """Share of steps left out at either end of the mean: a hiccup is not the machine's speed."""
 
 
+def trimmed_mean(values: ArrayLike) -> float:
+    """Mean without :data:`TRIMMED` of the values at either end."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = int(TRIMMED * len(ordered))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
 def captured_compute_ns(trace: RankTrace) -> float:
     """Computation of a captured step."""
     computes = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
-    return float(trim_mean(trace.body_ns_SB[:, computes].sum(axis=1), TRIMMED))
+    return trimmed_mean(trace.body_ns_SB[:, computes].sum(axis=1))
 
 
 @dataclass(kw_only=True)
@@ -56,7 +63,7 @@ class MachineSpeed:
         """1 while nothing was observed."""
         if not self._recent:
             return 1.0
-        return float(np.mean([trim_mean(r, TRIMMED) for r in self._recent.values()]))
+        return float(np.mean([trimmed_mean(r) for r in self._recent.values()]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ See :mod:`prismscale.graph.channels` for where ranks meet.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from prismscale.graph.channels import ChannelKey, channel_of, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass, Seat
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
+
+SEND = int(NodeKind.SEND)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,16 @@ class SeatPlan:
         if self.group_M is None or time_G.shape[-1] == 1:
             return time_G
         return np.take(time_G, self.group_M, axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edges:
+    """What depends on a trace alone; lists as in :class:`ClassProgram`."""
+
+    kinds: list[int]
+    preds: list[tuple[int, ...]]
+    frees: list[tuple[int, ...]]
+    kept: list[bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,48 +116,62 @@ def compile_job(graph: JobGraph) -> JobProgram:
     """
     program = JobProgram(graph=graph)
     channel_ids: dict[ChannelKey, int] = {}
+    edges: dict[int, Edges] = {}
     for rank_class in graph.classes:
-        program.classes.append(_compile_class(graph, rank_class, channel_ids, program.channels))
+        trace = rank_class.trace
+        # Execution classes share stored traces.
+        known = edges.get(id(trace)) or edges.setdefault(id(trace), _edges(trace))
+        program.classes.append(
+            _compile_class(graph, rank_class, known, channel_ids, program.channels)
+        )
     return program
+
+
+def _edges(trace: RankTrace) -> Edges:
+    starts, distances = trace.pred_start_N1.tolist(), trace.pred_distance_P.tolist()
+    preds = [tuple(distances[a:b]) for a, b in pairwise(starts)]
+    frees, kept = _lifetimes(trace, preds)
+    return Edges(kinds=trace.kind_N.tolist(), preds=preds, frees=frees, kept=kept)
 
 
 def _compile_class(
     graph: JobGraph,
     rank_class: RankClass,
+    edges: Edges,
     channel_ids: dict[ChannelKey, int],
     channels: list[Channel],
 ) -> ClassProgram:
     trace = rank_class.trace
     n = trace.n_nodes
-    kinds = [int(k) for k in trace.kind_N]
-    preds = [tuple(int(d) for d in trace.predecessors(i)) for i in range(n)]
+    roles, peers = trace.role_N.tolist(), trace.peer_N.tolist()
+    keys: dict[tuple[int, int, int], ChannelKey] = {}
     plans_by_role = [_seat_plan(graph, rank_class, seat) for seat in rank_class.seats]
     node_channels = [-1] * n
     plans: list[SeatPlan | None] = [None] * n
     speaks = [False] * n
     for i in trace.communications(0, n):
-        role = int(trace.role_N[i])
-        key = channel_of(graph, rank_class, i)
+        role, kind = roles[i], edges.kinds[i]
+        use = (kind, role, peers[i])
+        key = keys.get(use) or keys.setdefault(use, channel_of(graph, rank_class, i))
         if key not in channel_ids:
             channel_ids[key] = len(channels)
             channels.append(Channel(key=key, classes=classes_of(graph, key)))
         node_channels[i] = channel_ids[key]
         plans[i] = plans_by_role[role]
         speaks[i] = (
-            kinds[i] == NodeKind.SEND
+            kind == SEND
             if key.is_p2p
             else channels[channel_ids[key]].classes[0] == rank_class.index
         )
-    frees, kept = _lifetimes(trace, preds)
     return ClassProgram(
         index=rank_class.index,
         n_members=rank_class.size,
         n_prologue=trace.n_prologue,
         n_body=trace.n_body,
-        kinds=kinds,
-        preds=preds,
-        frees=frees,
-        kept=kept,
+        kinds=edges.kinds,
+        preds=edges.preds,
+        frees=edges.frees,
+        kept=edges.kept,
         channels=node_channels,
         plans=plans,
         speaks=speaks,
