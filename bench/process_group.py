@@ -2,8 +2,12 @@
 
 Every entry point is called on the process group itself, as ``torch.distributed`` and DDP call it,
 and waited for. The time is the best of several rounds, so that other load on the machine does not
-count. Entry points that take one tensor for each member cost what those tensors cost torch, so
-their rows also say how many tensors a call carries.
+count. Entry points that take one tensor (or, where the call outlives its arguments, one number) for
+each member cost what these cost to read, so their rows also say how many a call carries.
+
+The share of a step is what the emulation adds to a step's communications (each at the cost of a
+functional all_reduce, the dearest of a program's calls, less what the same call costs on torch's
+own process group that does nothing) over the computation of that step as captured.
 
 Usage: ``python bench/process_group.py [--json PATH]``
 """
@@ -12,24 +16,31 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch import distributed as dist
 from torch.distributed import Work, distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from fidelity_gloo import CASES, capture
 from prismscale.capture.backends import install
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.hook import Collective
 from prismscale.capture.work import completed
+from prismscale.graph.node import NodeKind
 
 BAR_US = 50.0
+BAR_SHARE = 1.0
+MODEL = ["--model", "tiny", "--steps", "100000", "--log-every", "1000"]
 GROUP_SIZES = (2, 8_192)
 N_ROUNDS = 15
 N_COALESCED = 4
@@ -51,7 +62,8 @@ def flat_calls(group: Any, size: int) -> dict[str, Callable[[], Any]]:
     cpu = torch.device("cpu")
     reduce_opts, broadcast_opts = dist.AllreduceOptions(), dist.BroadcastOptions()
     scatter_opts, gather_opts = dist.ReduceScatterOptions(), distributed_c10d.AllgatherOptions()
-    rooted = dist.ReduceOptions()
+    rooted, blocking = dist.ReduceOptions(), dist.AllToAllOptions()
+    blocking.asyncOp = False
 
     def batched() -> Any:
         group._start_coalescing(cpu)
@@ -73,7 +85,9 @@ def flat_calls(group: Any, size: int) -> dict[str, Callable[[], Any]]:
             xs, wides, scatter_opts
         ),
         "all_to_all_single": lambda: group.all_to_all_single(wide, wide, [], []),
-        "all_to_all_single, uneven": lambda: group.all_to_all_single(wide, wide, splits, splits),
+        "all_to_all_single, uneven": lambda: group.all_to_all_single(
+            wide, wide, splits, splits, blocking
+        ),
         "send": lambda: group.send([x], 1, 0),
         "recv": lambda: group.recv([y], 1, 0),
         "batch of send and recv": batched,
@@ -85,7 +99,11 @@ def listed_calls(group: Any, size: int) -> dict[str, Callable[[], Any]]:
     """Entry points that take one tensor for each member, by name."""
     x = torch.ones(4)
     each = [x] * size
+    wide, splits = torch.ones(4 * size), [4] * size
     return {
+        "all_to_all_single, uneven, kept": lambda: group.all_to_all_single(
+            wide, wide, splits, splits
+        ),
         "allgather": lambda: group.allgather([each], [x]),
         "reduce_scatter": lambda: group.reduce_scatter([x], [each]),
         "gather": lambda: group.gather([each], [x]),
@@ -145,7 +163,7 @@ def measure() -> list[dict[str, Any]]:
             ):  # fmt: skip
                 for name, call in calls(group, size).items():
                     value = best_us(call)
-                    listed = f", {n_tensors} tensors" if n_tensors > 1 else ""
+                    listed = f", {n_tensors} items" if n_tensors > 1 else ""
                     bar = BAR_US if n_tensors <= GROUP_SIZES[0] else None
                     rows.append(
                         {
@@ -159,15 +177,54 @@ def measure() -> list[dict[str, Any]]:
     return rows
 
 
+def torch_alone_us() -> float:
+    """Microseconds of a functional all_reduce on torch's fake process group."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        group = dist.group.WORLD
+        return best_us(program_calls(group, 2)["functional all_reduce"])
+    finally:
+        dist.destroy_process_group()
+
+
+def shares_of_step(call_us: float) -> list[dict[str, Any]]:
+    """Per cent of a step of the llama example that its communications cost, by parallelism."""
+    rows = []
+    for case, args in CASES.items():
+        with tempfile.TemporaryDirectory(prefix="process-group-") as name:
+            trace = capture([*MODEL, *args], Path(name)).traces[0]
+        body = trace.kind_N[trace.n_prologue :]
+        step_us = float(np.median(trace.body_ns_SB[:, body == NodeKind.COMPUTE].sum(axis=1))) / 1e3
+        n_communications = int((body != NodeKind.COMPUTE).sum())
+        value = 100 * n_communications * call_us / step_us
+        rows.append(
+            {
+                "name": f"share of a step, llama {case}, {n_communications} communications",
+                "value": round(value, 3),
+                "unit": "%",
+                "bar": BAR_SHARE,
+                "ok": value < BAR_SHARE,
+            }
+        )
+    return rows
+
+
 def main(json_path: Annotated[Path | None, typer.Option("--json")] = None) -> None:
     """Measure, print a table, and write the rows where asked."""
     rows = measure()
+    alone_us = torch_alone_us()
+    name = "functional all_reduce, torch's fake process group of 2"
+    rows.append({"name": name, "value": round(alone_us, 2), "unit": "us", "bar": None, "ok": True})
+    program = [r["value"] for r in rows if r["name"].startswith("functional all_reduce, group")]
+    rows += shares_of_step(max(program) - alone_us)
     table = Table(title="Emulated process group: time of one communication")
-    for column in ("entry point", "µs", "bar", ""):
+    for column in ("entry point", "value", "bar", ""):
         table.add_column(column, justify="left" if column == "entry point" else "right")
     for row in rows:
         bar = "" if row["bar"] is None else f"≤ {row['bar']:g}"
-        table.add_row(row["name"], f"{row['value']:.1f}", bar, "ok" if row["ok"] else "MISS")
+        table.add_row(
+            row["name"], f"{row['value']:.1f} {row['unit']}", bar, "ok" if row["ok"] else "MISS"
+        )
     Console().print(table)
     if json_path is not None:
         json_path.write_text(json.dumps(rows, indent=1) + "\n")

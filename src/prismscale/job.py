@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.analysis.result import RunResult
@@ -22,7 +23,6 @@ from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
-from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.cost.collective import collective_model
@@ -36,12 +36,12 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
-from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage, LogLine
 from prismscale.progress import Reporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline, simulate
+from prismscale.specs import capture_spec, live_spec
 
 STEPS = 4
 """Simulated steps: the last one's period is the steady step."""
@@ -65,8 +65,11 @@ class Job:
         """
         config = self.config
         cluster = config.load_cluster()
+        # Once, because the key covers the program's files. Absolute, because the program may change
+        # its working folder.
+        captures = self.folder.captures(config.capture_key(cluster)).absolute()
         with Footprint() as footprint:
-            plan, traces = self._capture(cluster)
+            plan, traces = self._capture(cluster, captures)
             with self._stage("assemble"):
                 groups = collect_groups(traces, config.world_size, plan.representative_R)
                 graph = assemble(traces, plan.representative_R, groups)
@@ -74,7 +77,7 @@ class Job:
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
                 durations, timeline = self._simulate(graph, cluster)
-            observed = self._live(plan, traces, groups, cluster) if config.live else []
+            observed = self._live(plan, traces, groups, cluster, captures) if config.live else []
         result = summarise(
             Findings(
                 graph=graph,
@@ -84,7 +87,7 @@ class Job:
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
                 captured=tuple(sorted(traces)),
-                emulated=self._emulated(cluster, traces),
+                emulated=self._emulated(captures, traces),
             ),
             command=config.script.label,
             cluster=cluster.name,
@@ -96,30 +99,11 @@ class Job:
             write_report(self.folder, result, timeline, durations)
         return result
 
-    def _capture(self, cluster: Cluster) -> tuple[SlicePlan, dict[int, RankTrace]]:
+    def _capture(self, cluster: Cluster, folder: Path) -> tuple[SlicePlan, dict[int, RankTrace]]:
         config = self.config
-        # Absolute, because the program may change its working folder.
-        folder = self.folder.captures(config.capture_key(cluster)).absolute()
-        spec = CaptureSpec(
-            rank=0,
-            world_size=config.world_size,
-            local_world_size=cluster.devices_per_node,
-            target=config.script.target,
-            is_module=config.script.is_module,
-            args=config.script.args,
-            device=config.device,
-            samples=config.samples,
-            step_marker=config.step_marker,
-            track_memory=config.memory,
-            communication_load=cluster.processor_communicates,
-            payloads=str(folder / "payloads"),
-            out=str(folder),
-            gpu=cluster.device.name,
-            gpu_memory_bytes=cluster.device.memory_bytes,
-        )
         with self._stage("capture") as update:
             runner = CaptureRunner(
-                spec=spec,
+                spec=capture_spec(config, cluster, folder),
                 logs=self.folder.logs,
                 timeout_s=config.capture_timeout_s,
                 progress=update,
@@ -133,10 +117,9 @@ class Job:
             plan = planner.plan()
             return plan, pool_samples(runner.traces, plan.representative_R)
 
-    def _emulated(self, cluster: Cluster, ranks: Iterable[int]) -> tuple[Emulated, ...]:
+    def _emulated(self, folder: Path, ranks: Iterable[int]) -> tuple[Emulated, ...]:
         if self.config.device != "null":
             return ()
-        folder = self.folder.captures(self.config.capture_key(cluster))
         return tuple(Emulated.load(folder / f"rank-{rank}.null.json") for rank in sorted(ranks))
 
     def _simulate(self, graph: JobGraph, cluster: Cluster) -> tuple[GraphDurations, Timeline]:
@@ -162,32 +145,12 @@ class Job:
         traces: dict[int, RankTrace],
         groups: GroupTable,
         cluster: Cluster,
+        captures: Path,
     ) -> list[dict[str, object]]:
         config = self.config
-        captures = self.folder.captures(config.capture_key(cluster)).absolute()
         folder = self.folder.observations(config.live_key(cluster)).absolute()
-        spec = LiveSpec(
-            rank=config.live[0],
-            world_size=config.world_size,
-            local_world_size=cluster.devices_per_node,
-            target=config.script.target,
-            is_module=config.script.is_module,
-            args=config.script.args,
-            device=config.device,
-            steps=config.steps,
-            step_marker=config.step_marker,
-            clock=config.clock,
-            communication_load=cluster.processor_communicates,
-            live=config.live,
-            trace="",
-            payloads=str(captures / "payloads"),
-            exchange="",
-            gate=None,
-            socket="",
-            out=str(folder),
-        )
         stage = LiveStage(
-            spec=spec,
+            spec=live_spec(config, cluster, captures, folder),
             folder=folder,
             logs=self.folder.logs,
             cluster=config.cluster,

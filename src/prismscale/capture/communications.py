@@ -69,8 +69,8 @@ class Communications:
         *,
         root: int = -1,
         reduce_op: ReduceOp | None = None,
-        input_splits: tuple[int, ...] = (),
-        output_splits: tuple[int, ...] = (),
+        input_splits: Sequence[int] = (),
+        output_splits: Sequence[int] = (),
         tag: int = 0,
         asynchronous: bool = True,
     ) -> Any:
@@ -243,14 +243,17 @@ class Communications:
         timeout: Any = None,
     ) -> Any:
         """all_to_all of flat tensors; empty splits mean an even split."""
+        asynchronous = is_async(opts)
+        # Thousands of numbers: copied only where the program could change them meanwhile.
+        keep = tuple if asynchronous else _as_given
         return self._issue(
             CollectiveOp.ALL_TO_ALL,
             (input,),
             (output,),
             max(input.nbytes, output.nbytes),
-            input_splits=tuple(input_split_sizes),
-            output_splits=tuple(output_split_sizes),
-            asynchronous=is_async(opts),
+            input_splits=keep(input_split_sizes),
+            output_splits=keep(output_split_sizes),
+            asynchronous=asynchronous,
         )
 
     alltoall_base = all_to_all_single
@@ -293,3 +296,7 @@ class Communications:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that blocks the host."""
         self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=False).wait()
+
+
+def _as_given(splits: Sequence[int]) -> Sequence[int]:
+    return splits

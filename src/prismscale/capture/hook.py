@@ -69,9 +69,9 @@ class Collective:
     root: int = -1
     """Group rank of the root of a rooted collective, or of the peer of a send or recv."""
     reduce_op: ReduceOp | None = None
-    input_splits: tuple[int, ...] = ()
+    input_splits: Sequence[int] = ()
     """all_to_all with one flat tensor: rows for each member; empty for an even split."""
-    output_splits: tuple[int, ...] = ()
+    output_splits: Sequence[int] = ()
     tag: int = 0
     asynchronous: bool = False
     """True where the program keeps the Work and waits for it later (or never)."""
