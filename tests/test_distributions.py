@@ -12,6 +12,7 @@ from prismscale.forecast.distributions import (
     Gamma,
     LogNormal,
     Normal,
+    borrowed_tail,
     fit,
     ks_distance,
 )
@@ -88,3 +89,23 @@ def test_any_legal_pool_is_fitted(pool):
     draws = fit(np.array(pool)).distribution.sample(np.random.default_rng(0), (50,))
     assert np.isfinite(draws).all()
     assert (draws >= 0).all()
+
+
+def test_a_borrowed_tail_is_that_of_the_others():
+    """A sample whose largest values are stalls by chance takes the usual tail; its body stays."""
+    rng = np.random.default_rng(0)
+    others = [rng.normal(1.0, 0.01, 300) for _ in range(20)]
+    own = rng.normal(5e6, 5e4, 300)
+    own[:5] = 2e7
+    law = borrowed_tail(own, others)
+    assert law.quantile(np.array([0.5, 0.95])) == pytest.approx(
+        np.quantile(own, [0.5, 0.95]), rel=2e-3
+    )
+    assert law.quantile(np.array([0.99]))[0] < 5.3e6
+
+
+def test_without_others_a_sample_keeps_its_tail():
+    """Nothing is borrowed where nothing can be, or where a sample is all tail."""
+    own = np.arange(1.0, 51.0)
+    assert borrowed_tail(own, []).quantile(np.array([1.0])) == [50.0]
+    assert borrowed_tail(own[:5], [own]).quantile(np.array([1.0])) == [5.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jobs import pipeline_job
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
@@ -15,7 +16,6 @@ from prismscale.live.drift import (
     MachineSpeed,
     captured_compute_ns,
 )
-from jobs import pipeline_job
 
 
 def test_speed_is_as_captured_before_anything_was_observed() -> None:

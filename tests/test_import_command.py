@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from jobs import RecordedDurations, pipeline_job
 from kineto_traces import two_ranks
+from prismscale.commands.exports import exports
 from prismscale.commands.imports import imports
 from prismscale.errors import UsageError
 from prismscale.formats.chakra import write_chakra
@@ -52,3 +54,24 @@ def test_trace_that_does_not_exist_is_named(tmp_path: Path) -> None:
     """A wrong path is the user's to mend."""
     with pytest.raises(UsageError, match="no such file"):
         run("straggler", tmp_path / "nothing.parquet", "--out", tmp_path / "run")
+
+
+def test_a_run_is_exported_and_imported_again(tmp_path: Path) -> None:
+    """Chakra both ways: the step takes as long, to the nanosecond."""
+    trace = write(make_rows(), tmp_path / "trace-X.parquet")
+    run("straggler", trace, "--out", tmp_path / "run")
+    arguments = ["chakra", str(tmp_path / "run"), "--out", str(tmp_path / "et")]
+    said = CliRunner().invoke(exports, arguments, catch_exceptions=False).output
+    text = run("chakra", *sorted((tmp_path / "et").glob("*.et")), "--out", tmp_path / "back")
+    step = re.search(r"a step of ([\d,.]+) ms", said)
+    assert step is not None
+    assert f"median {step[1]} ms" in text
+
+
+def test_export_of_ranks_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    """The ranks that there are are named."""
+    trace = write(make_rows(), tmp_path / "trace-X.parquet")
+    run("straggler", trace, "--out", tmp_path / "run")
+    arguments = ["chakra", str(tmp_path / "run"), "--out", str(tmp_path), "--ranks", "9"]
+    with pytest.raises(UsageError, match="0 … 3"):
+        CliRunner().invoke(exports, arguments, catch_exceptions=False)

@@ -7,9 +7,9 @@ import pytest
 
 from prismscale.errors import FormatError
 from prismscale.forecast.fitting import fit_laws
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.montecarlo import Chunk, MonteCarlo, draw_steps
 from prismscale.forecast.pools import otsu_threshold, pools_of, rank_factors
-from prismscale.forecast.replay import ReplayDraws, Together, regimes_of
+from prismscale.forecast.replay import ReplayDraws, Together, fit_step_regimes, regimes_of
 from prismscale.forecast.samples import StepSamples
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
@@ -66,6 +66,17 @@ def test_congested_steps_are_a_regime(samples):
     source = ReplayDraws(samples=samples, regime_T=regimes)
     drawn = draw_steps(samples.graph, source, MonteCarlo(draws=2_000, steps=1)).step_ns_D
     assert (drawn > 3e6).mean() == pytest.approx(2 / STEPS, abs=0.02)
+
+
+def test_a_regime_lasts_over_simulated_steps(samples):
+    """After a congested step another is as likely as the data say, not as the shares say."""
+    found = fit_step_regimes(samples)
+    lasting = replace(found, transition_KK=np.array([[0.9, 0.1], [0.1, 0.9]]))
+    source = ReplayDraws(samples=samples, regime_T=found.state_S, regimes=lasting)
+    durations = source.chunk(Chunk(index=0, draws=4_000, seed=0))
+    state = [found.state_S[durations.base_D(step)] for step in (0, 1)]
+    assert state[1][state[0] == 1].mean() == pytest.approx(0.9, abs=0.06)
+    assert state[1][state[0] == 0].mean() == pytest.approx(0.1, abs=0.03)
 
 
 def test_fitted_laws_hold_the_regime(samples):

@@ -59,7 +59,10 @@ def test_paths_keep_the_shares():
     rng = np.random.default_rng(4)
     states = two_state_path(rng, 500)
     found = fit_regimes([np.where(states, 3.0, 1.0) + rng.normal(0, 0.1, 500)])
-    path = found.draw_path(rng, 200, 200)
+    path = np.zeros((200, 200), dtype=np.int64)
+    for t in range(1, 200):
+        path[:, t] = found.follow(rng, path[:, t - 1])
+    path = path[:, 50:]
     assert (path == 1).mean() == pytest.approx(found.share_K[1], abs=0.05)
     jumps = (path[:, 1:] != path[:, :-1]).mean()
     assert jumps == pytest.approx(0.05, abs=0.02)

@@ -14,7 +14,10 @@ from prismscale import __version__
 from prismscale.commands import forecast, layouts
 from prismscale.commands import run as run_command
 from prismscale.commands.calibrate import calibrate
+from prismscale.commands.exports import exports
+from prismscale.commands.health import health
 from prismscale.commands.imports import imports
+from prismscale.commands.profile_kernels import profile_kernels
 from prismscale.commands.validations import validations
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
 
@@ -34,8 +37,10 @@ app.command(
 )(run_command.run)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(imports, name="import")
-for command in (forecast.forecast, forecast.sensitivity, layouts.place, layouts.explore):
+app.add_typer(exports, name="export")
+for command in (forecast.forecast, forecast.sensitivity, layouts.place, layouts.explore, health):
     app.command()(command)
+app.command("profile-kernels")(profile_kernels)
 app.add_typer(validations, name="validate")
 
 

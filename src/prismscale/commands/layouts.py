@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -164,20 +164,18 @@ def explore(
     print_layouts(console, found)
     print_notes(console, subject.notes)
     root = out or (job if job.is_dir() else None)
-    if root is None:
-        return
-    if root != job:
+    if root is not None:
+        values = {"draws": draws, "seed": seed, "layouts": [candidate_json(c) for c in found]}
+        _save(root, {"cluster": subject.cluster.name, **values, "notes": list(subject.notes)})
+        console.print(f"written: {root / 'report.html'}", soft_wrap=True)
+
+
+def _save(root: Path, values: dict[str, Any]) -> None:
+    if not (root / "graph").is_dir():
+        # A folder of its own, which must not be somebody else's.
         with RunFolder(root=root).opened(fresh=False):
             pass
-    values = {
-        "cluster": subject.cluster.name,
-        "draws": draws,
-        "seed": seed,
-        "layouts": [candidate_json(c) for c in found],
-        "notes": list(subject.notes),
-    }
     save_section(root, "layouts", values)
-    console.print(f"written: {root / 'report.html'}", soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,10 @@ def run(
         str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
     ] = "",
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/latest"),
-    device: Annotated[str, typer.Option(help="Where programs compute: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(help="Where programs compute: cpu, cuda, or null (a GPU that is not there)."),
+    ] = "cpu",
     clock: Annotated[
         str, typer.Option(help="paced: waits take real time; virtual: they are skipped.")
     ] = "paced",

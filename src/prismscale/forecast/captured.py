@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy
 
 from prismscale.cost.collective import CollectiveModel
 from prismscale.cost.durations import GraphDurations
@@ -131,7 +131,7 @@ class CapturedJob:
         held = np.array([s.in_flight / self.degrees.chunks for s in self.stages])
         inner = slice(1, -1) if len(peaks) >= 4 else slice(None)
         system = np.stack([np.ones_like(held), held], axis=1)
-        found, _ = nnls(system[inner], np.array(peaks, dtype=np.float64)[inner])
+        found, _ = scipy.optimize.nnls(system[inner], np.array(peaks, dtype=np.float64)[inner])
         rest = np.maximum(np.array(peaks) - system @ found, 0.0)
         return StageMemory(
             state=float(found[0]),

@@ -7,12 +7,13 @@ pool itself. All values are nanoseconds in float64, never negative.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from prismscale.errors import FormatError
 
@@ -24,6 +25,8 @@ KS_REJECTS = 1.36
 """Times 1/√n: the KS distance beyond which a family is rejected at the 5 % level."""
 PARAMETER_PENALTY = 0.1
 """Times 1/√n: what each further parameter must take off the KS distance to be worth it."""
+TAIL_POINTS = 4_000
+"""Quantiles that stand for a law with a borrowed tail."""
 STALL_DEVIATIONS = 6.0
 """Robust standard deviations above the median at which a duration counts as a stall."""
 
@@ -58,10 +61,10 @@ class Normal:
         return np.maximum(draws, 0.0, out=draws)
 
     def quantile(self, q: Floats) -> Floats:
-        return np.maximum(stats.norm.ppf(q, self.mean, self.std), 0.0)
+        return np.maximum(scipy.stats.norm.ppf(q, self.mean, self.std), 0.0)
 
     def cdf(self, x: Floats) -> Floats:
-        return np.where(x < 0, 0.0, stats.norm.cdf(x, self.mean, self.std))
+        return np.where(x < 0, 0.0, scipy.stats.norm.cdf(x, self.mean, self.std))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +78,10 @@ class Gamma:
         return rng.gamma(self.shape, self.scale, shape)
 
     def quantile(self, q: Floats) -> Floats:
-        return np.asarray(stats.gamma.ppf(q, self.shape, scale=self.scale))
+        return np.asarray(scipy.stats.gamma.ppf(q, self.shape, scale=self.scale))
 
     def cdf(self, x: Floats) -> Floats:
-        return np.asarray(stats.gamma.cdf(x, self.shape, scale=self.scale))
+        return np.asarray(scipy.stats.gamma.cdf(x, self.shape, scale=self.scale))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,10 +95,10 @@ class LogNormal:
         return rng.lognormal(self.mean_log, self.std_log, shape)
 
     def quantile(self, q: Floats) -> Floats:
-        return np.asarray(stats.lognorm.ppf(q, self.std_log, scale=np.exp(self.mean_log)))
+        return np.asarray(scipy.stats.lognorm.ppf(q, self.std_log, scale=np.exp(self.mean_log)))
 
     def cdf(self, x: Floats) -> Floats:
-        return np.asarray(stats.lognorm.cdf(x, self.std_log, scale=np.exp(self.mean_log)))
+        return np.asarray(scipy.stats.lognorm.cdf(x, self.std_log, scale=np.exp(self.mean_log)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +165,33 @@ class Fit:
     def name(self) -> str:
         """Name of the family."""
         return type(self.distribution).__name__
+
+
+def borrowed_tail(own: Floats, others: Sequence[Floats]) -> Empirical:
+    """The law of a sample whose far tail is the usual one of other samples.
+
+    The last :data:`FEWEST_TO_FIT` of a sample decide its far tail, and cannot: a repetition has
+    other stalls. Beyond them the sample's own quantile is raised as the median of the others rises
+    from its quantile at the same place.
+
+    Args:
+        own: durations in ns.
+        others: samples of other jobs of the same kind; without any the sample is its own law.
+
+    Raises:
+        FormatError: see :func:`check_durations`.
+    """
+    flat = np.sort(check_durations(own))
+    at = (np.arange(TAIL_POINTS) + 0.5) / TAIL_POINTS
+    law = np.quantile(flat, at)
+    far = at > 1 - FEWEST_TO_FIT / len(flat)
+    if not others or far.all():
+        return Empirical(sorted_ns=flat)
+    last = int(np.flatnonzero(~far)[-1])
+    found = [np.quantile(check_durations(o), at) for o in others]
+    rise = np.median([np.log(q[far] / q[last]) for q in found], axis=0)
+    law[far] = law[last] * np.exp(rise)
+    return Empirical(sorted_ns=law)
 
 
 def check_durations(samples: Floats, what: str = "pool") -> Floats:
@@ -246,8 +276,8 @@ def _candidates(flat: Floats) -> list[tuple[DurationDistribution, int]]:
 def _two_parameter(flat: Floats) -> list[DurationDistribution]:
     found: list[DurationDistribution] = [Normal(mean=float(flat.mean()), std=float(flat.std()))]
     if flat[0] > 0:
-        shape, _, scale = stats.gamma.fit(flat, floc=0)
-        spread, _, middle = stats.lognorm.fit(flat, floc=0)
+        shape, _, scale = scipy.stats.gamma.fit(flat, floc=0)
+        spread, _, middle = scipy.stats.lognorm.fit(flat, floc=0)
         found.append(Gamma(shape=float(shape), scale=float(scale)))
         found.append(LogNormal(mean_log=float(np.log(middle)), std_log=float(spread)))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 from prismscale.errors import UsageError
 from prismscale.processes import die_with_parent
+
+ANSWER_WITHIN_S = 5.0
+"""How long a Ray cluster may take to answer at all."""
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -116,6 +120,7 @@ class RayCluster:
         ray = _import_ray()
         ours = not ray.is_initialized()
         if ours:
+            _check_reachable(self.address)
             try:
                 ray.init(address=self.address, log_to_driver=False)
             except ConnectionError as error:
@@ -130,6 +135,18 @@ class RayCluster:
         finally:
             if ours:
                 ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself asks an address that does not answer again and again for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no Ray cluster at '{address}': {error}") from error
 
 
 def _import_ray() -> Any:

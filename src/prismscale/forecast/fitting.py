@@ -51,29 +51,19 @@ def fit_laws(
     regime_T = regimes_of(samples)
     n_regimes = int(regime_T.max()) + 1
     law_CB = [np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes]
-    assumed = variation or Variation()
     laws: list[NodeLaw] = []
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):
-        is_compute = pool.signature.kind == NodeKind.COMPUTE
-        is_modelled = modelled.issuperset(pool.nodes)
-        factor_K = None
-        if is_modelled:
-            steadied = pool.durations_ns
-        elif is_compute:
-            steadied = _without_factors(samples, pool, factor_R)
-        else:
-            factor_K, steadied = _without_regimes(samples, pool, regime_T)
-        if not steadied.any():
+        if not pool.durations_ns.any():
             continue
-        if is_modelled:
-            law = assumed.communication(float(steadied.max()))
-            chosen = Fit(distribution=law, ks=0.0, n=0, note=MODELLED)
+        if modelled.issuperset(pool.nodes):
+            chosen, factor_K = _modelled(pool, variation or Variation()), None
         else:
-            chosen = fit(steadied, pool.name)
+            chosen, factor_K = _fitted(samples, pool, factor_R, regime_T)
         for class_index, node in pool.nodes:
             law_CB[class_index][node] = len(laws)
         fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
+        is_compute = pool.signature.kind == NodeKind.COMPUTE
         laws.append(
             NodeLaw(
                 name=pool.name,
@@ -94,6 +84,21 @@ def fit_laws(
         notes=notes,
     )
     return draws, fitted
+
+
+def _modelled(pool: Pool, variation: Variation) -> Fit:
+    law = variation.communication(float(pool.durations_ns.max()))
+    return Fit(distribution=law, ks=0.0, n=0, note=MODELLED)
+
+
+def _fitted(
+    samples: StepSamples, pool: Pool, factor_R: Floats, regime_T: NDArray[np.int64]
+) -> tuple[Fit, Floats | None]:
+    """The law of what is left when spatial factors or regimes are taken out, and the latter."""
+    if pool.signature.kind == NodeKind.COMPUTE:
+        return fit(_without_factors(samples, pool, factor_R), pool.name), None
+    factor_K, steadied = _without_regimes(samples, pool, regime_T)
+    return fit(steadied, pool.name), factor_K
 
 
 def _factors(pool: Pool, samples: StepSamples) -> tuple[str, ...]:

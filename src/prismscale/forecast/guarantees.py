@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from prismscale.errors import UsageError
 
@@ -65,7 +65,7 @@ def slowdown_probability(step_ns_D: NDArray[np.int64], factor: float) -> Estimat
         raise UsageError(f"{len(step_ns_D)} draws, factor {factor}: it must be more than 0")
     n = len(step_ns_D)
     slow = int((step_ns_D > factor * np.median(step_ns_D)).sum())
-    interval = stats.binomtest(slow, n).proportion_ci(LEVEL, method="wilson")
+    interval = scipy.stats.binomtest(slow, n).proportion_ci(LEVEL, method="wilson")
     return Estimate(value=slow / n, low=float(interval.low), high=float(interval.high))
 
 

@@ -15,7 +15,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.fitting import FittedPool, fit_laws
 from prismscale.forecast.lockstep import FusedGraph, fuse
 from prismscale.forecast.montecarlo import DrawSource
-from prismscale.forecast.replay import ReplayDraws, regimes_of
+from prismscale.forecast.replay import ReplayDraws, fit_step_regimes
 from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import LawDraws, fuse_laws
 from prismscale.forecast.variation import Variation
@@ -127,12 +127,13 @@ def model_of(recording: Recording, *, method: str = "auto", fused: bool = True) 
     if method == "auto":
         method = "steps" if samples.n_steps >= ENOUGH_STEPS else "laws"
     if method == "steps":
-        regimes = regimes_of(samples)
-        count = int(regimes.max()) + 1
+        regimes = fit_step_regimes(samples)
+        count = len(np.unique(regimes.state_S))
         note = f"{samples.n_steps} recorded steps recombined, {count} regime(s)"
         source = ReplayDraws(
             samples=samples,
-            regime_T=regimes,
+            regime_T=regimes.state_S,
+            regimes=regimes,
             modelled=recording.modelled,
             modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
         )

@@ -50,20 +50,10 @@ class Regimes:
         """How many regimes the data supports."""
         return len(self.mean_K)
 
-    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """States of ``n`` unrelated steps."""
-        return rng.choice(self.n_states, size=n, p=self.share_K).astype(np.int64)
-
-    def draw_path(self, rng: np.random.Generator, paths: int, steps: int) -> NDArray[np.int64]:
-        """States of ``steps`` consecutive steps, ``[paths, steps]``."""
-        cumulative = np.cumsum(self.transition_KK, axis=1)
-        states = np.empty((paths, steps), dtype=np.int64)
-        current = self.draw(rng, paths)
-        for t in range(steps):
-            states[:, t] = current
-            above = rng.random(paths)[:, None] > cumulative[current]
-            current = np.minimum(above.sum(axis=1), self.n_states - 1)
-        return states
+    def follow(self, rng: np.random.Generator, state_D: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The next step's state of every draw, given this step's."""
+        above = rng.random(len(state_D))[:, None] > np.cumsum(self.transition_KK, axis=1)[state_D]
+        return np.minimum(above.sum(axis=1), self.n_states - 1)
 
 
 def fit_regimes(

@@ -9,7 +9,8 @@ recorded step it comes from is decided
   bootstrap: Künsch, Annals of Statistics 17(3), 1989);
 - for other computation once a replica.
 
-Only steps in the regime of the base step are drawn from. Switches turn each of these off, to show
+Only steps in the regime of the base step are drawn from. Where several steps are simulated, the
+regime lasts as long as it does in the data. Switches turn each of these off, to show
 what it is worth.
 
 Axes: ``D`` draws, ``T`` recorded steps, ``M`` members, ``G`` groups, ``R`` ranks.
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import DurationDistribution
 from prismscale.forecast.montecarlo import Chunk, LazyBody
-from prismscale.forecast.regime import fit_regimes
+from prismscale.forecast.regime import Regimes, fit_regimes
 from prismscale.forecast.samples import NO_MICROBATCH, StepSamples
 from prismscale.graph.node import NodeKind
 from prismscale.sim.engine import Duration, DurationSource
@@ -61,6 +62,8 @@ class ReplayDraws:
     together: Together = Together()
     regime_T: NDArray[np.int64] | None = None
     """Regime of each recorded step; None is one for all."""
+    regimes: Regimes | None = None
+    """How regimes follow each other over simulated steps; None: they do not."""
     factor_R: NDArray[np.float64] | None = None
     """Further factor on each rank's computation: another placement, a hot node."""
     frozen: frozenset[tuple[int, int]] = frozenset()
@@ -84,7 +87,12 @@ class ReplayDraws:
 
 
 def regimes_of(samples: StepSamples, *, seed: int = 0) -> NDArray[np.int64]:
-    """Regime of each recorded step, estimated from its total communication time.
+    """Regime of each recorded step; see :func:`fit_step_regimes`."""
+    return fit_step_regimes(samples, seed=seed).state_S
+
+
+def fit_step_regimes(samples: StepSamples, *, seed: int = 0) -> Regimes:
+    """Regimes of the recorded steps, estimated from their total communication time.
 
     Steps whose ids follow each other are taken as consecutive.
     """
@@ -95,7 +103,7 @@ def regimes_of(samples: StepSamples, *, seed: int = 0) -> NDArray[np.int64]:
                 total_T += own.body_ns[b].mean(axis=1)
     breaks = np.flatnonzero(np.diff(np.asarray(samples.step_ids)) != 1) + 1
     # Logarithms: what triples is as far from the usual as what falls to a third.
-    return fit_regimes(np.split(np.log(np.maximum(total_T, 1.0)), breaks), seed=seed).state_S
+    return fit_regimes(np.split(np.log(np.maximum(total_T, 1.0)), breaks), seed=seed)
 
 
 class _ChunkDurations:
@@ -109,7 +117,8 @@ class _ChunkDurations:
             regime_T = np.zeros(samples.n_steps, dtype=np.int64)
         self._regime_T = regime_T
         self._order = np.argsort(regime_T, kind="stable")
-        self._count = np.bincount(regime_T)
+        states = source.regimes.n_states if source.regimes is not None else 0
+        self._count = np.bincount(regime_T, minlength=states)
         self._first = np.cumsum(self._count) - self._count
         self._bases: dict[int, Rows] = {}
         self._replica_rows: dict[tuple[int, int], Rows] = {}
@@ -128,16 +137,27 @@ class _ChunkDurations:
         """The base step of every draw."""
         if step not in self._bases:
             rng = self.chunk.generator(BASE_STREAM, step)
-            n = self.source.samples.n_steps
-            self._bases[step] = rng.integers(0, n, self.chunk.draws)
+            regimes = self.source.regimes
+            if step == 0 or regimes is None or not self.source.together.regime:
+                n = self.source.samples.n_steps
+                self._bases[step] = rng.integers(0, n, self.chunk.draws)
+            else:
+                before_D = self._regime_T[self.base_D(step - 1)]
+                next_D = regimes.follow(rng, before_D)
+                # A state that is nowhere the most probable one has no recorded step.
+                next_D = np.where(self._count[next_D] > 0, next_D, before_D)
+                self._bases[step] = self._one_of(next_D[:, None], rng)[:, 0]
         return self._bases[step]
 
     def alike(self, step: int, rng: np.random.Generator, width: int) -> Rows:
         """``[D, width]`` steps of the base step's regime."""
         regime_D = self._regime_T[self.base_D(step)][:, None]
-        count, first = self._count[regime_D], self._first[regime_D]
-        pick = (rng.random((self.chunk.draws, width)) * count).astype(np.int64)
-        return self._order[first + pick]
+        return self._one_of(np.broadcast_to(regime_D, (self.chunk.draws, width)), rng)
+
+    def _one_of(self, regime_DX: Rows, rng: np.random.Generator) -> Rows:
+        """A recorded step of each regime."""
+        pick = (rng.random(regime_DX.shape) * self._count[regime_DX]).astype(np.int64)
+        return self._order[self._first[regime_DX] + pick]
 
     def still(self, ns_TX: NDArray[np.int64], *, by_regime: bool) -> NDArray[np.int64]:
         """The same durations without variation (within each regime)."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.ndimage import median_filter
 
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import DurationDistribution, Empirical
@@ -108,6 +108,8 @@ def carry_over(steps_ns: Floats, median_ns: float) -> Floats:
     if len(steps_ns) == 0 or median_ns <= 0:
         raise UsageError(f"{len(steps_ns)} steps to carry over to a median of {median_ns} ns")
     here = float(np.median(steps_ns))
-    drift = median_filter(np.asarray(steps_ns, dtype=np.float64), DRIFT_WINDOW, mode="nearest")
+    drift = scipy.ndimage.median_filter(
+        np.asarray(steps_ns, dtype=np.float64), DRIFT_WINDOW, mode="nearest"
+    )
     jitter = steps_ns - drift
     return np.asarray(np.maximum(median_ns + (drift - here) * (median_ns / here) + jitter, 0.0))

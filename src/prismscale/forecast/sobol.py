@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor
@@ -119,7 +119,7 @@ def own_estimates(drawn: PickFreeze, seed: int = 0) -> list[SobolIndex]:
     for _ in range(RESAMPLES):
         pick = rng.integers(0, len(a), len(a))
         again.append(_indices(a[pick], b[pick], hybrid[:, pick]))
-    first_error, total_error = stats.norm.ppf((1 + LEVEL) / 2) * np.std(again, axis=0, ddof=1)
+    first_error, total_error = scipy.stats.norm.ppf((1 + LEVEL) / 2) * np.std(again, axis=0, ddof=1)
     rows = zip(drawn.names, first_F, total_F, first_error, total_error, strict=True)
     return [_index(*row) for row in rows]
 

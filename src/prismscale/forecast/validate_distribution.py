@@ -1,5 +1,5 @@
 """Forecast distributions of production traces against their own other half, and what each choice of
-what to draw together is worth; placement on the same traces; graphs whose law is known exactly.
+what to draw together is worth; graphs whose law is known exactly.
 
 Steps are split into random halves: pools from one, held against the other. Two halves differ by
 sampling alone as well, which is the floor. Figures are means over the splits.
@@ -7,29 +7,29 @@ sampling alone as well, which is the floor. Figures are means over the splits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prismscale.analysis.rows import Row
 from prismscale.errors import FormatError
+from prismscale.forecast import validate_placement
 from prismscale.forecast.distributions import Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.goodness import Agreement, agreement, random_halves
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.nodes import Node
-from prismscale.forecast.placement import Evaluator, PlacementStudy, place
+from prismscale.forecast.pools import pools_of
 from prismscale.forecast.replay import ReplayDraws, Together, regimes_of
 from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import LawDraws, NodeLaw
-from prismscale.forecast.scaling import widest_of
+from prismscale.forecast.scaling import tail_growth, widest_of
 from prismscale.formats.straggler import read_straggler
+from prismscale.formats.straggler.program import BARRIER_LABEL
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import CollectiveOp
+from prismscale.graph.node import CollectiveOp, NodeKind
 
 NAMES = ("ST", "SE")
 SPLITS = 20
@@ -49,10 +49,6 @@ SWITCHES = {
     "all of these off": Together(microbatch=False, collective=False, regime=False),
 }
 
-REAL_SPREAD = (1.0, 1.0, 1.0, 1.016, 1.016, 1.05, 1.09, 1.14)
-"""Factors of eight nodes within the 1.6-14 % that were measured between GPUs of one fleet (PRISM);
-equal ones keep the number of placements that differ small enough to try all."""
-
 
 def validate(truth: Path) -> list[Row]:
     """All rows of this module.
@@ -65,11 +61,12 @@ def validate(truth: Path) -> list[Row]:
     """
     rows: list[Row] = exact_rows()
     traces = {n: _read(truth, n) for n in NAMES}
+    rows += communication_rows(traces.values())
     for name, samples in traces.items():
         rows += distribution_rows(name, samples)
     for name, samples in traces.items():
         rows += switch_rows(name, samples)
-    return [*rows, *placement_rows(traces["ST"], traces["SE"])]
+    return [*rows, *validate_placement.validate(traces["ST"], traces["SE"])]
 
 
 def _read(truth: Path, name: str) -> StepSamples:
@@ -139,85 +136,6 @@ def _mean(found: list[Agreement], name: str) -> float:
     return float(np.mean(np.abs([getattr(a, name) for a in found])))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TracePlacement:
-    """Placement on a trace whose workers are the seats, replica by replica."""
-
-    samples: StepSamples
-    draws: int
-
-    @property
-    def seats(self) -> list[tuple[int, ...]]:
-        """One worker a seat."""
-        ranks = range(self.samples.graph.world_size)
-        stage, replica = self.samples.stage_R, self.samples.replica_R
-        return [(r,) for r in sorted(ranks, key=lambda r: (replica[r], stage[r]))]
-
-    @property
-    def replicas(self) -> list[int]:
-        """Replica of each seat."""
-        return [int(self.samples.replica_R[r]) for (r,) in self.seats]
-
-    def study(
-        self, factors: list[float], *, exhaustive: bool | None = None, rounds: int = 400
-    ) -> PlacementStudy:
-        """Search with nodes of these factors, in the given order."""
-        base = ReplayDraws(samples=self.samples, regime_T=regimes_of(self.samples))
-
-        def source_for(factor_R: NDArray[np.float64]) -> ReplayDraws:
-            return replace(base, factor_R=factor_R)
-
-        nodes = [Node(name=f"node {i}", factor=f) for i, f in enumerate(factors)]
-        evaluate = Evaluator(self.samples.graph, source_for, self.seats, nodes, draws=self.draws)
-        return place(evaluate, nodes, self.replicas, exhaustive=exhaustive, rounds=rounds)
-
-
-def placement_rows(st: StepSamples, se: StepSamples) -> list[Row]:
-    """One slow node, and a real spread of speeds; search against all placements."""
-    small, large = TracePlacement(samples=st, draws=64), TracePlacement(samples=se, draws=64)
-    one_slow = small.study([1.3] + [1.0] * 7)
-    real = small.study(list(REAL_SPREAD), exhaustive=True)
-    searched = small.study(list(REAL_SPREAD), exhaustive=False)
-    rng = np.random.default_rng(0)
-    n_seats = len(large.seats)
-    slow_se = large.study([1.5] + [1.0] * (n_seats - 1), exhaustive=False, rounds=150)
-    spread_se = large.study(
-        (1 + rng.uniform(0.0, 0.14, n_seats)).tolist(), exhaustive=False, rounds=300
-    )
-    low = 8.0
-    return [
-        Row.at_least(
-            "ST, one node 1.3 × slower: worst over best placement", one_slow.spread * 100, low, "%"
-        ),
-        Row.at_least(
-            f"ST, nodes 1.6-14 % apart: worst over best of all {real.tried} placements",
-            real.spread * 100,
-            low,
-            "%",
-        ),
-        Row.told("ST, nodes 1.6-14 % apart: given order over best", (real.gain - 1) * 100, "%"),
-        Row.at_least(
-            f"ST: search ({searched.tried} tried) reaches of the exhaustive optimum",
-            real.best.step_ns / searched.best.step_ns,
-            0.98,
-        ),
-        Row.at_least(
-            "SE, one node 1.5 × slower: worst over best placement found",
-            slow_se.spread * 100,
-            low,
-            "%",
-        ),
-        Row.told(
-            "SE, nodes up to 14 % apart: worst over best placement found",
-            spread_se.spread * 100,
-            "%",
-        ),
-        Row.told(
-            "SE, nodes up to 14 % apart: given order over best", (spread_se.gain - 1) * 100, "%"
-        ),
-    ]
-
-
 def exact_rows() -> list[Row]:
     """Graphs whose law is known: independent maxima, convolutions."""
     bar = REJECTED_AT_1_PERCENT / np.sqrt(EXACT_DRAWS)
@@ -230,6 +148,8 @@ def exact_rows() -> list[Row]:
     summed = draw_steps(chain, _laws(chain, gamma), config).step_ns_D
     shared = LogNormal(mean_log=14.0, std_log=0.5)
     met = draw_steps(barrier, _laws(barrier, None, shared), config).step_ns_D
+    eighth = barrier_graph(ranks=8)
+    grown = tail_growth(draw_steps(eighth, _laws(eighth, work), config).step_ns_D, [8])[0]
     return [
         Row.at_most(
             "exact law, slowest of 64 normal ranks: KS at 1e5 draws",
@@ -246,6 +166,28 @@ def exact_rows() -> list[Row]:
             ks_distance(shared, met.astype(np.float64)),
             bar,
         ),
+        Row.told(
+            "scale rule: p95 of 64 ranks from draws of 8, against draws of 64",
+            (grown.p95_ns / float(np.quantile(slowest, 0.95)) - 1) * 100,
+            "%",
+        ),
+    ]
+
+
+def communication_rows(traces: Iterable[StepSamples]) -> list[Row]:
+    """How unsteady communication is, waiting taken out: the default for what is modelled."""
+    cvs = [
+        pool.temporal_cv
+        for samples in traces
+        for pool in pools_of(samples)
+        if pool.signature.kind != NodeKind.COMPUTE
+        and pool.signature.label != BARRIER_LABEL
+        and pool.durations_ns.any()
+    ]
+    name = f"SE and ST, variation of communication over time, {len(cvs)} pools"
+    return [
+        Row.told(f"{name}: median", float(np.median(cvs)) * 100, "%"),
+        Row.told(f"{name}: nine tenths are below", float(np.quantile(cvs, 0.9)) * 100, "%"),
     ]
 
 

@@ -42,6 +42,8 @@ CURVE = {8: 1_024, 64: 8_192, 128: 16_384, 256: 32_768, 512: 65_536}
 """World size by data-parallel width."""
 BARRED = 64
 """The width that has a bar."""
+FEWER = 4
+"""Times fewer draws beyond it: time goes with their number, and the curve is to take minutes."""
 REJECTED_AT_1_PERCENT = 1.63
 """Times √(2/n): KS distance of two samples that equal laws exceed once in a hundred times."""
 
@@ -62,6 +64,7 @@ def validate(
     """All rows of this module; timings mean something on an idle machine only.
 
     Args:
+        draws: of the job that has a bar, and of smaller ones; :data:`FEWER` beyond.
         workers: local processes; the bar is for two cores.
         steps: simulated steps a draw.
         most_ranks: where the curve ends.
@@ -69,7 +72,7 @@ def validate(
     rows = check_small(2_000)
     for dp, ranks in CURVE.items():
         if ranks <= most_ranks:
-            rows += measure(dp, draws, workers, steps)
+            rows += measure(dp, draws if dp <= BARRED else draws // FEWER, workers, steps)
             if dp == BARRED:
                 name = "8,192 ranks: peak memory, this process and twice its largest worker"
                 rows.append(Row.at_most(name, peak_rss_gb(), 8.0, "GB"))

@@ -177,4 +177,6 @@ def value_sentences(result: RunResult) -> list[str]:
         f"{v.count:,} × {v.answer} to {v.op} at {v.call_site}" for v in result.values[:MOST_VALUES]
     ]
     left = len(result.values) - MOST_VALUES
-    return [*lines, f"and at {counted(left, 'more place')}, see results.json"] if left > 0 else lines
+    return (
+        [*lines, f"and at {counted(left, 'more place')}, see results.json"] if left > 0 else lines
+    )

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -80,7 +80,7 @@ def _differ(rows: NDArray[np.int64] | NDArray[np.float64]) -> bool:
     if within == 0:
         return bool(between > 0)
     freedom = (rows.shape[0] - 1, rows.size - rows.shape[0])
-    return bool(stats.f.sf(between / within, *freedom) < SIGNIFICANCE)
+    return bool(scipy.stats.f.sf(between / within, *freedom) < SIGNIFICANCE)
 
 
 def microbatch_ns_TQ(samples: StepSamples, replica: int) -> NDArray[np.int64]:

@@ -40,6 +40,9 @@ class NodeSignature:
     group: str
     """Name of the process group; empty for computation."""
     group_size: int
+    group_stride: int
+    """Distance between its first two ranks, which tells the links that it crosses; 0 for
+    computation and groups of one."""
     stage: int
     """Pipeline stage; -1 unknown."""
     peer: int
@@ -153,6 +156,7 @@ class StepSamples:
         i = trace.n_prologue + node
         kind, role = NodeKind(int(trace.kind_N[i])), int(trace.role_N[i])
         is_compute = kind == NodeKind.COMPUTE
+        ranks = () if is_compute else trace.groups[role].ranks
         return NodeSignature(
             label=trace.labels[int(trace.label_N[i])],
             kind=kind,
@@ -160,7 +164,8 @@ class StepSamples:
             lane=trace.lanes[int(trace.lane_N[i])],
             n_bytes=int(trace.bytes_N[i]),
             group="" if is_compute else trace.groups[role].name,
-            group_size=0 if is_compute else len(trace.groups[role].ranks),
+            group_size=len(ranks),
+            group_stride=abs(ranks[1] - ranks[0]) if len(ranks) > 1 else 0,
             stage=int(self.stage_R[rank_class.members_M[0]]),
             peer=int(trace.peer_N[i]),
         )

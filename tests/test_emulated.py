@@ -1,0 +1,64 @@
+"""What a device that is not there ran: the file beside a trace, and its totals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prismscale.analysis.emulated import (
+    Emulated,
+    KernelUse,
+    ValueUse,
+    kernel_error,
+    kernel_kinds,
+    value_uses,
+)
+from prismscale.errors import FormatError
+
+
+def use(kind: str = "gemm", calls: int = 1, device_ns: int = 100, error: float = 0.1) -> KernelUse:
+    return KernelUse(
+        signature="aten::mm",
+        calls=calls,
+        kind=kind,
+        device_ns=device_ns,
+        host_ns=5,
+        source="modelled",
+        error=error,
+    )
+
+
+def test_a_file_reads_back_equal(tmp_path: Path) -> None:
+    """Kernels and values, as written."""
+    value = ValueUse(op="aten::item", call_site="train.py:3 in f", answer="1.0", count=2)
+    emulated = Emulated(kernels=(use(),), values=(value,))
+    emulated.save(tmp_path / "rank-0.null.json")
+    assert Emulated.load(tmp_path / "rank-0.null.json") == emulated
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """With its name."""
+    (tmp_path / "bad.json").write_text("[")
+    with pytest.raises(FormatError, match=r"bad\.json"):
+        Emulated.load(tmp_path / "bad.json")
+
+
+def test_kinds_add_up_over_ranks() -> None:
+    """Calls and device time of each kind, longest first."""
+    kinds = kernel_kinds(
+        [Emulated(kernels=(use(calls=2), use("copy"))), Emulated(kernels=(use(),))]
+    )
+    assert [(k.kind, k.calls, k.device_ns) for k in kinds] == [("gemm", 3, 300), ("copy", 1, 100)]
+
+
+def test_errors_are_weighted_by_time() -> None:
+    """As if all kernels erred alike; unknown where most of the time is."""
+    assert kernel_error([use(error=0.1), use(calls=3, error=0.3)]) == pytest.approx(0.25)
+    assert kernel_error([use(error=0.1), use(error=-1.0)]) < 0
+
+
+def test_equal_questions_are_counted_together() -> None:
+    """The same line of the same program, on every rank."""
+    value = ValueUse(op="aten::item", call_site="train.py:3 in f", answer="1.0", count=2)
+    assert value_uses([Emulated(values=(value,)), Emulated(values=(value,))])[0].count == 4
