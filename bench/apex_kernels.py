@@ -1,13 +1,15 @@
-"""Stand-ins for the Apex kernels that megatron-core's local layers run on a GPU.
+"""Stand-ins for the kernels of other libraries that megatron-core's local layers run on a GPU.
 
-Apex cannot be built without CUDA. These have its functions' names, and allocate and keep what its
-kernels do, in torch operators; on the null device nothing else of them can be seen. ``install``
-before megatron-core is imported.
+Apex and Transformer Engine cannot be built without CUDA. These have their functions' names, and
+allocate and keep what their kernels do, in torch operators; on the null device nothing else of them
+can be seen. ``install`` before megatron-core is imported.
 
-- ``scaled_upper_triang_masked_softmax_cuda`` and ``scaled_masked_softmax_cuda``: one output forward;
-  the backward writes into the gradient that it is given.
+- ``scaled_upper_triang_masked_softmax_cuda`` and ``scaled_masked_softmax_cuda``: one output
+  forward; the backward writes into the gradient that it is given.
 - ``FusedLayerNormAffineFunction``: keeps its input, mean and inverse deviation (float32).
 - ``FusedAdam``: two float32 moments a parameter, updated without temporaries.
+- ``general_gemm`` (Transformer Engine, for the router of experts): a workspace of its own, which
+  stays, of 32 MiB on Hopper.
 """
 
 from __future__ import annotations
@@ -51,11 +53,26 @@ def _in_place(gradient: Tensor, softmax: Tensor, scale: Tensor) -> Tensor:
     return gradient.mul_(softmax)
 
 
+_workspaces: list[Tensor] = []
+
+
+def general_gemm(
+    first: Tensor, second: Tensor, dtype: torch.dtype, *, layout: str = "TN", **_: Any
+) -> tuple[Tensor]:
+    """``second`` times ``first`` in BLAS order: the letters say which of the two is transposed."""
+    if not _workspaces:
+        _workspaces.append(torch.empty(32 << 20, dtype=torch.uint8, device=first.device))
+    left, right = second.flatten(0, -2).to(dtype), first.flatten(0, -2).to(dtype)
+    if layout == "NT":
+        return (left.t() @ right,)
+    return (left @ (right.t() if layout == "TN" else right),)
+
+
 class FusedLayerNormAffineFunction(torch.autograd.Function):
     """Layer norm with weight and bias."""
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         ctx: Any,
         inputs: Tensor,
         weight: Tensor,
@@ -70,7 +87,7 @@ class FusedLayerNormAffineFunction(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, bias, mean, deviation = ctx.saved_tensors
         grads = torch.ops.aten.native_layer_norm_backward(
             gradients[0].contiguous(), inputs, ctx.shape, mean, deviation, weight, bias, [True] * 3
@@ -90,7 +107,9 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         **_: Any,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make the moments at the first step; update in place."""

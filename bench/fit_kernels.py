@@ -5,7 +5,7 @@
 Prints the fitted tables as TOML, to be copied into ``src/prismscale/cost/kernels``. Every kind is
 fitted by itself, to the least mean absolute logarithmic error. ``errors`` are held out: each
 model's kernels are predicted by constants fitted on the other models' alone; the 90th percentile of
-the relative error is written. A kind that one model alone has keeps the error of its fit, times two.
+the relative error is written. A kind that one model alone has keeps twice the error of its fit.
 """
 
 from __future__ import annotations

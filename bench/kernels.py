@@ -5,7 +5,8 @@
 Operators: NeuSight's rows, each predicted by constants that were fitted on the other models' rows
 (see ``fit_kernels.py``, which the profiles in ``cost/kernels`` come from). Whole models: NeuSight's
 totals against the sum of the profile's figures for the kernels of all layers. Peaks: the largest
-matrix-product throughput that stas00's ml-engineering measured, against the model at that shape.
+matrix-product throughput that stas00's ml-engineering measured, against the model at that shape. Iterations: vTrain's rows without tensor parallelism,
+against the sum of their kernels (see ``kernel_layers.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fit_kernels import DEFAULT_TRUTH, by_kind, held_out_errors
+from kernel_layers import load_iterations, predicted_ns
 from kernel_truth import FIELD, ModelRun, distinct, load_runs
 from prismscale.analysis.rows import Row, print_rows, write_rows
 from prismscale.cost.kernel import KernelModel, load_kernel_model
@@ -34,6 +36,8 @@ PEAKS = (
     ("b200", "BFloat16", (1792, 16128, 3072), 1745.0),
     ("b200", "Float8_e4m3fn", (15360, 4096, 3072), 3432.5),
 )
+LARGE = 8 * 1024
+"""Sequences times width of a microbatch from which vTrain's rows are bound by the GPU."""
 MEDIAN_BAR = {"gemm": 9.4, "softmax": 19.5, "norm": 11.0, "norm_backward": 67.0}
 """Medians of NeuSight's own predictions on the H100, in %."""
 
@@ -48,7 +52,7 @@ def main() -> int:
     for gpu in ("h100-sxm", "a100-pcie"):
         runs = load_runs(options.truth, gpu)
         rows += [*_operator_rows(gpu, runs), *_model_rows(gpu, runs)]
-    rows += _peak_rows()
+    rows += [*_peak_rows(), *_iteration_rows(options.truth)]
     print_rows(rows, title="Kernel model")
     if options.json:
         write_rows(rows, options.json)
@@ -100,6 +104,18 @@ def _peak_rows() -> Iterator[Row]:
         price = load_kernel_model(gpu).price(FIELD.join(("aten::mm", read, written, "")))
         ratio = 2 * m * n * k / price.device_ns / 1e3 / tflops
         yield Row.told(f"{gpu} {dtype} {m}x{n}x{k}: model / best measured TFLOPS", ratio)
+
+
+def _iteration_rows(truth: Path) -> Iterator[Row]:
+    model = load_kernel_model("a100-80g")
+    known = list(load_iterations(truth))
+    # Smaller microbatches are launch-bound: 3.5 ms a layer, whatever its kernels.
+    large = [row for row in known if row.batch * row.hidden >= LARGE]
+    for what, rows in (("all", known), ("large microbatches", large)):
+        signed = np.array([100 * (predicted_ns(model, row) / row.time_ns - 1) for row in rows])
+        name = f"vTrain A100 without TP, kernels alone, {what} ({len(rows)} rows)"
+        yield Row.told(f"{name}: median bias", float(np.median(signed)), "%")
+        yield Row.told(f"{name}: p90 error", float(np.quantile(np.abs(signed), 0.9)), "%")
 
 
 def _options() -> argparse.Namespace:

@@ -2,11 +2,11 @@
 
     python bench/null_golden.py [--truth DIR] [--case NAME] [--json PATH]
 
-Needs megatron-core 0.16.1. Each case of ``DIR/megatron_golden`` that runs megatron-core's own layers
-(``--transformer-impl local``) on a GPT is run by ``examples/megatron/train.py`` as its last rank,
-the one whose memory was recorded, for three steps on a null H100. Records hold the peak of every
-step; fp16 runs skip their first steps (the loss scale overflows), so the first step is compared by
-itself and the steady peak with the peak before the run was resumed at step 51.
+Needs megatron-core 0.16.1. Each case of ``DIR/megatron_golden`` that runs megatron-core's own
+layers (``--transformer-impl local``) on a GPT is run by ``examples/megatron/train.py`` as its last
+rank, the one whose memory was recorded, for three steps on a null H100. Records hold the peak of
+every step; fp16 runs skip their first steps (the loss scale overflows), so the first step is
+compared by itself and the steady peak with the peak before the run was resumed at step 51.
 
 The records are of Megatron-LM's development branch in a container with Apex, so its kernels get
 stand-ins (``apex_kernels.py``), and its code is newer than the package's.
@@ -196,7 +196,11 @@ def _peaks(
     job = ["--rank", str(rank), "--world-size", str(world_size), "--memory-gib", str(memory_gib)]
     command = [sys.executable, str(Path(__file__)), *job, "--", *options]
     done = subprocess.run(
-        command, env=os.environ | dict(environment or {}), capture_output=True, text=True, check=False
+        command,
+        env=os.environ | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("peaks ")]
     if done.returncode or not found:

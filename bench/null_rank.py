@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import apex_kernels
 import torch
 from torch.distributed import distributed_c10d
 
+import apex_kernels
 from prismscale.capture.backends import install
 from prismscale.capture.device.null.runtime import activate
 from prismscale.capture.device.null.spec import device_spec
@@ -55,7 +55,9 @@ def run_rank(
     peaks = []
     with install(RankEnvironment(rank=rank, world_size=world_size), MirrorHook()):
         import train
+        from megatron.core.transformer.moe import moe_utils
 
+        moe_utils.te_general_gemm = apex_kernels.general_gemm
         args = train.parse_args()
         train.initialize(args)
         trainer = train.Trainer(args)

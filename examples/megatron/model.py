@@ -15,8 +15,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -139,9 +139,7 @@ def _layer_spec(args: argparse.Namespace) -> ModuleSpec:
     )
 
 
-def build_optimizer(
-    args: argparse.Namespace, chunks: list[torch.nn.Module]
-) -> MegatronOptimizer:
+def build_optimizer(args: argparse.Namespace, chunks: list[torch.nn.Module]) -> MegatronOptimizer:
     """Adam over this rank's parameters, sharded over data-parallel ranks where asked for."""
     config = OptimizerConfig(
         optimizer="adam",

@@ -1,4 +1,4 @@
-"""Train a GPT with megatron-core on synthetic tokens: TP, SP, PP, VPP, CP, EP, distributed optimizer.
+"""Train a GPT with megatron-core on synthetic tokens: TP, SP, PP, VPP, CP, EP, ZeRO-1.
 
     torchrun --nproc-per-node 8 examples/megatron/train.py --num-layers 12 --hidden-size 512 \\
         --num-attention-heads 8 --seq-length 1024 --micro-batch-size 4 --global-batch-size 32 \\

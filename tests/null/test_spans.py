@@ -26,7 +26,9 @@ STEP = st.one_of(
     st.tuples(st.just("synchronize"), STREAM),
     st.tuples(st.just("communicate"), STREAM, st.integers(0, 60), st.booleans()),
     st.tuples(st.just("join"), STREAM, st.integers(0, 5), st.booleans()),
-    st.tuples(st.just("label"),),
+    st.tuples(
+        st.just("label"),
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""``time`` that answers logical time, so that a program's own timers read what a cluster's would."""
+"""``time`` that answers logical time: a program's own timers read what a cluster's would."""
 
 from __future__ import annotations
 

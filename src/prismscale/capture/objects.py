@@ -9,13 +9,16 @@ rank itself would have contributed (the mirror rule, on objects).
 ``broadcast_object_list`` the list that this rank passed in
 ``scatter_object_list``   what this rank last gave to ``gather_object`` in the same group, else
                           the content of its output list
-``recv_object_list``      unknown: refused with the line that receives
+``recv_object_list``      shapes that a pipeline stage is told, see
+                          :mod:`prismscale.capture.stage_metadata`; else unknown: refused with the
+                          line that receives
 ========================= ====================================================================
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +28,7 @@ from torch.distributed import distributed_c10d
 
 from prismscale.capture import checkpointing
 from prismscale.capture.callsite import call_site
+from prismscale.capture.stage_metadata import StageMetadata
 from prismscale.errors import UsageError
 
 
@@ -35,6 +39,7 @@ class ObjectMirror:
         self._expected: list[Any] | None = None
         self._is_known = True
         self._gathered: dict[Any, Any] = {}
+        self.stages = StageMetadata()
 
     def offer(self, outputs: Sequence[torch.Tensor]) -> bool:
         """Fill what an object collective receives; False outside of object collectives.
@@ -80,6 +85,7 @@ class ObjectMirror:
         original_broadcast = distributed_c10d.broadcast_object_list
         original_scatter = distributed_c10d.scatter_object_list
         original_receive = distributed_c10d.recv_object_list
+        original_send = distributed_c10d.send_object_list
         original_gather = distributed_c10d.gather_object
 
         @functools.wraps(original_broadcast)
@@ -98,8 +104,15 @@ class ObjectMirror:
 
         @functools.wraps(original_receive)
         def recv_object_list(object_list: list[Any], *rest: Any, **named: Any) -> Any:
-            with self.expecting(list(object_list), is_known=False):
+            known = self.stages.expected(sys._getframe())
+            objects = list(object_list) if known is None else [known]
+            with self.expecting(objects, is_known=known is not None):
                 return original_receive(object_list, *rest, **named)
+
+        @functools.wraps(original_send)
+        def send_object_list(object_list: list[Any], *rest: Any, **named: Any) -> Any:
+            self.stages.sent(object_list)
+            return original_send(object_list, *rest, **named)
 
         @functools.wraps(original_gather)
         def gather_object(
@@ -115,6 +128,7 @@ class ObjectMirror:
             "broadcast_object_list": broadcast_object_list,
             "scatter_object_list": scatter_object_list,
             "recv_object_list": recv_object_list,
+            "send_object_list": send_object_list,
             "gather_object": gather_object,
         }
 

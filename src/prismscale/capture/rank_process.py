@@ -17,6 +17,7 @@ from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
+from prismscale.capture.objects import MIRROR
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.recorder import Recorder
@@ -133,6 +134,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     with ExitStack() as stack:
         if emulation is not None:
             stack.enter_context(emulation.around_program())
+        stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
         stack.enter_context(install(spec.environment, recorder, recorder))
         # The marker is found from where the program imports.
         spec.script.set_up()
@@ -175,9 +177,7 @@ def start_device(spec: CaptureSpec) -> StartedDevice:
             memory_bytes=spec.gpu_memory_bytes,
             devices_per_node=spec.local_world_size,
         )
-        return StartedDevice(
-            device=emulation.device, memory=emulation.memory, emulation=emulation
-        )
+        return StartedDevice(device=emulation.device, memory=emulation.memory, emulation=emulation)
     if spec.device == "cuda":
         start_cuda()
         return StartedDevice(

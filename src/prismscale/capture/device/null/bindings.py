@@ -107,6 +107,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_outside_bytes": (None, (c_int, c_int64)),
     "ps_set_expandable_segments": (None, (c_int,)),
     "ps_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
+    "ps_oom_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
     "ps_raw_alloc": (c_void_p, (c_int, c_int64, c_int64)),
     "ps_raw_free": (None, (c_int, c_void_p)),
     "ps_resize_storage": (None, (c_void_p, c_int64)),

@@ -64,11 +64,12 @@ class NullEmulation:
 
     def _occupants(self) -> str:
         index = self._runtime.library.ps_current_device()
-        blocks = memory.live_blocks(self._runtime.library, index)
+        blocks = memory.blocks_at_out_of_memory(self._runtime.library, index)
         alike = Counter((block.made_by, block.size_bytes) for block in blocks)
         largest = sorted(alike.items(), key=lambda item: -item[0][1] * item[1])[:MOST_BLOCKS]
         lines = [
-            f"  {count:6,} × {size / 2**20:10,.1f} MiB  made by {op}" for (op, size), count in largest
+            f"  {count:6,} × {size / 2**20:10,.1f} MiB  made by {op}"
+            for (op, size), count in largest
         ]
         steps = self.kernels.n_steps
         when = f"after {steps} optimizer calls" if steps else "before the first optimizer call"

@@ -8,6 +8,8 @@ allocate and nothing in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -34,8 +36,22 @@ def install() -> None:
     )
     _library.impl("flex_attention", _forward_shapes, "Meta")
     _library.impl("flex_attention_backward", _backward_shapes, "Meta")
+    # Called by its name in that module, once for every call of flex_attention that needs gradients.
+    module: Any = import_module("torch._higher_order_ops.flex_attention")
+    module.create_fw_bw_graph = _untraced(module.create_fw_bw_graph)
     flex_attention.py_impl(DispatchKey.CUDA)(_forward)
     flex_attention_backward.py_impl(DispatchKey.CUDA)(_backward)
+
+
+def _untraced(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Score modifications are not traced for the null device: its kernels never call them."""
+
+    def create_fw_bw_graph(score_mod: Any, example_vals: Any, buffers: Any) -> Any:
+        if example_vals[0].is_cuda:
+            return score_mod, score_mod
+        return trace(score_mod, example_vals, buffers)
+
+    return create_fw_bw_graph
 
 
 def _forward_shapes(

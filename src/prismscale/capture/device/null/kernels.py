@@ -31,6 +31,7 @@ class KernelLedger:
         """Calls by signature number, of each interval between two optimizer calls."""
         self._callback = COST_CALLBACK(self._price)  # kept: C++ holds a bare pointer to it
         self._library.ps_set_cost(ctypes.cast(self._callback, ctypes.c_void_p), 0, 0)
+        self._take_calls()  # what ran before is nobody's
         self._library.ps_count_calls(1)
 
     @property
@@ -40,10 +41,7 @@ class KernelLedger:
 
     def optimizer_ended(self) -> None:
         """What ran since the last time belongs to one step."""
-        counts = np.zeros(self._library.ps_signature_count(), dtype=np.int64)
-        self._library.ps_take_calls(counts.ctypes.data, len(counts))
-        used = np.flatnonzero(counts)
-        self._calls.append(dict(zip(used.tolist(), counts[used].tolist(), strict=True)))
+        self._calls.append(self._take_calls())
 
     def uses(self, period: int) -> list[KernelUse]:
         """Kernels of the last step, of ``period`` optimizer calls, longest in all first."""
@@ -67,6 +65,12 @@ class KernelLedger:
                 )
             )
         return sorted(found, key=lambda use: -use.total_ns)
+
+    def _take_calls(self) -> dict[int, int]:
+        counts = np.zeros(self._library.ps_signature_count(), dtype=np.int64)
+        self._library.ps_take_calls(counts.ctypes.data, len(counts))
+        used = np.flatnonzero(counts)
+        return dict(zip(used.tolist(), counts[used].tolist(), strict=True))
 
     def _price_of(self, signature: str) -> KernelPrice:
         price = self._prices.get(signature)

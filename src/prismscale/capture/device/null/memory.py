@@ -72,7 +72,19 @@ def read_blocks(library: ctypes.PyDLL, device: int) -> list[BlockRow]:
 
 def live_blocks(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
     """What occupies the memory of ``device``, largest first: the answer to "who ate it?"."""
-    rows = [row for row in read_blocks(library, device) if row.allocated]
+    return _allocated(library, read_blocks(library, device))
+
+
+def blocks_at_out_of_memory(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
+    """What occupied it when it last ran out; an exception's unwinding frees much of that."""
+    count = library.ps_oom_blocks(device, None, 0)
+    rows = (BlockRow * count)()
+    library.ps_oom_blocks(device, rows, count)
+    return _allocated(library, list(rows))
+
+
+def _allocated(library: ctypes.PyDLL, blocks: list[BlockRow]) -> list[LiveBlock]:
+    rows = [row for row in blocks if row.allocated]
     rows.sort(key=lambda row: -row.size_bytes)
     return [
         LiveBlock(

@@ -3,6 +3,7 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda_ops.h"  // generated at build time from torch's operator list
@@ -46,18 +47,9 @@ struct Replay {
       : allocator(to_settings(row).allocator, uint64_t{1} << 45, &progress) {}
 };
 
-int64_t copy_blocks(const CachingAllocator& allocator, BlockRow* out, int64_t capacity) {
-  int64_t count = 0;
-  for (const Block* block : allocator.blocks()) {
-    if (count < capacity) {
-      out[count] = {block->address, static_cast<int64_t>(block->size),
-                    static_cast<int64_t>(block->requested), block->stream, block->made_by,
-                    block->allocated, block->mapped, block->pool->is_small,
-                    block->prev == nullptr || !block->prev->mapped};
-    }
-    ++count;
-  }
-  return count;
+int64_t copy_blocks(const std::vector<BlockRow>& rows, BlockRow* out, int64_t capacity) {
+  std::copy_n(rows.begin(), std::min(capacity, static_cast<int64_t>(rows.size())), out);
+  return static_cast<int64_t>(rows.size());
 }
 
 void copy_stats(const AllocatorStats& stats, int64_t* out) {
@@ -163,8 +155,10 @@ void ps_set_expandable_segments(int on) {
   }
 }
 int64_t ps_blocks(int index, BlockRow* out, int64_t capacity) {
-  return device(index).with_allocator(
-      [&](CachingAllocator& a) { return copy_blocks(a, out, capacity); });
+  return copy_blocks(device(index).blocks(), out, capacity);
+}
+int64_t ps_oom_blocks(int index, BlockRow* out, int64_t capacity) {
+  return copy_blocks(device(index).blocks_at_out_of_memory(), out, capacity);
 }
 
 void* ps_raw_alloc(int index, int64_t bytes, int64_t stream) {

@@ -73,6 +73,17 @@ std::string format_bytes(size_t bytes) {
   return text;
 }
 
+std::vector<BlockRow> rows_of(const CachingAllocator& allocator) {
+  std::vector<BlockRow> rows;
+  for (const Block* block : allocator.blocks()) {
+    rows.push_back({block->address, static_cast<int64_t>(block->size),
+                    static_cast<int64_t>(block->requested), block->stream, block->made_by,
+                    block->allocated, block->mapped, block->pool->is_small,
+                    block->prev == nullptr || !block->prev->mapped});
+  }
+  return rows;
+}
+
 void raise_to(std::vector<uint64_t>& horizon, const std::vector<uint64_t>& other) {
   for (size_t i = 0; i < horizon.size(); ++i) horizon[i] = std::max(horizon[i], other[i]);
 }
@@ -244,6 +255,11 @@ Block* Device::malloc(size_t bytes, int64_t stream) {
   raise_out_of_memory(bytes);
 }
 
+std::vector<BlockRow> Device::blocks() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return rows_of(*allocator_);
+}
+
 void Device::free(Block* block) {
   std::lock_guard<std::mutex> lock(mutex_);
   allocator_->free(block);
@@ -270,6 +286,7 @@ void Device::raise_out_of_memory(size_t bytes) {
   std::string message;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    oom_blocks_ = rows_of(*allocator_);
     const AllocatorConfig& config = allocator_->config();
     const auto allocated =
         static_cast<size_t>(allocator_->stats().allocated_bytes[kAllPools].current);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "caching_allocator.h"
+#include "capi.h"
 #include "spans.h"
 
 namespace prismscale {
@@ -56,6 +57,9 @@ class Device : public StreamProgress {
   void use_blas(int64_t stream);
   // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
   std::array<int64_t, 2> take_peaks();
+  std::vector<BlockRow> blocks();
+  // What was held when memory last ran out: by the time anybody asks, much of it is freed.
+  const std::vector<BlockRow>& blocks_at_out_of_memory() const { return oom_blocks_; }
   template <typename F>
   auto with_allocator(F&& use) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -81,6 +85,7 @@ class Device : public StreamProgress {
   int next_stream_[2] = {0, 0};
   std::unique_ptr<CachingAllocator> allocator_;
   std::array<int64_t, 2> peaks_{};
+  std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;
   std::set<std::pair<int, int64_t>> blas_workspaces_;  // (handle, stream)
 };

@@ -153,6 +153,7 @@ void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const Tensor source = torch::jit::peek(*stack, 1, 3).toTensor();
   const bool non_blocking = torch::jit::peek(*stack, 2, 3).toBool();
   null_kernel(op, keys, stack);
+  copy_share(self, source);
   if (is_null(self)) return;
   const int index = source.get_device();
   if (!non_blocking) device(index).synchronize_stream(current_stream(index));

@@ -56,7 +56,7 @@ Tensor positions_of(const Tensor& self) {
   }
   const Allocation* allocation = allocation_of(self);
   const int64_t count = allocation != nullptr && allocation->uniform
-      ? (*allocation->uniform != 0.0 ? self.numel() : 0)
+      ? static_cast<int64_t>(*allocation->uniform * static_cast<double>(self.numel()) + 0.5)
       : ask_count("aten::nonzero", self.numel());
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }
@@ -197,9 +197,15 @@ void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   if (allocation == nullptr || !allocation->uniform || self.scalar_type() != at::kBool) return;
   const Tensor result = stack->back().toTensor();
   if (result.numel() == 0 || result.numel() > kShadowElements || known_value(result)) return;
+  const double share = *allocation->uniform;
+  if (kCounts && share > 0.0 && share < 1.0) {
+    const auto marks = static_cast<int64_t>(share * static_cast<double>(self.numel()) + 0.5);
+    set_known(result, spread(marks, result.numel(), result.scalar_type()).view(result.sizes()));
+    return;
+  }
   const double times = kCounts ? static_cast<double>(self.numel() / result.numel()) : 1.0;
-  set_known(result, at::native::full(result.sizes(), *allocation->uniform * times,
-                                     result.scalar_type(), at::kStrided, at::kCPU));
+  set_known(result, at::native::full(result.sizes(), share * times, result.scalar_type(),
+                                     at::kStrided, at::kCPU));
 }
 
 // Gradient unscaling finds nothing infinite: found_inf stays what it was.
@@ -240,6 +246,7 @@ void register_policy_kernels() {
   for (const char* name : {"sum", "sum.dim_IntList", "count_nonzero.dim_IntList"}) {
     boxed(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<true>>());
   }
+  register_routing_kernels();
   boxed("_amp_foreach_non_finite_check_and_unscale_",
         CppFunction::makeFromBoxedFunction<&unscale_kernel>());
 }

@@ -1,6 +1,8 @@
 // Answers to questions about values that are not there. Python decides (values.py) and counts.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 
 namespace prismscale {
@@ -19,6 +21,11 @@ double ask(const char* op, Question question, int64_t elements);
 
 void register_direct_kernels();
 void register_policy_kernels();
+
+// Routing maps; see routing.cpp.
+void register_routing_kernels();
+// Lets `to`, after a copy of the whole of it, remember the share of marks that `from` has.
+void copy_share(const at::Tensor& to, const at::Tensor& from);
 void register_attention_choice();
 void register_fallback(const char* const* cuda_ops, int count);
 

@@ -19,7 +19,8 @@ struct Allocation {
   int device = 0;
   size_t bytes = 0;
   c10::Storage shadow;  // undefined: the value is unknown
-  // Every element has this value (masks of finite, NaN or infinite elements, of any size).
+  // Every element has this value (masks of finite, NaN or infinite elements, of any size); between
+  // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
 };
 

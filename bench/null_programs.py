@@ -1,0 +1,181 @@
+"""Real programs on the null device beside published measurements.
+
+    python bench/null_programs.py [--case 8b-8]… [--json PATH]
+
+Run with a Python that has torchtitan 0.3.0 (the CPU build of torch 2.13) and prismscale. Reserved
+memory and tokens per second stand beside torchtitan's own benchmark of December 2024 (Llama-3.1 8B
+on H100 of 96 GB and 2.4 TB/s, eager): its reported memory is the reserved peak. The tokenizer is
+made here, the text too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.graph.store import load_trace
+
+HERE = Path(__file__).parent
+GIB = 2**30
+PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs")
+SHARED = ("--dataloader.dataset", "c4_test", "--metrics.log_freq", "1", "--training.steps", "6")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One program at one size, and what was published for it."""
+
+    name: str
+    world_size: int
+    args: tuple[str, ...]
+    tokens_per_rank: float
+    """In one step."""
+    cluster: str = "h100-96g"
+    memory_gib: float | None = None
+    tokens_per_s: float | None = None
+    """Of one GPU."""
+    most_wall_s: float | None = None
+    most_rss_gib: float | None = None
+
+
+EIGHT = ("--config", "llama3_8b_whole_loss", "--training.local_batch_size", "2")
+LARGE = (
+    *("--config", "llama3_405b_bf16", "--training.local_batch_size", "16"),
+    *("--parallelism.tensor_parallel_degree", "8", "--parallelism.pipeline_parallel_degree", "8"),
+    *("--parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
+)
+CASES = (
+    Case(
+        name="8b-8",
+        world_size=8,
+        args=EIGHT,
+        tokens_per_rank=2 * 8192,
+        memory_gib=82.4,
+        tokens_per_s=5762,
+    ),
+    Case(
+        name="8b-128",
+        world_size=128,
+        args=EIGHT,
+        tokens_per_rank=2 * 8192,
+        memory_gib=67.0,
+        tokens_per_s=5605,
+    ),
+    Case(
+        name="405b",
+        world_size=512,
+        args=LARGE,
+        tokens_per_rank=16 * 8192 * 8 / 512,
+        cluster="h100-sxm",
+        most_wall_s=600,
+        most_rss_gib=12,
+    ),
+)
+
+
+def prepare(folder: Path) -> None:
+    """A byte-level tokenizer and a little text, where torchtitan looks for them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+    tokenizer.add_special_tokens(list(names.values()))
+    assets, data = folder / "tokenizer", folder / "tests/assets/c4_test"
+    assets.mkdir(parents=True)
+    data.mkdir(parents=True)
+    tokenizer.save(str(assets / "tokenizer.json"))
+    (assets / "tokenizer_config.json").write_text(json.dumps(names))
+    lines = (json.dumps({"text": f"The quick brown fox {i} jumps. " * 90}) for i in range(400))
+    (data / "data.json").write_text("\n".join(lines) + "\n")
+
+
+def measure(case: Case, folder: Path) -> list[Row]:
+    """Run one case through the command line."""
+    out = folder / case.name
+    command = [
+        *(sys.executable, "-m", "prismscale.cli", "run", "--device", "null"),
+        *("--cluster", case.cluster, "--world-size", str(case.world_size)),
+        *("--out", str(out), str(HERE / "titan_train.py"), "--module", "titan_configs"),
+        *(*case.args, *PARTIAL, *SHARED, "--hf_assets_path", str(folder / "tokenizer")),
+    ]
+    done = subprocess.run(command, cwd=folder, env=dict(os.environ), check=False)
+    if done.returncode:
+        return [Row(name=f"{case.name}: completes", value=0, bar=1, ok=False)]
+    found = json.loads((out / "results.json").read_text())
+    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
+    traces = [load_trace(newest / f"rank-{rank}.parquet") for rank in found["captured"]]
+    records = [trace.memory for trace in traces if trace.memory]
+    reserved = max((record.reserved_bytes or 0) for record in records) / GIB
+    tokens = case.tokens_per_rank / (found["step_ns"] / 1e9)
+    wall, rss = sum(found["wall_s"].values()), found["peak_rss_bytes"] / GIB
+    return [
+        *_beside(f"{case.name}: reserved memory", reserved, case.memory_gib, 0.03, "GiB"),
+        *_beside(f"{case.name}: tokens/s a GPU", tokens, case.tokens_per_s, 0.15, ""),
+        _at_most(f"{case.name}: wall time", wall, case.most_wall_s, "s"),
+        _at_most(f"{case.name}: memory of all our processes", rss, case.most_rss_gib, "GiB"),
+        Row.told(f"{case.name}: captured ranks", len(traces)),
+    ]
+
+
+def _beside(name: str, value: float, published: float | None, bar: float, unit: str) -> list[Row]:
+    rows = [Row.told(name, value, unit)]
+    if published is not None:
+        error = abs(value / published - 1)
+        rows.append(Row.at_most(f"{name}, relative to {published:g} {unit}", error, bar))
+    return rows
+
+
+def _at_most(name: str, value: float, bar: float | None, unit: str) -> Row:
+    return Row.told(name, value, unit) if bar is None else Row.at_most(name, value, bar, unit)
+
+
+def difference(rows: Sequence[Row]) -> list[Row]:
+    """What 128 GPUs save of the memory that 8 need, beside the published saving."""
+    by_name = {row.name: row.value for row in rows}
+    pair = [by_name.get(f"{name}: reserved memory") for name in ("8b-8", "8b-128")]
+    if None in pair:
+        return []
+    saved = pair[0] - pair[1]  # type: ignore[operator]
+    return [
+        Row.told("8b: saved by 128 instead of 8 GPUs", saved, "GiB"),
+        Row.at_most("8b: the same, difference to 15.4 GiB", abs(saved - 15.4), 1.0, "GiB"),
+    ]
+
+
+def main() -> None:
+    """Run the cases, print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (options.keep or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "tokenizer").exists():
+            prepare(folder)
+        rows: list[Row] = []
+        for case in CASES:
+            if not options.case or case.name in options.case:
+                rows += measure(case, folder)
+        rows += difference(rows)
+    print_rows(rows, title="Programs on the null device")
+    if options.json:
+        write_rows(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

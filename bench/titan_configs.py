@@ -1,0 +1,28 @@
+"""Configurations for torchtitan 0.3.0 (``--module titan_configs``) that its own registry lacks."""
+
+from __future__ import annotations
+
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.config import CompileConfig
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3 import config_registry as registry
+from torchtitan.trainer import Trainer
+
+
+def llama3_8b_whole_loss() -> Trainer.Config:
+    """8B as torchtitan was at the end of 2024: the loss over all logits at once, eager."""
+    config = registry.llama3_8b()
+    config.model_spec = model_registry("8B")
+    config.loss = CrossEntropyLoss.Config(
+        global_vocab_size=decoder_vocab_size(config.model_spec),
+    )
+    return config
+
+
+def llama3_405b_bf16() -> Trainer.Config:
+    """405B without float8 and without torch.compile."""
+    config = registry.llama3_405b()
+    config.model_spec = model_registry("405B")
+    config.compile = CompileConfig(enable=False)
+    return config

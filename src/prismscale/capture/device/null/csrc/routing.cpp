@@ -1,0 +1,59 @@
+// Routing maps: which tokens an expert gets is data, how many it gets is a policy.
+//
+// A program marks k of E columns of every row by scattering ones into a map of zeros. The map's
+// allocation then remembers the share of marks, k / E; copies and casts of it remember it too, and
+// what counts marks (sum, nonzero, masked_select) answers from it, so that all counts agree.
+#include <torch/library.h>
+
+#include "fallback.h"
+#include "policy.h"
+
+namespace prismscale {
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+bool holds_marks(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool || at::isIntegralType(tensor.scalar_type(), false);
+}
+
+// The value may also be a tensor of one element in another overload; programs mark with a number.
+void scatter_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t arguments = op.schema().arguments().size();
+  const Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();
+  const int64_t dim = torch::jit::peek(*stack, 1, arguments).toInt();
+  const Tensor index = torch::jit::peek(*stack, 2, arguments).toTensor();
+  const at::Scalar value = torch::jit::peek(*stack, 3, arguments).toScalar();
+  null_kernel(op, keys, stack);
+  const Tensor result = stack->back().toTensor();
+  if (!holds_marks(result) || value.to<double>() != 1.0 || index.dim() != self.dim() ||
+      self.numel() == 0 || known_value(result)) {
+    return;
+  }
+  Allocation* allocation = allocation_of(result);
+  if (allocation == nullptr) return;
+  const auto marked = static_cast<double>(index.size(dim));
+  allocation->uniform = std::min(1.0, marked / static_cast<double>(self.size(dim)));
+}
+
+}  // namespace
+
+void copy_share(const Tensor& to, const Tensor& from) {
+  if (!is_null(to) || !is_null(from) || known_value(to)) return;
+  const Allocation* source = allocation_of(from);
+  if (source == nullptr || !source->uniform || !holds_marks(from) || !holds_marks(to)) return;
+  const bool whole = static_cast<size_t>(to.numel() * to.itemsize()) >= to.storage().nbytes();
+  if (Allocation* target = whole ? allocation_of(to) : nullptr) target->uniform = source->uniform;
+}
+
+void register_routing_kernels() {
+  static auto* library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  using torch::CppFunction;
+  for (const char* name : {"scatter.value", "scatter_.value"}) {
+    library->impl(name, CppFunction::makeFromBoxedFunction<&scatter_kernel>());
+  }
+}
+
+}  // namespace prismscale

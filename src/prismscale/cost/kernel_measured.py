@@ -1,0 +1,108 @@
+"""Kernel times that were measured on a GPU, by signature, in place of the model's.
+
+The table is a JSON file::
+
+    {"version": 1, "device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0", "date": "2026-01-31",
+     "kernels": [{"signature": "aten::mm␟…", "device_ns": 151000, "host_ns": 9000,
+                  "spread": 0.01}], "left_out": {"mine::scale␟…": "why"}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from prismscale.cost.kernel import KernelModel, KernelPrice
+from prismscale.cost.kernel_kinds import kind_of
+from prismscale.cost.kernel_signature import parse_signature
+from prismscale.errors import FormatError, UsageError
+from prismscale.files import write_json
+from prismscale.toml_dataclass import decode
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredKernel:
+    """One distinct call as a GPU ran it."""
+
+    signature: str
+    device_ns: int
+    """Median."""
+    host_ns: int
+    """Median time that issuing it took."""
+    spread: float
+    """Half the distance between the 5th and 95th percentile, relative to the median."""
+
+    def __post_init__(self) -> None:
+        if self.device_ns < 0 or self.host_ns < 0 or self.spread < 0:
+            raise UsageError("times and spread of a measured kernel must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTable:
+    """Measurements of one GPU."""
+
+    device: str
+    """As ``torch.cuda.get_device_name`` says."""
+    torch: str
+    date: str
+    kernels: tuple[MeasuredKernel, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a signature could not be measured, by signature."""
+    version: int = VERSION
+
+    @cached_property
+    def by_signature(self) -> Mapping[str, MeasuredKernel]:
+        """The measurements, to look one up."""
+        return {kernel.signature: kernel for kernel in self.kernels}
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises :class:`StorageError`."""
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def load(path: Path) -> KernelTable:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            UsageError: no such file.
+            FormatError: another kind of file, a damaged one, or one of another version.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"cannot read kernel table '{path}': {error.strerror}") from error
+        except ValueError as error:
+            raise FormatError(f"{path}: not a kernel table: {error}") from error
+        version = found.get("version") if isinstance(found, dict) else None
+        if version != VERSION:
+            raise FormatError(
+                f"{path}: version {version!r} of kernel tables; this program reads {VERSION}: "
+                "measure again with prismscale profile-kernels"
+            )
+        return decode(KernelTable, found, str(path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredKernels:
+    """A table's figures where it has them, another model's elsewhere."""
+
+    table: KernelTable
+    otherwise: KernelModel
+
+    def price(self, signature: str) -> KernelPrice:
+        """The measured cost (source ``measured``, error its spread), or the other model's."""
+        kernel = self.table.by_signature.get(signature)
+        if kernel is None:
+            return self.otherwise.price(signature)
+        return KernelPrice(
+            device_ns=kernel.device_ns,
+            host_ns=kernel.host_ns,
+            source="measured",
+            error=kernel.spread,
+            kind=kind_of(parse_signature(signature)),
+        )

@@ -1,0 +1,59 @@
+"""Routing maps: how many tokens an expert gets is the same whoever counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prismscale.capture.device.null.runtime import active
+from prismscale.capture.device.null.values import ValuePolicy
+
+TOKENS, EXPERTS = 4096, 8
+
+
+def routing_map(k: int = 2) -> torch.Tensor:
+    """``k`` experts for each token, as megatron-core marks them."""
+    logits = torch.randn(TOKENS, EXPERTS, device="cuda")
+    _, indices = torch.topk(logits, k=k, dim=1)
+    return torch.zeros_like(logits).int().scatter(1, indices, 1).bool()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_every_token_is_routed_k_times(k: int) -> None:
+    """The sum over the map, and over its columns, is tokens times k, evenly spread."""
+    counts = routing_map(k).sum(dim=0).tolist()
+
+    assert sum(counts) == TOKENS * k
+    assert max(counts) - min(counts) <= 1
+
+
+def test_selecting_by_the_map_agrees_with_its_counts() -> None:
+    """masked_select returns as many tokens as the local experts' counts say."""
+    local = routing_map()[:, 2:5].contiguous()
+    counts = local.sum(dim=0).long().cpu()
+    tokens = torch.arange(TOKENS, device="cuda").unsqueeze(0).expand(3, -1)
+    chosen = tokens.masked_select(local.T.contiguous())
+
+    assert chosen.shape == (int(counts.sum()),)
+    assert len(torch.split(chosen, counts.tolist())) == 3
+
+
+def test_a_users_routing_spreads_the_counts() -> None:
+    """Loads by expert come from the policy; the total stays."""
+    ledger = active().ledger
+    before = ledger.policy
+    ledger.policy = ValuePolicy(routing=[5, 1, 1, 1, 0, 0, 0, 0])
+    try:
+        counts = routing_map().sum(dim=0).tolist()
+    finally:
+        ledger.policy = before
+
+    assert counts == [5120, 1024, 1024, 1024, 0, 0, 0, 0]
+
+
+def test_marks_are_forgotten_with_the_map() -> None:
+    """A map that is overwritten no longer says how many marks it had."""
+    marks = routing_map()
+    marks.copy_(torch.randn(TOKENS, EXPERTS, device="cuda") > 0)
+
+    assert marks.sum().item() != TOKENS * 2
