@@ -1,4 +1,4 @@
-"""README's table of what was measured, from the rows that benches wrote as JSON."""
+"""What was measured, from the rows that benches wrote as JSON: a summary and the tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ from typing import Any
 NONE_YET = "No bench results are recorded yet."
 
 
-def bench_table(folder: Path) -> str:
-    """Rows that have a bar, by bench; the files hold the others too."""
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        return NONE_YET
-    lines = ["| bench | what | measured | bar | |", "|---|---|---:|---:|---|"]
-    for path in files:
-        bench = f"[{path.stem}](bench/results/{path.name})"
-        lines += [f"| {bench} | {_cells(row)} |" for row in _rows(path) if row["bar"] is not None]
-    return "\n".join(lines)
+def bench_summary(folder: Path) -> str:
+    """A line for each bench, and every figure that misses its bar."""
+    lines = ["| bench | figures with a bar | met | missed |", "|---|---:|---:|---|"]
+    for path in sorted(folder.glob("*.json")):
+        rows = [row for row in _rows(path) if row["bar"] is not None]
+        missed = [row for row in rows if not row["ok"]]
+        told = "<br>".join(_sentence(row) for row in missed)
+        link = f"[{path.stem}](docs/benchmarks.md#{path.stem})"
+        lines.append(f"| {link} | {len(rows)} | {len(rows) - len(missed)} | {told} |")
+    return "\n".join(lines) if len(lines) > 2 else NONE_YET
+
+
+def bench_tables(folder: Path) -> str:
+    """Every row that has a bar, by bench; the files hold the others too."""
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        lines += [f"## {path.stem}", "", f"[rows](../bench/results/{path.name})", ""]
+        lines += ["| what | measured | bar | |", "|---|---:|---:|---|"]
+        lines += [f"| {_cells(row)} |" for row in _rows(path) if row["bar"] is not None]
+        lines.append("")
+    return "\n".join(lines) or NONE_YET
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -34,6 +45,11 @@ def _cells(row: dict[str, Any]) -> str:
     verdict = "met" if row["ok"] else "**missed**"
     name = row["name"].replace("|", "\\|")
     return f"{name} | {_figure(row, 'value')} | {_direction(row)} {_figure(row, 'bar')} | {verdict}"
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    name = row["name"].replace("|", "\\|")
+    return f"{name}: {_figure(row, 'value')} ({_direction(row)} {_figure(row, 'bar')})"
 
 
 def _direction(row: dict[str, Any]) -> str:

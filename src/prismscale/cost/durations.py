@@ -127,26 +127,36 @@ class GraphDurations:
         return steps
 
     def _prologue(self, rank_class: RankClass) -> list[Duration]:
-        return self._row(rank_class, rank_class.trace.prologue_ns, 0)
+        durations = rank_class.trace.prologue_ns
+        return self._row(rank_class, durations, durations, 0)
 
     def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
         trace = rank_class.trace
         rows = trace.body_ns_SB
+        mean = np.rint(rows.mean(axis=0)).astype(np.int64)
         if not self.sampled:
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
-        return [self._row(rank_class, row, trace.n_prologue) for row in rows]
+        return [self._row(rank_class, row, mean, trace.n_prologue) for row in rows]
 
     def _row(
-        self, rank_class: RankClass, durations: NDArray[np.int64], offset: int
+        self,
+        rank_class: RankClass,
+        durations: NDArray[np.int64],
+        mean_ns: NDArray[np.int64],
+        offset: int,
     ) -> list[Duration]:
+        """Durations of some nodes; ``mean_ns`` is their mean over all samples."""
         kinds = rank_class.trace.kind_N[offset : offset + len(durations)].tolist()
         factors = self._factors[rank_class.index]
         known = self._communication[rank_class.index]
         is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations.tolist(), strict=True)):
-            if kind != NodeKind.COMPUTE:
-                out.append(self._communicated(duration, known[offset + i], is_share))
+            if kind != NodeKind.COMPUTE and is_share:
+                out.append(_lifted(duration, int(mean_ns[i]), known[offset + i]))
+            elif kind != NodeKind.COMPUTE:
+                # A measured communication keeps its measurement.
+                out.append(duration or known[offset + i])
             elif factors is None:
                 out.append(round(duration * self.compute_scale))
             else:
@@ -154,14 +164,17 @@ class GraphDurations:
                 out.append(scaled.astype(np.int64))
         return out
 
-    @staticmethod
-    def _communicated(measured: int, modelled: Duration, is_share: bool) -> Duration:
-        """A measured communication keeps its measurement; one whose share was measured takes at
-        least that long."""
-        if measured == 0 or not is_share:
-            return measured or modelled
-        longer = np.maximum(measured, modelled)
-        return longer if longer.ndim else int(longer)
+
+def _lifted(share_ns: int, mean_ns: int, modelled: Duration) -> Duration:
+    """A communication whose own share took ``share_ns`` this time and ``mean_ns`` on average.
+
+    On average it takes no less than the links allow; how it scatters is what was measured. (The
+    larger of the two each time would be longer than both.)
+    """
+    if mean_ns == 0:
+        return modelled
+    lifted = share_ns + np.maximum(0, modelled - mean_ns)
+    return lifted if np.ndim(lifted) else int(lifted)
 
 
 def _compact(duration_G: NDArray[np.int64]) -> Duration:
