@@ -100,7 +100,7 @@ def test_commands_are_ones_that_exist(page: Path) -> None:
 def test_named_commands_exist(page: Path) -> None:
     """A `prismscale COMMAND` in running text is a command."""
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    named = re.findall(r"`prismscale\s+([a-z]+)[^`]*`", text_of(page))
+    named = re.findall(r"`prismscale\s+([a-z-]+)[^`]*`", text_of(page))
 
     assert set(named) <= known
 
