@@ -82,7 +82,12 @@ def _product(m: int, n: int, k: int) -> Iterator[str]:
 
 def _layer(batch: int, length: int, hidden: int, heads: int) -> Iterator[str]:
     rows, width = batch * length, hidden // heads
-    for n, k in ((3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)):
+    for n, k in (
+        (3 * hidden, hidden),
+        (hidden, hidden),
+        (4 * hidden, hidden),
+        (hidden, 4 * hidden),
+    ):
         yield from _product(rows, n, k)
     q, scores = (batch * heads, length, width), (batch * heads, length, length)
     keys = (batch * heads, width, length)

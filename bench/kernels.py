@@ -3,10 +3,12 @@
     python bench/kernels.py [--truth DIR] [--json PATH]
 
 Operators: NeuSight's rows, each predicted by constants that were fitted on the other models' rows
-(see ``fit_kernels.py``, which the profiles in ``cost/kernels`` come from). Whole models: NeuSight's
-totals against the sum of the profile's figures for the kernels of all layers. Peaks: the largest
-matrix-product throughput that stas00's ml-engineering measured, against the model at that shape. Iterations: vTrain's rows without tensor parallelism,
-against the sum of their kernels (see ``kernel_layers.py``).
+(see ``fit_kernels.py``, which the profiles in ``cost/kernels`` come from). Whole models:
+NeuSight's totals against the sum of the profile's figures for the kernels of all layers. Peaks:
+the largest matrix-product throughput that stas00's ml-engineering measured, against the model at
+that shape. Iterations: vTrain's rows without tensor parallelism, against the sum of their kernels
+(see ``kernel_layers.py``). NeuSight's A100 forward totals exceed the sum of its own rows by as
+much as they exceed the model's.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.config import CompileConfig
 from torchtitan.models.common.config_utils import decoder_vocab_size
-from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3 import config_registry as registry
+from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.emulated import KernelKind, ValueUse
 from prismscale.analysis.result import (
     SCHEMA,
     ClassResult,
@@ -182,6 +183,8 @@ def test_foreign_results_are_refused(
         ("Rank classes", ClassResult),
         ("Live ranks", LiveResult),
         ("Sources of durations", SourceShare),
+        ("Kernels", KernelKind),
+        ("Values", ValueUse),
     ],
 )
 def test_document_names_exactly_the_fields(heading: str, cls: type) -> None:

@@ -49,7 +49,8 @@ def live_spec(config: JobConfig, cluster: Cluster, captures: Path, folder: Path)
         device=config.device,
         steps=config.steps,
         step_marker=config.step_marker,
-        clock=config.clock,
+        # Nobody could wait in real time for a device that is not there.
+        clock="virtual" if config.device == "null" else config.clock,
         communication_load=cluster.processor_communicates,
         live=config.live,
         trace="",
@@ -58,4 +59,6 @@ def live_spec(config: JobConfig, cluster: Cluster, captures: Path, folder: Path)
         gate=None,
         socket="",
         out=str(folder),
+        gpu=cluster.device.name,
+        gpu_memory_bytes=cluster.device.memory_bytes,
     )

@@ -9,8 +9,6 @@ the paced one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from time import perf_counter_ns  # by name: the program's ``time`` may answer logical time
 from typing import Protocol
 
@@ -63,27 +61,3 @@ class VirtualClock(PacedClock):
     def wait_until(self, end_ns: int) -> None:
         """Jump to ``end_ns`` if it lies ahead."""
         self._origin_ns -= max(0, end_ns - self.now_ns())
-
-
-@contextmanager
-def answering_time(clock: VirtualClock) -> Iterator[None]:
-    """Let ``time.time``, ``perf_counter``, ``monotonic`` and their ``_ns`` forms answer logical
-    time, continuing from now."""
-    real: dict[str, Callable[[], float]] = {}
-    for name in ("time", "perf_counter", "monotonic"):
-        for suffix, unit in (("", 1e9), ("_ns", 1)):
-            original = getattr(time, name + suffix)
-            real[name + suffix] = original
-            base, began = original(), clock.now_ns()
-            setattr(time, name + suffix, _logical(clock, base, began, unit))
-    try:
-        yield
-    finally:
-        for name, function in real.items():
-            setattr(time, name, function)
-
-
-def _logical(clock: VirtualClock, base: float, began_ns: int, unit: float) -> Callable[[], float]:
-    if unit == 1:
-        return lambda: int(base) + clock.now_ns() - began_ns
-    return lambda: base + (clock.now_ns() - began_ns) / unit

@@ -17,8 +17,11 @@ from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, start_cuda
+from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
 from prismscale.capture.failure import save_failure
+from prismscale.capture.logical_time import answering_time
+from prismscale.capture.objects import MIRROR
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.script import StopProgram
@@ -27,10 +30,11 @@ from prismscale.errors import StuckError
 from prismscale.files import write_json
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
-from prismscale.live.clock import Clock, PacedClock, VirtualClock, answering_time
+from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.exchange import Exchange
 from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.messages import Kind, Message, Wire
+from prismscale.live.null_rank import NullClock, NullLiveHook
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook, StepEnd
 from prismscale.live.spec import LiveSpec
@@ -122,22 +126,28 @@ class LiveControl:
 
 def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
-    if spec.device == "cpu":
-        torch.set_num_threads(1)
-    else:
-        start_cuda()
+    emulation = _start_device(spec)
     trace = load_trace(Path(spec.trace))
     load = GlooLoad() if spec.communication_load else NullLoad()
     wire = _connect(spec)
     origin_ns = _wait_for_go(wire)
-    virtual = VirtualClock(origin_ns) if spec.clock == "virtual" else None
-    clock: Clock = virtual or PacedClock(origin_ns)
+    clock = _clock(spec, origin_ns, emulation)
     cursor = TraceCursor(trace)
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     exchange = Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
     hook: LiveHook | StreamedHook
     if spec.device == "cuda":
         hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
+    elif emulation is not None and isinstance(clock, NullClock):
+        hook = NullLiveHook(
+            cursor=cursor,
+            wire=wire,
+            clock=clock,
+            payload=payload,
+            exchange=exchange,
+            load=load,
+            library=emulation.library,
+        )
     else:
         hook = LiveHook(
             cursor=cursor,
@@ -149,14 +159,17 @@ def run_live(spec: LiveSpec) -> Observation:
             compute_factor=spec.compute_factor,
         )
     seen = Observation(rank=spec.rank)
-    memory = _memory_tracker(spec.device) if trace.memory is not None else NullMemoryTracker()
+    memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
     control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step)
     memory.start()
     with ExitStack() as stack:
         stack.callback(hook.close)
-        if virtual is not None:
-            stack.enter_context(answering_time(virtual))
+        if emulation is not None:
+            stack.enter_context(emulation.around_program())
+        elif isinstance(clock, VirtualClock):
+            stack.enter_context(answering_time(clock.now_ns))
+        stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
         stack.enter_context(install(spec.environment, hook, hook))
         # The marker is found from where the program imports.
         spec.script.set_up()
@@ -170,9 +183,29 @@ def run_live(spec: LiveSpec) -> Observation:
     return seen
 
 
-def _memory_tracker(device: str) -> MemoryTracker:
+def _start_device(spec: LiveSpec) -> NullEmulation | None:
+    if spec.device == "null":
+        return NullEmulation(
+            spec.gpu, memory_bytes=spec.gpu_memory_bytes, devices_per_node=spec.local_world_size
+        )
+    if spec.device == "cuda":
+        start_cuda()
+    else:
+        torch.set_num_threads(1)
+    return None
+
+
+def _clock(spec: LiveSpec, origin_ns: int, emulation: NullEmulation | None) -> Clock:
+    if emulation is not None:
+        return NullClock(emulation.library)
+    return VirtualClock(origin_ns) if spec.clock == "virtual" else PacedClock(origin_ns)
+
+
+def _memory_tracker(spec: LiveSpec, emulation: NullEmulation | None) -> MemoryTracker:
+    if emulation is not None:
+        return emulation.memory
     # The program's own log shows its device's peaks: they are left to it.
-    return CudaMemoryTracker(per_step=False) if device == "cuda" else CpuMemoryTracker()
+    return CudaMemoryTracker(per_step=False) if spec.device == "cuda" else CpuMemoryTracker()
 
 
 def _connect(spec: LiveSpec) -> Wire:

@@ -49,6 +49,9 @@ class LiveSpec:
     """How much longer this rank computes than it does here."""
     hang_step: int | None = None
     """Steady step at whose beginning this rank stops for ever."""
+    gpu: str = ""
+    """Name of the GPU that a null device pretends to be."""
+    gpu_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:

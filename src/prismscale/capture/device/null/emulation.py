@@ -38,6 +38,7 @@ class NullEmulation:
         key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
         model = load_kernel_model(key)
         self._runtime = activate(spec)
+        self.library = self._runtime.library
         self.kernels = KernelLedger(self._runtime, model)
         self.device = NullDevice(self._runtime)
         self.memory = ModelledMemoryTracker(self._runtime)
