@@ -141,6 +141,17 @@ def test_a_job_ends_in_a_report(tmp_path: Path) -> None:
     assert any("train.py" in use["call_site"] for use in found["values"])
 
 
+def test_a_live_rank_observes_what_was_predicted(tmp_path: Path) -> None:
+    """Both come from one model, so they are equal but for rounding."""
+    program = spec(tmp_path, "null").target
+    options = ("--device", "null", "--world-size", 2, "--live", "1", "--steps", 3)
+    done = prismscale("run", *options, "--out", tmp_path / "run", program)
+    assert done.code == 0, done.err
+    found = results(tmp_path / "run")
+    (live,) = found["live"]
+    assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)
+
+
 def test_a_gpu_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     """Before anything starts, with the names that are allowed."""
     program = spec(tmp_path, "null").target
