@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,9 +11,10 @@ import torch
 from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
-from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams, start_cuda
+from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
+from prismscale.capture.device.start import start_device
 from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
 from prismscale.capture.objects import MIRROR
@@ -111,21 +111,11 @@ class CaptureControl:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StartedDevice:
-    """What a program is captured on."""
-
-    device: CaptureDevice
-    memory: MemoryTracker
-    emulation: NullEmulation | None = None
-    """Where the device is not there."""
-
-
 def capture_rank(spec: CaptureSpec) -> RankTrace:
     """Run the program as one rank of the target job and return its trace."""
-    started = start_device(spec)
-    device, emulation = started.device, started.emulation
-    memory = started.memory if spec.track_memory else NullMemoryTracker()
+    emulation = start_device(spec)
+    device, tracker = _instruments(spec.device, emulation)
+    memory = tracker if spec.track_memory else NullMemoryTracker()
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     load = GlooLoad() if spec.communication_load else NullLoad()
     recorder = Recorder(device, payload, load=load)
@@ -169,23 +159,14 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     )
 
 
-def start_device(spec: CaptureSpec) -> StartedDevice:
-    """Make the device ready, before the program's first line."""
-    if spec.device == "null":
-        emulation = NullEmulation(
-            spec.gpu,
-            memory_bytes=spec.gpu_memory_bytes,
-            devices_per_node=spec.local_world_size,
-        )
-        return StartedDevice(device=emulation.device, memory=emulation.memory, emulation=emulation)
-    if spec.device == "cuda":
-        start_cuda()
-        return StartedDevice(
-            device=StreamDevice(CudaStreams(), name="cuda"), memory=CudaMemoryTracker(per_step=True)
-        )
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
-    return StartedDevice(device=CpuDevice(), memory=CpuMemoryTracker())
+def _instruments(
+    device: str, emulation: NullEmulation | None
+) -> tuple[CaptureDevice, MemoryTracker]:
+    if emulation is not None:
+        return emulation.device, emulation.memory
+    if device == "cuda":
+        return StreamDevice(CudaStreams(), name=device), CudaMemoryTracker(per_step=True)
+    return CpuDevice(), CpuMemoryTracker()
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,8 @@ issues afterwards, on another group) would wait for each other here.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch.distributed import Work
@@ -47,6 +48,15 @@ class NullClock:
     def forgive(self, lag_ns: int) -> None:
         """Emulation takes none of this time."""
 
+    @contextmanager
+    def unpriced(self) -> Iterator[None]:
+        """What this thread does meanwhile takes none of the device's time."""
+        self._library.ps_unpriced(1)
+        try:
+            yield
+        finally:
+            self._library.ps_unpriced(0)
+
     def _current(self) -> tuple[int, int]:
         device = self._library.ps_current_device()
         return device, self._library.ps_current_stream(device)
@@ -57,15 +67,11 @@ class NullLiveHook(LiveHook):
     """Answers a live rank's communications; what it does meanwhile costs the rank nothing."""
 
     clock: NullClock
-    library: ctypes.PyDLL
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """As any live rank, aside from the device's time."""
-        self.library.ps_unpriced(1)
-        try:
+        with self.clock.unpriced():
             return super().communicate(batch)
-        finally:
-            self.library.ps_unpriced(0)
 
     def stretch(self) -> None:
         """Computation takes what the model says, whatever machine this is."""
@@ -75,10 +81,7 @@ class NullLiveHook(LiveHook):
         self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
 
     def _complete(self, pending: Pending, began: int) -> None:
-        self.library.ps_unpriced(1)
-        try:
+        with self.clock.unpriced():
             super()._complete(pending, began)
-        finally:
-            self.library.ps_unpriced(0)
         if blocks_host(pending.batch):
             self.clock.block_host_until(self.clock.now_ns())

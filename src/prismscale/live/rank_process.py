@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from prismscale.capture.backends import install
 from prismscale.capture.contention import GlooLoad, NullLoad
 from prismscale.capture.device.cpu import CpuMemoryTracker
-from prismscale.capture.device.cuda import CudaMemoryTracker, start_cuda
+from prismscale.capture.device.cuda import CudaMemoryTracker
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
+from prismscale.capture.device.start import start_device
 from prismscale.capture.failure import save_failure
 from prismscale.capture.logical_time import answering_time
 from prismscale.capture.objects import MIRROR
@@ -126,7 +126,7 @@ class LiveControl:
 
 def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
-    emulation = _start_device(spec)
+    emulation = start_device(spec)
     trace = load_trace(Path(spec.trace))
     load = GlooLoad() if spec.communication_load else NullLoad()
     wire = _connect(spec)
@@ -135,29 +135,21 @@ def run_live(spec: LiveSpec) -> Observation:
     cursor = TraceCursor(trace)
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     exchange = Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
+    parts: dict[str, Any] = {
+        "cursor": cursor,
+        "wire": wire,
+        "payload": payload,
+        "exchange": exchange,
+        "load": load,
+        "compute_factor": spec.compute_factor,
+    }
     hook: LiveHook | StreamedHook
     if spec.device == "cuda":
         hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
-    elif emulation is not None and isinstance(clock, NullClock):
-        hook = NullLiveHook(
-            cursor=cursor,
-            wire=wire,
-            clock=clock,
-            payload=payload,
-            exchange=exchange,
-            load=load,
-            library=emulation.library,
-        )
+    elif isinstance(clock, NullClock):
+        hook = NullLiveHook(clock=clock, **parts)
     else:
-        hook = LiveHook(
-            cursor=cursor,
-            wire=wire,
-            clock=clock,
-            payload=payload,
-            exchange=exchange,
-            load=load,
-            compute_factor=spec.compute_factor,
-        )
+        hook = LiveHook(clock=clock, **parts)
     seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
@@ -181,18 +173,6 @@ def run_live(spec: LiveSpec) -> Observation:
     seen.boot_s = hook.boot_s
     wire.send(Message(Kind.BYE))
     return seen
-
-
-def _start_device(spec: LiveSpec) -> NullEmulation | None:
-    if spec.device == "null":
-        return NullEmulation(
-            spec.gpu, memory_bytes=spec.gpu_memory_bytes, devices_per_node=spec.local_world_size
-        )
-    if spec.device == "cuda":
-        start_cuda()
-    else:
-        torch.set_num_threads(1)
-    return None
 
 
 def _clock(spec: LiveSpec, origin_ns: int, emulation: NullEmulation | None) -> Clock:

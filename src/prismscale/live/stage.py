@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class LiveStage:
             return []
 
     def _for(self, rank: int, exchange: Path) -> LiveSpec:
-        fields = {name: getattr(self.spec, name) for name in LiveSpec.__dataclass_fields__}
-        fields.update(
+        return replace(
+            self.spec,
             rank=rank,
             compute_factor=self.compute_scale * self.slow.get(rank, 1.0),
             hang_step=self.hang.get(rank),
@@ -82,7 +82,6 @@ class LiveStage:
             socket=str(exchange / "coordinator"),
             trace=str(self.folder / f"trace-{rank}.parquet"),
         )
-        return LiveSpec(**fields)
 
     def _start(
         self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine

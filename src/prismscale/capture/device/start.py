@@ -1,0 +1,26 @@
+"""Makes the device of a rank's process ready, before the program's first line."""
+
+from __future__ import annotations
+
+import torch
+
+from prismscale.capture.device.cuda import start_cuda
+from prismscale.capture.device.null.emulation import NullEmulation
+from prismscale.capture.rank_spec import RankSpec
+
+
+def start_device(spec: RankSpec) -> NullEmulation | None:
+    """Start ``spec.device``; the emulation where the device is not there.
+
+    Raises:
+        UsageError: there is no such device here, and it cannot be made up.
+    """
+    if spec.device == "null":
+        return NullEmulation(
+            spec.gpu, memory_bytes=spec.gpu_memory_bytes, devices_per_node=spec.local_world_size
+        )
+    if spec.device == "cuda":
+        start_cuda()
+    elif torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+    return None
