@@ -1,10 +1,13 @@
 # make demo: from a fresh machine to the first result. make test: everything that CI runs.
+# make test-frameworks: torchtitan, megatron-core, accelerate and DeepSpeed on the null device.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_LIMIT_S ?= 900
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test test-frameworks lint types unit clean
 
 demo: $(STAMP)
 	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --live 0,512 --out runs/demo \
@@ -30,5 +33,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+test-frameworks: $(FRAMEWORKS)/.installed
+	timeout $(FRAMEWORKS_LIMIT_S) $(FRAMEWORKS)/bin/python bench/null_matrix.py
+
+$(FRAMEWORKS)/.installed: pyproject.toml constraints-frameworks.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --upgrade pip
+	$(FRAMEWORKS)/bin/pip install --quiet --constraint constraints-frameworks.txt \
+	  --editable ".[frameworks]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from box import Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish, print_rows
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
@@ -130,12 +129,11 @@ class CaseInBox:
             payloads=str(out / "payloads"),
             out=str(out),
         )
-        seats = cycle(range(self.world_size))
         runner = CaptureRunner(
             spec=spec,
             logs=self.folder / "logs",
             jobs=self.world_size,
-            prefix=lambda: self.box.prefix(next(seats)),
+            prefix=self.box.prefix,
         )
         runner.capture(range(self.world_size))
         return Captured(traces=runner.traces)
@@ -314,9 +312,7 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    if options.json:
-        write_rows(rows, options.json)
-    return 0
+    return finish(rows, title="Cluster in a box", json_path=options.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import json
 import sys
 import time
 from collections import defaultdict
@@ -24,9 +23,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from prismscale.analysis.rows import Row, finish
 from prismscale.cluster import Cluster, Link
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.cost.placement import Placement
@@ -76,10 +74,7 @@ def main() -> int:
         print(f"no public truth at {path}: give its folder with --truth DIR", file=sys.stderr)
         return 2
     rows = [*_accuracy_rows(load_points(path)), *_query_rows()]
-    _print(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return 0 if all(row["ok"] for row in rows if row["ok"] is not None) else 1
+    return finish(rows, title="Collective model", json_path=options.json)
 
 
 def load_points(path: Path) -> list[Point]:
@@ -121,7 +116,7 @@ def _hardware(row: Mapping[str, str]) -> str:
     return "h100 p5" if "p5" in row["hardware"] else "h100"
 
 
-def _accuracy_rows(points: Iterable[Point]) -> list[dict[str, Any]]:
+def _accuracy_rows(points: Iterable[Point]) -> list[Row]:
     models = {name: AnalyticCollectiveModel(cluster) for name, cluster in clusters().items()}
     groups: list[tuple[str, Callable[[Point], bool], float | None, float | None]] = [
         (
@@ -204,7 +199,7 @@ def _predict(model: AnalyticCollectiveModel, point: Point) -> float:
     return float(model.time_ns(point.op, point.n_bytes, at))
 
 
-def _query_rows(n_queries: int = 20_000) -> list[dict[str, Any]]:
+def _query_rows(n_queries: int = 20_000) -> list[Row]:
     """Time of a repeated query for 1,024 groups of 8 ranks, laid across nodes."""
     model = AnalyticCollectiveModel(Cluster.load("h100-sxm"))
     ranks_KG = np.arange(8192).reshape(8, 1024)
@@ -213,21 +208,13 @@ def _query_rows(n_queries: int = 20_000) -> list[dict[str, Any]]:
     for _ in range(n_queries):
         model.duration_ns(CollectiveOp.ALL_REDUCE, MIB, ranks_KG)
     each_us = 1e6 * (time.perf_counter() - began) / n_queries
-    return [_row("cached query, 1,024 groups of 8", each_us, "us", 20.0)]
+    return [Row.at_most("cached query, 1,024 groups of 8", each_us, 20.0, "us")]
 
 
-def _row(name: str, value: float, unit: str, bar: float | None) -> dict[str, Any]:
-    ok = None if bar is None else value <= bar
-    return {"name": name, "value": round(value, 3), "unit": unit, "bar": bar, "ok": ok}
-
-
-def _print(rows: Iterable[Mapping[str, Any]]) -> None:
-    table = Table("row", "value", "unit", "bar", "ok", title="Collective model")
-    for row in rows:
-        bar = "" if row["bar"] is None else f"<= {row['bar']:g}"
-        ok = "" if row["ok"] is None else ("yes" if row["ok"] else "NO")
-        table.add_row(row["name"], f"{row['value']:.2f}", row["unit"], bar, ok)
-    Console(width=110).print(table)
+def _row(name: str, value: float, unit: str, bar: float | None) -> Row:
+    if bar is None:
+        return Row.told(name, value, unit)
+    return Row.at_most(name, value, bar, unit)
 
 
 def _options() -> argparse.Namespace:

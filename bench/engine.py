@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from jobs import RecordedDurations, job_from_traces, pipeline_traces
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import GRAPH_FILE, load_graph, save_graph
@@ -104,10 +104,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     rows = [*measure(64, "8,192 ranks"), *measure(512, "65,536 ranks")]
-    print_rows(rows)
-    if options.json:
-        write_rows(rows, options.json)
-    return 0 if all(r.ok for r in rows) else 1
+    return finish(rows, json_path=options.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from jobs import job_from_traces
 from oracle import simulate_ranks
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import Faults, GraphDurations
@@ -194,10 +194,7 @@ def main() -> int:
         folder = Path(name)
         rows = [*arithmetic(), *oracle(folder), *straggler(folder), *hang(folder)]
         rows += kills(folder, options.kills)
-    print_rows(rows)
-    if options.json:
-        write_rows(rows, options.json)
-    return 0 if all(r.ok for r in rows) else 1
+    return finish(rows, json_path=options.json)
 
 
 if __name__ == "__main__":

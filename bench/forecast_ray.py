@@ -6,13 +6,14 @@ Needs ``pip install prismscale[ray]``.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster as RayTestCluster
 
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.forecast.executor import RayCluster, Serial
 from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
@@ -24,7 +25,7 @@ COSTS = PassCosts(
 )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -51,10 +52,8 @@ def main() -> None:
         Row.told("1,000 draws in one process", serial_s, "s"),
         Row.told("the same on Ray, start of its workers included", ray_s, "s"),
     ]
-    print_rows(rows, title="Ray executor")
-    if arguments.json:
-        write_rows(rows, arguments.json)
+    return finish(rows, title="Ray executor", json_path=arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,15 +7,14 @@ for the job.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from rich.console import Console
-
-from prismscale.analysis.rows import print_rows, write_rows
+from prismscale.analysis.rows import finish
 from prismscale.forecast.validate_scale import validate
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--workers", type=int, default=2)
@@ -29,10 +28,8 @@ def main() -> None:
         steps=arguments.steps,
         most_ranks=arguments.most_ranks,
     )
-    print_rows(rows, title="Cost of a forecast", console=Console(width=120))
-    if arguments.json:
-        write_rows(rows, arguments.json)
+    return finish(rows, title="Cost of a forecast", json_path=arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

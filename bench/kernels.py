@@ -23,7 +23,7 @@ import numpy as np
 from fit_kernels import DEFAULT_TRUTH, by_kind, held_out_errors
 from kernel_layers import load_iterations, predicted_ns
 from kernel_truth import FIELD, ModelRun, distinct, load_runs
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 from prismscale.cost.kernel import KernelModel, load_kernel_model
 from prismscale.cost.kernel_profile import KernelProfile
 
@@ -55,10 +55,7 @@ def main() -> int:
         runs = load_runs(options.truth, gpu)
         rows += [*_operator_rows(gpu, runs), *_model_rows(gpu, runs)]
     rows += [*_peak_rows(), *_iteration_rows(options.truth)]
-    print_rows(rows, title="Kernel model")
-    if options.json:
-        write_rows(rows, options.json)
-    return 0 if all(row.ok for row in rows) else 1
+    return finish(rows, title="Kernel model", json_path=options.json)
 
 
 def _operator_rows(gpu: str, runs: Sequence[ModelRun]) -> Iterator[Row]:

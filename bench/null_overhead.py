@@ -11,7 +11,7 @@ are interleaved. Every figure is the best of ``--steps``.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from prismscale.analysis.rows import Row, finish
 from prismscale.capture.device.null import ops, runtime
 from prismscale.capture.device.null.spec import device_spec
 
@@ -108,7 +109,7 @@ def per_call_us(action: Callable[[], object], calls: int = 20_000) -> float:
     return min(timed(round_, time.process_time) for _ in range(5)) / (calls // 5) * 1e6
 
 
-def measure(layers: int, steps: int) -> list[dict[str, object]]:
+def measure(layers: int, steps: int) -> list[Row]:
     """All rows of the table."""
     step = make_step(layers)
     first = timed(step)
@@ -131,32 +132,21 @@ def measure(layers: int, steps: int) -> list[dict[str, object]]:
         allocating = per_call_us(lambda: left + left)
     step_us = min(plain) / launched * 1e6
     return [
-        row("ops in a step", launched, "ops"),
-        row("first step (fills the metadata cache)", first, "s"),
-        row("llama step, CPU time", min(plain), "s"),
-        row("llama step, CPU time per op", step_us, "us", bar=15.0),
-        row("llama step, wall time per op", min(wall) / launched * 1e6, "us"),
-        row("the same while recording", min(recorded) / launched * 1e6, "us", bar=17.0),
-        row("add_ on the null device", off, "us"),
-        row("add_ of 2x2 on the CPU", cpu, "us"),
-        row("add with a new output", allocating, "us"),
-        row("recording, added to an op", max(on - off, 0.0), "us", bar=2.0),
+        Row.told("ops in a step", launched, "ops"),
+        Row.told("first step (fills the metadata cache)", first, "s"),
+        Row.told("llama step, CPU time", min(plain), "s"),
+        Row.at_most("llama step, CPU time per op", step_us, 15.0, "us"),
+        Row.told("llama step, wall time per op", min(wall) / launched * 1e6, "us"),
+        Row.at_most("the same while recording", min(recorded) / launched * 1e6, 17.0, "us"),
+        Row.told("add_ on the null device", off, "us"),
+        Row.told("add_ of 2x2 on the CPU", cpu, "us"),
+        Row.told("add with a new output", allocating, "us"),
+        Row.at_most("recording, added to an op", max(on - off, 0.0), 2.0, "us"),
     ]
 
 
-def row(name: str, value: float, unit: str, bar: float | None = None) -> dict[str, object]:
-    """One line of the table; ``ok`` where it has no bar."""
-    return {
-        "name": name,
-        "value": round(value, 4),
-        "unit": unit,
-        "bar": bar,
-        "ok": bar is None or value <= bar,
-    }
-
-
-def main() -> None:
-    """Measure, print, and write the rows where asked."""
+def main() -> int:
+    """Measure, print, and fail where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--steps", type=int, default=5)
@@ -164,13 +154,8 @@ def main() -> None:
     options = parser.parse_args()
     runtime.activate(device_spec("b200"))
     rows = measure(options.layers, options.steps)
-    for line in rows:
-        verdict = "ok" if line["ok"] else "MISSED"
-        bar = "" if line["bar"] is None else f"  (bar {line['bar']}, {verdict})"
-        print(f"{line['name']:42} {line['value']:>12} {line['unit']}{bar}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return finish(rows, title="Cost of the null device", json_path=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

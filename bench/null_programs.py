@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 from prismscale.graph.store import load_trace
 
 HERE = Path(__file__).parent
@@ -153,8 +153,8 @@ def difference(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Run the cases, print the table, and write it where asked."""
+def main() -> int:
+    """Run the cases, print the table, and write it where asked; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -172,10 +172,8 @@ def main() -> None:
             if not options.case or case.name in options.case:
                 rows += measure(case, folder)
         rows += difference(rows)
-    print_rows(rows, title="Programs on the null device")
-    if options.json:
-        write_rows(rows, options.json)
+    return finish(rows, title="Programs on the null device", json_path=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

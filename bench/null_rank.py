@@ -1,7 +1,14 @@
-"""One rank of ``examples/megatron/train.py`` on a null H100, alone in this process."""
+"""One rank of ``examples/megatron/train.py`` on a null H100, alone in this process.
+
+    python bench/null_rank.py --rank R --world-size N [--memory-gib G] [--te ATTENTION] -- \
+        OPTIONS OF THE EXAMPLE
+
+Prints ``peaks`` and the peak allocated bytes since the start after each step.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,9 +47,17 @@ class MirrorHook:
 
 
 def run_rank(
-    options: Sequence[str], *, rank: int, world_size: int, memory_gib: int | None = None
+    options: Sequence[str],
+    *,
+    rank: int,
+    world_size: int,
+    memory_gib: int | None = None,
+    te_attention: str = "",
 ) -> list[int]:
-    """Peak allocated bytes since the start, after each step."""
+    """Peak allocated bytes since the start, after each step.
+
+    ``te_attention``: keep what Transformer Engine would, with its ``fused`` or ``unfused`` one.
+    """
     warnings.filterwarnings("ignore")  # megatron-core's, about what is not installed
     spec = device_spec("h100-sxm")
     activate(replace(spec, total_memory_bytes=memory_gib << 30) if memory_gib else spec)
@@ -60,8 +75,36 @@ def run_rank(
         moe_utils.te_general_gemm = apex_kernels.general_gemm
         args = train.parse_args()
         train.initialize(args)
+        if te_attention:
+            import te_kernels
+
+            te_kernels.install(te_attention)
         trainer = train.Trainer(args)
         for _ in range(args.train_iters):
             trainer.train_step()
             peaks.append(torch.cuda.max_memory_allocated())
     return peaks
+
+
+def main() -> int:
+    """Run the rank that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--memory-gib", type=int, default=0, help="0: the GPU's own")
+    parser.add_argument("--te", choices=("fused", "unfused"), default="", metavar="ATTENTION")
+    parser.add_argument("rest", nargs="*")
+    options = parser.parse_args()
+    peaks = run_rank(
+        options.rest,
+        rank=options.rank,
+        world_size=options.world_size,
+        memory_gib=options.memory_gib or None,
+        te_attention=options.te,
+    )
+    print("peaks", *peaks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,6 @@ Usage: ``python bench/process_group.py [--json PATH]``
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -25,18 +24,16 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import distributed as dist
 from torch.distributed import Work, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fidelity_gloo import CASES, capture
+from prismscale.analysis.rows import Row, finish
 from prismscale.capture.backends import install
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.hook import Collective
 from prismscale.capture.work import completed
-from prismscale.graph.node import NodeKind
 
 BAR_US = 50.0
 BAR_SHARE = 1.0
@@ -151,7 +148,7 @@ def best_us(call: Callable[[], Any]) -> float:
     return min(rounds) * 1e6
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Row]:
     """One row for each entry point and group size."""
     rows = []
     for size in GROUP_SIZES:
@@ -164,16 +161,11 @@ def measure() -> list[dict[str, Any]]:
                 for name, call in calls(group, size).items():
                     value = best_us(call)
                     listed = f", {n_tensors} items" if n_tensors > 1 else ""
-                    bar = BAR_US if n_tensors <= GROUP_SIZES[0] else None
-                    rows.append(
-                        {
-                            "name": f"{name}, group of {size}{listed}",
-                            "value": round(value, 2),
-                            "unit": "us",
-                            "bar": bar,
-                            "ok": bar is None or value <= bar,
-                        }
-                    )
+                    what = f"{name}, group of {size}{listed}"
+                    if n_tensors <= GROUP_SIZES[0]:
+                        rows.append(Row.at_most(what, value, BAR_US, "us"))
+                    else:
+                        rows.append(Row.told(what, value, "us"))
     return rows
 
 
@@ -187,25 +179,17 @@ def torch_alone_us() -> float:
         dist.destroy_process_group()
 
 
-def shares_of_step(call_us: float) -> list[dict[str, Any]]:
+def shares_of_step(call_us: float) -> list[Row]:
     """Per cent of a step of the llama example that its communications cost, by parallelism."""
     rows = []
     for case, args in CASES.items():
         with tempfile.TemporaryDirectory(prefix="process-group-") as name:
             trace = capture([*MODEL, *args], Path(name)).traces[0]
-        body = trace.kind_N[trace.n_prologue :]
-        step_us = float(np.median(trace.body_ns_SB[:, body == NodeKind.COMPUTE].sum(axis=1))) / 1e3
-        n_communications = int((body != NodeKind.COMPUTE).sum())
+        step_us = float(np.median(trace.compute_ns_S)) / 1e3
+        n_communications = len(list(trace.communications(trace.n_prologue, trace.n_nodes)))
         value = 100 * n_communications * call_us / step_us
-        rows.append(
-            {
-                "name": f"share of a step, llama {case}, {n_communications} communications",
-                "value": round(value, 3),
-                "unit": "%",
-                "bar": BAR_SHARE,
-                "ok": value < BAR_SHARE,
-            }
-        )
+        what = f"share of a step, llama {case}, {n_communications} communications"
+        rows.append(Row.at_most(what, value, BAR_SHARE, "%"))
     return rows
 
 
@@ -213,22 +197,11 @@ def main(json_path: Annotated[Path | None, typer.Option("--json")] = None) -> No
     """Measure, print a table, and write the rows where asked."""
     rows = measure()
     alone_us = torch_alone_us()
-    name = "functional all_reduce, torch's fake process group of 2"
-    rows.append({"name": name, "value": round(alone_us, 2), "unit": "us", "bar": None, "ok": True})
-    program = [r["value"] for r in rows if r["name"].startswith("functional all_reduce, group")]
+    rows.append(Row.told("functional all_reduce, torch's fake process group of 2", alone_us, "us"))
+    program = [r.value for r in rows if r.name.startswith("functional all_reduce, group")]
     rows += shares_of_step(max(program) - alone_us)
-    table = Table(title="Emulated process group: time of one communication")
-    for column in ("entry point", "value", "bar", ""):
-        table.add_column(column, justify="left" if column == "entry point" else "right")
-    for row in rows:
-        bar = "" if row["bar"] is None else f"≤ {row['bar']:g}"
-        table.add_row(
-            row["name"], f"{row['value']:.1f} {row['unit']}", bar, "ok" if row["ok"] else "MISS"
-        )
-    Console().print(table)
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=1) + "\n")
-    sys.exit(0 if all(row["ok"] for row in rows) else 1)
+    title = "Emulated process group: time of one communication"
+    sys.exit(finish(rows, title=title, json_path=json_path))
 
 
 if __name__ == "__main__":

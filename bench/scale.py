@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import engine
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 GIB = 1 << 30
@@ -53,10 +53,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="scale-") as name:
         rows = run_8192(Path(name) / "run")
     rows += [*engine.measure(64, "8,192 ranks"), *engine.measure(512, "65,536 ranks")]
-    print_rows(rows)
-    if options.json:
-        write_rows(rows, options.json)
-    return 0 if all(r.ok for r in rows) else 1
+    return finish(rows, json_path=options.json)
 
 
 if __name__ == "__main__":

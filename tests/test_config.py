@@ -58,6 +58,26 @@ def test_captures_of_another_measurement_are_not_used(
     assert replace(config, **change).capture_key(cluster) != config.capture_key(cluster)
 
 
+def test_other_prices_are_captured_anew(config: JobConfig, cluster: Cluster) -> None:
+    """A null device's trace holds what its kernels cost."""
+    null = replace(config, device="null")
+    assert replace(null, fused=True).capture_key(cluster) != null.capture_key(cluster)
+
+
+@pytest.mark.parametrize("change", [{"fused": True}, {"kernels": Path("kernels.json")}])
+def test_prices_are_a_null_devices(config: JobConfig, change: dict[str, object]) -> None:
+    """A processor's kernels cost what they take."""
+    with pytest.raises(UsageError, match="--device null, not of cpu"):
+        replace(config, **change)
+
+
+def test_kernel_times_are_read_before_anything_starts(config: JobConfig) -> None:
+    """No such file is no such job."""
+    null = replace(config, device="null", kernels=Path("nowhere.json"))
+    with pytest.raises(UsageError, match=r"cannot read kernel table '.*nowhere.json'"):
+        null.load_cluster()
+
+
 def test_an_edited_program_is_captured_anew(config: JobConfig, cluster: Cluster) -> None:
     """Also where only a file beside the script changed."""
     key = config.capture_key(cluster)

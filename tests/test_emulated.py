@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ from prismscale.analysis.emulated import (
     Emulated,
     KernelUse,
     ValueUse,
+    coverage,
     kernel_error,
     kernel_kinds,
+    largest_kernels,
+    unknown_operators,
     value_uses,
 )
+from prismscale.cost.kernel_signature import FIELD
 from prismscale.errors import FormatError
 
 
@@ -50,6 +55,26 @@ def test_kinds_add_up_over_ranks() -> None:
         [Emulated(kernels=(use(calls=2), use("copy"))), Emulated(kernels=(use(),))]
     )
     assert [(k.kind, k.calls, k.device_ns) for k in kinds] == [("gemm", 3, 300), ("copy", 1, 100)]
+
+
+def test_the_largest_calls_are_those_of_all_ranks() -> None:
+    """Calls of one signature count together; longest first, as many as asked for."""
+    small = replace(use("copy", device_ns=1), signature="aten::copy_")
+    ranks = [Emulated(kernels=(small, use(calls=2))), Emulated(kernels=(use(),))]
+    (found,) = largest_kernels(ranks, most=1)
+    assert (found.signature, found.calls) == ("aten::mm", 3)
+
+
+def test_what_has_no_rule_is_listed_by_operator() -> None:
+    """Whatever its shapes; the rest is covered."""
+    unknown = [
+        replace(use("unknown"), signature=f"mine::scale{FIELD}Float[{n}]", source="default")
+        for n in (4, 8)
+    ]
+    ranks = [Emulated(kernels=(use(calls=8), *unknown))]
+    (found,) = unknown_operators(ranks)
+    assert (found.op, found.calls, found.device_ns) == ("mine::scale", 2, 200)
+    assert coverage(kernel_kinds(ranks)) == pytest.approx(0.8)
 
 
 def test_errors_are_weighted_by_time() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser import open_page
 from forecast_jobs import forecast_app, invoke, recorded_run, small_graph
-from test_report_browser import FLAGS, LISTEN
 
 EVIL = "<img src=x onerror=alert(1)>"
 PROBE = """<script>
@@ -47,23 +41,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     invoke(app, "place", run, "--nodes", folder / "n.csv", "--hot", "1.1,1.5")
     explored = ("--cluster", "h100-sxm", "--schedule", "1f1b,gpipe", "--pp", "2,3")
     invoke(app, "explore", run, *draws, *explored, "--executor", "serial")
-    return open_page(run / "report.html", folder)
-
-
-def open_page(report: Path, folder: Path) -> dict[str, Any]:
-    """What a browser sees."""
-    page = report.read_text().replace("<head>", "<head>" + LISTEN).replace("</body>", PROBE)
-    probed = folder / "probed.html"
-    probed.write_text(page)
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((b for b in map(shutil.which, names) if b), "chromium")
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [browser, *FLAGS, profile, "--dump-dom", probed.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r'data-probe="([^"]*)"', done.stdout)
-    assert found, f"the page's own scripts did not run:\n{done.stderr[-2000:]}"
-    answer: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return answer
+    return open_page((run / "report.html").read_text(), PROBE, folder)
 
 
 def test_every_section_is_drawn(seen: dict[str, Any]) -> None:

@@ -153,10 +153,10 @@ def test_convolution_backward_is_twice_the_forward() -> None:
 
 
 def test_a_causal_mask_halves_the_work() -> None:
-    """On long sequences; what is masked is not computed."""
+    """On long sequences; the half that is left runs at a lower share of the peak."""
     ratio = attention(16384).device_ns / attention(16384, causal=0).device_ns
 
-    assert ratio == pytest.approx(0.5, rel=0.05)
+    assert ratio == pytest.approx(0.5 / H100.profile.attention["flash"].causal_factor, rel=0.05)
 
 
 def test_attention_backward_costs_more_than_twice_the_forward() -> None:
@@ -164,6 +164,21 @@ def test_attention_backward_costs_more_than_twice_the_forward() -> None:
     back = attention(8192, name="_scaled_dot_product_flash_attention_backward")
 
     assert 2.5 < back.device_ns / attention(8192).device_ns < 4
+
+
+@pytest.mark.parametrize(
+    ("length", "causal", "tflops"), [(512, 0, 309), (4096, 0, 368), (1024, 1, 260), (16384, 1, 335)]
+)
+def test_flash_attention_is_what_its_authors_measured(
+    length: int, causal: int, tflops: float
+) -> None:
+    """FlashAttention-3, figure 5: 16,384 tokens, 16 heads of 128; torch's build reaches 0.895."""
+    shape = f"BFloat16[{16384 // length},16,{length},128]"
+    inputs, name = ";".join([shape] * 3), "_scaled_dot_product_flash_attention"
+    found = price(name, inputs, shape, f"is_causal={causal}")
+    flops = 4 * 16384 * length * 2048 / (1 + causal)
+
+    assert flops / found.device_ns / 1e3 == pytest.approx(0.895 * tflops, rel=0.1)
 
 
 def test_packed_attention_is_attention_of_its_documents() -> None:
@@ -263,12 +278,14 @@ def test_transfers_run_at_the_speed_of_the_bus() -> None:
 
 
 def test_fused_regions_share_a_pass() -> None:
-    """With fusion, elementwise work costs a third and matrix products what they always do."""
+    """Elementwise work costs a quarter; products and FSDP's copies what they always do."""
     fused = replace(H100, fused=True)
     add = text("add.Tensor", "Float[4096,4096];Float[4096,4096]", "Float[4096,4096]")
+    gathered = text("split_with_sizes_copy.out", "BFloat16[8,4096]", "", "split_sizes=4096;dim=1")
 
-    assert fused.price(add).device_ns == H100.price(add).device_ns // 3
-    assert fused.price(product(512, 512, 512)) == H100.price(product(512, 512, 512))
+    assert fused.price(add).device_ns == round(0.25 * H100.price(add).device_ns)
+    for other in (product(512, 512, 512), gathered):
+        assert fused.price(other) == H100.price(other)
 
 
 def test_the_null_model_knows_nothing() -> None:

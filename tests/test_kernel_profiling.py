@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from prismscale.capture.kernel_timing import profile_kernels
 from prismscale.cli import app
 from prismscale.commands.profile_kernels import signatures_of
 from prismscale.cost.kernel import load_kernel_model
-from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel, MeasuredKernels
+from prismscale.cost.kernel_measured import (
+    KernelPrices,
+    KernelTable,
+    MeasuredKernel,
+    MeasuredKernels,
+)
 from prismscale.cost.kernel_signature import FIELD, TensorShape, parse_signature
 from prismscale.errors import FormatError, UsageError
 
@@ -127,6 +133,34 @@ def test_measured_figures_replace_the_models() -> None:
     assert (found.device_ns, found.host_ns, found.source) == (123, 45, "measured")
     assert (found.error, found.kind) == (0.01, "gemm")
     assert measured.price(CALLS[4]) == model.price(CALLS[4])
+
+
+def test_a_job_is_priced_by_its_table(tmp_path: Path) -> None:
+    """Read from the file; a compiler's kernels are not those that were measured one by one."""
+    add = MeasuredKernel(signature=CALLS[1], device_ns=9, host_ns=9, spread=0.0)
+    table = replace(table_of(), device="NVIDIA H200")
+    table = replace(table, kernels=(*table.kernels, add))
+    table.save(tmp_path / "kernels.json")
+    for fused in (False, True):
+        prices = KernelPrices(table=str(tmp_path / "kernels.json"), fused=fused).model("h200-sxm")
+        assert prices.price(MM).source == "measured"
+        assert (prices.price(CALLS[1]).source == "measured") != fused
+
+
+def test_an_operators_name_stands_for_all_its_calls() -> None:
+    """For kernels of one's own, whose time somebody knows."""
+    ours = MeasuredKernel(signature="mine::scale", device_ns=7, host_ns=1, spread=0.0)
+    table = replace(table_of(), kernels=(ours,))
+    priced = MeasuredKernels(table=table, otherwise=load_kernel_model("h100-sxm"))
+    found = priced.price(FIELD.join(("mine::scale", "Float[4]", "Float[4]", "")))
+    assert (found.device_ns, found.source, found.kind) == (7, "measured", "unknown")
+
+
+def test_the_table_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    """With both names."""
+    table_of().save(tmp_path / "kernels.json")
+    with pytest.raises(UsageError, match="measured on a GPU; the cluster's GPU is NVIDIA H200"):
+        KernelPrices(table=str(tmp_path / "kernels.json")).model("h200-sxm")
 
 
 def test_tables_survive_the_disk(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,28 @@ def test_host_and_stream_have_lanes_of_their_own(on_null: RankTrace) -> None:
     assert on_null.lanes[:2] == ("host", "stream 0")
     labels = {on_null.labels[i] for i in on_null.label_N[on_null.n_prologue :]}
     assert {"forward", "backward", "backward, host"} <= labels
+
+
+def steps_run(folder: Path, rank: int) -> int:
+    """Steps that a captured rank said it has done."""
+    return (folder / "logs" / f"capture-rank-{rank}.log").read_text().count("loss")
+
+
+@pytest.mark.parametrize(("differs", "saved"), [("", 1), ("[: 1 + rank]", 0)])
+def test_a_rank_that_does_the_same_ends_a_step_earlier(
+    tmp_path: Path, differs: str, saved: int
+) -> None:
+    """With the same trace; one that does something else is captured to the end."""
+    extra = f"\n    rank = dist.get_rank()\n    dist.all_reduce(torch.ones(9){differs})\n"
+    text = TRAINER.replace("\n    optimizer.zero_grad()\n", extra + "    optimizer.zero_grad()\n")
+    job = replace(spec(tmp_path, "null", text), rank=0)
+    runner = CaptureRunner(spec=job, logs=tmp_path / "logs", jobs=1)
+    runner.capture([0, 2])
+    first, second = runner.traces[0], runner.traces[2]
+    assert (first.fingerprint() == second.fingerprint()) == bool(saved)
+    assert steps_run(tmp_path, 0) - steps_run(tmp_path, 2) == saved
+    assert second.memory is not None and second.memory.peak_bytes > 0
+    assert second.groups[0].ranks == tuple(range(WORLD))
 
 
 def test_the_programs_timers_read_logical_time(on_null: RankTrace, folder: Path) -> None:

@@ -1,42 +1,17 @@
-"""The report in a real browser: ``scripts/ensure-chromium`` installs one."""
+"""The report in a real browser."""
 
 from __future__ import annotations
 
-import html
-import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser import open_page
 from prismscale.report.html import render
 from prismscale.report.sections import run_sections
 from report_job import report_run
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--virtual-time-budget=5000",
-    "--window-size=500,900",
-)
-LISTEN = """<script>
-window.heard = [];
-addEventListener("error", (e) => heard.push("error: " + e.message));
-addEventListener("securitypolicyviolation", (e) => heard.push("blocked: " + e.blockedURI));
-console.error = (...words) => heard.push("console: " + words.join(" "));
-window.alert = () => heard.push("alert");
-</script>"""
 PROBE = """<script>
 addEventListener("load", () => setTimeout(() => {
   const count = (what) => document.querySelectorAll(what).length;
@@ -62,27 +37,12 @@ addEventListener("load", () => setTimeout(() => {
 </script>"""
 
 
-def open_page(page: str, folder: Path) -> dict[str, Any]:
-    """What a browser sees on ``page``."""
-    probed = page.replace("<head>", "<head>" + LISTEN).replace("</body>", PROBE + "</body>")
-    path = folder / "report.html"
-    path.write_text(probed)
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((b for b in map(shutil.which, names) if b), "chromium")
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [browser, *FLAGS, profile, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r'data-probe="([^"]*)"', done.stdout)
-    assert found, f"the page's own scripts did not run:\n{done.stderr[-2000:]}"
-    return json.loads(html.unescape(found[1]))
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of a pipeline with two live ranks, opened on a narrow screen."""
     result, timeline, _ = report_run()
     page = render(result, run_sections(result, timeline))
-    return open_page(page, tmp_path_factory.mktemp("browser"))
+    return open_page(page, PROBE, tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +51,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     evil = "</script><img src=x onerror=alert(1)><b onclick=alert(2)>{{7*7}}"
     result, timeline, _ = report_run(command=evil, data_name=evil, pp=2)
     page = render(result, run_sections(result, timeline))
-    return open_page(page, tmp_path_factory.mktemp("hostile"))
+    return open_page(page, PROBE, tmp_path_factory.mktemp("hostile"))
 
 
 def test_plots_are_drawn(seen: dict[str, Any]) -> None:

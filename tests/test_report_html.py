@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prismscale.analysis.attribution import Breakdown
-from prismscale.analysis.emulated import KernelKind, ValueUse
+from prismscale.analysis.emulated import KernelKind, KernelUse, UnknownOperator, ValueUse
 from prismscale.analysis.result import (
     SCHEMA,
     ClassResult,
@@ -184,6 +184,8 @@ def test_foreign_results_are_refused(
         ("Live ranks", LiveResult),
         ("Sources of durations", SourceShare),
         ("Kernels", KernelKind),
+        ("Largest kernels", KernelUse),
+        ("Unknown operators", UnknownOperator),
         ("Values", ValueUse),
     ],
 )

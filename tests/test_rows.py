@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prismscale.analysis.rows import Row, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish, print_rows, write_rows
 from prismscale.errors import StorageError
 
 
@@ -48,3 +48,11 @@ def test_table_marks_what_was_missed() -> None:
     print_rows(rows, console=Console(file=text, width=80))
     assert "MISSED" in next(line for line in text.getvalue().splitlines() if "bad" in line)
     assert text.getvalue().count("MISSED") == 1
+
+
+@pytest.mark.parametrize(("value", "code"), [(1, 0), (3, 1)])
+def test_a_missed_bar_is_the_exit_code(tmp_path: Path, value: float, code: int) -> None:
+    """And the rows are written all the same."""
+    path = tmp_path / "rows.json"
+    assert finish([Row.at_most("figure", value, 2)], json_path=path) == code
+    assert len(json.loads(path.read_text())) == 1

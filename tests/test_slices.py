@@ -23,11 +23,14 @@ Kind = Callable[[Sequence[int]], int]
 class Job:
     """A mesh of ranks whose programs differ as ``kind`` says."""
 
-    def __init__(self, shape: Sequence[int], kind: Kind, names: str = "pdt") -> None:
+    def __init__(
+        self, shape: Sequence[int], kind: Kind, names: str = "pdt", *, sends: bool = False
+    ) -> None:
         self.mesh = np.arange(int(np.prod(shape))).reshape(shape)
         axes = {name: axis for axis, name in enumerate(names[: len(shape)])}
         self.groups = mesh_groups(self.mesh, axes)
         self.kind, self.traces = kind, dict[int, RankTrace]()
+        self.sends = sends
         self.batches: list[list[int]] = []
 
     def coordinates(self, rank: int) -> list[int]:
@@ -39,6 +42,13 @@ class Job:
         self.batches.append(list(ranks))
         for rank in ranks:
             calls = [(CollectiveOp.ALL_REDUCE, 4 + self.kind(self.coordinates(rank)), 0)]
+            if self.sends:
+                stages = next(
+                    role
+                    for role, group in enumerate(g for g in self.groups if rank in g.ranks)
+                    if group.name == "p"
+                )
+                calls.append((CollectiveOp.SEND, 4, stages))
             self.traces[rank] = loop_trace(
                 self.mesh.size, 0, rank=rank, body=calls, groups=self.groups
             )
@@ -111,7 +121,32 @@ def test_every_stage_of_a_pipeline_is_captured() -> None:
     plan = job.plan()
     assert job.misjudged(plan) == []
     assert len(set(plan.representative_R.tolist())) == 8
-    assert len(job.traces) <= 16
+    assert len(job.traces) <= 17
+
+
+def test_axes_without_messages_share_their_witnesses() -> None:
+    """Second, middle and last on all of them at once, beside the stages of the pipeline."""
+    job = Job((8, 16, 8), lambda c: c[0], sends=True)
+    plan = job.plan()
+    assert job.misjudged(plan) == []
+    places = [tuple(job.coordinates(rank)) for rank in plan.witnesses]
+    assert places == [(0, 1, 1), (0, 8, 4), (0, 15, 7), (7, 15, 7)]
+    assert len(job.traces) == 8 + len(places)
+
+
+def test_a_witness_that_contradicts_has_each_axis_looked_at() -> None:
+    """The one of several that makes the difference is found."""
+    job = Job((4, 16, 8), lambda c: 10 * c[0] + int(c[1] >= 5), sends=True)
+    plan = job.plan()
+    assert job.misjudged(plan) == []
+    assert set(plan.distinct) == {"p", "d"}
+
+
+def test_the_far_corner_is_captured_beside_the_first() -> None:
+    """It is needed in any case, and nothing else can be before the first is known."""
+    job = Job((4, 4), lambda c: 0)
+    job.plan()
+    assert job.batches[0] == [0, 15]
 
 
 def test_axes_that_matter_are_captured_in_full_product() -> None:

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.capture.steps import MAX_OPTIMIZERS, find_period, watch_steps
+from prismscale.capture.steps import MAX_OPTIMIZERS, find_period, find_steady, watch_steps
+from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.errors import UsageError
+from prismscale.graph.node import NodeKind
 
 
 class Listener:
@@ -108,3 +110,49 @@ def test_the_period_is_the_shortest_that_repeats(
 def test_what_never_repeats_has_no_period(signatures: list[str], repeats: int) -> None:
     """Every segment differs from all others."""
     assert find_period(signatures, repeats) is None
+
+
+HOST, GROUP = 0, 1
+
+
+def step(stream: NodeStream, *, once: int = 0, follows: int | None = None) -> int:
+    """One step: a communication after ``follows``, if any, and ``once`` nodes of its own."""
+    preds = () if follows is None else (follows,)
+    position = stream.append(
+        StreamNode(kind=NodeKind.COLLECTIVE, preds=preds, lane=GROUP, label=0, role=0)
+    )
+    for _ in range(1 + once):
+        stream.append(StreamNode(kind=NodeKind.COMPUTE, preds=(position,), lane=HOST, label=0))
+    stream.mark()
+    return position
+
+
+def test_what_lay_between_two_of_a_lane_once_does_not_matter() -> None:
+    """The third step follows the second's communication across what only the second did."""
+    stream = NodeStream()
+    first = step(stream)
+    second = step(stream, once=1, follows=first)
+    third = step(stream, follows=second)
+    assert find_steady(stream, 2) is None
+    step(stream, follows=third)
+    assert find_steady(stream, 2) == 1
+
+
+def test_an_edge_from_far_back_must_pass_over_equal_steps() -> None:
+    """Its distance is that of every later step only then."""
+    stream = NodeStream()
+    positions = [step(stream), step(stream, once=2)]
+    for _ in range(2):
+        positions.append(step(stream, follows=positions[-2]))
+        assert find_steady(stream, 2) is None
+    step(stream, follows=positions[-2])
+    assert find_steady(stream, 2) == 1
+
+
+def test_an_edge_from_before_the_program_settled_never_does() -> None:
+    """It grows longer with each step."""
+    stream = NodeStream()
+    first = step(stream)
+    for _ in range(5):
+        step(stream, follows=first)
+        assert find_steady(stream, 2) is None

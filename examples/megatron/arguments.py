@@ -22,6 +22,8 @@ FLAGS = (
     "disable-bias-linear",
     "no-bias-gelu-fusion",
     "no-masked-softmax-fusion",
+    "no-bias-swiglu-fusion",
+    "no-rope-fusion",
     "no-gradient-accumulation-fusion",
     "no-check-for-nan-in-loss-and-grad",
     "log-num-zeros-in-grad",
@@ -105,6 +107,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     args.num_microbatches = args.global_batch_size // per_step
     args.virtual_stages = _virtual_stages(args)
+    if args.swiglu and not args.ffn_hidden_size:
+        # Two input projections: about the parameters of one that is 4 x hidden wide.
+        args.ffn_hidden_size = int(4 * args.hidden_size * 2 / 3) // 64 * 64
     tile = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
     args.padded_vocab_size = -(-args.vocab_size // tile) * tile
     return args
@@ -112,7 +117,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _virtual_stages(args: argparse.Namespace) -> int | None:
     """Model chunks of a rank; None where the pipeline is not interleaved."""
-    if args.num_virtual_stages_per_pipeline_rank:
-        return int(args.num_virtual_stages_per_pipeline_rank)
+    stages = int(args.num_virtual_stages_per_pipeline_rank)
     each = args.num_layers_per_virtual_pipeline_stage
-    return args.num_layers // args.pipeline_model_parallel_size // each if each else None
+    if each and not stages:
+        stages = args.num_layers // args.pipeline_model_parallel_size // each
+    return stages if stages > 1 else None

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_APEX,
@@ -62,14 +63,16 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         apply_query_key_layer_scaling=args.apply_query_key_layer_scaling,
         attention_softmax_in_fp32=args.apply_query_key_layer_scaling,
         masked_softmax_fusion=not args.no_masked_softmax_fusion,
-        bias_activation_fusion=not (args.no_bias_gelu_fusion or args.disable_bias_linear),
+        bias_activation_fusion=_fuses_activation(args),
         bias_dropout_fusion=True,
+        apply_rope_fusion=_fuses_rotary(args),
         persist_layer_norm=HAVE_APEX and args.normalization == "LayerNorm",
         fp16=args.fp16,
         bf16=args.bf16,
         params_dtype=parameter_dtype(args),
         pipeline_dtype=parameter_dtype(args),
-        batch_p2p_comm=args.virtual_stages is None or not args.overlap_grad_reduce,
+        overlap_p2p_comm=args.virtual_stages is not None,
+        batch_p2p_comm=args.virtual_stages is None,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=args.virtual_stages,
@@ -88,6 +91,18 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         moe_token_dispatcher_type=args.moe_token_dispatcher_type,
         **{name: value for name, value in optional.items() if value},
     )
+
+
+def _fuses_activation(args: argparse.Namespace) -> bool:
+    if args.swiglu:
+        return not args.no_bias_swiglu_fusion
+    return not (args.no_bias_gelu_fusion or args.disable_bias_linear)
+
+
+def _fuses_rotary(args: argparse.Namespace) -> bool:
+    """Only Transformer Engine has such a kernel."""
+    has_kernel = rope_utils.fused_apply_rotary_pos_emb is not None
+    return args.position_embedding_type == "rope" and has_kernel and not args.no_rope_fusion
 
 
 def build_chunks(args: argparse.Namespace, config: TransformerConfig) -> list[torch.nn.Module]:

@@ -45,6 +45,7 @@ def initialize(args: argparse.Namespace) -> None:
         order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
         create_gloo_process_groups=False,
     )
+    torch.use_deterministic_algorithms(args.deterministic_mode)
     torch.manual_seed(args.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
 

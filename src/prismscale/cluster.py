@@ -7,16 +7,15 @@ is. Bandwidths are those of one direction.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from prismscale.errors import FormatError, UsageError, did_you_mean
+from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
-from prismscale.toml_dataclass import decode, encode
+from prismscale.toml_dataclass import decode, encode, parse, read
 
 _PROFILES = "prismscale.cost"
 
@@ -164,12 +163,7 @@ class Cluster:
         if path.suffix != ".toml" and not path.is_file():
             allowed = did_you_mean(given, cls.presets())
             raise UsageError(f"unknown cluster '{given}'; {allowed}; or the path of a .toml file")
-        try:
-            return cls.from_toml(path.read_text(encoding="utf-8"), origin=str(path))
-        except OSError as error:
-            raise UsageError(f"cannot read cluster file '{path}': {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{path}: not a text file ({error.reason})") from error
+        return decode(cls, read(path, "cluster file"), str(path))
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "cluster") -> Cluster:
@@ -178,11 +172,7 @@ class Cluster:
         Raises:
             FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise FormatError(f"{origin}: not valid TOML: {error}") from error
-        return decode(cls, table, origin)
+        return decode(cls, parse(text, origin), origin)
 
     def to_toml(self) -> str:
         """The text that :meth:`from_toml` reads back as an equal cluster."""

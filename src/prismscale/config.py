@@ -14,6 +14,8 @@ from prismscale.capture.script import Script
 from prismscale.capture.spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.durations import Faults
+from prismscale.cost.kernel import KernelModel
+from prismscale.cost.kernel_measured import KernelPrices
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
 
@@ -45,6 +47,10 @@ class JobConfig:
     memory: bool = True
     fresh: bool = False
     compute_scale: float = 1.0
+    kernels: Path | None = None
+    """Measured kernel times that go before a null device's model."""
+    fused: bool = False
+    """Price elementwise work as torch.compile fuses it, on a null device."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
 
@@ -69,6 +75,9 @@ class JobConfig:
             raise UsageError(
                 f"--compute-scale is {self.compute_scale}; allowed: above 0, below 10,000"
             )
+        if self.device != "null" and (self.kernels is not None or self.fused):
+            given = "--kernels" if self.kernels is not None else "--fused"
+            raise UsageError(f"{given} prices the kernels of --device null, not of {self.device}")
         if self.max_captures < 1:
             raise UsageError(f"--max-captures is {self.max_captures}; allowed: 1 or more")
         if not self.capture_timeout_s > 0:
@@ -84,20 +93,26 @@ class JobConfig:
         """The target cluster.
 
         Raises:
-            UsageError: there is none of that name, the world does not fill its nodes, or a null
-                device cannot pretend to be its GPU.
+            UsageError: there is none of that name, the world does not fill its nodes, a null
+                device cannot pretend to be its GPU, or the kernel times are another GPU's.
+            FormatError: the file of kernel times cannot be read.
         """
         cluster = Cluster.load(self.cluster)
         RankEnvironment(
             rank=0, world_size=self.world_size, local_world_size=cluster.devices_per_node
         )
         if self.device == "null":
-            target_gpu(
-                cluster.device.name,
-                memory_bytes=cluster.device.memory_bytes,
-                devices_per_node=cluster.devices_per_node,
-            )
+            self._kernel_model(cluster)
         return cluster
+
+    def _kernel_model(self, cluster: Cluster) -> KernelModel:
+        key, _ = target_gpu(
+            cluster.device.name,
+            memory_bytes=cluster.device.memory_bytes,
+            devices_per_node=cluster.devices_per_node,
+        )
+        table = str(self.kernels) if self.kernels else ""
+        return KernelPrices(table=table, fused=self.fused).model(key)
 
     def capture_key(self, cluster: Cluster) -> str:
         """Changes whenever captures made before can no longer be used: program, arguments, world,
@@ -115,7 +130,8 @@ class JobConfig:
             cluster.devices_per_node,
             cluster.processor_communicates,
             self.device,
-            repr(cluster.device) if self.device == "null" else "",
+            # A null device's trace holds prices: another profile or table makes another trace.
+            repr((cluster.device, self._kernel_model(cluster))) if self.device == "null" else "",
             self.samples,
             self.step_marker,
             self.memory,

@@ -52,4 +52,6 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "payloads": str(captures / "payloads"),
         "gpu": cluster.device.name,
         "gpu_memory_bytes": cluster.device.memory_bytes,
+        "kernels": str(config.kernels.absolute()) if config.kernels else "",
+        "fused": config.fused,
     }

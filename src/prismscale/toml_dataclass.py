@@ -10,14 +10,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import tomllib
 import types
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from prismscale.errors import FormatError, UsageError, did_you_mean
 
 T = TypeVar("T")
+
+
+def parse(text: str, origin: str) -> dict[str, Any]:
+    """The table of TOML text; ``origin`` names it in errors.
+
+    Raises:
+        FormatError: not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"{origin}: not valid TOML: {error}") from error
+
+
+def read(path: Path, what: str) -> dict[str, Any]:
+    """The table of a TOML file; ``what`` it should be is named in errors.
+
+    Raises:
+        UsageError: the file cannot be read. FormatError: it is not TOML.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UsageError(f"cannot read {what} '{path}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not a text file ({error.reason})") from error
 
 
 def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = "") -> T:

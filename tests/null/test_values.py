@@ -158,3 +158,14 @@ def test_a_policy_that_cannot_be_is_refused() -> None:
     """Fractions and loads out of range are usage errors."""
     with pytest.raises(UsageError, match="nonzero_fraction is 2"):
         values.ValuePolicy(nonzero_fraction=2)
+
+
+def test_a_value_asked_for_in_backward_names_the_line() -> None:
+    """Autograd's own thread has no Python frame: the line that called backward counts."""
+    tensor = unknown(8).requires_grad_()
+    chosen = tensor[unknown(8) > 0].sum()
+    runtime.active().ledger.clear()
+    chosen.backward()
+
+    (use,) = runtime.active().ledger.uses()
+    assert "in test_a_value_asked_for_in_backward_names_the_line" in use.call_site

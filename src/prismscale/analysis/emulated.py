@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from prismscale.cost.kernel_signature import FIELD
 from prismscale.errors import FormatError
 from prismscale.files import write_json
 from prismscale.toml_dataclass import decode
@@ -97,6 +98,54 @@ def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
         for (kind, source), found in uses.items()
     ]
     return tuple(sorted(kinds, key=lambda k: -k.device_ns))
+
+
+def largest_kernels(emulated: Iterable[Emulated], most: int = 12) -> tuple[KernelUse, ...]:
+    """Distinct calls that take the most device time of all captured ranks together."""
+    calls: dict[str, int] = {}
+    known: dict[str, KernelUse] = {}
+    for use in (use for rank in emulated for use in rank.kernels):
+        calls[use.signature] = calls.get(use.signature, 0) + use.calls
+        known[use.signature] = use
+    found = (replace(use, calls=calls[name]) for name, use in known.items())
+    return tuple(sorted(found, key=lambda use: -use.total_ns)[:most])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnknownOperator:
+    """An operator without a rule of cost: its calls were priced by the bytes that they touch."""
+
+    op: str
+    calls: int
+    device_ns: int
+    """Of all calls."""
+
+
+def unknown_operators(emulated: Iterable[Emulated]) -> tuple[UnknownOperator, ...]:
+    """What the model does not know, over all captured ranks, longest first."""
+    found: dict[str, list[KernelUse]] = {}
+    for use in (use for rank in emulated for use in rank.kernels):
+        if use.source == "default":
+            found.setdefault(operator_of(use.signature), []).append(use)
+    operators = [
+        UnknownOperator(
+            op=op, calls=sum(u.calls for u in uses), device_ns=sum(u.total_ns for u in uses)
+        )
+        for op, uses in found.items()
+    ]
+    return tuple(sorted(operators, key=lambda o: -o.device_ns))
+
+
+def operator_of(signature: str) -> str:
+    """``aten::mm`` of a call's signature."""
+    return signature.partition(FIELD)[0]
+
+
+def coverage(kinds: Iterable[KernelKind]) -> float:
+    """Share of device time whose price is not a default; 1 where nothing ran."""
+    kinds = tuple(kinds)
+    total = sum(k.device_ns for k in kinds)
+    return sum(k.device_ns for k in kinds if k.source != "default") / total if total else 1.0
 
 
 def kernel_error(uses: Iterable[KernelUse]) -> float:

@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prismscale.analysis.attribution import Breakdown
-from prismscale.analysis.emulated import KernelKind, ValueUse
+from prismscale.analysis.emulated import (
+    KernelKind,
+    KernelUse,
+    UnknownOperator,
+    ValueUse,
+    coverage,
+)
 from prismscale.errors import FormatError
 from prismscale.sim.engine import NEVER
 from prismscale.toml_dataclass import decode
@@ -96,6 +102,10 @@ class RunResult:
     rank_nodes: int
     kernels: tuple[KernelKind, ...] = ()
     """On a null device: kernels in a step of the captured ranks, longest first."""
+    largest_kernels: tuple[KernelUse, ...] = ()
+    """On a null device: the distinct calls that take the most of it."""
+    unknown_operators: tuple[UnknownOperator, ...] = ()
+    """On a null device: operators without a rule of cost, longest first."""
     values: tuple[ValueUse, ...] = ()
     """On a null device: reads of values that do not exist, most frequent first."""
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -107,6 +117,11 @@ class RunResult:
     def hung(self) -> bool:
         """True where some rank never ends the last simulated step."""
         return self.step_ns >= NEVER
+
+    @property
+    def kernel_coverage(self) -> float:
+        """Share of the kernels' time whose price is not a default, 0 … 1."""
+        return coverage(self.kernels)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``results.json``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prismscale.errors import StorageError
+
+FILE_WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +63,7 @@ def print_rows(rows: Iterable[Row], *, title: str = "", console: Console | None 
             "" if row.bar is None else f"{_figure(row.bar)} {row.unit}".rstrip(),
             verdict,
         )
-    (console or Console()).print(table)
+    (console or _console()).print(table)
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
@@ -75,6 +78,23 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
         path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = None) -> int:
+    """Print the table, write it where asked; returns the exit code, 1 where a bar is missed.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    print_rows(rows, title=title)
+    if json_path is not None:
+        write_rows(rows, json_path)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a file, wide enough for a row's name."""
+    return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def _figure(value: float) -> str:

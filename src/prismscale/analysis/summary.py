@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from prismscale.analysis.attribution import Breakdown, break_down
-from prismscale.analysis.emulated import Emulated, kernel_error, kernel_kinds, value_uses
+from prismscale.analysis.emulated import (
+    Emulated,
+    coverage,
+    kernel_error,
+    kernel_kinds,
+    largest_kernels,
+    unknown_operators,
+    value_uses,
+)
 from prismscale.analysis.result import (
     ClassResult,
     LiveResult,
@@ -78,6 +86,8 @@ def summarise(
         hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
         kernels=kernel_kinds(found.emulated),
+        largest_kernels=largest_kernels(found.emulated),
+        unknown_operators=unknown_operators(found.emulated),
         values=value_uses(found.emulated),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
@@ -161,9 +171,8 @@ def _sources(
 def _computation(found: Findings, device: str, cluster: str) -> str:
     if not found.emulated:
         return f"computation, measured on this {device}"
-    total = sum(k.device_ns for k in kernel_kinds(found.emulated))
-    unknown = sum(k.device_ns for k in kernel_kinds(found.emulated) if k.source == "default")
-    known = f"; {100 * unknown / total:.1f} % of it by default" if unknown and total else ""
+    unknown = 1 - coverage(kernel_kinds(found.emulated))
+    known = f"; {100 * unknown:.1f} % of it by default" if unknown else ""
     return f"computation, modelled for {cluster}{known}"
 
 

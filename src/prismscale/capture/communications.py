@@ -244,15 +244,17 @@ class Communications:
     ) -> Any:
         """all_to_all of flat tensors; empty splits mean an even split."""
         asynchronous = is_async(opts)
-        # Thousands of numbers: copied only where the program could change them meanwhile.
-        keep = tuple if asynchronous else _as_given
+        if asynchronous:
+            # Thousands of numbers: copied only where the program could change them meanwhile.
+            input_split_sizes = tuple(input_split_sizes)
+            output_split_sizes = tuple(output_split_sizes)
         return self._issue(
             CollectiveOp.ALL_TO_ALL,
             (input,),
             (output,),
             max(input.nbytes, output.nbytes),
-            input_splits=keep(input_split_sizes),
-            output_splits=keep(output_split_sizes),
+            input_splits=input_split_sizes,
+            output_splits=output_split_sizes,
             asynchronous=asynchronous,
         )
 
@@ -296,7 +298,3 @@ class Communications:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that blocks the host."""
         self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=False).wait()
-
-
-def _as_given(splits: Sequence[int]) -> Sequence[int]:
-    return splits

@@ -41,11 +41,13 @@ class CaptureRunner:
     timeout_s: float = 1800.0
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress | None = None
-    prefix: Callable[[], Sequence[str]] = tuple
-    """Words to put before a process's command (for a CPU quota); asked each time."""
+    prefix: Callable[[int], Sequence[str]] = lambda slot: ()
+    """Words to put before the command of the process in slot 0 … :attr:`jobs` - 1 (for a core or a
+    CPU quota)."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
     _ballast: int = 0
+    _slots: dict[int, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.spec.device == "cuda":
@@ -80,15 +82,15 @@ class CaptureRunner:
         spec_path = Path(spec.out) / f"rank-{spec.rank}.json"
         spec.save(spec_path)
         spec.error_path.unlink(missing_ok=True)
-        children.start(
-            str(spec.rank),
-            self._command(spec_path),
-            self.logs / f"capture-rank-{spec.rank}.log",
-        )
+        log = self.logs / f"capture-rank-{spec.rank}.log"
+        self._run(children, str(spec.rank), spec_path, log)
 
-    def _command(self, spec_path: Path) -> list[str]:
+    def _run(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
+        running = children.all_running()
+        slot = next(s for s in range(self.jobs) if self._slots.get(s) not in running)
         module = "prismscale.capture.rank_process"
-        return [*self.prefix(), sys.executable, "-m", module, str(spec_path)]
+        command = [*self.prefix(slot), sys.executable, "-m", module, str(spec_path)]
+        self._slots[slot] = children.start(name, command, log)
 
     @staticmethod
     def _captured_before(path: Path) -> RankTrace:
@@ -107,7 +109,7 @@ class CaptureRunner:
             spec = replace(self.spec, rank=int(running[0].name), out=str(out))
             spec_path = out / "spec.json"
             spec.save(spec_path)
-            children.start(BALLAST, self._command(spec_path), out / "log")
+            self._run(children, BALLAST, spec_path, out / "log")
 
     def _collect(self, child: Child) -> None:
         if child.name == BALLAST:

@@ -23,7 +23,8 @@ from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.script import StopProgram
 from prismscale.capture.spec import CaptureSpec
-from prismscale.capture.steps import find_period, watch_steps
+from prismscale.capture.steps import find_steady, watch_steps
+from prismscale.capture.witness import Witness, in_place_of
 from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
 from prismscale.errors import UsageError
 from prismscale.graph.store import save_trace
@@ -39,7 +40,8 @@ class CaptureControl:
     enough steady steps were recorded.
 
     Steps that are timed come after memory tracking, which slows them. Where time is modelled every
-    step takes the same: the one that settled is enough.
+    step takes the same: the one that settled is enough, and a rank that has done what another did
+    up to there (see :mod:`prismscale.capture.witness`) ends a step earlier still.
     """
 
     def __init__(
@@ -48,15 +50,19 @@ class CaptureControl:
         memory: MemoryTracker,
         samples: int,
         emulation: NullEmulation | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._recorder = recorder
         self._memory = memory
         self._emulation = emulation
+        self._witness = witness
         self._samples = samples if emulation is None else 1
         self._timed_from: int | None = None
         self.memory_record: MemoryRecord | None = None
         self.memory_marks = 0
         self.period: int | None = None
+        self.followed: RankTrace | None = None
+        """The captured rank whose program this one has."""
 
     def optimizer_begins(self) -> None:
         """Passed on to the recorder."""
@@ -67,18 +73,21 @@ class CaptureControl:
         self._recorder.optimizer_ended()
         if self._emulation is not None:
             self._emulation.optimizer_ended()
-        signatures = self._recorder.stream.signatures
+        stream = self._recorder.stream
         if self._timed_from is None:
             self._memory.step_ended()
-            if len(signatures) > SETTLED and find_period(signatures, SETTLED):
+            if self._witness is not None:
+                self.followed = self._witness.recognise(stream, self._recorder.groups)
+            if self.followed is not None:
+                raise StopProgram
+            if len(stream.marks) > SETTLED and find_steady(stream, SETTLED):
                 self.end_memory()
-                self._timed_from = len(signatures)
+                self._timed_from = len(stream.marks)
                 if self._emulation is not None:
                     raise StopProgram
         else:
-            timed = signatures[self._timed_from :]
             # One period more than is sampled: the first one after tracking still warms caches.
-            self.period = find_period(timed, self._samples + 1)
+            self.period = find_steady(stream, self._samples + 1, since=self._timed_from)
             if self.period is not None:
                 raise StopProgram
         self._recorder.resume()
@@ -97,15 +106,15 @@ class CaptureControl:
         """
         if self.period is not None:
             return self.period, self._samples
-        signatures = self._recorder.stream.signatures
+        stream = self._recorder.stream
         for repeats in range(self._samples + 1, 1, -1):
-            period = find_period(signatures, repeats)
+            period = find_steady(stream, repeats)
             if period is not None:
                 # The first of the repeats has no mark before it when it is the program's first.
-                whole = repeats if len(signatures) > period * repeats else repeats - 1
+                whole = repeats if len(stream.marks) > period * repeats else repeats - 1
                 return period, min(self._samples, whole)
         raise UsageError(
-            f"the program ended after {len(signatures)} optimizer calls, and 2 equal steps are "
+            f"the program ended after {len(stream.marks)} optimizer calls, and 2 equal steps are "
             "needed; let it run longer, or name the function that ends a step with "
             "--step-marker module:function"
         )
@@ -119,7 +128,10 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
     load = GlooLoad() if spec.communication_load else NullLoad()
     recorder = Recorder(device, payload, load=load)
-    control = CaptureControl(recorder, memory, spec.samples, emulation)
+    witness = None
+    if emulation is not None:
+        witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
+    control = CaptureControl(recorder, memory, spec.samples, emulation, witness)
     memory.start()
     with ExitStack() as stack:
         if emulation is not None:
@@ -135,22 +147,33 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         spec.script.run()
         recorder.finish()
     control.end_memory()
-    period, samples = control.settle()
+    trace = _trace(spec, control, recorder, device)
     if emulation is not None:
-        emulation.save(spec.emulated_path, period)
+        emulation.save(spec.emulated_path, int(trace.meta["period"]))
+    return trace
+
+
+def _trace(
+    spec: CaptureSpec, control: CaptureControl, recorder: Recorder, device: CaptureDevice
+) -> RankTrace:
+    memory = control.memory_record if spec.track_memory else None
+    groups, known_groups = recorder.groups, recorder.known_groups
+    if control.followed is not None:
+        return in_place_of(control.followed, spec.rank, groups, known_groups, memory)
+    period, samples = control.settle()
     return recorder.stream.to_trace(
         device,
         rank=spec.rank,
         world_size=spec.world_size,
-        groups=recorder.groups,
-        known_groups=recorder.known_groups,
+        groups=groups,
+        known_groups=known_groups,
         period=period,
         samples=samples,
-        memory=control.memory_record if spec.track_memory else None,
+        memory=memory,
         meta={
             "device": spec.device,
             "torch": torch.__version__,
-            "durations": "measured" if emulation is None else "modelled",
+            "durations": "modelled" if spec.device == "null" else "measured",
             "memory_marks": str(control.memory_marks),
             "period": str(period),
             **({COMMUNICATION: OWN_SHARE} if spec.communication_load else {}),

@@ -38,6 +38,10 @@ class RankSpec:
     gpu: str = ""
     """Name of the GPU that a null device pretends to be."""
     gpu_memory_bytes: int = 0
+    kernels: str = ""
+    """File of measured kernel times that go before a null device's model; empty for none."""
+    fused: bool = False
+    """A null device prices elementwise work as torch.compile fuses it."""
 
     @property
     def script(self) -> Script:

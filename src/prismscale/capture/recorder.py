@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +21,8 @@ import torch
 from torch.distributed import Work
 
 from prismscale.capture.callsite import call_site
-from prismscale.capture.contention import CommunicationLoad, NullLoad
-from prismscale.capture.device.protocol import CaptureDevice, ProgramLane
+from prismscale.capture.contention import GLOO_THREADS, CommunicationLoad, NullLoad
+from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, ProgramLane
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.stream import NodeStream, StreamNode
@@ -33,6 +34,28 @@ from prismscale.graph.trace import GroupRecord
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 UNORDERED = 0
+
+
+@dataclass(slots=True)
+class Issued:
+    """A batch under way on the captured rank."""
+
+    stream: NodeStream
+    positions: list[int]
+    blocks_host: bool
+    ended: CommunicationEnd
+    workspace: object
+    """What the backend holds until the end."""
+
+    def took(self, ns: int) -> None:
+        """The rank's own share of the work took so long."""
+        self.stream.took(self.positions, ns)
+
+    def join(self, lane: ProgramLane) -> None:
+        """The program has waited for the end."""
+        self.workspace = None
+        self.ended()
+        lane.joins(self.positions, self.blocks_host)
 
 
 class Recorder:
@@ -67,9 +90,23 @@ class Recorder:
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
         with self._spans.paused() as lane:
-            return self._communicate(batch, lane)
+            issued = self._issue(batch, lane)
+            if not batch[0].asynchronous:
+                self._load.begin(batch, issued.took)()
+                issued.join(lane)
+                return EmulatedWork(batch[0].outputs)
+        # In the program's own time: see [Note: what starting costs] in capture/contention.py.
+        finished = self._load.begin(batch, issued.took)
 
-    def _communicate(self, batch: Sequence[Collective], lane: ProgramLane) -> Work:
+        def joined(_: timedelta | None) -> None:
+            with self._spans.paused() as waiting:
+                finished()
+                issued.join(waiting)
+
+        outputs = tuple(t for c in batch for t in c.outputs)
+        return EmulatedWork(outputs, on_wait=joined)
+
+    def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
         site = self.stream.sites.id(call_site())
         channel, width = ordering(batch)
         key = (batch[0].group.role, channel)
@@ -79,7 +116,7 @@ class Recorder:
         positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
-        workspace = [take_workspace(batch)]
+        workspace = take_workspace(batch)
 
         def fill() -> None:
             for collective in batch:
@@ -87,22 +124,7 @@ class Recorder:
 
         by_host = blocks_host(batch)
         ended = self._device.communicate(key, fill, blocks_host=by_host)
-        finished = self._load.begin(batch, lambda ns: self.stream.took(positions, ns))
-        if not batch[0].asynchronous:
-            finished()
-            ended()
-            lane.joins(positions, by_host)
-            return EmulatedWork(batch[0].outputs)
-
-        def joined(_: timedelta | None) -> None:
-            with self._spans.paused() as waiting:
-                finished()
-                workspace.clear()
-                ended()
-                waiting.joins(positions, by_host)
-
-        outputs = tuple(t for c in batch for t in c.outputs)
-        return EmulatedWork(outputs, on_wait=joined)
+        return Issued(self.stream, positions, by_host, ended, workspace)
 
     def lane_switched(self, before: str, after: str) -> None:
         """The program computes on another stream."""
@@ -191,13 +213,13 @@ def ordering(batch: Sequence[Collective]) -> tuple[str, int]:
     """The lane of a batch, and how many batches that lane runs at a time (0: without order).
 
     NCCL puts a group's collectives and batched point-to-point on the group's one stream, and a
-    single send or recv on a stream of that pair. gloo runs two collectives of a group at a time
-    (two worker threads) and keeps no order between point-to-point messages.
+    single send or recv on a stream of that pair. gloo runs one collective of a group on each of
+    its threads and keeps no order between point-to-point messages.
     """
     group, op = batch[0].group, batch[0].op
     name = group.name or f"group {group.role}"
     if group.backend == "gloo":
-        return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, 2)
+        return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, GLOO_THREADS)
     if op.is_p2p and len(batch) == 1:
         return f"{name} pair {batch[0].root}", 1
     return name, 1

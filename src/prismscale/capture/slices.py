@@ -1,11 +1,13 @@
 """Which ranks to capture, so that every rank's program is known: planned, verified, split.
 
 The groups that rank 0 creates show the mesh: its *axes* are the groups that cut the world into
-independent coordinates. Along each axis the first, second, middle and last positions are captured;
-where two neighbours in that sample differ, the interval between them is halved until the border is
-found (a pipeline ends with every stage captured, a data-parallel axis with four witnesses). Axes
-that matter are captured in full product. The opposite corner of the world is a witness for all of
-it: where it contradicts, the axes are examined again from there.
+independent coordinates. On each axis the first, second, middle and last positions are looked at.
+Axes whose ranks are expected to run one program are looked at together: one rank is second on all
+of them, one in the middle, one last, and what any of them does differently shows. Where it does, and
+on axes along which ranks send to each other, as pipeline stages do, each axis is looked at alone:
+where two neighbours in the sample differ, the interval between them is halved until the border is
+found. Axes that matter are captured in full product. The opposite corner of the world is a witness
+for all of it: where it contradicts, the axes are examined again from there.
 
 PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2); the
 sameness that it assumes is checked here and reported.
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
+from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 
 Capture = Callable[[Sequence[int]], None]
@@ -136,7 +139,9 @@ class SlicePlanner:
         Raises:
             UsageError: more captures than allowed would be needed.
         """
-        self._need([0])
+        # On a mesh in rank order the last rank is the opposite corner, which is needed anyway: side
+        # by side with the first it costs no time.
+        self._need([0, self.world_size - 1])
         self._axes = find_axes(self.traces[0])
         self._borders = {a: {0} for a in range(len(self._axes))}
         origin = tuple(0 for _ in self._axes)
@@ -164,20 +169,53 @@ class SlicePlanner:
 
     def _examine(self, base: tuple[int, ...]) -> None:
         """Find borders along every axis, the other coordinates being ``base``'s."""
-        samples = {
-            a: sorted({0, 1, axis.size // 2, axis.size - 1}) for a, axis in enumerate(self._axes)
-        }
-        self._need([self._along(base, a, p) for a, ps in samples.items() for p in ps])
-        for a, positions in samples.items():
-            intervals = list(pairwise(positions))
-            while intervals:
-                wide = [(p, q) for p, q in intervals if self._differ(base, a, p, q) and q - p > 1]
-                for p, q in intervals:
-                    if q - p == 1 and self._differ(base, a, p, q):
-                        self._borders[a].add(q)
-                middles = {(p, q): (p + q) // 2 for p, q in wide}
-                self._need([self._along(base, a, m) for m in middles.values()])
-                intervals = [i for (p, q), m in middles.items() for i in ((p, m), (m, q))]
+        samples = [sorted({0, 1, axis.size // 2, axis.size - 1}) for axis in self._axes]
+        alone = self._axes_of_messages()
+        together = [a for a in range(len(self._axes)) if a not in alone]
+        diagonal = self._diagonal(base, together)
+        self._need([*(self._along(base, a, p) for a in alone for p in samples[a]), *diagonal])
+        if any(self._differ(diagonal[0], rank) for rank in diagonal):
+            alone = list(range(len(self._axes)))
+            self._need([self._along(base, a, p) for a in alone for p in samples[a]])
+        for a in alone:
+            self._find_borders(base, a, samples[a])
+
+    def _axes_of_messages(self) -> list[int]:
+        """Axes along which rank 0 sends or receives."""
+        trace = self.traces[0]
+        messages = np.flatnonzero(np.isin(trace.kind_N, (NodeKind.SEND, NodeKind.RECV)))
+        pairs = {(int(trace.role_N[i]), int(trace.peer_N[i])) for i in messages}
+        peers = set()
+        for role, offset in pairs:
+            ranks = trace.groups[role].ranks
+            peers.add(ranks[(ranks.index(0) + offset) % len(ranks)])
+        return [a for a, axis in enumerate(self._axes) if any(axis.position_R[p] for p in peers)]
+
+    def _diagonal(self, base: tuple[int, ...], axes: Sequence[int]) -> list[int]:
+        """``base``, and the ranks that are first, second, middle and last on all of ``axes``."""
+        places = [(0, min(1, a.size - 1), a.size // 2, a.size - 1) for a in self._axes]
+        ranks = [self._rank_at(base)]
+        for k in range(4):
+            place = [places[a][k] if a in axes else p for a, p in enumerate(base)]
+            ranks.append(self._rank_at(tuple(place)))
+        return list(dict.fromkeys(ranks))
+
+    def _find_borders(self, base: tuple[int, ...], axis: int, positions: Sequence[int]) -> None:
+        intervals = list(pairwise(positions))
+        while intervals:
+            middles = []
+            following = []
+            for p, q in intervals:
+                if not self._differ(self._along(base, axis, p), self._along(base, axis, q)):
+                    continue
+                if q - p == 1:
+                    self._borders[axis].add(q)
+                else:
+                    middle = (p + q) // 2
+                    middles.append(self._along(base, axis, middle))
+                    following += [(p, middle), (middle, q)]
+            self._need(middles)
+            intervals = following
 
     def _capture_product(self) -> None:
         corners = product(*(sorted(self._borders[a]) for a in range(len(self._axes))))
@@ -198,9 +236,8 @@ class SlicePlanner:
             )
         return int(found[0])
 
-    def _differ(self, base: tuple[int, ...], axis: int, p: int, q: int) -> bool:
-        a, b = self._along(base, axis, p), self._along(base, axis, q)
-        return self.traces[a].fingerprint() != self.traces[b].fingerprint()
+    def _differ(self, rank: int, other: int) -> bool:
+        return self.traces[rank].fingerprint() != self.traces[other].fingerprint()
 
     def _representatives(self) -> NDArray[np.int64]:
         snapped = [
@@ -216,13 +253,12 @@ class SlicePlanner:
         return ranks[inverse.reshape(-1)]
 
     def _agrees(self, rank: int) -> bool:
-        representative = int(self._representatives()[rank])
-        return self.traces[rank].fingerprint() == self.traces[representative].fingerprint()
+        return not self._differ(rank, int(self._representatives()[rank]))
 
     def _result(self) -> SlicePlan:
         representative_R = self._representatives()
-        for rank, trace in self.traces.items():
-            if trace.fingerprint() != self.traces[int(representative_R[rank])].fingerprint():
+        for rank in self.traces:
+            if self._differ(rank, int(representative_R[rank])):
                 # A captured rank that fits no cell stands for itself.
                 representative_R[rank] = rank
         distinct = tuple(a.name for i, a in enumerate(self._axes) if len(self._borders[i]) > 1)

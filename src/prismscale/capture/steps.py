@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from prismscale.capture.stream import NodeStream
 from prismscale.errors import UsageError
 
 MAX_OPTIMIZERS = 16
@@ -93,10 +94,30 @@ def find_period(signatures: Sequence[str], repeats: int) -> int | None:
         repeats: how often the period must have been seen, back to back, up to the end.
     """
     for period in range(1, min(MAX_OPTIMIZERS, len(signatures) // repeats) + 1):
-        tail = signatures[-period:]
-        if all(
-            signatures[-(k + 1) * period : len(signatures) - k * period] == tail
-            for k in range(repeats)
-        ):
+        if _times_seen(signatures, period, repeats) == repeats:
             return period
     return None
+
+
+def find_steady(stream: NodeStream, repeats: int, since: int = 0) -> int | None:
+    """Shortest period in which ``stream`` repeats ``repeats`` times since a mark, or None.
+
+    A segment's signature names some predecessors by their place on a lane. Their distance is that
+    of every later step only if all that lies between repeats as well, so it must have been seen to.
+    """
+    period = find_period(stream.signatures[since:], repeats)
+    if period is None:
+        return None
+    reach = min(stream.reaches[-period:])
+    before = sum(mark > reach for mark in stream.marks[:-period])
+    needed = 1 + -(-before // period)
+    return period if _times_seen(stream.signatures, period, needed) == needed else None
+
+
+def _times_seen(signatures: Sequence[str], period: int, at_most: int) -> int:
+    tail = signatures[-period:]
+    for k in range(1, at_most):
+        stop = len(signatures) - k * period
+        if stop < period or signatures[stop - period : stop] != tail:
+            return k
+    return at_most

@@ -7,6 +7,7 @@ rank only counts communications.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,9 +46,14 @@ class NodeStream:
         """Stream length at each optimizer call's end."""
         self.signatures: list[str] = []
         """What lies between consecutive marks: equal text, equal structure."""
+        self.reaches: list[int] = []
+        """Of each of these, where in the stream its farthest edge that is named by place begins."""
         self.lanes = Names(["host"])
         self.labels = Names([""])
         self.sites = Names()
+        self._places: list[int] = []
+        """Of each node before the last mark, how many of its lane came before it."""
+        self._on_lane: Counter[int] = Counter()
 
     def append(self, node: StreamNode) -> int:
         """Add a node; returns its position."""
@@ -67,17 +73,29 @@ class NodeStream:
 
     def _signature(self, start: int, stop: int) -> str:
         digest = hashlib.sha256()
+        reach = start
         for i in range(start, stop):
             node = self.nodes[i]
-            distances = tuple(i - p for p in node.preds)
             # bytes of all_to_all follow the routing of the moment: not a change of structure
             n_bytes = node.n_bytes if node.op.bytes_must_agree or node.op.is_p2p else 0
+            edges = tuple(self._edge(i, p, start) for p in node.preds)
+            reach = min([reach, *(p for p, e in zip(node.preds, edges, strict=True) if e < 0)])
             digest.update(
-                repr(
-                    (int(node.kind), int(node.op), node.role, node.peer, n_bytes, distances)
-                ).encode()
+                repr((int(node.kind), int(node.op), node.role, node.peer, n_bytes, edges)).encode()
             )
+            self._places.append(self._on_lane[node.lane])
+            self._on_lane[node.lane] += 1
+        self.reaches.append(reach)
         return digest.hexdigest()
+
+    def _edge(self, node: int, pred: int, start: int) -> int:
+        """An edge of ``node`` as its signature has it: the distance back, or below 0 how many
+        places back on their common lane, if that lies before ``start``. A communication follows
+        the one before it on its lane, however much else the program did between them once."""
+        lane = self.nodes[node].lane
+        if pred >= start or self.nodes[pred].lane != lane:
+            return node - pred
+        return self._places[pred] - self._on_lane[lane]
 
     def to_trace(
         self,
@@ -104,16 +122,36 @@ class NodeStream:
             )
         starts = [self.marks[-1 - period * (k + 1)] for k in range(samples)][::-1]
         n_body = self.marks[-1] - starts[-1]
-        builder = TraceBuilder(rank=rank, world_size=world_size, groups=groups)
-        builder.lanes, builder.labels, builder.sites = self.lanes, self.labels, self.sites
-        for i in range(starts[0]):
-            self._emit(builder, i, [self._duration_ns(device, i)], 0)
+        builder = self._prologue(device, starts[0], rank, world_size, groups)
         builder.begin_body()
         for j in range(n_body):
             durations = [self._duration_ns(device, s + j) for s in starts]
             # The last sample's edges: its predecessors may lie in the sample before it.
             self._emit(builder, starts[-1] + j, durations, starts[-1] - starts[0])
         return builder.build(known_groups=known_groups, memory=memory, meta=meta)
+
+    def so_far(
+        self, device: CaptureDevice, *, rank: int, world_size: int, groups: Sequence[GroupRecord]
+    ) -> RankTrace:
+        """A trace that is all prologue."""
+        n_nodes = len(self.nodes)
+        builder = self._prologue(device, n_nodes, rank, world_size, groups)
+        builder.begin_body()
+        return builder.build()
+
+    def _prologue(
+        self,
+        device: CaptureDevice,
+        stop: int,
+        rank: int,
+        world_size: int,
+        groups: Sequence[GroupRecord],
+    ) -> TraceBuilder:
+        builder = TraceBuilder(rank=rank, world_size=world_size, groups=groups)
+        builder.lanes, builder.labels, builder.sites = self.lanes, self.labels, self.sites
+        for i in range(stop):
+            self._emit(builder, i, [self._duration_ns(device, i)], 0)
+        return builder
 
     def _emit(self, builder: TraceBuilder, i: int, durations: list[int], shift: int) -> None:
         node = self.nodes[i]

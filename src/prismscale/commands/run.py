@@ -64,6 +64,19 @@ def run(
         typer.Option(help="Stop a rank for ever: RANK@stepN.", show_default=False),
     ] = None,
     compute_scale: Annotated[float, typer.Option(help="Factor on all measured computation.")] = 1.0,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Kernel times measured by profile-kernels, for --device null.",
+            show_default="modelled",
+        ),
+    ] = None,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused", help="Price elementwise work as torch.compile fuses it, on --device null."
+        ),
+    ] = False,
     step_marker: Annotated[
         str,
         typer.Option(
@@ -98,6 +111,8 @@ def run(
         memory=not no_memory,
         fresh=fresh,
         compute_scale=compute_scale,
+        kernels=kernels,
+        fused=fused,
         slow=dict(_slow(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
     )

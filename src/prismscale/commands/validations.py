@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prismscale.analysis.accuracy_page import renew, section
-from prismscale.analysis.rows import print_rows, write_rows
+from prismscale.analysis.rows import finish
 from prismscale.forecast.validate import REMARKS, validate
 
 validations = typer.Typer(no_args_is_help=True, help="Hold results against public measurements.")
@@ -32,11 +32,9 @@ def validate_forecast(
 ) -> None:
     """Hold forecasts against public measurements; misses are shown, and exit with 1."""
     rows = validate(truth, scale=scale)
-    print_rows(rows, title="Forecasts against public measurements")
-    if json is not None:
-        write_rows(rows, json)
+    code = finish(rows, title="Forecasts against public measurements", json_path=json)
     if page is not None:
         command = "prismscale validate forecast"
         renew(page, "Forecast", section("Forecast", rows, command=command, remarks=REMARKS))
-    if not all(row.ok for row in rows):
-        raise typer.Exit(1)
+    if code:
+        raise typer.Exit(code)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prismscale.cost.collective import CollectiveModel
 from prismscale.errors import UsageError
-from prismscale.graph.channels import channel_of
+from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 
@@ -96,21 +96,22 @@ class GraphDurations:
 
     def _communication_ns(self, rank_class: RankClass) -> dict[int, Duration]:
         trace, out = rank_class.trace, {}
-        columns = (trace.kind_N, trace.role_N, trace.peer_N, trace.op_N, trace.bytes_N)
-        rows = list(zip(*(c.tolist() for c in columns), strict=True))
+        ops, sizes = trace.op_N.tolist(), trace.bytes_N.tolist()
+        channels = ClassChannels(self.graph, rank_class)
         # A step makes the same few communications thousands of times.
-        cache: dict[tuple[int, ...], Duration] = {}
+        cache: dict[tuple[ChannelKey, int, int], Duration] = {}
         for node in trace.communications(0, trace.n_nodes):
-            row = rows[node]
-            if row not in cache:
-                channel = channel_of(self.graph, rank_class, node)
-                table = self.graph.families[channel.family].ranks_KG
-                if channel.is_p2p:
-                    table = table[[channel.source, channel.destination]]
-                op, n_bytes = CollectiveOp(row[3]), row[4]
-                cache[row] = _compact(self.model.duration_ns(op, n_bytes, table))
-            out[node] = cache[row]
+            what = (channels.of(node), ops[node], sizes[node])
+            if what not in cache:
+                cache[what] = self._modelled_ns(*what)
+            out[node] = cache[what]
         return out
+
+    def _modelled_ns(self, channel: ChannelKey, op: int, n_bytes: int) -> Duration:
+        table = self.graph.families[channel.family].ranks_KG
+        if channel.is_p2p:
+            table = table[[channel.source, channel.destination]]
+        return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))
 
     def _slow_factors(self, rank_class: RankClass) -> NDArray[np.float64] | None:
         factors = np.ones(rank_class.size)

@@ -6,9 +6,9 @@ measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
 (:class:`ConstantKernels`).
 
 ``torch.compile``: a compiled region runs eagerly on the null device, so its pointwise operators
-arrive one by one. With ``fused=True`` pointwise operators and reductions cost the bytes of one
-pass shared by the usual three of a fused kernel, and no launch of their own. This is an
-approximation: which operators inductor would fuse is not reconstructed.
+arrive one by one. With ``fused=True`` each of them costs its share of one pass over memory by the
+kernel that they would be fused into. This is an approximation: which operators inductor would fuse
+is not reconstructed, and the share is that of a Llama block (``bench/fusion.py``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,21 @@ from prismscale.cost.kernel_memory import memory_call_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
 
-FUSED_KINDS = ("pointwise", "reduction", "norm", "norm_backward", "softmax", "copy")
-_FUSED_OPS = 3
+FUSED_KINDS = (
+    "pointwise",
+    "broadcast",
+    "reduction",
+    "norm",
+    "norm_backward",
+    "softmax",
+    "copy",
+    "strided_copy",
+    "fill",
+)
+_FUSED_SHARE = 0.25
+"""Memory traffic of inductor's kernels relative to that of eager operators: bench/fusion.py."""
+_NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
+"""FSDP's copies around communications, which run in hooks outside of compiled regions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +112,9 @@ class ModelledKernels:
             error=self.profile.errors.get(kind),
             kind=kind,
         )
-        return _share_of_a_pass(price) if self.fused and kind in FUSED_KINDS else price
+        if self.fused and kind in FUSED_KINDS and call.base not in _NEVER_FUSED:
+            return _share_of_a_pass(price)
+        return price
 
 
 def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
@@ -126,5 +141,7 @@ def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[f
 
 def _share_of_a_pass(price: KernelPrice) -> KernelPrice:
     return replace(
-        price, device_ns=price.device_ns // _FUSED_OPS, host_ns=price.host_ns // _FUSED_OPS
+        price,
+        device_ns=round(price.device_ns * _FUSED_SHARE),
+        host_ns=round(price.host_ns * _FUSED_SHARE),
     )

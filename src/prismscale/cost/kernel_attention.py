@@ -25,12 +25,14 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     q, k, v = call.inputs[query : query + 3]
     batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
     flops = 2.0 * batch_heads * length * keys * (q.sizes[-1] + v.sizes[-1])
+    balance = 1.0
     if causal(call):
         flops /= 2
         keys = keys // 2
+        balance = law.causal_factor
     flops *= _BACKWARD_FACTOR if backward else 1.0
     head = 1.0 if q.sizes[-1] > 64 else law.small_head_factor
-    reached = law.efficiency * head * keys / (keys + law.length_overhead)
+    reached = law.efficiency * head * balance * keys / (keys + law.length_overhead)
     reached *= _fill(profile, batch_heads, keys if backward else length)
     peak = law_of(profile, q.dtype).peak_flops
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
@@ -48,9 +50,10 @@ def causal(call: KernelCall) -> bool:
 
 
 def _law(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionLaw:
-    families = ("flash", "efficient", "cudnn")
+    families = ("flash", "efficient", "cudnn", "flex")
     family = next((name for name in families if name in call.base), "flash")
-    return profile.attention[f"{family}_backward" if backward else family]
+    suffix = "_backward" if backward else ""
+    return profile.attention.get(family + suffix, profile.attention["flash" + suffix])
 
 
 def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int, int]:

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from prismscale.cost.kernel import KernelModel, KernelPrice
+from prismscale.cost.kernel import FUSED_KINDS, KernelModel, KernelPrice, load_kernel_model
 from prismscale.cost.kernel_kinds import kind_of
-from prismscale.cost.kernel_signature import parse_signature
+from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.toml_dataclass import decode
@@ -30,6 +30,7 @@ class MeasuredKernel:
     """One distinct call as a GPU ran it."""
 
     signature: str
+    """Of the call; an operator's name alone (``mine::scale``) stands for all calls of it."""
     device_ns: int
     """Median."""
     host_ns: int
@@ -93,16 +94,51 @@ class MeasuredKernels:
 
     table: KernelTable
     otherwise: KernelModel
+    fused: bool = False
+    """Kinds of kernels that a compiler fuses keep the other model's price: one by one they would
+    cost what they do not cost together."""
 
     def price(self, signature: str) -> KernelPrice:
         """The measured cost (source ``measured``, error its spread), or the other model's."""
-        kernel = self.table.by_signature.get(signature)
+        known = self.table.by_signature
+        kernel = known.get(signature) or known.get(signature.partition(FIELD)[0])
         if kernel is None:
+            return self.otherwise.price(signature)
+        kind = kind_of(parse_signature(signature))
+        if self.fused and kind in FUSED_KINDS:
             return self.otherwise.price(signature)
         return KernelPrice(
             device_ns=kernel.device_ns,
             host_ns=kernel.host_ns,
             source="measured",
             error=kernel.spread,
-            kind=kind_of(parse_signature(signature)),
+            kind=kind,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelPrices:
+    """Where a job's prices come from, apart from the GPU that it is for."""
+
+    table: str = ""
+    """File of measurements that replace the model's figures; empty for none."""
+    fused: bool = False
+    """Elementwise work costs what it does in the kernels that torch.compile makes of it."""
+
+    def model(self, gpu: str) -> KernelModel:
+        """The model of ``gpu`` (``h100-sxm``) with these prices.
+
+        Raises:
+            UsageError: no such GPU or file, or the table is another GPU's.
+            FormatError: not a kernel table.
+        """
+        modelled = load_kernel_model(gpu, fused=self.fused)
+        if not self.table:
+            return modelled
+        table = KernelTable.load(Path(self.table))
+        if table.device != modelled.profile.device:
+            raise UsageError(
+                f"the kernels in '{self.table}' were measured on {table.device}; the cluster's GPU "
+                f"is {modelled.profile.device}: measure there, or take a cluster of that GPU"
+            )
+        return MeasuredKernels(table=table, otherwise=modelled, fused=self.fused)

@@ -8,13 +8,12 @@ peaks, bandwidth and multiprocessors; its errors are wider.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
-from prismscale.errors import FormatError, UsageError, did_you_mean
-from prismscale.toml_dataclass import decode
+from prismscale.errors import UsageError, did_you_mean
+from prismscale.toml_dataclass import decode, parse
 
 _PROFILES = ("prismscale.cost", "kernels")
 
@@ -50,6 +49,9 @@ class AttentionLaw:
     """Relative throughput with heads of 64."""
     length_overhead: float
     """Keys that a block of queries costs on top of those it reads."""
+    causal_factor: float = 1.0
+    """Relative throughput under a causal mask, of the half of the work that is left: blocks on the
+    diagonal are computed whole, and blocks of queries differ in length."""
     base_ns: float = 5_000
 
 
@@ -140,10 +142,7 @@ class KernelProfile:
         Raises:
             FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise FormatError(f"{origin}: not valid TOML: {error}") from error
+        table = parse(text, origin)
         if "scaled_from" in table:
             return decode(ScaledGpu, table, origin).profile()
         return decode(cls, table, origin)

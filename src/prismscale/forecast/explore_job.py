@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import UsageError
 from prismscale.forecast.layout import Layout, Move, PassCosts
 from prismscale.forecast.schedules import in_flight, schedule
 from prismscale.forecast.variation import Variation
 from prismscale.graph.node import CollectiveOp
-from prismscale.toml_dataclass import decode
+from prismscale.toml_dataclass import decode, read
 
 TP_COLLECTIVES_A_LAYER = 2
 """One after attention, one after the feed-forward part (Shoeybi et al. 2019, section 3)."""
@@ -70,13 +69,7 @@ class ExploreJob:
         Raises:
             UsageError: the file cannot be read. FormatError: it is damaged; names the key.
         """
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"cannot read job file '{path}': {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FormatError(f"{path}: not valid TOML: {error}") from error
-        return decode(cls, table, str(path))
+        return decode(cls, read(path, "job file"), str(path))
 
     def with_communication_cv(self, cv: float) -> ExploreJob:
         """The same job with another variation of its communication."""

@@ -27,7 +27,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from prismscale.files import atomic_write
-from prismscale.graph.channels import ChannelKey, channel_of
+from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.sim.timeline import RankTimeline, Timeline
@@ -125,8 +125,9 @@ class _Row:
         graph, rank_class = self.timeline.graph, self.rank_class
         trace = rank_class.trace
         member = int(graph.member_of_R[self.kept.rank])
+        used = ClassChannels(graph, rank_class)
         channels = {
-            i: (channel_of(graph, rank_class, i), rank_class.seats[int(trace.role_N[i])])
+            i: (used.of(i), rank_class.seats[int(trace.role_N[i])])
             for i in trace.communications(0, trace.n_nodes)
         }
         uses: Counter[ChannelKey] = Counter()

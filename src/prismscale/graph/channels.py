@@ -29,13 +29,43 @@ class ChannelKey(NamedTuple):
         return self.source >= 0
 
 
-def channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey:
-    """The channel that communication ``node`` of ``rank_class`` uses.
+class ClassChannels:
+    """The channels that a class's communications use; a step uses few of them thousands of times.
 
-    Raises:
-        GraphError: a point-to-point node in a class whose members sit at different positions of
-            the group (they would have different peers).
+    Args:
+        graph: the job.
+        rank_class: one of its classes.
     """
+
+    def __init__(self, graph: JobGraph, rank_class: RankClass) -> None:
+        trace = rank_class.trace
+        self._graph, self._class = graph, rank_class
+        columns = (trace.kind_N, trace.role_N, trace.peer_N)
+        self._use_N = list(zip(*(c.tolist() for c in columns), strict=True))
+        self._known: dict[tuple[int, int, int], ChannelKey] = {}
+
+    def of(self, node: int) -> ChannelKey:
+        """The channel of communication ``node``.
+
+        Raises:
+            GraphError: a point-to-point node in a class whose members sit at different positions of
+                the group (they would have different peers).
+        """
+        use = self._use_N[node]
+        found = self._known.get(use)
+        if found is None:
+            found = self._known[use] = _channel_of(self._graph, self._class, node)
+        return found
+
+
+def classes_of(graph: JobGraph, key: ChannelKey) -> tuple[int, ...]:
+    """Classes that must come to a channel, in order of their first position."""
+    table = graph.families[key.family].ranks_KG
+    ranks = table[:, 0] if not key.is_p2p else table[[key.source, key.destination], 0]
+    return tuple(dict.fromkeys(graph.class_of_R[ranks].tolist()))
+
+
+def _channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey:
     trace = rank_class.trace
     seat = rank_class.seats[int(trace.role_N[node])]
     if trace.kind_N[node] == NodeKind.COLLECTIVE:
@@ -52,10 +82,3 @@ def channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey:
     if trace.kind_N[node] == NodeKind.SEND:
         return ChannelKey(seat.family, seat.group_rank, peer)
     return ChannelKey(seat.family, peer, seat.group_rank)
-
-
-def classes_of(graph: JobGraph, key: ChannelKey) -> tuple[int, ...]:
-    """Classes that must come to a channel, in order of their first position."""
-    table = graph.families[key.family].ranks_KG
-    ranks = table[:, 0] if not key.is_p2p else table[[key.source, key.destination], 0]
-    return tuple(dict.fromkeys(graph.class_of_R[ranks].tolist()))

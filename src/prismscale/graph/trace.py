@@ -123,6 +123,13 @@ class RankTrace:
         """Steps whose durations were recorded."""
         return int(self.body_ns_SB.shape[0])
 
+    @property
+    def compute_ns_S(self) -> NDArray[np.int64]:
+        """Computation of each sampled step."""
+        computes = self.kind_N[self.n_prologue :] == NodeKind.COMPUTE
+        total: NDArray[np.int64] = self.body_ns_SB[:, computes].sum(axis=1)
+        return total
+
     def template(self, position: int) -> int:
         """Stored node of a position in the unrolled stream ``prologue, body, body, …``."""
         if position < self.n_nodes:

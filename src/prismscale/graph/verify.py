@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prismscale.errors import GraphError, MismatchError
-from prismscale.graph.channels import ChannelKey, channel_of, classes_of
+from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
@@ -61,12 +61,13 @@ def verify(graph: JobGraph) -> None:
         raise GraphError("classes do not partition the ranks of the job")
     for rank_class in graph.classes:
         _verify_trace(rank_class.trace)
+    channels = [ClassChannels(graph, rank_class) for rank_class in graph.classes]
     for part in ("prologue", "body"):
         uses: dict[ChannelKey, dict[int, list[Use]]] = {}
-        for rank_class in graph.classes:
+        for rank_class, used in zip(graph.classes, channels, strict=True):
             for use in _uses(rank_class, part):
-                key = channel_of(graph, rank_class, use.node)
-                uses.setdefault(key, {}).setdefault(rank_class.index, []).append(use)
+                by_class = uses.setdefault(used.of(use.node), {})
+                by_class.setdefault(rank_class.index, []).append(use)
         for key, by_class in uses.items():
             _verify_channel(graph, key, by_class, part)
 

@@ -5,8 +5,9 @@ the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these 
 Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
 beside live ranks that compute at this one's. Each live rank therefore says after every step how
 long it computed; over the last few steps this is so many times what its trace says, and the virtual
-ranks' computation is taken so many times. It is the machine that is followed, not the rank: a rank
-that ``--slow`` makes slow says what its computation took here.
+ranks' durations are taken so many times: communication too, which is the same processor's work. It
+is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what its
+computation took here.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 from prismscale.sim.engine import NEVER, Duration, DurationSource
 
@@ -40,8 +39,7 @@ def trimmed_mean(values: ArrayLike) -> float:
 
 def captured_compute_ns(trace: RankTrace) -> float:
     """Computation of a captured step."""
-    computes = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
-    return trimmed_mean(trace.body_ns_SB[:, computes].sum(axis=1))
+    return trimmed_mean(trace.compute_ns_S)
 
 
 @dataclass(kw_only=True)
@@ -72,7 +70,6 @@ class DriftingDurations:
 
     durations: DurationSource
     speed: MachineSpeed
-    graph: JobGraph
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""
@@ -83,9 +80,7 @@ class DriftingDurations:
         body, factor = self.durations.body(class_index, step), self.speed.factor
         if factor == 1.0:
             return body
-        trace = self.graph.classes[class_index].trace
-        computes = (trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE).tolist()
-        return [_scaled(d, factor) if c else d for d, c in zip(body, computes, strict=True)]
+        return [_scaled(duration, factor) for duration in body]
 
 
 def _scaled(duration: Duration, factor: float) -> Any:

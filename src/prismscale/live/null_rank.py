@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from torch.distributed import Work
 
 from prismscale.capture.hook import Collective
-from prismscale.capture.recorder import blocks_host
+from prismscale.capture.recorder import blocks_host, is_in_host_memory
+from prismscale.live.exchange import Exchange
 from prismscale.live.runner import LiveHook, Pending, StepEnd
 
 
@@ -62,6 +63,16 @@ class NullClock:
         return device, self._library.ps_current_stream(device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostExchange(Exchange):
+    """Live ranks give each other what lies in the host's memory. What lies on a device that is not
+    there has no bytes: it is answered as among virtual peers, and takes no memory on the way."""
+
+    def peers(self, collective: Collective) -> list[int]:
+        """Other live ranks that take part with bytes."""
+        return super().peers(collective) if is_in_host_memory([collective]) else []
+
+
 @dataclass(kw_only=True)
 class NullLiveHook(LiveHook):
     """Answers a live rank's communications; what it does meanwhile costs the rank nothing."""
@@ -74,7 +85,7 @@ class NullLiveHook(LiveHook):
             return super().communicate(batch)
 
     def stretch(self) -> None:
-        """Computation takes what the model says, whatever machine this is."""
+        """Computation takes what the device's prices say; a slow rank's are higher."""
 
     def step_ended(self) -> None:
         """The program is at the end of a steady step; nobody follows this machine's speed."""

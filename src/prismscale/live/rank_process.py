@@ -34,7 +34,7 @@ from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.exchange import Exchange
 from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.messages import Kind, Message, Wire
-from prismscale.live.null_rank import NullClock, NullLiveHook
+from prismscale.live.null_rank import HostExchange, NullClock, NullLiveHook
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook, StepEnd
 from prismscale.live.spec import LiveSpec
@@ -84,8 +84,10 @@ class LiveControl:
         seen: Observation,
         gate: Gate,
         hang_step: int | None = None,
+        emulation: NullEmulation | None = None,
     ) -> None:
         self._hang_step = hang_step
+        self._emulation = emulation
         self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
         self._gate = gate
         self._period = int(trace.meta.get("period", "1"))
@@ -100,6 +102,8 @@ class LiveControl:
     def optimizer_ended(self) -> None:
         """Count; note the end of a step."""
         self._marks += 1
+        if self._emulation is not None:
+            self._emulation.optimizer_ended()
         if self._marks <= self._memory_marks:
             self._memory.step_ended()
         if self._marks == self._memory_marks:
@@ -127,6 +131,8 @@ class LiveControl:
 def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
     emulation = start_device(spec)
+    if emulation is not None:
+        emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
     load = GlooLoad() if spec.communication_load else NullLoad()
     wire = _connect(spec)
@@ -134,7 +140,8 @@ def run_live(spec: LiveSpec) -> Observation:
     clock = _clock(spec, origin_ns, emulation)
     cursor = TraceCursor(trace)
     payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
-    exchange = Exchange(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
+    exchange_of = Exchange if emulation is None else HostExchange
+    exchange = exchange_of(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
     parts: dict[str, Any] = {
         "cursor": cursor,
         "wire": wire,
@@ -153,7 +160,9 @@ def run_live(spec: LiveSpec) -> Observation:
     seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
-    control = LiveControl(hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step)
+    control = LiveControl(
+        hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step, emulation
+    )
     memory.start()
     with ExitStack() as stack:
         stack.callback(hook.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -32,6 +32,10 @@ UNCOVERED_BASE = 1 << 62
 """Positions of communications that the graph does not have."""
 
 
+def _nothing() -> None:
+    """No work to wait for."""
+
+
 class StepEnd(NamedTuple):
     """The end of a steady step, in logical time, and what it came to so far."""
 
@@ -49,6 +53,10 @@ class Pending:
     batch: Sequence[Collective]
     positions: list[int]
     meetings: list[str]
+    workspace: object = None
+    """What the backend holds until the end."""
+    finished: Callable[[], None] = _nothing
+    """Waits for this rank's share of the work."""
     filled: bool = False
 
 
@@ -95,24 +103,21 @@ class LiveHook:
         for collective in batch:
             self._arrive(collective, pending, now)
         self.communications += len(batch)
-        workspace = [take_workspace(batch)]
-        finished = self.load.begin(batch)
-
-        def complete(began: int) -> None:
-            finished()
-            workspace.clear()
-            self._complete(pending, began)
+        pending.workspace = take_workspace(batch)
+        outputs = tuple(t for c in batch for t in c.outputs)
+        if not batch[0].asynchronous:
+            pending.finished = self.load.begin(batch)
+            self._complete(pending, now)
+            return EmulatedWork(outputs)
 
         def wait(_: timedelta | None) -> None:
             self.stretch()
-            complete(self.clock.now_ns())
+            self._complete(pending, self.clock.now_ns())
 
-        outputs = tuple(t for c in batch for t in c.outputs)
-        if not batch[0].asynchronous:
-            complete(now)
-            return EmulatedWork(outputs)
         self._forgive(self.clock.now_ns() - now)
         self._computing_since_ns = self.clock.now_ns()
+        # In the program's own time: see [Note: what starting costs] in capture/contention.py.
+        pending.finished = self.load.begin(batch)
         return EmulatedWork(outputs, on_wait=wait, is_done=lambda: self._is_done(pending))
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
@@ -138,7 +143,10 @@ class LiveHook:
     def _complete(self, pending: Pending, began: int) -> None:
         """Fill the outputs while the communication is under way, then wait for its end.
 
-        The program waits since ``began``.
+        The program waits since ``began``. How long this rank's share of the work takes is in the
+        coordinator's answer already, as it was captured: to wait for both would be to wait for the
+        later of two draws, which is longer than either on average. What is left of the share after
+        the end is the emulation's.
         """
         worked = self.clock.now_ns()
         alone = [not self.exchange.peers(c) for c in pending.batch]
@@ -152,6 +160,8 @@ class LiveHook:
             if not is_alone and not pending.filled:
                 combine_with_peers(self.exchange, self.payload, meeting, collective)
         pending.filled = True
+        pending.finished()
+        pending.workspace = None
         self.clock.wait_until(end)
         due = max(worked, end)
         self._forgive(self.clock.now_ns() - due)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.result import LiveResult, RunResult
+from prismscale.report.kernels import coverage_sentence
 from prismscale.report.units import counted, duration, percent, signed_percent
 
 FEW_SAMPLES = 3
@@ -14,7 +15,8 @@ FEW_STEPS = 5
 SETTLED = 0.005
 FAR_OFF = 0.05
 MOST_HANGS = 6
-MOST_KINDS, MOST_VALUES = 5, 4
+MOST_VALUES = 4
+COVERED = 0.99
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +117,8 @@ def warnings_of(result: RunResult) -> list[str]:
             f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "
             "with --samples."
         )
+    if result.kernel_coverage < COVERED:
+        found.append(coverage_sentence(result))
     untracked = [s.name for s in result.stages if s.peak_bytes is None]
     if untracked:
         where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"
@@ -155,18 +159,6 @@ def _live_warnings(result: RunResult) -> list[str]:
                 f"{who} made {calls} that its capture did not; the collective model alone answered."
             )
     return found
-
-
-def kernel_sentence(result: RunResult) -> str:
-    """Which kinds of kernels take the device's time."""
-    total = sum(k.device_ns for k in result.kernels) or 1
-    by_kind: dict[str, int] = {}
-    for kernel in result.kernels:
-        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0) + kernel.device_ns
-    calls = sum(k.calls for k in result.kernels)
-    largest = sorted(by_kind.items(), key=lambda pair: -pair[1])[:MOST_KINDS]
-    shares = ", ".join(f"{kind} {percent(ns / total)}" for kind, ns in largest)
-    return f"{calls:,} calls in a step of the captured ranks; device time: {shares}."
 
 
 def value_sentences(result: RunResult) -> list[str]:

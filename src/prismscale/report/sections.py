@@ -10,6 +10,15 @@ from prismscale.analysis.result import LiveResult, RunResult
 from prismscale.analysis.stages import stage_name, stage_of
 from prismscale.report.gantt import Gantt
 from prismscale.report.html import Section, template
+from prismscale.report.kernels import (
+    CALL_HEADS,
+    KIND_HEADS,
+    VALUE_HEADS,
+    call_rows,
+    coverage_sentence,
+    kind_rows,
+    value_rows,
+)
 from prismscale.report.plots import OBSERVED, PREDICTED, Palette, figure, markup, plain
 from prismscale.report.remarks import class_sentences, difference, part_names, parts_of
 from prismscale.report.units import Scale, duration, percent, seconds, signed_percent, size
@@ -26,6 +35,8 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
         *([_timeline(timeline, palette)] if timeline.ranks else []),
         *([_live(result)] if result.live else []),
         _memory(result, timeline),
+        *([_kernels(result)] if result.kernels else []),
+        *([_values(result)] if result.values else []),
         _classes(result),
         _sources(result),
         _data(result),
@@ -205,6 +216,22 @@ def _classes(result: RunResult) -> Section:
 def _sources(result: RunResult) -> Section:
     rows = [(s.source, percent(s.share), s.error) for s in result.sources]
     return Section(title="Durations", html=_block("sources", rows=rows), order=60)
+
+
+def _kernels(result: RunResult) -> Section:
+    html = _block(
+        "kernels",
+        ranks=len(result.captured),
+        sentence=coverage_sentence(result),
+        kinds=(KIND_HEADS, kind_rows(result)),
+        calls=(CALL_HEADS, call_rows(result)),
+    )
+    return Section(title="Kernels", html=html, order=62)
+
+
+def _values(result: RunResult) -> Section:
+    html = _block("values", heads=VALUE_HEADS, rows=value_rows(result))
+    return Section(title="Made-up values", html=html, order=64)
 
 
 def _data(result: RunResult) -> Section:

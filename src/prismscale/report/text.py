@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from prismscale.analysis.result import RunResult, StageResult
+from prismscale.report.kernels import call_rows, coverage_sentence, kind_rows
 from prismscale.report.remarks import (
     class_sentences,
     difference,
     highest_peak_bytes,
     job_shares,
-    kernel_sentence,
     part_names,
     parts_of,
     value_sentences,
@@ -38,6 +38,7 @@ from prismscale.report.units import (
 from prismscale.runfolder import RunFolder
 
 MOST_COLUMNS = 4
+MOST_KINDS, MOST_CALLS = 8, 4
 STYLES = {"computation": "cyan", "communication": "yellow", "waiting": "bright_black"}
 
 
@@ -49,6 +50,8 @@ def print_summary(result: RunResult, console: Console, folder: RunFolder | None 
     blocks: list[RenderableType] = [_headline(result), _stage_table(result)]
     if result.live:
         blocks.append(_live_table(result))
+    if result.kernels:
+        blocks.append(_kernel_table(result))
     blocks.append(_notes(result, folder))
     console.print()
     for block in blocks:
@@ -175,6 +178,22 @@ def _live_table(result: RunResult) -> RenderableType:
     return _titled("Live ranks: what was observed beside what was predicted", table, note)
 
 
+def _kernel_table(result: RunResult) -> RenderableType:
+    table = Table(**_TABLE)
+    table.add_column("", no_wrap=True, overflow="ellipsis", min_width=18, ratio=1)
+    for head in ("share", "calls", "time", "source", "error"):
+        table.add_column(head, justify="left" if head == "source" else "right", no_wrap=True)
+    for row in kind_rows(result)[:MOST_KINDS]:
+        table.add_row(*row)
+    left = len(result.kernels) - MOST_KINDS
+    table.add_section()
+    for row in call_rows(result)[:MOST_CALLS]:
+        table.add_row(*row[:3], f"{row[3]} each", *row[4:])
+    more = f"{counted(left, 'more kind')} and " if left > 0 else ""
+    note = f"Shares are of the device's time. The HTML report has {more}more calls."
+    return _titled("Kernels in a step of the captured ranks, by kind and by call", table, note)
+
+
 def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -182,7 +201,7 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
     grid.add_row("Rank classes", Text(" ".join(class_sentences(result))))
     grid.add_row("Durations", _sources(result))
     if result.kernels:
-        grid.add_row("Kernels", Text(kernel_sentence(result)))
+        grid.add_row("Kernels", Text(coverage_sentence(result)))
     if result.values:
         grid.add_row("Values", Text("\n".join(value_sentences(result))))
     for n, warning in enumerate(warnings_of(result)):

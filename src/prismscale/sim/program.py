@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import GraphError
-from prismscale.graph.channels import ChannelKey, channel_of, classes_of
+from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass, Seat
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
@@ -143,23 +143,20 @@ def _compile_class(
 ) -> ClassProgram:
     trace = rank_class.trace
     n = trace.n_nodes
-    roles, peers = trace.role_N.tolist(), trace.peer_N.tolist()
-    keys: dict[tuple[int, int, int], ChannelKey] = {}
+    roles, used = trace.role_N.tolist(), ClassChannels(graph, rank_class)
     plans_by_role = [_seat_plan(graph, rank_class, seat) for seat in rank_class.seats]
     node_channels = [-1] * n
     plans: list[SeatPlan | None] = [None] * n
     speaks = [False] * n
     for i in trace.communications(0, n):
-        role, kind = roles[i], edges.kinds[i]
-        use = (kind, role, peers[i])
-        key = keys.get(use) or keys.setdefault(use, channel_of(graph, rank_class, i))
+        key = used.of(i)
         if key not in channel_ids:
             channel_ids[key] = len(channels)
             channels.append(Channel(key=key, classes=classes_of(graph, key)))
         node_channels[i] = channel_ids[key]
-        plans[i] = plans_by_role[role]
+        plans[i] = plans_by_role[roles[i]]
         speaks[i] = (
-            kind == SEND
+            edges.kinds[i] == SEND
             if key.is_p2p
             else channels[channel_ids[key]].classes[0] == rank_class.index
         )

@@ -7,6 +7,7 @@ import torch
 from prismscale.capture.device.cuda import start_cuda
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.rank_spec import RankSpec
+from prismscale.cost.kernel_measured import KernelPrices
 
 
 def start_device(spec: RankSpec) -> NullEmulation | None:
@@ -17,7 +18,10 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
     """
     if spec.device == "null":
         return NullEmulation(
-            spec.gpu, memory_bytes=spec.gpu_memory_bytes, devices_per_node=spec.local_world_size
+            spec.gpu,
+            memory_bytes=spec.gpu_memory_bytes,
+            devices_per_node=spec.local_world_size,
+            prices=KernelPrices(table=spec.kernels, fused=spec.fused),
         )
     if spec.device == "cuda":
         start_cuda()

@@ -28,7 +28,7 @@ from prismscale.formats.chakra.messages import (
     attribute,
     write_message,
 )
-from prismscale.graph.channels import ChannelKey, channel_of, classes_of
+from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.sim.engine import Duration, DurationSource
@@ -120,9 +120,9 @@ def _uses(graph: JobGraph, rank_class: RankClass) -> dict[int, Use]:
     """By node: which use of which channel it is within a step."""
     counts: Counter[ChannelKey] = Counter()
     found: dict[int, Use] = {}
-    trace = rank_class.trace
+    trace, channels = rank_class.trace, ClassChannels(graph, rank_class)
     for node in trace.communications(trace.n_prologue, trace.n_nodes):
-        key = channel_of(graph, rank_class, node)
+        key = channels.of(node)
         found[node] = (key, counts[key])
         counts[key] += 1
     return found

@@ -85,6 +85,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_cost": (None, (c_void_p, c_int64, c_int64)),
     "ps_set_answer": (None, (c_void_p,)),
     "ps_set_routing": (None, (ctypes.POINTER(c_double), c_int64)),
+    "ps_explain_faults": (None, ()),
     "ps_current_device": (c_int, ()),
     "ps_set_device": (None, (c_int,)),
     "ps_current_stream": (c_int64, (c_int,)),

@@ -9,13 +9,18 @@ Each replacement is one row of a table with its reason.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d
 
-from prismscale.capture.device.null import memory, streams
+from prismscale.capture.device.null import custom_kernels, memory, streams
 from prismscale.capture.device.null.spec import NullDeviceSpec
 
 # What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
@@ -104,6 +109,11 @@ def install(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         setattr(torch._C, name, function)
     streams.bind(library)
     _replace_attributes(library, spec)
+    _keep_objects_on_the_host()
+    custom_kernels.install()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=2)
+    library.ps_explain_faults()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -250,6 +260,27 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
     ]
     for owner, name, value, _reason in replacements:
         setattr(owner, name, value)
+
+
+def _keep_objects_on_the_host() -> None:
+    """Object collectives pickle into CUDA tensors on an NCCL group; those would have no bytes."""
+    setattr(distributed_c10d, "_get_object_coll_device", lambda group=None: "cpu")  # noqa: B010
+    for name in ("broadcast_object_list", "send_object_list", "recv_object_list"):
+        on_host = _without_device(getattr(distributed_c10d, name))
+        setattr(distributed_c10d, name, on_host)
+        setattr(dist, name, on_host)
+
+
+def _without_device(collective: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(collective)
+
+    @wraps(collective)
+    def on_host(*arguments: Any, **named: Any) -> Any:
+        bound = parameters.bind(*arguments, **named)
+        bound.arguments.pop("device", None)
+        return collective(*bound.args, **bound.kwargs)
+
+    return on_host
 
 
 def _resize_with(library: ctypes.PyDLL) -> Callable[[Any, int], Any]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from prismscale.analysis.emulated import Emulated
-from prismscale.capture.device.null import memory
+from prismscale.capture.device.null import custom_kernels, memory
 from prismscale.capture.device.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.capture.device.null.kernels import KernelLedger
 from prismscale.capture.device.null.runtime import activate
 from prismscale.capture.device.null.spec import target_gpu
 from prismscale.capture.logical_time import answering_time
-from prismscale.cost.kernel import load_kernel_model
+from prismscale.cost.kernel_measured import KernelPrices
 
 MOST_BLOCKS = 8
 """Allocations that an out-of-memory error lists."""
@@ -25,18 +25,27 @@ MOST_BLOCKS = 8
 class NullEmulation:
     """The null device of one process with its ledgers."""
 
-    def __init__(self, gpu: str, *, memory_bytes: int, devices_per_node: int) -> None:
+    def __init__(
+        self,
+        gpu: str,
+        *,
+        memory_bytes: int,
+        devices_per_node: int,
+        prices: KernelPrices,
+    ) -> None:
         """
         Args:
             gpu: name of the GPU, as the cluster gives it.
             memory_bytes: its memory.
             devices_per_node: how many of them the program sees.
+            prices: what its kernels cost.
 
         Raises:
             UsageError: no such GPU is known, or the device cannot be made here.
+            FormatError: a damaged table of prices.
         """
         key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
-        model = load_kernel_model(key)
+        model = prices.model(key)
         self._runtime = activate(spec)
         self.library = self._runtime.library
         self.kernels = KernelLedger(self._runtime, model)
@@ -51,6 +60,9 @@ class NullEmulation:
                 yield
             except torch.OutOfMemoryError as error:
                 error.add_note(self._occupants())
+                raise
+            except ModuleNotFoundError as error:
+                custom_kernels.explain_missing(error)
                 raise
 
     def optimizer_ended(self) -> None:

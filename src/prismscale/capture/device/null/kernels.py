@@ -29,6 +29,8 @@ class KernelLedger:
         self._prices: dict[str, KernelPrice] = {}
         self._calls: list[dict[int, int]] = []
         """Calls by signature number, of each interval between two optimizer calls."""
+        self.slowness = 1.0
+        """Time of everything over what the model says; set before the program runs."""
         self._callback = COST_CALLBACK(self._price)  # kept: C++ holds a bare pointer to it
         self._library.ps_set_cost(ctypes.cast(self._callback, ctypes.c_void_p), 0, 0)
         self._take_calls()  # what ran before is nobody's
@@ -80,4 +82,5 @@ class KernelLedger:
 
     def _price(self, signature: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
         price = self._price_of(signature.decode())
-        device_ns[0], host_ns[0] = price.device_ns, price.host_ns
+        device_ns[0] = round(price.device_ns * self.slowness)
+        host_ns[0] = round(price.host_ns * self.slowness)

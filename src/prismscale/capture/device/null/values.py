@@ -120,7 +120,7 @@ class ValueLedger:
     def _answer(self, op: bytes, question: int, elements: int) -> float:
         asked = Question(question)
         value = self._policy.answer(asked, elements)
-        key = (op.decode(), _call_site(sys._getframe(1)), self._wording(asked, value))
+        key = (op.decode(), _call_site(_asking_frame()), self._wording(asked, value))
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
         return value
@@ -139,6 +139,13 @@ class ValueLedger:
                 return str(int(value))
 
 
+def _asking_frame() -> FrameType | None:
+    """The frame that asked. A thread of autograd's own has none: then the main thread's, which
+    waits in ``backward``."""
+    callback = sys._getframe(1)
+    return callback.f_back or sys._current_frames().get(threading.main_thread().ident or 0)
+
+
 def _call_site(frame: FrameType | None) -> str:
     """The innermost line outside of torch and of this package."""
     innermost = frame
@@ -146,7 +153,7 @@ def _call_site(frame: FrameType | None) -> str:
         frame = frame.f_back
     found = frame or innermost
     if found is None:
-        return "(no Python frame)"  # a thread of autograd's own
+        return "(no Python frame)"
     code = found.f_code
     return f"{code.co_filename}:{found.f_lineno} in {code.co_name}"
 

@@ -1,0 +1,252 @@
+"""Programs that nobody here wrote, on the null device: which of them complete.
+
+    python bench/null_matrix.py [--case NAME]… [--json PATH]
+
+Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1, accelerate, transformers and
+DeepSpeed beside prismscale (``make test-frameworks`` makes one). A case whose package is missing
+is left out, and said so. Models are small: the matrix shows that a parallelism runs through the
+program's own code at a real world size, not how fast or how large a real model is.
+
+What ZeRO-3 holds between two steps stands beside what ZeRO's authors give: 2 bytes of parameter, 2
+of gradient and 12 of optimizer for each parameter, over all ranks (arXiv:1910.02054, section 3.1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from null_programs import prepare
+from prismscale.analysis.rows import Row, finish
+from prismscale.graph.store import load_trace
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "examples"
+GIB = 2**30
+LIMIT_S = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A case: a script of a framework at one layout."""
+
+    name: str
+    package: str
+    world_size: int
+    script: Path
+    args: tuple[str, ...]
+    more: Callable[[Path], list[Row]] | None = None
+    """Rows of its own, from the run folder."""
+
+
+def titan(
+    name: str, world_size: int, module: str, config: str, *more: str, **layout: object
+) -> Program:
+    """torchtitan with ``layout`` as its ``--parallelism`` options."""
+    pairs = ((f"--parallelism.{key}", str(value)) for key, value in layout.items())
+    return Program(
+        name=f"torchtitan {name}",
+        package="torchtitan",
+        world_size=world_size,
+        script=HERE / "titan_train.py",
+        args=(
+            *("--module", module, "--config", config, "--hf_assets_path", "./tokenizer"),
+            *("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs"),
+            *("--training.seq_len", "512", "--training.local_batch_size", "4"),
+            *("--training.steps", "6", "--metrics.log_freq", "1"),
+            *(text for pair in pairs for text in pair),
+            *more,
+        ),
+    )
+
+
+def megatron(name: str, world_size: int, options: str) -> Program:
+    """megatron-core through the example trainer."""
+    shape = """--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --bf16
+        --micro-batch-size 1 --train-iters 6 --vocab-size 32000 --attention-dropout 0"""
+    return Program(
+        name=f"megatron-core {name}",
+        package="megatron",
+        world_size=world_size,
+        script=EXAMPLES / "megatron" / "train.py",
+        args=(*shape.split(), *options.split()),
+    )
+
+
+def example(
+    name: str,
+    package: str,
+    world_size: int,
+    options: str,
+    more: Callable[[Path], list[Row]] | None = None,
+) -> Program:
+    """One of the examples that stands for its framework."""
+    return Program(
+        name=name,
+        package=package,
+        world_size=world_size,
+        script=EXAMPLES / package / "train.py",
+        args=tuple(options.split()),
+        more=more,
+    )
+
+
+ZERO_LAYERS, ZERO_HIDDEN, ZERO_VOCABULARY, ZERO_RANKS = 4, 1024, 32_000, 16
+ZERO = f"--layers {ZERO_LAYERS} --hidden {ZERO_HIDDEN} --vocabulary {ZERO_VOCABULARY} --heads 16"
+
+
+def zero_states(out: Path) -> list[Row]:
+    """Bytes of rank 0 between two steps, for each parameter of its share."""
+    log = (out / "logs" / "capture-rank-0.log").read_text()
+    allocated = int(re.findall(r"allocated (\d+)", log)[-1])
+    layer = 4 * ZERO_HIDDEN**2 + 3 * 4 * ZERO_HIDDEN**2 + 2 * ZERO_HIDDEN
+    parameters = ZERO_LAYERS * layer + (2 * ZERO_VOCABULARY + 1) * ZERO_HIDDEN
+    each = allocated * ZERO_RANKS / parameters
+    return [Row.told("DeepSpeed, ZeRO-3: held for a parameter (formula 16)", each, "bytes")]
+
+
+LLAMA = ("llama3", "llama3_debugmodel")
+TENSOR, PIPELINE, EXPERT = (f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "expert"))
+
+
+def pipelined(schedule: str) -> Program:
+    """A Llama in two stages for each rank of the pipeline."""
+    layout = {PIPELINE: 2, "pipeline_parallel_schedule": schedule}
+    return titan(f"Llama-3, PP 2, {schedule}", 16, *LLAMA, **layout)
+
+
+PROGRAMS = (
+    titan("Llama-3, HSDP 2 x 4, TP 2", 16, *LLAMA, data_parallel_replicate_degree=2, **{TENSOR: 2}),
+    titan("Llama-3, CP 4, FSDP 4", 16, *LLAMA, context_parallel_degree=4),
+    titan("Llama-3, full checkpointing", 16, *LLAMA, "activation-checkpoint:full"),
+    titan("Llama-3, no checkpointing", 16, *LLAMA, "activation-checkpoint:none"),
+    titan("Llama-3, torch.compile", 16, *LLAMA, "--compile.enable"),
+    pipelined("InterleavedZeroBubble"),
+    pipelined("ZBVZeroBubble"),
+    pipelined("DualPipeV"),
+    titan("DeepSeek-V3, EP 4", 16, "deepseek_v3", "deepseek_v3_debugmodel", **{EXPERT: 4}),
+    titan(
+        "DeepSeek-V3, EP 4, TP 2, PP 2",
+        32,
+        *("deepseek_v3", "deepseek_v3_debugmodel"),
+        **{EXPERT: 4, TENSOR: 2, PIPELINE: 2},
+    ),
+    titan("Qwen3, TP 2", 16, "qwen3", "qwen3_debugmodel", **{TENSOR: 2}),
+    titan("Qwen3 MoE, EP 4, TP 2", 16, "qwen3", "qwen3_moe_debug", **{EXPERT: 4, TENSOR: 2}),
+    megatron(
+        "GPT, TP 2, PP 2, VPP 2, distributed optimizer",
+        16,
+        """--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+        --num-virtual-stages-per-pipeline-rank 2 --use-distributed-optimizer
+        --overlap-grad-reduce --overlap-param-gather --global-batch-size 16""",
+    ),
+    megatron(
+        "MoE, EP 4, alltoall, distributed optimizer",
+        16,
+        """--num-experts 8 --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall
+        --use-distributed-optimizer --global-batch-size 32 --disable-bias-linear""",
+    ),
+    megatron(
+        "MoE, EP 4, PP 2, allgather",
+        16,
+        """--num-experts 8 --expert-model-parallel-size 4 --pipeline-model-parallel-size 2
+        --global-batch-size 32 --disable-bias-linear""",
+    ),
+    example("accelerate, FSDP2", "accelerate", 16, "--steps 8 --bf16 --checkpointing"),
+    example("DeepSpeed, ZeRO-2", "deepspeed", ZERO_RANKS, "--steps 8 --zero 2 --accumulate 2"),
+    example(
+        "DeepSpeed, ZeRO-3",
+        "deepspeed",
+        ZERO_RANKS,
+        f"--steps 8 --zero 3 --bucket 1e6 {ZERO}",
+        zero_states,
+    ),
+)
+
+
+def run(program: Program, folder: Path) -> list[Row]:
+    """Run one program through the command line."""
+    out = folder / "-".join("".join(c if c.isalnum() else " " for c in program.name).split())
+    command = [
+        *(sys.executable, "-m", "prismscale.cli", "run", "--device", "null"),
+        *("--cluster", "h100-sxm", "--world-size", str(program.world_size)),
+        *("--out", str(out), str(program.script), *program.args),
+    ]
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, timeout=LIMIT_S, capture_output=True, text=True, check=False
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{program.name}: not done after {LIMIT_S} s", file=sys.stderr)
+        return [Row.at_least(f"{program.name}: completes", 0, 1)]
+    wall_s = time.monotonic() - began
+    if done.returncode:
+        print(f"{program.name}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+        return [Row.at_least(f"{program.name}: completes", 0, 1)]
+    found = json.loads((out / "results.json").read_text())
+    return [
+        Row.at_least(f"{program.name}, {program.world_size} ranks: completes", 1, 1),
+        Row.told(f"{program.name}: wall time", wall_s, "s"),
+        Row.told(f"{program.name}: reserved", reserved_bytes(out, found["captured"]) / GIB, "GiB"),
+        *(program.more(out) if program.more else []),
+    ]
+
+
+def reserved_bytes(out: Path, captured: list[int]) -> int:
+    """Most that a captured rank reserved."""
+    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
+    traces = [load_trace(newest / f"rank-{rank}.parquet") for rank in captured]
+    return max(trace.memory.reserved_bytes or 0 for trace in traces if trace.memory)
+
+
+def is_installed(package: str) -> bool:
+    """Whether this Python could import it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def main() -> int:
+    """Run the cases, print the table, and write it where asked; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--case", action="append", help="part of a name; all by default")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
+    options = parser.parse_args()
+    chosen = [p for p in PROGRAMS if any(part in p.name for part in options.case or [""])]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (options.keep or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if is_installed("tokenizers") and not (folder / "tokenizer").exists():
+            prepare(folder)
+        for program in chosen:
+            if is_installed(program.package):
+                found = run(program, folder)
+                print(
+                    *(f"{row.name}: {row.value:g} {row.unit}" for row in found),
+                    sep="\n",
+                    flush=True,
+                )
+                rows += found
+            else:
+                print(f"left out, {program.package} is not installed: {program.name}")
+    return finish(rows, title="Frameworks on the null device", json_path=options.json)
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")])
+    )
+    sys.exit(main())

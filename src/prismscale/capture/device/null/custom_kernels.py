@@ -1,0 +1,142 @@
+"""Kernels that the program brings along: Triton's run as ops, CUDA sources are refused by name.
+
+A Triton kernel writes into tensors that the program made, so its shapes are known without a rule.
+Every launch becomes one op ``triton::<name>`` over the tensors it was given: their values are
+forgotten, and its time is that of the bytes they hold, unless a table of measured kernels has it.
+Nothing is compiled and no configuration is tuned: the first one counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_CUDA_SOURCES = (".cu", ".cuh")
+_library: torch.library.Library
+
+
+def install() -> None:
+    """Prepare for the program's own kernels, whether their modules are imported yet or not."""
+    global _library
+    _library = torch.library.Library("triton", "FRAGMENT")
+    watcher = _Watcher(
+        {
+            "triton.runtime.jit": _replace_launches,
+            "triton.runtime.autotuner": _replace_tuning,
+            "torch.utils.cpp_extension": _refuse_cuda_sources,
+        }
+    )
+    watcher.begin()
+
+
+class _Watcher(MetaPathFinder):
+    """Changes modules right after they are first imported: importing them here takes seconds."""
+
+    def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
+        self._actions = actions
+
+    def begin(self) -> None:
+        """Change what is imported already, and wait for the rest."""
+        for name in [name for name in self._actions if name in sys.modules]:
+            self._actions.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        action = self._actions.pop(fullname, None)
+        if action is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # by the other finders: ours is done with it
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                action(module)
+
+            setattr(spec.loader, "exec_module", exec_module)  # noqa: B010  (a method, to mypy)
+        return spec
+
+
+def _replace_launches(jit: Any) -> None:
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        for hook in self.pre_run_hooks:
+            hook(*args, **named)
+        if not warmup:
+            launch(self.fn.__name__, [*args, *named.values()])
+
+    jit.JITFunction.run = run
+
+
+def _replace_tuning(autotuner: Any) -> None:
+    def run(self: Any, *args: Any, **named: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self.best_config = config = self.configs[0]
+        options = named | config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook(self.nargs | options)
+        return self.fn.run(*args, **options)
+
+    autotuner.Autotuner.run = run
+
+
+def launch(name: str, arguments: Iterable[Any]) -> None:
+    """Run ``triton::<name>`` over the tensors among ``arguments``; without any, do nothing."""
+    tensors = list(_tensors(arguments))
+    if tensors:
+        with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
+            _op(name)(tensors)
+
+
+def explain_missing(error: ModuleNotFoundError) -> None:
+    """Add to ``error`` what helps, where it is about Triton: CPU builds of torch come without."""
+    if error.name is not None and error.name.partition(".")[0] == "triton":
+        error.add_note(
+            "The program has Triton kernels, and CPU builds of torch do not bring Triton along: "
+            "pip install triton. The null device launches its kernels without a GPU and without "
+            "compiling them"
+        )
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in arguments:
+        tensor = getattr(value, "base", value)  # a tensor descriptor
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            yield tensor
+
+
+@cache
+def _op(name: str) -> Callable[[list[torch.Tensor]], None]:
+    _library.define(f"{name}(Tensor(a!)[] tensors) -> ()")
+    _library.impl(name, lambda tensors: None, "Meta")
+    op: Callable[[list[torch.Tensor]], None] = getattr(torch.ops.triton, name)
+    return op
+
+
+def _refuse_cuda_sources(cpp_extension: Any) -> None:
+    compile_now = cpp_extension._jit_compile
+    parameters = signature(compile_now)
+
+    def jit_compile(*args: Any, **named: Any) -> Any:
+        given = parameters.bind(*args, **named).arguments
+        sources = [str(source) for source in given["sources"]]
+        if given.get("with_cuda") or any(name.endswith(_CUDA_SOURCES) for name in sources):
+            raise OSError(
+                f"the extension {given['name']!r} has CUDA sources, which cannot run on the null "
+                "device. Define the operators that it brings with torch.library.define and give "
+                "each a shape rule with torch.library.register_fake; their time is that of the "
+                "bytes they touch, or comes from prismscale run --kernels FILE"
+            )
+        return compile_now(*args, **named)
+
+    cpp_extension._jit_compile = jit_compile

@@ -1,0 +1,82 @@
+"""Ranks that do what a captured one did: known for it after one steady step.
+
+The prologue of a trace ends with a steady step: the body is the step that was found equal to it.
+A rank that has done, node by node, what is in another's prologue has therefore been compared
+through a whole steady step. Where time is modelled, that is all there is to learn from it: its
+durations are the same by the same model, so far and from then on. Where time is measured, every
+captured rank lends its own durations to its class, and nobody follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from prismscale.capture.device.protocol import CaptureDevice
+from prismscale.capture.stream import NodeStream
+from prismscale.graph.store import load_trace
+from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+
+_COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "prologue_ns")
+
+
+class Witness:
+    """Compares a rank with those whose traces are in a folder, also while they appear there."""
+
+    def __init__(self, folder: Path, device: CaptureDevice, *, rank: int, world_size: int) -> None:
+        self._folder = folder
+        self._device = device
+        self._rank, self._world_size = rank, world_size
+        self._traces: dict[Path, RankTrace] = {}
+
+    def recognise(self, stream: NodeStream, groups: Sequence[GroupRecord]) -> RankTrace | None:
+        """The rank whose prologue is exactly what was recorded until this mark, if there is one."""
+        alike = [t for t in self._others() if t.n_prologue == len(stream.nodes)]
+        if not alike:
+            return None
+        so_far = stream.so_far(
+            self._device, rank=self._rank, world_size=self._world_size, groups=groups
+        )
+        return next((trace for trace in alike if begins_as(trace, so_far)), None)
+
+    def _others(self) -> list[RankTrace]:
+        for path in sorted(self._folder.glob("rank-*.parquet")):
+            if path not in self._traces:
+                self._traces[path] = load_trace(path)
+        return list(self._traces.values())
+
+
+def begins_as(trace: RankTrace, so_far: RankTrace) -> bool:
+    """Whether ``so_far``, all of it prologue, is the prologue of ``trace``: kinds, operations,
+    lanes, bytes, peers, edges, group sizes and durations."""
+    n = so_far.n_nodes
+    n_preds = int(so_far.pred_start_N1[-1])
+    return (
+        trace.n_prologue == n
+        and [len(g.ranks) for g in trace.groups] == [len(g.ranks) for g in so_far.groups]
+        and trace.lanes[: len(so_far.lanes)] == so_far.lanes
+        and all(np.array_equal(getattr(trace, c)[:n], getattr(so_far, c)) for c in _COLUMNS)
+        and np.array_equal(trace.pred_start_N1[: n + 1], so_far.pred_start_N1)
+        and np.array_equal(trace.pred_distance_P[:n_preds], so_far.pred_distance_P)
+    )
+
+
+def in_place_of(
+    trace: RankTrace,
+    rank: int,
+    groups: Sequence[GroupRecord],
+    known_groups: Sequence[GroupRecord],
+    memory: MemoryRecord | None,
+) -> RankTrace:
+    """``trace`` as that of ``rank``, which did the same: groups and memory are its own."""
+    return replace(
+        trace,
+        rank=rank,
+        groups=tuple(groups),
+        known_groups=tuple(known_groups),
+        memory=memory,
+        meta={**trace.meta, "followed": str(trace.rank)},
+    )

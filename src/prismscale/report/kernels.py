@@ -1,0 +1,101 @@
+"""What a report says of kernels that never ran, and of values that nobody knows: rows of text."""
+
+from __future__ import annotations
+
+from prismscale.analysis.emulated import KernelKind, KernelUse, ValueUse
+from prismscale.analysis.result import RunResult
+from prismscale.cost.kernel_signature import TensorShape, parse_signature
+from prismscale.errors import FormatError
+from prismscale.report.units import counted, duration, percent
+
+MOST_TENSORS, MOST_OPERATORS = 4, 6
+KIND_HEADS = ("Kind", "Share", "Calls", "Time", "Source", "Error")
+CALL_HEADS = ("Call", "Share", "Calls", "Each", "Source", "Error")
+VALUE_HEADS = ("Asked", "Where", "Answer", "Times")
+_DTYPES = {"BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Long": "i64"}
+
+
+def kind_rows(result: RunResult) -> list[tuple[str, ...]]:
+    """One row a kind and source, by :data:`KIND_HEADS`; shares of the device's time."""
+    return [_kind_row(kind, total_ns(result)) for kind in result.kernels]
+
+
+def call_rows(result: RunResult) -> list[tuple[str, ...]]:
+    """One row for each of the most expensive calls, by :data:`CALL_HEADS`."""
+    return [_call_row(use, total_ns(result)) for use in result.largest_kernels]
+
+
+def value_rows(result: RunResult) -> list[tuple[str, ...]]:
+    """One row for each place that asked, by :data:`VALUE_HEADS`."""
+    return [_value_row(use) for use in result.values]
+
+
+def total_ns(result: RunResult) -> int:
+    """Device time of all kernels."""
+    return sum(kernel.device_ns for kernel in result.kernels) or 1
+
+
+def coverage_sentence(result: RunResult) -> str:
+    """How much of the device's time has a rule, and what has none."""
+    covered = result.kernel_coverage
+    if not result.unknown_operators:
+        return "Every kernel has a rule of cost or a measurement."
+    whole = total_ns(result)
+    named = [
+        f"{o.op} ({counted(o.calls, 'call')}, {percent(o.device_ns / whole)})"
+        for o in result.unknown_operators[:MOST_OPERATORS]
+    ]
+    left = len(result.unknown_operators) - len(named)
+    more = f" and {counted(left, 'more operator')}" if left > 0 else ""
+    return (
+        f"{percent(covered)} of the kernels' time rests on rules of cost or measurements. Priced "
+        f"by the bytes that they touch, for want of either: {', '.join(named)}{more}. Give their "
+        "times with --kernels (docs/kernels.md)."
+    )
+
+
+def call_text(signature: str) -> str:
+    """``mm(bf16[16384, 4096], bf16[4096, 14336]ᵀ)``."""
+    try:
+        call = parse_signature(signature)
+    except FormatError:
+        return signature
+    shapes = [_shape(tensor) for tensor in call.inputs if tensor.sizes][:MOST_TENSORS]
+    more = ["…"] if sum(1 for t in call.inputs if t.sizes) > MOST_TENSORS else []
+    return f"{call.base}({', '.join([*shapes, *more])})"
+
+
+def _shape(tensor: TensorShape) -> str:
+    sizes = ", ".join(map(str, tensor.sizes))
+    turned = tensor.strides is not None and len(tensor.sizes) == 2 and tensor.strides[0] == 1
+    return f"{_DTYPES.get(tensor.dtype, tensor.dtype.lower())}[{sizes}]{'ᵀ' if turned else ''}"
+
+
+def _kind_row(kind: KernelKind, whole: int) -> tuple[str, ...]:
+    return (
+        kind.kind.replace("_", " "),
+        percent(kind.device_ns / whole),
+        f"{kind.calls:,}",
+        duration(kind.device_ns),
+        kind.source,
+        _error(kind.error),
+    )
+
+
+def _call_row(use: KernelUse, whole: int) -> tuple[str, ...]:
+    return (
+        call_text(use.signature),
+        percent(use.total_ns / whole),
+        f"{use.calls:,}",
+        duration(use.device_ns),
+        use.source,
+        _error(use.error),
+    )
+
+
+def _error(error: float) -> str:
+    return "unknown" if error < 0 else f"±{percent(error)}"
+
+
+def _value_row(use: ValueUse) -> tuple[str, ...]:
+    return (use.op.removeprefix("aten::"), use.call_site, use.answer, f"{use.count:,}")

@@ -1,0 +1,89 @@
+"""Kernels that a program brings along, and what reads of bytes that do not exist say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from prismscale.capture.device.null import custom_kernels, ops, values
+
+
+def test_an_operator_without_a_shape_rule_is_named_with_the_way_to_give_one() -> None:
+    """The message names the operator, register_fake, and where its time comes from."""
+    library = torch.library.Library("test_without_rule", "FRAGMENT")
+    library.define("mystery(Tensor x) -> Tensor")
+    with pytest.raises(NotImplementedError, match="test_without_rule::mystery") as caught:
+        torch.ops.test_without_rule.mystery(torch.empty(3, device="cuda"))
+
+    assert "register_fake" in str(caught.value)
+    assert "--kernels FILE" in str(caught.value)
+
+
+def test_an_operator_with_a_shape_rule_runs_by_its_name() -> None:
+    """register_fake is enough; the record carries the operator's name."""
+    library = torch.library.Library("test_with_rule", "FRAGMENT")
+    library.define("half(Tensor x) -> Tensor")
+    torch.library.register_fake("test_with_rule::half", lambda x: x.new_empty(x.shape[0] // 2))
+    ops.drain_ops()
+    ops.record_ops()
+    result = torch.ops.test_with_rule.half(torch.empty(8, device="cuda"))
+    ops.record_ops(False)
+
+    assert result.shape == (4,)
+    assert [record.signature.name for record in ops.drain_ops()] == ["test_with_rule::half"]
+
+
+def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
+    """Its name and tensors are recorded, and what the tensors held is forgotten."""
+    source, target = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+    ops.drain_ops()
+    ops.record_ops()
+    custom_kernels.launch("add_kernel", [source, target, 4, torch.empty(2)])
+    ops.record_ops(False)
+    (record,) = ops.drain_ops()
+
+    assert record.signature.name == "triton::add_kernel"
+    assert [tensor.shape for tensor in record.signature.inputs] == [(4,), (4,)]
+    assert values.known(target) is None
+
+
+def test_a_triton_launch_without_tensors_does_nothing() -> None:
+    """There is nothing whose bytes could give it a price."""
+    ops.drain_ops()
+    ops.record_ops()
+    custom_kernels.launch("barrier_kernel", [1, 2])
+    ops.record_ops(False)
+
+    assert len(ops.drain_ops()) == 0
+
+
+def test_cuda_sources_are_refused_by_name() -> None:
+    """torch would miss CUDA_HOME; the message says what to do instead."""
+    with pytest.raises(OSError, match=r"'my_kernels' has CUDA sources.*register_fake"):
+        cpp_extension.load_inline("my_kernels", cpp_sources="", cuda_sources="__global__ void f();")
+
+
+_READS_AN_ADDRESS = """
+import ctypes, torch
+from prismscale.capture.device.null.runtime import activate
+from prismscale.capture.device.null.spec import device_spec
+activate(device_spec("h100-sxm"))
+def use_pointer():
+    ctypes.string_at(torch.empty(4, device="cuda").data_ptr(), 16)
+use_pointer()
+"""
+
+
+def test_a_c_function_that_follows_an_address_is_explained() -> None:
+    """The process ends as it would, after a message and the line."""
+    done = subprocess.run(
+        [sys.executable, "-c", _READS_AN_ADDRESS], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode < 0
+    assert "such tensors have no bytes" in done.stderr
+    assert "in use_pointer" in done.stderr
