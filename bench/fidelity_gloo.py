@@ -5,7 +5,8 @@ one step at a time in turn, (a) the real two-rank job, (b) rank 0 and rank 1 sid
 against its own virtual peer, and (c) the same real job a second time. A live step is compared with
 the mean of the real ones before and after it, because the machine's own speed changes within
 seconds, and over several launches, because two processes of one program differ by per cents. How
-(c) differs from (a) is what this machine can resolve.
+(c) differs from (a) is what this machine can resolve. A real step lasts until the last of its ranks
+has ended: a pipeline's last stage ends earlier, and waits for the first between two steps, too.
 
 Peak memory is compared to the byte. What gloo's own threads free is noticed only when its place is
 taken again ([Note: lost frees] in capture/device/cpu.py), so a real rank's figure may be too high
@@ -67,15 +68,14 @@ class Figures:
     """What one team of ranks showed, over all launches."""
 
     steps_ns: list[NDArray[np.float64]] = field(default_factory=list)
-    """By launch: steps, the mean of both ranks."""
+    """By launch: steps of the job."""
     peak_bytes: list[list[int]] = field(default_factory=list)
     """By launch: each rank's peak."""
     lag_ns: list[int] = field(default_factory=list)
 
-    def add(self, step_ns: list[list[int]], peak_bytes: list[int]) -> None:
-        """One more launch; ``step_ns`` by rank and step."""
-        n = min(len(s) for s in step_ns)
-        self.steps_ns.append(np.mean([s[-n:] for s in step_ns], axis=0))
+    def add(self, step_ns: NDArray[np.float64], peak_bytes: list[int]) -> None:
+        """One more launch."""
+        self.steps_ns.append(step_ns)
         self.peak_bytes.append(peak_bytes)
 
     def step_ns(self) -> NDArray[np.float64]:
@@ -220,12 +220,19 @@ def run_launch(
     keeper.close()
     for team in REAL_TEAMS:
         real = [json.loads((folder / f"{team}-{r}.json").read_text()) for r in range(WORLD)]
-        figures[team].add([r["step_ns"] for r in real], [r["peak_bytes"] for r in real])
-    figures["live"].add(
-        [np.diff(seen[r]["step_end_ns"]).tolist() for r in range(WORLD)],
-        [seen[r]["peak_bytes"] for r in range(WORLD)],
-    )
+        # Both ranks begin together, and go on when both have ended.
+        step_ns = np.max(_latest([r["step_ns"] for r in real]), axis=0)
+        figures[team].add(step_ns, [r["peak_bytes"] for r in real])
+    # Two jobs, each with one of its ranks live: that rank's period is the job's.
+    step_ns = np.mean(_latest([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)]), axis=0)
+    figures["live"].add(step_ns, [seen[r]["peak_bytes"] for r in range(WORLD)])
     figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r]["step_lag_ns"]]
+
+
+def _latest(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Rank × step, as many of the last as every rank has."""
+    n = min(len(steps) for steps in step_ns)
+    return np.array([steps[-n:] for steps in step_ns], dtype=np.float64)
 
 
 def start_real(

@@ -9,6 +9,9 @@ before the model is built: its local layers then allocate and keep what the othe
 - Rotary embedding is one kernel, which keeps its angles alone.
 - Fused attention (cuDNN's) reads queries, keys and values where the projection wrote them, or makes
   each contiguous where something came between. It keeps them, the output and one float32 a row.
+
+The copies after a rotary embedding and the scores' own buffers were inferred from the records (of
+one and of two layouts); the rest was known before they were compared.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from titan_2024 import as_of_2024
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.config import CompileConfig
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.llama3 import config_registry as registry
 from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
+
+from titan_2024 import as_of_2024
 
 
 def llama3_8b_whole_loss() -> Trainer.Config:
@@ -26,6 +27,11 @@ def llama3_8b_2024() -> Trainer.Config:
     config = llama3_8b_whole_loss()
     as_of_2024(config.model_spec)
     return config
+
+
+def llama3_70b() -> Trainer.Config:
+    """70B as torchtitan has it."""
+    return registry.llama3_70b()
 
 
 def llama3_405b_bf16() -> Trainer.Config:

@@ -85,6 +85,33 @@ def test_an_edited_program_is_captured_anew(config: JobConfig, cluster: Cluster)
     assert config.capture_key(cluster) != key
 
 
+def test_an_edited_package_beside_the_script_is_captured_anew(
+    config: JobConfig, cluster: Cluster
+) -> None:
+    """However deep the file lies."""
+    inner = Path(config.script.target).parent / "models" / "parts"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").touch()
+    key = config.capture_key(cluster)
+    (inner / "layer.py").write_text("wide = True\n")
+    assert config.capture_key(cluster) != key
+
+
+def test_an_edited_module_is_captured_anew(
+    config: JobConfig, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is found from where the command runs; none of it is run for that."""
+    package = tmp_path / "trainer_of_ours"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    module = replace(config, script=Script(target="trainer_of_ours.train", is_module=True))
+    key = module.capture_key(cluster)
+    (package / "train.py").write_text("print('steps')\n")
+    assert module.capture_key(cluster) != key
+
+
 @pytest.mark.parametrize(
     "change",
     [{"live": (1,)}, {"steps": 3}, {"clock": "virtual"}, {"slow": {1: 2.0}}, {"hang": {1: 2}}],

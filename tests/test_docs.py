@@ -59,7 +59,7 @@ def check_prismscale(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(words[1:]) <= targets
 
 

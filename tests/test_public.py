@@ -14,9 +14,9 @@ from runs import environment
 
 SOURCE = Path(__file__).parents[1] / "src" / "prismscale"
 RUN_OPTIONS = [
-    *("--capture-timeout", "--clock", "--cluster", "--compute-scale", "--device", "--fresh"),
-    *("--hang", "--live", "--max-captures", "--no-memory", "--out", "--samples", "--show"),
-    *("--slow", "--step-marker", "--steps", "--world-size", "-m"),
+    *("--attach", "--capture-timeout", "--clock", "--cluster", "--compute-scale", "--device"),
+    *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
+    *("--out", "--samples", "--show", "--slow", "--step-marker", "--steps", "--world-size", "-m"),
 ]
 TORCHLESS = [
     *("analysis", "cluster", "cost", "errors", "files", "forecast", "formats", "graph"),

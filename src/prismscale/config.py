@@ -33,6 +33,8 @@ class JobConfig:
     out: Path
     """Run folder."""
     live: tuple[int, ...] = ()
+    attach: int | None = None
+    """The live rank that has the terminal."""
     device: str = "cpu"
     clock: str = "paced"
     samples: int = 4
@@ -68,6 +70,8 @@ class JobConfig:
                 )
         if len(set(self.live)) != len(self.live):
             raise UsageError(f"--live names a rank twice: {', '.join(map(str, self.live))}")
+        if self.attach is not None and self.attach not in self.live:
+            raise UsageError(f"--attach {self.attach}: give that rank to --live too")
         for name, value in (("samples", self.samples), ("steps", self.steps)):
             if not 1 <= value <= 100_000:
                 raise UsageError(f"--{name} is {value}; allowed: 1 … 100,000")
@@ -117,14 +121,10 @@ class JobConfig:
     def capture_key(self, cluster: Cluster) -> str:
         """Changes whenever captures made before can no longer be used: program, arguments, world,
         device, measurement."""
-        source = self.script.target
-        if not self.script.is_module:
-            folder = Path(self.script.target).resolve().parent
-            files = sorted(folder.glob("*.py"))
-            source = "".join(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
+        sources = [hashlib.sha256(f.read_bytes()).hexdigest() for f in self.script.sources()]
         parts = [
             self.script.label,
-            source,
+            "".join(sources),
             list(self.script.args),
             self.world_size,
             cluster.devices_per_node,

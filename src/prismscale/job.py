@@ -12,22 +12,18 @@ script + world size + cluster
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prismscale.analysis.emulated import Emulated
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
-from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
-from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
-from prismscale.errors import StuckError
 from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
@@ -36,12 +32,12 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
-from prismscale.live.stage import LiveStage, LogLine
-from prismscale.progress import Reporter, StageUpdate
+from prismscale.live.stage import LogLine
+from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline, simulate
-from prismscale.specs import capture_spec, live_spec
+from prismscale.specs import capture_runner, emulated_ranks, graph_durations, live_stage
 
 STEPS = 4
 """Simulated steps: the last one's period is the steady step."""
@@ -87,9 +83,9 @@ class Job:
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
                 captured=tuple(sorted(traces)),
-                emulated=self._emulated(captures, traces),
+                emulated=emulated_ranks(config, captures, traces),
             ),
-            command=config.script.label,
+            command=config.script.command,
             cluster=cluster.name,
             device=config.device,
             wall_s=self.wall_s,
@@ -100,36 +96,20 @@ class Job:
         return result
 
     def _capture(self, cluster: Cluster, folder: Path) -> tuple[SlicePlan, dict[int, RankTrace]]:
-        config = self.config
+        config, logs = self.config, self.folder.logs
         with self._stage("capture") as update:
-            runner = CaptureRunner(
-                spec=capture_spec(config, cluster, folder),
-                logs=self.folder.logs,
-                timeout_s=config.capture_timeout_s,
-                progress=update,
-            )
-            planner = SlicePlanner(
+            runner = capture_runner(config, cluster, folder=folder, logs=logs, progress=update)
+            plan = SlicePlanner(
                 traces=runner.traces,
                 capture=runner.capture,
                 world_size=config.world_size,
                 max_captures=config.max_captures,
-            )
-            plan = planner.plan()
+            ).plan()
             return plan, pool_samples(runner.traces, plan.representative_R)
-
-    def _emulated(self, folder: Path, ranks: Iterable[int]) -> tuple[Emulated, ...]:
-        if self.config.device != "null":
-            return ()
-        return tuple(Emulated.load(folder / f"rank-{rank}.null.json") for rank in sorted(ranks))
 
     def _simulate(self, graph: JobGraph, cluster: Cluster) -> tuple[GraphDurations, Timeline]:
         config = self.config
-        durations = GraphDurations(
-            graph=graph,
-            model=collective_model(cluster),
-            faults=config.faults,
-            compute_scale=config.compute_scale,
-        )
+        durations = graph_durations(config, cluster, graph)
         timeline = simulate(
             graph,
             durations,
@@ -147,33 +127,20 @@ class Job:
         cluster: Cluster,
         captures: Path,
     ) -> list[dict[str, object]]:
-        config = self.config
+        config, logs = self.config, self.folder.logs
         folder = self.folder.observations(config.live_key(cluster)).absolute()
-        stage = LiveStage(
-            spec=live_spec(config, cluster, captures, folder),
-            folder=folder,
-            logs=self.folder.logs,
-            cluster=config.cluster,
-            slow=config.slow,
-            hang=config.hang,
-            compute_scale=config.compute_scale,
-        )
-        with self._stage("live") as update:
-            seen = stage.observed()
-            if seen:
-                return seen
-            graph = assemble(traces, plan.representative_R, groups, alone=config.live)
-            try:
-                return stage.run(graph, self.log_line, lambda done: update(done, len(config.live)))
-            except StuckError:
-                # A hang that was asked for: the simulation says who waits for whom.
-                if not config.hang:
-                    raise
-                return []
+        stage = live_stage(config, cluster, captures=captures, folder=folder, logs=logs)
+        with self._stage("live", silent=config.attach is not None) as update:
+            return stage.observe(
+                lambda: assemble(traces, plan.representative_R, groups, alone=config.live),
+                self.log_line,
+                lambda done: update(done, len(config.live)),
+            )
 
     @contextmanager
-    def _stage(self, name: str) -> Iterator[StageUpdate]:
+    def _stage(self, name: str, *, silent: bool = False) -> Iterator[StageUpdate]:
         began = time.monotonic()
-        with self.reporter.stage(name) as update:
+        reporter = SilentReporter() if silent else self.reporter
+        with reporter.stage(name) as update:
             yield update
         self.wall_s[name] = time.monotonic() - began

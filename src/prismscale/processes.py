@@ -110,8 +110,10 @@ class Children:
         environment: Mapping[str, str] | None = None,
         output: IO[bytes] | int | None = None,
         pass_fds: Sequence[int] = (),
+        attached: bool = False,
     ) -> Child:
-        """Start a process whose output goes to ``log`` (or to ``output``).
+        """Start a process whose output goes to ``log`` (or to ``output``); one that is ``attached``
+        has this process's own input and output.
 
         Raises:
             StorageError: the log cannot be written.
@@ -124,9 +126,9 @@ class Children:
         with sink:
             process = subprocess.Popen(
                 list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=sink if output is None else output,
-                stderr=subprocess.STDOUT if output is None else sink,
+                stdin=None if attached else subprocess.DEVNULL,
+                stdout=None if attached else sink if output is None else output,
+                stderr=None if attached else subprocess.STDOUT if output is None else sink,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
                 pass_fds=pass_fds,

@@ -1,41 +1,83 @@
-"""What the processes of a job are told: specs of captured and live ranks."""
+"""What the stages of a job are made of: who runs its processes, what they are told, durations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from prismscale.analysis.emulated import Emulated
+from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.cost.collective import collective_model
+from prismscale.cost.durations import GraphDurations
+from prismscale.graph.job_graph import JobGraph
 from prismscale.live.spec import LiveSpec
+from prismscale.live.stage import LiveStage
+from prismscale.progress import StageUpdate
 
 
-def capture_spec(config: JobConfig, cluster: Cluster, folder: Path) -> CaptureSpec:
-    """Of every captured rank; the rank is filled in for each. ``folder`` takes the traces."""
-    return CaptureSpec(
-        **_of_any_rank(config, cluster, captures=folder),
-        rank=0,
-        samples=config.samples,
-        track_memory=config.memory,
-        out=str(folder),
+def capture_runner(
+    config: JobConfig, cluster: Cluster, *, folder: Path, logs: Path, progress: StageUpdate
+) -> CaptureRunner:
+    """Captures ranks; ``folder`` takes the traces."""
+    return CaptureRunner(
+        spec=CaptureSpec(
+            **_of_any_rank(config, cluster, captures=folder),
+            rank=0,
+            samples=config.samples,
+            track_memory=config.memory,
+            out=str(folder),
+        ),
+        logs=logs,
+        timeout_s=config.capture_timeout_s,
+        progress=progress,
     )
 
 
-def live_spec(config: JobConfig, cluster: Cluster, captures: Path, folder: Path) -> LiveSpec:
-    """Of every live rank; rank, trace, exchange and socket are filled in for each. ``folder`` takes
-    the observations."""
-    return LiveSpec(
-        **_of_any_rank(config, cluster, captures=captures),
-        rank=config.live[0],
-        steps=config.steps,
-        clock=config.clock,
-        live=config.live,
-        trace="",
-        exchange="",
-        gate=None,
-        socket="",
-        out=str(folder),
+def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> tuple[Emulated, ...]:
+    """What is known of captured ranks whose device was not there."""
+    if config.device != "null":
+        return ()
+    return tuple(Emulated.load(captures / f"rank-{rank}.null.json") for rank in sorted(ranks))
+
+
+def graph_durations(config: JobConfig, cluster: Cluster, graph: JobGraph) -> GraphDurations:
+    """Durations of the job's nodes on its cluster, with its faults."""
+    return GraphDurations(
+        graph=graph,
+        model=collective_model(cluster),
+        faults=config.faults,
+        compute_scale=config.compute_scale,
+    )
+
+
+def live_stage(
+    config: JobConfig, cluster: Cluster, *, captures: Path, folder: Path, logs: Path
+) -> LiveStage:
+    """Runs live ranks; ``folder`` takes the observations."""
+    return LiveStage(
+        spec=LiveSpec(
+            **_of_any_rank(config, cluster, captures=captures),
+            rank=config.live[0],
+            steps=config.steps,
+            clock=config.clock,
+            live=config.live,
+            trace="",
+            exchange="",
+            gate=None,
+            socket="",
+            out=str(folder),
+        ),
+        folder=folder,
+        logs=logs,
+        cluster=config.cluster,
+        slow=config.slow,
+        hang=config.hang,
+        compute_scale=config.compute_scale,
+        attach=config.attach,
     )
 
 

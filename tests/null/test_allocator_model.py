@@ -196,6 +196,20 @@ def test_cached_segments_are_given_back_before_out_of_memory() -> None:
     assert allocator.memory_stats()["reserved_bytes.all.current"] == 80 * MIB
 
 
+@pytest.mark.parametrize(("threshold", "reserved"), [(0.0, 80 * MIB), (0.5, 40 * MIB)])
+def test_cached_segments_go_when_more_than_the_threshold_is_reserved(threshold, reserved) -> None:
+    """Garbage collection comes before a new segment, not before out of memory."""
+    config = AllocatorConfig(memory_fraction=1.0, garbage_collection_threshold=threshold)
+    allocator = CppAllocator(100 * MIB, config)
+    allocator.free(allocator.malloc(40 * MIB, 0))
+    for _ in range(2):
+        allocator.malloc(20 * MIB, 1)
+    found = allocator.stats()["reserved_bytes"]["all"]["current"]
+    allocator.close()
+
+    assert found == reserved
+
+
 def test_config_is_read_as_torch_reads_it() -> None:
     """Settings of PYTORCH_ALLOC_CONF, in torch's units and syntax."""
     config = parse_config("max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:8]")

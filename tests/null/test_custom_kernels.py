@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -37,6 +38,16 @@ def test_an_operator_with_a_shape_rule_runs_by_its_name() -> None:
     assert [record.signature.name for record in ops.drain_ops()] == ["test_with_rule::half"]
 
 
+def test_an_operator_written_in_python_runs_as_it_is() -> None:
+    """torch.library.custom_op: its body's ops are what the device sees."""
+
+    @torch.library.custom_op("test_in_python::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert twice(torch.ones(3, device="cuda")).tolist() == [2.0, 2.0, 2.0]
+
+
 def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
     """Its name and tensors are recorded, and what the tensors held is forgotten."""
     source, target = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
@@ -65,6 +76,25 @@ def test_cuda_sources_are_refused_by_name() -> None:
     """torch would miss CUDA_HOME; the message says what to do instead."""
     with pytest.raises(OSError, match=r"'my_kernels' has CUDA sources.*register_fake"):
         cpp_extension.load_inline("my_kernels", cpp_sources="", cuda_sources="__global__ void f();")
+
+
+def test_a_module_is_changed_when_it_is_imported_later(tmp_path, monkeypatch) -> None:
+    """Importing Triton here would take seconds: its functions are replaced on its first import."""
+    (tmp_path / "imported_later.py").write_text("answer = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    actions = {"imported_later": lambda module: setattr(module, "answer", 2)}
+    custom_kernels.Watcher(actions).begin()
+
+    assert importlib.import_module("imported_later").answer == 2
+
+
+def test_a_missing_triton_is_explained() -> None:
+    """CPU builds of torch do not bring it along."""
+    error = ModuleNotFoundError("No module named 'triton'", name="triton")
+    custom_kernels.explain_missing(error)
+
+    assert "pip install triton" in error.__notes__[0]
 
 
 _READS_AN_ADDRESS = """

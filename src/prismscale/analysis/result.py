@@ -61,6 +61,7 @@ class LiveResult:
     lag_ns: int
     """Median cost of emulation per step, taken out of ``step_ns``."""
     peak_bytes: int
+    """0 where memory was not tracked."""
     boot_s: float
     communications: int
     uncovered: int

@@ -94,7 +94,10 @@ class GlooLoad:
         if size < 2 or not tensors:
             return []
         share = (size - 1) / size
-        if op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.GATHER) or op.is_p2p:
+        if op.is_p2p:
+            self._message(collective)
+            return []
+        if op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.GATHER):
             share = 0.5
         n_bytes = min(int(collective.n_bytes * share), LARGEST_BYTES)
         if n_bytes < SMALLEST_BYTES:
@@ -110,7 +113,19 @@ class GlooLoad:
                 first._allgather_base(a, a[:half]),
                 second._allgather_base(b, b[half:]),
             ]
-        return [first.send([a], 1, 0), second.recv([b], 0, 0)]
+        # The receiver first: what comes before it is asked for costs it twice.
+        received = second.recv([b], 0, 0)
+        return [first.send([a], 1, 0), received]
+
+    def _message(self, collective: Collective) -> None:
+        """gloo writes a message to the socket in the sender's own thread, and reads one while the
+        receiver waits. A pair would do both here, at ten times the cost: its reader, on the
+        sender's core, is woken for every segment."""
+        if collective.op == CollectiveOp.SEND:
+            sent = collective.inputs[0]
+            n = min(sent.numel(), LARGEST_BYTES // sent.element_size())
+            a, b = self._tensors(sent.dtype, n)
+            b[:n].copy_(a[:n])
 
     def _tensors(self, dtype: torch.dtype, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed buffers: sums of zeros stay zero, so no value ever overflows.
@@ -140,14 +155,17 @@ class Transfer:
         self._lock = threading.Lock()
         try:
             futures = [work.get_future() for work in works]
-        except RuntimeError:  # gloo's point-to-point and broadcast tell nobody of their end
-            return
+        except RuntimeError:
+            # gloo's point-to-point and broadcast tell nobody of their end but who waits, and a wait
+            # that comes late tells too late an end.
+            futures = []
+        self._tells = bool(futures)
         for future in futures:
             future.add_done_callback(self._ended)
 
     def finish(self) -> None:
         """Wait for the end. A program that had to wait notices it when it runs again."""
-        waits = not all(work.is_completed() for work in self._works)
+        waits = self._tells and not all(work.is_completed() for work in self._works)
         _wait(self._works)
         if waits:
             with self._lock:

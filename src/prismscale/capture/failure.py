@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import json
 import sys
@@ -27,6 +28,11 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
     text = "".join(traceback.format_exception(_without_our_frames(error)))
     own = isinstance(error, PrismscaleError)
     summary = str(error) if own else f"{type(error).__name__}: {error}"
+    if isinstance(error, bdb.BdbQuit):
+        summary = (
+            "the debugger was left. (Only the live rank of --attach has a terminal; elsewhere "
+            "breakpoint() does nothing, and pdb.set_trace() ends here)"
+        )
     body = {"rank": rank, "ours": own, "kind": type(error).__name__}
     # The log may lie on the full disk that this is about.
     with contextlib.suppress(OSError):

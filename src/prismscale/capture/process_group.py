@@ -54,6 +54,8 @@ class EmulatedProcessGroup(Communications, _Base):  # type: ignore[misc]
 
     registry: ClassVar[GroupRegistry | None] = None
     """Of the installation in force; torch gives a constructor no way to receive it."""
+    objects_on_host: ClassVar[bool] = False
+    """Pickled objects travel in host memory, whatever the backend: a device without bytes."""
 
     def __init__(self, *arguments: Any) -> None:
         """``(store, rank, size)`` or ``(rank, size)``, as ``ProcessGroup`` takes them."""
@@ -107,6 +109,8 @@ class EmulatedProcessGroup(Communications, _Base):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device | str) -> Any:
         backend = self._backends.get(torch.device(device).type)
+        if backend is None and self.objects_on_host:
+            backend = next(iter(self._backends.values()), None)
         if backend is None:
             raise RuntimeError(
                 f"No backend type associated with device type {torch.device(device).type}"

@@ -21,7 +21,7 @@ from prismscale.capture.objects import MIRROR
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.capture.recorder import Recorder
-from prismscale.capture.script import StopProgram
+from prismscale.capture.script import StopProgram, ignore_breakpoints
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.steps import find_steady, watch_steps
 from prismscale.capture.witness import Witness, in_place_of
@@ -122,6 +122,7 @@ class CaptureControl:
 
 def capture_rank(spec: CaptureSpec) -> RankTrace:
     """Run the program as one rank of the target job and return its trace."""
+    ignore_breakpoints()
     emulation = start_device(spec)
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from prismscale.errors import UsageError
@@ -18,6 +20,11 @@ class StopProgram(BaseException):
     Not an Exception, so that a training loop's ``except Exception`` does not swallow it, while
     ``finally`` blocks still run.
     """
+
+
+def ignore_breakpoints() -> None:
+    """Let ``breakpoint()`` do nothing: a rank without a terminal has nobody to ask."""
+    os.environ["PYTHONBREAKPOINT"] = "0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +47,27 @@ class Script:
     def label(self) -> str:
         """What to call the program in messages."""
         return f"-m {self.target}" if self.is_module else self.target
+
+    @property
+    def command(self) -> str:
+        """The program and its arguments, as a shell would read them."""
+        return " ".join([self.label, *map(shlex.quote, self.args)])
+
+    def sources(self) -> list[Path]:
+        """Files of the program's own code: those beside the script and packages there, or all of
+        the module's package. What is installed elsewhere is not among them."""
+        if not self.is_module:
+            folder = Path(self.target).resolve().parent
+            packages = (p.parent for p in folder.glob("*/__init__.py"))
+            return sorted({*folder.glob("*.py"), *(f for p in packages for f in p.rglob("*.py"))})
+        # Of a top-level name only: to find a submodule would run its package.
+        found = PathFinder.find_spec(self.target.partition(".")[0], [os.getcwd(), *sys.path])
+        if found is None:
+            return []
+        if found.submodule_search_locations is None:
+            return [Path(found.origin)] if found.origin else []
+        folders = map(Path, found.submodule_search_locations)
+        return sorted(f for folder in folders for f in folder.rglob("*.py"))
 
     def set_up(self) -> None:
         """Set ``sys.argv`` and ``sys.path`` as the interpreter would for this program."""

@@ -3,11 +3,11 @@
 The groups that rank 0 creates show the mesh: its *axes* are the groups that cut the world into
 independent coordinates. On each axis the first, second, middle and last positions are looked at.
 Axes whose ranks are expected to run one program are looked at together: one rank is second on all
-of them, one in the middle, one last, and what any of them does differently shows. Where it does, and
-on axes along which ranks send to each other, as pipeline stages do, each axis is looked at alone:
-where two neighbours in the sample differ, the interval between them is halved until the border is
-found. Axes that matter are captured in full product. The opposite corner of the world is a witness
-for all of it: where it contradicts, the axes are examined again from there.
+of them, one in the middle, one last, and what any of them does differently shows. Where it does,
+each axis is looked at alone, and so are those along which ranks send to each other, as pipeline
+stages do: where two neighbours in the sample differ, the interval between them is halved until the
+border is found. Axes that matter are captured in full product. The opposite corner of the world is
+a witness for all of it: where it contradicts, the axes are examined again from there.
 
 PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2); the
 sameness that it assumes is checked here and reported.

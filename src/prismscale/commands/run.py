@@ -39,6 +39,12 @@ def run(
     live: Annotated[
         str, typer.Option(help="Ranks to run live, for example 0,512.", show_default="none")
     ] = "",
+    attach: Annotated[
+        int | None,
+        typer.Option(
+            help="Live rank that gets the terminal: breakpoint() asks there.", show_default="none"
+        ),
+    ] = None,
     module: Annotated[
         str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
     ] = "",
@@ -100,6 +106,7 @@ def run(
         cluster=cluster,
         out=out,
         live=_ranks(live, "--live"),
+        attach=attach,
         device=device,
         clock=clock,
         steps=steps,

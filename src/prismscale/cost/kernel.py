@@ -34,7 +34,7 @@ FUSED_KINDS = (
     "strided_copy",
     "fill",
 )
-_FUSED_SHARE = 0.25
+_FUSED_SHARE = 0.22
 """Memory traffic of inductor's kernels relative to that of eager operators: bench/fusion.py."""
 _NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
 """FSDP's copies around communications, which run in hooks outside of compiled regions."""

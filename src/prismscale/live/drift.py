@@ -5,9 +5,9 @@ the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these 
 Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
 beside live ranks that compute at this one's. Each live rank therefore says after every step how
 long it computed; over the last few steps this is so many times what its trace says, and the virtual
-ranks' durations are taken so many times: communication too, which is the same processor's work. It
-is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what its
-computation took here.
+ranks' computation is taken so many times, and their communication where it is the same processor's
+work. It is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what
+its computation took here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from prismscale.cost.durations import GraphDurations
+from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import NEVER, Duration, DurationSource
+from prismscale.sim.engine import NEVER, Duration
 
 WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
@@ -68,8 +70,10 @@ class MachineSpeed:
 class DriftingDurations:
     """Durations at the machine's present speed. A step keeps the factor it began with."""
 
-    durations: DurationSource
+    durations: GraphDurations
     speed: MachineSpeed
+    communicates: bool
+    """Whether communication is this processor's work too."""
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""
@@ -80,7 +84,11 @@ class DriftingDurations:
         body, factor = self.durations.body(class_index, step), self.speed.factor
         if factor == 1.0:
             return body
-        return [_scaled(duration, factor) for duration in body]
+        if self.communicates:
+            return [_scaled(duration, factor) for duration in body]
+        trace = self.durations.graph.classes[class_index].trace
+        computes = (trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE).tolist()
+        return [_scaled(d, factor) if c else d for d, c in zip(body, computes, strict=True)]
 
 
 def _scaled(duration: Duration, factor: float) -> Any:

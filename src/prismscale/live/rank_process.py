@@ -24,7 +24,7 @@ from prismscale.capture.logical_time import answering_time
 from prismscale.capture.objects import MIRROR
 from prismscale.capture.payload import CompositePayload, MirrorPayload
 from prismscale.capture.recorded_payload import RecordedPayload
-from prismscale.capture.script import StopProgram
+from prismscale.capture.script import StopProgram, ignore_breakpoints
 from prismscale.capture.steps import watch_steps
 from prismscale.errors import StuckError
 from prismscale.files import write_json
@@ -130,6 +130,8 @@ class LiveControl:
 
 def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
+    if not spec.attached:
+        ignore_breakpoints()
     emulation = start_device(spec)
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor

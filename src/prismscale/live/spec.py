@@ -32,6 +32,8 @@ class LiveSpec(RankSpec):
     """Socket of a keeper that lets steps begin; None lets them run."""
     compute_factor: float = 1.0
     """How much longer this rank computes than it does here."""
+    attached: bool = False
+    """This rank has the command's terminal: ``breakpoint()`` asks there."""
     hang_step: int | None = None
     """Steady step at whose beginning this rank stops for ever."""
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prismscale.capture.launcher import failure_of
 from prismscale.errors import PrismscaleError, StuckError
 from prismscale.files import write_json
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
-from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.processes import Child, Children
 
@@ -43,8 +39,35 @@ class LiveStage:
     slow: Mapping[int, float]
     hang: Mapping[int, int]
     compute_scale: float = 1.0
+    attach: int | None = None
+    """The live rank that has this process's terminal, for a debugger."""
     prefix: Callable[[], Sequence[str]] = tuple
     """Words before a live rank's command (for a CPU quota); asked each time."""
+
+    def observe(
+        self,
+        graph: Callable[[], JobGraph],
+        on_line: LogLine,
+        on_step: Callable[[int], None],
+    ) -> list[Any]:
+        """Observations of all live ranks, by rank; those of an earlier run where there are any. A
+        hang that was asked for leaves none.
+
+        Raises:
+            ScriptError: the program failed on a live rank.
+            StuckError: the job hangs, and nobody asked for it.
+        """
+        # Who asks for a terminal wants to see it run.
+        seen = self.observed() if self.attach is None else []
+        if seen:
+            return seen
+        try:
+            return self.run(graph(), on_line, on_step)
+        except StuckError:
+            # The simulation says who waits for whom.
+            if not self.hang:
+                raise
+            return []
 
     def run(self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]) -> list[Any]:
         """Run all live ranks to the end; returns their observations (``live-<r>.json``), by rank.
@@ -55,7 +78,7 @@ class LiveStage:
         """
         followers: list[threading.Thread] = []
         try:
-            with Children() as children:
+            with _terminal_kept(), Children() as children:
                 followers = self._start(children, graph, children.shared_folder(), on_line)
                 self._watch(children, on_step)
         finally:
@@ -76,6 +99,7 @@ class LiveStage:
         return replace(
             self.spec,
             rank=rank,
+            attached=rank == self.attach,
             compute_factor=self.compute_scale * self.slow.get(rank, 1.0),
             hang_step=self.hang.get(rank),
             exchange=str(exchange),
@@ -98,7 +122,8 @@ class LiveStage:
                 "slow": {str(r): f for r, f in self.slow.items()},
                 "hang": {str(r): s for r, s in self.hang.items()},
                 "compute_scale": self.compute_scale,
-                "follow_speed": self.spec.communication_load,
+                "follow_speed": self.spec.device == "cpu",
+                "communicates": self.spec.communication_load,
                 "socket": str(exchange / "coordinator"),
             },
         )
@@ -117,7 +142,7 @@ class LiveStage:
             spec.save(path)
             log = self.logs / f"live-rank-{rank}.log"
             command = [*self.prefix(), *module, "prismscale.live.rank_process", str(path)]
-            child = children.start(str(rank), command, log)
+            child = children.start(str(rank), command, log, attached=spec.attached)
             followers.append(_follow(child, rank, on_line))
         return followers
 
@@ -147,13 +172,17 @@ class LiveStage:
         return failure
 
 
-def isolate(
-    graph_inputs: tuple[Mapping[int, RankTrace], NDArray[np.int64], GroupTable],
-    live: tuple[int, ...],
-) -> JobGraph:
-    """The job's graph with every live rank in a class of its own."""
-    traces, representative_R, groups = graph_inputs
-    return assemble(traces, representative_R, groups, alone=live)
+@contextmanager
+def _terminal_kept() -> Iterator[None]:
+    """A debugger that is ended while it reads a line leaves the terminal without echo."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _follow(child: Child, rank: int, on_line: LogLine) -> threading.Thread:

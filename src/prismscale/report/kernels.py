@@ -12,6 +12,8 @@ MOST_TENSORS, MOST_OPERATORS = 4, 6
 KIND_HEADS = ("Kind", "Share", "Calls", "Time", "Source", "Error")
 CALL_HEADS = ("Call", "Share", "Calls", "Each", "Source", "Error")
 VALUE_HEADS = ("Asked", "Where", "Answer", "Times")
+_ASKED = {"_local_scalar_dense": "item()"}
+"""What a program writes for an operator."""
 _DTYPES = {"BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Long": "i64"}
 
 
@@ -94,8 +96,9 @@ def _call_row(use: KernelUse, whole: int) -> tuple[str, ...]:
 
 
 def _error(error: float) -> str:
-    return "unknown" if error < 0 else f"±{percent(error)}"
+    return "unknown" if error < 0 else f"±{100 * error:.0f} %"
 
 
 def _value_row(use: ValueUse) -> tuple[str, ...]:
-    return (use.op.removeprefix("aten::"), use.call_site, use.answer, f"{use.count:,}")
+    op = use.op.removeprefix("aten::")
+    return (_ASKED.get(op, op), use.call_site, use.answer, f"{use.count:,}")

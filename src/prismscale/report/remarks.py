@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.result import LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence
-from prismscale.report.units import counted, duration, percent, signed_percent
+from prismscale.report.units import counted, duration, percent, signed_percent, size
 
 FEW_SAMPLES = 3
 FEW_STEPS = 5
@@ -71,6 +71,11 @@ def job_shares(result: RunResult) -> dict[str, float]:
             key = part.name if part.kind == "waiting" else part.kind
             found[key] += stage.ranks * part.ns / whole
     return found
+
+
+def live_peak(live: LiveResult) -> str:
+    """Peak memory of a live rank, in words."""
+    return size(live.peak_bytes) if live.peak_bytes else "not tracked"
 
 
 def highest_peak_bytes(result: RunResult) -> int | None:

@@ -20,7 +20,7 @@ from prismscale.report.kernels import (
     value_rows,
 )
 from prismscale.report.plots import OBSERVED, PREDICTED, Palette, figure, markup, plain
-from prismscale.report.remarks import class_sentences, difference, part_names, parts_of
+from prismscale.report.remarks import class_sentences, difference, live_peak, part_names, parts_of
 from prismscale.report.units import Scale, duration, percent, seconds, signed_percent, size
 from prismscale.sim.timeline import Timeline
 
@@ -159,7 +159,7 @@ def _live_row(live: LiveResult) -> list[str]:
         "–" if off is None else signed_percent(off),
         duration(live.waited_ns),
         duration(live.lag_ns),
-        size(live.peak_bytes),
+        live_peak(live),
         seconds(live.boot_s),
         f"{live.communications:,}",
         f"{live.uncovered:,}",

@@ -21,6 +21,7 @@ from prismscale.report.remarks import (
     difference,
     highest_peak_bytes,
     job_shares,
+    live_peak,
     part_names,
     parts_of,
     value_sentences,
@@ -133,7 +134,7 @@ def _stage_table(result: RunResult) -> RenderableType:
     table.add_section()
     steps = (Text(f"{scale.figure(c.step_ns)}      ", style="bold") for c in columns)
     table.add_row(Text("step", style="bold"), *steps)
-    peaks = ("–" if c.peak_bytes is None else size(c.peak_bytes) for c in columns)
+    peaks = ("not tracked" if c.peak_bytes is None else size(c.peak_bytes) for c in columns)
     table.add_row("peak memory", *peaks)
     which = "Where the last step that ended went" if result.hung else "Where a step goes"
     return _titled(f"{which}, in {scale.unit} and % of the step", table, _collapsed(columns))
@@ -171,7 +172,7 @@ def _live_table(result: RunResult) -> RenderableType:
             duration(live.median_step_ns) if live.step_ns else "–",
             Text("–" if off is None else signed_percent(off), style="bold"),
             duration(live.lag_ns),
-            size(live.peak_bytes),
+            live_peak(live),
             f"{live.uncovered:,}",
         )
     note = "Medians of the observed steps. Lag is the emulation's own, and not in them."
@@ -180,7 +181,7 @@ def _live_table(result: RunResult) -> RenderableType:
 
 def _kernel_table(result: RunResult) -> RenderableType:
     table = Table(**_TABLE)
-    table.add_column("", no_wrap=True, overflow="ellipsis", min_width=18, ratio=1)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=31)
     for head in ("share", "calls", "time", "source", "error"):
         table.add_column(head, justify="left" if head == "source" else "right", no_wrap=True)
     for row in kind_rows(result)[:MOST_KINDS]:
@@ -188,10 +189,11 @@ def _kernel_table(result: RunResult) -> RenderableType:
     left = len(result.kernels) - MOST_KINDS
     table.add_section()
     for row in call_rows(result)[:MOST_CALLS]:
-        table.add_row(*row[:3], f"{row[3]} each", *row[4:])
+        table.add_row(*row)
     more = f"{counted(left, 'more kind')} and " if left > 0 else ""
     note = f"Shares are of the device's time. The HTML report has {more}more calls."
-    return _titled("Kernels in a step of the captured ranks, by kind and by call", table, note)
+    title = "Kernels in a step of the captured ranks: by kind, and the longest calls (each)"
+    return _titled(title, table, note)
 
 
 def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:

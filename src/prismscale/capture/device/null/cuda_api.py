@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from prismscale.capture.device.null import custom_kernels, memory, streams
 from prismscale.capture.device.null.spec import NullDeviceSpec
+from prismscale.capture.process_group import EmulatedProcessGroup
 
 # What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
 _CUDA_VERSION = "13.0"
@@ -257,6 +258,7 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         (torch.cuda.nvtx, "_nvtx", _Nvtx(), "its stub raises"),
         (torch.version, "cuda", _CUDA_VERSION, "None says that this is no CUDA build"),
         (torch.UntypedStorage, "resize_", _resize_with(library), "raises 'built without USE_CUDA'"),
+        (torch.UntypedStorage, "__new__", _make_storage, "does not recognise cuda as a device"),
     ]
     for owner, name, value, _reason in replacements:
         setattr(owner, name, value)
@@ -264,6 +266,7 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
 
 def _keep_objects_on_the_host() -> None:
     """Object collectives pickle into CUDA tensors on an NCCL group; those would have no bytes."""
+    EmulatedProcessGroup.objects_on_host = True
     setattr(distributed_c10d, "_get_object_coll_device", lambda group=None: "cpu")  # noqa: B010
     for name in ("broadcast_object_list", "send_object_list", "recv_object_list"):
         on_host = _without_device(getattr(distributed_c10d, name))
@@ -281,6 +284,15 @@ def _without_device(collective: Callable[..., Any]) -> Callable[..., Any]:
         return collective(*bound.args, **bound.kwargs)
 
     return on_host
+
+
+def _make_storage(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
+    """As ``deepcopy``, ``torch.save`` and ``torch.load`` make storages."""
+    if device is None or torch.device(device).type != "cuda":
+        base: Any = torch._C.StorageBase
+        return base.__new__(cls, *arguments, device=device, **named)
+    n_bytes = arguments[0] if arguments and isinstance(arguments[0], int) else 0
+    return torch.empty(n_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def _resize_with(library: ctypes.PyDLL) -> Callable[[Any, int], Any]:

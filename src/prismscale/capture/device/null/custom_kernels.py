@@ -28,7 +28,7 @@ def install() -> None:
     """Prepare for the program's own kernels, whether their modules are imported yet or not."""
     global _library
     _library = torch.library.Library("triton", "FRAGMENT")
-    watcher = _Watcher(
+    watcher = Watcher(
         {
             "triton.runtime.jit": _replace_launches,
             "triton.runtime.autotuner": _replace_tuning,
@@ -38,7 +38,7 @@ def install() -> None:
     watcher.begin()
 
 
-class _Watcher(MetaPathFinder):
+class Watcher(MetaPathFinder):
     """Changes modules right after they are first imported: importing them here takes seconds."""
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:

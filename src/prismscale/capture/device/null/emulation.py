@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +9,14 @@ from pathlib import Path
 import torch
 
 from prismscale.analysis.emulated import Emulated
-from prismscale.capture.device.null import custom_kernels, memory
+from prismscale.capture.device.null import custom_kernels
 from prismscale.capture.device.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.capture.device.null.kernels import KernelLedger
+from prismscale.capture.device.null.occupants import occupants
 from prismscale.capture.device.null.runtime import activate
 from prismscale.capture.device.null.spec import target_gpu
 from prismscale.capture.logical_time import answering_time
 from prismscale.cost.kernel_measured import KernelPrices
-
-MOST_BLOCKS = 8
-"""Allocations that an out-of-memory error lists."""
 
 
 class NullEmulation:
@@ -76,14 +73,12 @@ class NullEmulation:
         Emulated(kernels=tuple(kernels), values=tuple(values)).save(path)
 
     def _occupants(self) -> str:
-        index = self._runtime.library.ps_current_device()
-        blocks = memory.blocks_at_out_of_memory(self._runtime.library, index)
-        alike = Counter((block.made_by, block.size_bytes) for block in blocks)
-        largest = sorted(alike.items(), key=lambda item: -item[0][1] * item[1])[:MOST_BLOCKS]
-        lines = [
-            f"  {count:6,} × {size / 2**20:10,.1f} MiB  made by {op}"
-            for (op, size), count in largest
-        ]
+        library = self._runtime.library
         steps = self.kernels.n_steps
-        when = f"after {steps} optimizer calls" if steps else "before the first optimizer call"
-        return "\n".join([f"Out of memory {when}. Most of the memory is held by:", *lines])
+        when = (
+            f"in step {steps + 1}, after {steps} optimizer calls"
+            if steps
+            else "before the first optimizer call"
+        )
+        head = f"Out of memory {when}. What held the memory of this GPU:"
+        return "\n".join([head, *occupants(library, library.ps_current_device())])

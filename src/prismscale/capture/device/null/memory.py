@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prismscale.capture.device.null.bindings import BlockRow
+from prismscale.cost.kernel_signature import FIELD
 
 _METRICS = (
     "allocation",
@@ -35,10 +36,13 @@ _COUNTERS = (
 class LiveBlock:
     """One allocation that is alive: its size and the op that made it."""
 
+    address: int
     size_bytes: int
     requested_bytes: int
     stream: int
     made_by: str
+    outputs: str
+    """Shapes of that op's results, as in its signature."""
 
 
 def nested_stats(words: list[int]) -> dict[str, Any]:
@@ -86,15 +90,19 @@ def blocks_at_out_of_memory(library: ctypes.PyDLL, device: int) -> list[LiveBloc
 def _allocated(library: ctypes.PyDLL, blocks: list[BlockRow]) -> list[LiveBlock]:
     rows = [row for row in blocks if row.allocated]
     rows.sort(key=lambda row: -row.size_bytes)
-    return [
-        LiveBlock(
-            size_bytes=row.size_bytes,
-            requested_bytes=row.requested_bytes,
-            stream=row.stream,
-            made_by=library.ps_signature(row.made_by).decode().split("\x1f")[0],
-        )
-        for row in rows
-    ]
+    return [_live_block(row, library.ps_signature(row.made_by).decode()) for row in rows]
+
+
+def _live_block(row: BlockRow, signature: str) -> LiveBlock:
+    made_by, _, shapes = signature.partition(FIELD)
+    return LiveBlock(
+        address=row.address,
+        size_bytes=row.size_bytes,
+        requested_bytes=row.requested_bytes,
+        stream=row.stream,
+        made_by=made_by,
+        outputs=shapes.split(FIELD)[1] if FIELD in shapes else "",
+    )
 
 
 def snapshot(library: ctypes.PyDLL, devices: int) -> dict[str, Any]:

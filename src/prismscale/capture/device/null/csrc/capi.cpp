@@ -9,6 +9,7 @@
 #include "cuda_ops.h"  // generated at build time from torch's operator list
 #include "fallback.h"
 #include "policy.h"
+#include "recorder.h"
 #include "runtime.h"
 
 using namespace prismscale;
@@ -167,6 +168,8 @@ void* ps_raw_alloc(int index, int64_t bytes, int64_t stream) {
 void ps_raw_free(int index, void* block) { device(index).free(static_cast<Block*>(block)); }
 
 void ps_resize_storage(void* storage, int64_t bytes) {
+  static const uint32_t id = register_signature("UntypedStorage.resize_");
+  set_current_op(id);
   resize_storage(static_cast<c10::StorageImpl*>(storage), static_cast<size_t>(bytes));
 }
 

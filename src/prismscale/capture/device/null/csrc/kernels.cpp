@@ -11,6 +11,7 @@
 
 #include "fallback.h"
 #include "policy.h"
+#include "recorder.h"
 
 namespace prismscale {
 namespace {
@@ -28,10 +29,17 @@ at::ScalarType or_default(std::optional<at::ScalarType> dtype) {
   return dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()));
 }
 
+// What a factory makes must not be put down to the op before it.
+void made_by_factory() {
+  static const uint32_t id = register_signature("aten::empty");
+  set_current_op(id);
+}
+
 Tensor empty(SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<c10::Device> where, std::optional<bool>,
              std::optional<at::MemoryFormat> format) {
   const DeviceScope scope(target_device(where));
+  made_by_factory();
   return Tensor(at::detail::empty_generic(
       C10_AS_INTARRAYREF_SLOW(size), cuda_allocator(),
       c10::DispatchKeySet(c10::DispatchKey::CUDA), or_default(dtype), format));
@@ -40,6 +48,7 @@ Tensor empty(SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::opti
 Tensor empty_strided(SymIntArrayRef size, SymIntArrayRef stride,
                      std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                      std::optional<c10::Device> where, std::optional<bool>) {
+  made_by_factory();
   return new_tensor(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                     or_default(dtype), target_device(where));
 }
