@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -66,7 +67,7 @@ def test_an_exception_in_a_captured_rank_shows_its_traceback(tmp_path: Path) -> 
     done = run_job(tmp_path / "run", 2, script)
     assert done.code == 3
     assert f'File "{script}", line 2, in load' in done.err
-    assert "the program failed on rank 0 during capture: KeyError: 'tokens'" in done.err
+    assert re.search(r"the program failed on rank \d during capture: KeyError: 'tokens'", done.err)
     assert "prismscale/capture" not in done.err
     assert not (tmp_path / "run" / "results.json").exists()
 
@@ -95,7 +96,7 @@ def test_a_world_size_that_the_mesh_cannot_use_is_said_by_the_script(tmp_path: P
     done = prismscale("run", *options, example, "--device", "cpu", "--tp", "4")
     assert done.code == 3
     assert "world size 6" in done.err
-    assert "rank 0" in done.err
+    assert "gave up on rank" in done.err
     assert "Traceback" not in done.err
     assert len(done.err.splitlines()) < 24
 

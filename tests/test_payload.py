@@ -297,6 +297,35 @@ def test_another_shape_is_not_taken(tmp_path: Path) -> None:
     assert tensor.item() == 1
 
 
+def test_a_rank_that_runs_longer_takes_the_newest_value(tmp_path: Path) -> None:
+    """What the sender sent last stands for what it would have sent in later steps."""
+    root = RecordedPayload(tmp_path)
+    for value in (3, 4):
+        root.offer(_broadcast(0, torch.tensor([value])))
+    reader, received = RecordedPayload(tmp_path), torch.tensor([0])
+    seen = []
+    for _ in range(3):
+        assert reader.offer(_broadcast(1, received))
+        seen.append(received.item())
+    assert seen == [3, 4, 4]
+
+
+def test_a_receiver_waits_for_a_sender_that_is_being_captured(tmp_path: Path) -> None:
+    """The value comes while the receiver polls."""
+    polls = []
+
+    def is_captured_now(rank: int) -> bool:
+        polls.append(rank)
+        if len(polls) == 3:
+            RecordedPayload(tmp_path).offer(_broadcast(0, torch.tensor([8])))
+        return True
+
+    received = torch.tensor([0])
+    reader = RecordedPayload(tmp_path, is_captured_now=is_captured_now)
+    assert reader.offer(_broadcast(1, received))
+    assert (received.item(), polls) == (8, [0, 0, 0])
+
+
 @pytest.mark.parametrize("content", [b"", b"not json\n", b'[{"dtype": "int64", "shape": [4]}]\nxx'])
 def test_damaged_recordings_are_refused(tmp_path: Path, content: bytes) -> None:
     """A damaged file is named and its mend said."""

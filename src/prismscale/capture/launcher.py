@@ -79,11 +79,10 @@ class CaptureRunner:
         if spec.trace_path.exists():
             self._add(self._captured_before(spec.trace_path))
             return
-        spec_path = Path(spec.out) / f"rank-{spec.rank}.json"
-        spec.save(spec_path)
+        spec.save(spec.path)
         spec.error_path.unlink(missing_ok=True)
         log = self.logs / f"capture-rank-{spec.rank}.log"
-        self._run(children, str(spec.rank), spec_path, log)
+        self._run(children, str(spec.rank), spec.path, log)
 
     def _run(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
         running = children.all_running()
@@ -107,14 +106,14 @@ class CaptureRunner:
             self._ballast += 1
             out = self.logs / f"ballast-{self._ballast}"
             spec = replace(self.spec, rank=int(running[0].name), out=str(out))
-            spec_path = out / "spec.json"
-            spec.save(spec_path)
-            self._run(children, BALLAST, spec_path, out / "log")
+            spec.save(spec.path)
+            self._run(children, BALLAST, spec.path, out / "log")
 
     def _collect(self, child: Child) -> None:
         if child.name == BALLAST:
             return
         spec = replace(self.spec, rank=int(child.name))
+        spec.path.unlink(missing_ok=True)
         if child.process.returncode == 0 and spec.trace_path.exists():
             self._add(load_trace(spec.trace_path))
             return

@@ -126,7 +126,8 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     emulation = start_device(spec)
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()
-    payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
+    recorded = RecordedPayload(Path(spec.payloads), is_captured_now=spec.is_captured_now)
+    payload = CompositePayload([recorded], MirrorPayload())
     load = GlooLoad() if spec.communication_load else NullLoad()
     recorder = Recorder(device, payload, load=load)
     witness = None

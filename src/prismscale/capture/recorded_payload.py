@@ -7,8 +7,10 @@ one communication: a line of JSON, then the raw bytes of each tensor. Nothing is
 unpickled by reading it.
 
 The name says which: operation, role of the group, group ranks of sender and receiver, running
-number of such communications, and the sender's global rank. A receiver whose own sender was not
-captured takes the value of the same position in another group of that role.
+number of such communications, and the sender's global rank. A receiver waits for a sender that is
+being captured beside it. One whose own sender was not captured takes the value of the same position
+in another group of that role; one that runs for more steps than its sender did, the newest value
+that fits.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +30,10 @@ from prismscale.graph.node import CollectiveOp
 
 _MAX_BYTES = 1 << 20
 _POLL_S = 0.002
+PATIENCE_S = 120.0
+"""How long a receiver waits for a sender that is being captured; starting up may take a minute."""
+_OLDEST = 64
+"""How many communications back a value may be that stands for a newer one."""
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -40,13 +46,14 @@ _RECORDED = frozenset(
 class RecordedPayload:
     """A payload rule on a folder that captured ranks share.
 
-    ``patience_s``: how long a receiver waits for a sender that runs at the same time; 0 where
-    ranks are captured one after another.
+    ``is_captured_now`` says whether a rank is being captured: what it sends will come.
     """
 
-    def __init__(self, folder: Path, *, patience_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, *, is_captured_now: Callable[[int], bool] = lambda rank: False
+    ) -> None:
         self._folder = Path(folder)
-        self._patience_s = patience_s
+        self._is_captured_now = is_captured_now
         self._numbers: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -72,23 +79,27 @@ class RecordedPayload:
         if is_sender:
             self._write(self._folder / f"{stem}.g{group.ranks[sender]}.bin", tensors)
             return False
-        path = self._find(stem, group.ranks[sender])
-        if path is None:
-            return False
         position = me if op is CollectiveOp.SCATTER else 0
-        return _fill(tensors, _read(path)[position:])
+        self._await(self._folder / f"{stem}.g{group.ranks[sender]}.bin", group.ranks[sender])
+        found = self._candidates(key, number, group.ranks[sender])
+        return any(_fill(tensors, _read(path)[position:]) for path in found)
 
-    def _find(self, stem: str, sender: int) -> Path | None:
-        deadline = time.monotonic() + self._patience_s
-        exact = self._folder / f"{stem}.g{sender}.bin"
-        while not exact.exists():
-            others = sorted(self._folder.glob(f"{stem}.g*.bin"))
-            if others:
-                return others[0]
-            if time.monotonic() >= deadline:
-                return None
+    def _await(self, path: Path, sender: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not path.exists() and self._is_captured_now(sender):
+            if time.monotonic() > deadline:
+                return
             time.sleep(_POLL_S)
-        return exact
+
+    def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
+        """What may answer, the best first."""
+        for before in range(min(number, _OLDEST) + 1):
+            stem = f"{key}.n{number - before}"
+            own = self._folder / f"{stem}.g{sender}.bin"
+            if own.exists():
+                yield own
+            else:
+                yield from sorted(self._folder.glob(f"{stem}.g*.bin"))[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         parts = [tensor.detach().cpu().contiguous() for tensor in tensors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prismscale.capture.rank_spec import RankSpec
@@ -26,6 +26,17 @@ class CaptureSpec(RankSpec):
             raise UsageError(f"device {self.device!r}; allowed: {', '.join(DEVICES)}")
         if self.samples < 1:
             raise UsageError(f"samples is {self.samples}; at least 1 step must be measured")
+
+    @property
+    def path(self) -> Path:
+        """Where this is kept while the rank is captured."""
+        return Path(self.out) / f"rank-{self.rank}.json"
+
+    def is_captured_now(self, rank: int) -> bool:
+        """Whether ``rank`` is being captured, beside this one."""
+        other = replace(self, rank=rank)
+        ended = other.trace_path.exists() or other.error_path.exists()
+        return other.path.exists() and not ended
 
     @property
     def trace_path(self) -> Path:

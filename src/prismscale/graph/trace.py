@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from prismscale.errors import GraphError
 from prismscale.graph.node import CollectiveOp, NodeKind
 
+HOST = "host"
+"""Name of the host's lane."""
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
 
@@ -68,7 +70,8 @@ class RankTrace:
     op_N: NDArray[np.uint8]
     """:class:`CollectiveOp` of communications; 0 for COMPUTE."""
     lane_N: NDArray[np.int16]
-    """Index into :attr:`lanes`: a host thread or device stream. For display; edges rule."""
+    """Index into :attr:`lanes`: the host or a device stream. For display, and to tell which
+    computation ends a step; edges rule."""
     role_N: NDArray[np.int16]
     peer_N: NDArray[np.int32]
     """SEND/RECV: the peer's group rank minus ours, modulo group size. Rooted collectives: the
@@ -87,7 +90,7 @@ class RankTrace:
     body_ns_SB: NDArray[np.int64]
     """Durations of body nodes in each sampled step; a communication's is the time after its last
     arrival, or 0 where a model is to answer."""
-    lanes: tuple[str, ...] = ("host",)
+    lanes: tuple[str, ...] = (HOST,)
     labels: tuple[str, ...] = ("",)
     sites: tuple[str, ...] = ()
     memory: MemoryRecord | None = None

@@ -15,7 +15,7 @@ from prismscale.errors import GraphError
 from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass, Seat
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.trace import HOST, RankTrace
 
 SEND = int(NodeKind.SEND)
 
@@ -225,8 +225,13 @@ def _lifetimes(
 
 
 def _last_computation(rank_class: RankClass) -> int:
+    """The node that ends a step. On a null device it is the device's own: the host of a program
+    that never asks for a result runs ahead, and its period is not the job's."""
     trace = rank_class.trace
     found = np.flatnonzero(trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE)
     if len(found) == 0:
         raise GraphError(f"class {rank_class.index}: a step without computation has no end")
+    on_host = trace.lane_N[trace.n_prologue + found] == trace.lanes.index(HOST)
+    if trace.meta.get("device") == "null" and not on_host.all():
+        found = found[~on_host]
     return trace.n_prologue + int(found[-1])
