@@ -57,7 +57,7 @@ CASES = {
 }
 WORLD = 2
 MEDIAN_BAR = 2.0
-CAPTURED_STEPS = 30
+CAPTURED_STEPS = 12
 REAL_TEAMS = ("real", "again")
 TEAMS = ("real", "live", "again")
 """In the order of their turns."""
@@ -293,11 +293,18 @@ def paired_error(
     return float(np.median(ratio)), float(low), float(high)
 
 
+def _means(
+    real_ns: Sequence[NDArray[np.float64]], again_ns: Sequence[NDArray[np.float64]]
+) -> list[NDArray[np.float64]]:
+    """By launch: the mean of the real steps before and after each live one."""
+    return [(a + b) / 2 for a, b in zip(real_ns, again_ns, strict=True)]
+
+
 def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
     """Rows of one case: error of paired steps with its confidence interval, and memory."""
     real, live, again = (figures[team] for team in TEAMS)
-    around = (real.step_ns() + again.step_ns()) / 2
-    error, low, high = paired_error(live.step_ns(), around)
+    around = _means(real.steps_ns, again.steps_ns)
+    error, low, high = paired_error(live.step_ns(), np.concatenate(around))
     floor, floor_low, floor_high = paired_error(again.step_ns(), real.step_ns())
     print(
         f"{case}: {len(real.step_ns())} paired steps; median real {real.median_ms():.1f} ms, live "
@@ -305,6 +312,8 @@ def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
         f"{error:+.2f} % (95 %: {low:+.2f} … {high:+.2f}); a second real job against the first "
         f"{floor:+.2f} % ({floor_low:+.2f} … {floor_high:+.2f})"
     )
+    launches = [paired_error(*steps)[0] for steps in zip(live.steps_ns, around, strict=True)]
+    print(f"  by launch: {', '.join(f'{e:+.2f} %' for e in launches)}")
     print(f"  peaks by launch: real {real.peak_bytes + again.peak_bytes}, live {live.peak_bytes}")
     smallest = [min(a, b) for a, b in zip(real.peaks(min), again.peaks(min), strict=True)]
     emulated = live.peaks(median_low)
