@@ -39,19 +39,15 @@ def test_speed_forgets_steps_beyond_its_window() -> None:
     assert speed.factor == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("communicates", [False, True])
-def test_what_is_the_processors_work_drifts(communicates: bool) -> None:
-    """Computation always is; communication only where it is done by the same processor."""
+def test_all_of_a_virtual_rank_drifts() -> None:
+    """Communication is the same processor's work as computation."""
     graph = pipeline_job(2, 2, 1, 3)
     durations = GraphDurations(graph=graph, model=collective_model(Cluster.load("h100-sxm")))
     speed = MachineSpeed(captured_ns={0: 100.0})
-    drifting = DriftingDurations(durations=durations, speed=speed, communicates=communicates)
+    drifting = DriftingDurations(durations=durations, speed=speed)
     speed.observe(0, 300)
-    trace = graph.classes[0].trace
-    kinds = trace.kind_N[trace.n_prologue :]
-    for kind, before, after in zip(kinds, durations.body(0, 1), drifting.body(0, 1), strict=True):
-        factor = 3 if communicates or kind == NodeKind.COMPUTE else 1
-        assert np.array_equal(np.asarray(after), np.asarray(before) * factor)
+    for before, after in zip(durations.body(0, 1), drifting.body(0, 1), strict=True):
+        assert np.array_equal(np.asarray(after), np.asarray(before) * 3)
 
 
 def test_captured_computation_leaves_communication_out() -> None:

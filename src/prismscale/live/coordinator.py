@@ -62,10 +62,8 @@ class Coordinator:
         live: list[int],
         *,
         follow_speed: bool = False,
-        communicates: bool = False,
     ) -> None:
-        """``follow_speed``: live ranks compute on this machine's processor, and (``communicates``)
-        communicate on it too; see [Note: machine drift]."""
+        """``follow_speed``: ranks share this processor; see [Note: machine drift]."""
         self._job = job
         self._model = model
         graph = job.graph
@@ -75,9 +73,7 @@ class Coordinator:
         self._speed = MachineSpeed(
             captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
         )
-        drifting = DriftingDurations(
-            durations=durations, speed=self._speed, communicates=communicates
-        )
+        drifting = DriftingDurations(durations=durations, speed=self._speed)
         self._engine = Engine(
             job,
             drifting if follow_speed else durations,
@@ -259,7 +255,6 @@ def serve(spec: dict[str, Any]) -> None:
         model,
         list(spec["live"]),
         follow_speed=bool(spec["follow_speed"]),
-        communicates=bool(spec["communicates"]),
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(spec["socket"])

@@ -5,9 +5,10 @@ the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these 
 Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
 beside live ranks that compute at this one's. Each live rank therefore says after every step how
 long it computed; over the last few steps this is so many times what its trace says, and the virtual
-ranks' computation is taken so many times, and their communication where it is the same processor's
-work. It is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what
-its computation took here.
+ranks' durations are taken so many times: communication too, which is the same processor's work. It
+is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what its
+computation took here. Targets whose links are modelled keep the captured durations: what emulating
+hundreds of small communications costs a live rank would look like a slow machine.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from prismscale.cost.durations import GraphDurations
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import NEVER, Duration
+from prismscale.sim.engine import NEVER, Duration, DurationSource
 
 WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
@@ -70,10 +69,8 @@ class MachineSpeed:
 class DriftingDurations:
     """Durations at the machine's present speed. A step keeps the factor it began with."""
 
-    durations: GraphDurations
+    durations: DurationSource
     speed: MachineSpeed
-    communicates: bool
-    """Whether communication is this processor's work too."""
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""
@@ -84,11 +81,7 @@ class DriftingDurations:
         body, factor = self.durations.body(class_index, step), self.speed.factor
         if factor == 1.0:
             return body
-        if self.communicates:
-            return [_scaled(duration, factor) for duration in body]
-        trace = self.durations.graph.classes[class_index].trace
-        computes = (trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE).tolist()
-        return [_scaled(d, factor) if c else d for d, c in zip(body, computes, strict=True)]
+        return [_scaled(duration, factor) for duration in body]
 
 
 def _scaled(duration: Duration, factor: float) -> Any:

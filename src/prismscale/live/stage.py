@@ -122,8 +122,7 @@ class LiveStage:
                 "slow": {str(r): f for r, f in self.slow.items()},
                 "hang": {str(r): s for r, s in self.hang.items()},
                 "compute_scale": self.compute_scale,
-                "follow_speed": self.spec.device == "cpu",
-                "communicates": self.spec.communication_load,
+                "follow_speed": self.spec.communication_load,
                 "socket": str(exchange / "coordinator"),
             },
         )
