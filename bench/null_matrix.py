@@ -26,13 +26,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from null_programs import prepare
+from null_programs import GIB, PARTIAL, prepare, reserved_bytes
 from prismscale.analysis.rows import Row, finish
-from prismscale.graph.store import load_trace
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
-GIB = 2**30
 LIMIT_S = 240
 
 
@@ -61,7 +59,7 @@ def titan(
         script=HERE / "titan_train.py",
         args=(
             *("--module", module, "--config", config, "--hf_assets_path", "./tokenizer"),
-            *("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs"),
+            *PARTIAL,
             *("--training.seq_len", "512", "--training.local_batch_size", "4"),
             *("--training.steps", "6", "--metrics.log_freq", "1"),
             *(text for pair in pairs for text in pair),
@@ -220,13 +218,6 @@ def run(program: Program, folder: Path) -> list[Row]:
         Row.told(f"{program.name}: reserved", reserved_bytes(out, found["captured"]) / GIB, "GiB"),
         *(program.more(out) if program.more else []),
     ]
-
-
-def reserved_bytes(out: Path, captured: list[int]) -> int:
-    """Most that a captured rank reserved."""
-    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
-    traces = [load_trace(newest / f"rank-{rank}.parquet") for rank in captured]
-    return max(trace.memory.reserved_bytes or 0 for trace in traces if trace.memory)
 
 
 def is_installed(package: str) -> bool:

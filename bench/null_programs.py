@@ -157,10 +157,7 @@ def measure(case: Case, folder: Path) -> list[Row]:
     if done.returncode:
         return [Row(name=f"{case.name}: completes", value=0, bar=1, ok=False)]
     found = json.loads((out / "results.json").read_text())
-    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
-    traces = [load_trace(newest / f"rank-{rank}.parquet") for rank in found["captured"]]
-    records = [trace.memory for trace in traces if trace.memory]
-    reserved = max((record.reserved_bytes or 0) for record in records) / GIB
+    reserved = reserved_bytes(out, found["captured"]) / GIB
     tokens = case.tokens_per_rank / (found["step_ns"] / 1e9)
     wall, rss = sum(found["wall_s"].values()), found["peak_rss_bytes"] / GIB
     return [
@@ -169,8 +166,15 @@ def measure(case: Case, folder: Path) -> list[Row]:
         _covered(case, found["kernels"]),
         _at_most(f"{case.name}: wall time", wall, case.most_wall_s, "s"),
         _at_most(f"{case.name}: memory of all our processes", rss, case.most_rss_gib, "GiB"),
-        Row.told(f"{case.name}: captured ranks", len(traces)),
+        Row.told(f"{case.name}: captured ranks", len(found["captured"])),
     ]
+
+
+def reserved_bytes(out: Path, captured: Sequence[int]) -> int:
+    """Most that a captured rank of the run in ``out`` reserved."""
+    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
+    traces = [load_trace(newest / f"rank-{rank}.parquet") for rank in captured]
+    return max(trace.memory.reserved_bytes or 0 for trace in traces if trace.memory)
 
 
 def _covered(case: Case, kernels: Sequence[dict[str, Any]]) -> Row:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d
 
 import apex_kernels
 from prismscale.capture.backends import install
@@ -62,9 +60,6 @@ def run_rank(
     spec = device_spec("h100-sxm")
     activate(replace(spec, total_memory_bytes=memory_gib << 30) if memory_gib else spec)
     apex_kernels.install()
-    # Pickled objects would go through CUDA tensors, whose bytes do not exist.
-    device_of: Callable[[Any], str] = lambda group=None: "cpu"  # noqa: E731
-    distributed_c10d._get_object_coll_device = device_of
     sys.path.insert(0, str(EXAMPLE))
     sys.argv = ["train.py", *options]
     peaks = []

@@ -64,7 +64,7 @@ class NullLoad:
 
     def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
         """Nothing to do."""
-        return _nothing
+        return nothing_to_wait_for
 
 
 class GlooLoad:
@@ -83,7 +83,7 @@ class GlooLoad:
         for collective in batch:
             works += self._start(collective)
         if not works:
-            return _nothing
+            return nothing_to_wait_for
         if took is None:
             return lambda: _wait(works)
         return Transfer(works, began_ns, self._ended_ns, took).finish
@@ -205,5 +205,5 @@ def _connect_pair(kind: Any) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def _nothing() -> None:
+def nothing_to_wait_for() -> None:
     """No work to wait for."""

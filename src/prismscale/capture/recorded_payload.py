@@ -92,14 +92,17 @@ class RecordedPayload:
             time.sleep(_POLL_S)
 
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
-        """What may answer, the best first."""
-        for before in range(min(number, _OLDEST) + 1):
-            stem = f"{key}.n{number - before}"
-            own = self._folder / f"{stem}.g{sender}.bin"
-            if own.exists():
-                yield own
-            else:
-                yield from sorted(self._folder.glob(f"{stem}.g*.bin"))[:1]
+        """What may answer, the best first; the folder is listed only where the exact is missing."""
+        exact = self._folder / f"{key}.n{number}.g{sender}.bin"
+        if exact.exists():
+            yield exact
+        by_number: dict[int, list[Path]] = {}
+        for path in sorted(self._folder.glob(f"{key}.n*.g*.bin")):
+            by_number.setdefault(int(path.name[len(key) + 2 :].partition(".")[0]), []).append(path)
+        for n in range(number, max(number - _OLDEST, 0) - 1, -1):
+            own = self._folder / f"{key}.n{n}.g{sender}.bin"
+            recorded = by_number.get(n, [])
+            yield from [own] if own in recorded else recorded[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         parts = [tensor.detach().cpu().contiguous() for tensor in tensors]

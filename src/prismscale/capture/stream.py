@@ -15,7 +15,7 @@ from prismscale.capture.device.protocol import CaptureDevice, Mark
 from prismscale.errors import UsageError
 from prismscale.graph.builder import Names, TraceBuilder
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.trace import HOST, GroupRecord, MemoryRecord, RankTrace
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class NodeStream:
         """What lies between consecutive marks: equal text, equal structure."""
         self.reaches: list[int] = []
         """Of each of these, where in the stream its farthest edge that is named by place begins."""
-        self.lanes = Names(["host"])
+        self.lanes = Names([HOST])
         self.labels = Names([""])
         self.sites = Names()
         self._places: list[int] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import NO_ROLE, GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.trace import HOST, NO_ROLE, GroupRecord, MemoryRecord, RankTrace
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class TraceBuilder:
         self._groups = tuple(groups or (GroupRecord(ranks=tuple(range(world_size))),))
         self._nodes: list[_Node] = []
         self._n_prologue = 0
-        self.lanes = Names(["host"])
+        self.lanes = Names([HOST])
         self.labels = Names([""])
         self.sites = Names()
 
@@ -67,7 +67,7 @@ class TraceBuilder:
         *,
         preds: Iterable[int] = (),
         label: str = "",
-        lane: str = "host",
+        lane: str = HOST,
         site: str = "",
     ) -> int:
         """Append a computation; one duration, or one per sampled step. Returns its position."""

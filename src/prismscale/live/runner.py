@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch.distributed import Work
 
-from prismscale.capture.contention import CommunicationLoad
+from prismscale.capture.contention import CommunicationLoad, nothing_to_wait_for
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.work import EmulatedWork
@@ -30,10 +30,6 @@ ASK_AFTER_S = 5.0
 """A wait this long makes the live rank ask whether it ever ends."""
 UNCOVERED_BASE = 1 << 62
 """Positions of communications that the graph does not have."""
-
-
-def _nothing() -> None:
-    """No work to wait for."""
 
 
 class StepEnd(NamedTuple):
@@ -55,7 +51,7 @@ class Pending:
     meetings: list[str]
     workspace: object = None
     """What the backend holds until the end."""
-    finished: Callable[[], None] = _nothing
+    finished: Callable[[], None] = nothing_to_wait_for
     """Waits for this rank's share of the work."""
     filled: bool = False
 

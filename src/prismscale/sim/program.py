@@ -231,7 +231,7 @@ def _last_computation(rank_class: RankClass) -> int:
     found = np.flatnonzero(trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE)
     if len(found) == 0:
         raise GraphError(f"class {rank_class.index}: a step without computation has no end")
-    on_host = trace.lane_N[trace.n_prologue + found] == trace.lanes.index(HOST)
-    if trace.meta.get("device") == "null" and not on_host.all():
-        found = found[~on_host]
+    if trace.meta.get("device") == "null":
+        on_host = trace.lane_N[trace.n_prologue + found] == trace.lanes.index(HOST)
+        found = found if on_host.all() else found[~on_host]
     return trace.n_prologue + int(found[-1])

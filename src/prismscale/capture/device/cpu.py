@@ -18,7 +18,7 @@ from torch.autograd import profiler as autograd_profiler
 from prismscale.capture.device.protocol import CommunicationEnd, LaneObserver
 from prismscale.capture.spans import Spans
 from prismscale.capture.stream import NodeStream
-from prismscale.graph.trace import MemoryRecord
+from prismscale.graph.trace import HOST, MemoryRecord
 
 
 class CpuDevice:
@@ -32,7 +32,7 @@ class CpuDevice:
 
     def lane(self) -> str:
         """The host."""
-        return "host"
+        return HOST
 
     def mark(self, lane: str) -> int:
         """Now."""

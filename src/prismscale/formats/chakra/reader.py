@@ -27,7 +27,7 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import GroupRecord, RankTrace
+from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
 
 OPERATION = {comm_type: op for op, comm_type in COMM_TYPE.items()} | {
@@ -227,7 +227,7 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
         node = file.nodes[i]
         preds = [position[dep] for dep in dict.fromkeys(node.deps)]
         preds += [position[i] - distance for distance in node.earlier]
-        lane = str(node.attrs.get("lane", "host" if node.attrs.get("is_cpu_op") else "device"))
+        lane = str(node.attrs.get("lane", HOST if node.attrs.get("is_cpu_op") else "device"))
         op = _operation(file.path, i, node)
         if op is None:
             builder.add_compute(node.duration_ns, preds=preds, label=node.name, lane=lane)

@@ -31,6 +31,7 @@ from prismscale.formats.chakra.messages import (
 from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import HOST
 from prismscale.sim.engine import Duration, DurationSource
 from prismscale.sim.timeline import RankTimeline, Timeline
 
@@ -182,7 +183,7 @@ class _RankExport:
         sources = [node - int(d) for d in trace.predecessors(i)]
         duration_ns = self._duration_ns(node)
         attributes: dict[str, bool | int | str | list[int]] = {
-            "is_cpu_op": trace.lanes[int(trace.lane_N[i])] == "host",
+            "is_cpu_op": trace.lanes[int(trace.lane_N[i])] == HOST,
             "start_time_ns": start_ns,
             "duration_ns": duration_ns,
             "lane": trace.lanes[int(trace.lane_N[i])],

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
 from prismscale.formats.kineto.communications import Communication
-from prismscale.formats.kineto.rank import CLOCK_JUMP_NS, GAP, HOST, RankSteps
+from prismscale.formats.kineto.rank import CLOCK_JUMP_NS, GAP, RankSteps
 from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import HOST
 
 GroupKey = tuple[str, tuple[int, ...]]
 """Name, and members as indices of recorded ranks."""

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from prismscale.errors import FormatError
 from prismscale.formats.kineto.communications import Communication, Communications
 from prismscale.formats.kineto.events import WAITS, Activity, RankEvents
+from prismscale.graph.trace import HOST
 
-HOST = "host"
 GAP = "gap"
 STEP_END = "step end"
 CLOCK_JUMP_NS = 10_000_000

@@ -24,7 +24,7 @@ from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph, RankClass
-from prismscale.graph.trace import GroupRecord, RankTrace
+from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
 from prismscale.sim.samples import ClassSamples, StepSamples
 
@@ -171,7 +171,7 @@ def _trace(job: Job, rank: int, groups: GroupTable) -> RankTrace:
     for step in worker_program(job, stage, replica):
         if step.is_compute:
             durations = job.compute_ns_TD(stage, step)[:, replica].tolist()
-            lane = "host" if step.unit < 0 else "compute"
+            lane = HOST if step.unit < 0 else "compute"
             builder.add_compute(durations, preds=step.preds, label=step.label, lane=lane)
         else:
             durations_T = job.communication_ns(step, np.array([replica]))[:, 0]

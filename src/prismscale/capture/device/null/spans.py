@@ -16,6 +16,7 @@ import numpy as np
 from prismscale.capture.device.null.bindings import SPAN_ROW
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import HOST
 
 LAUNCH = "host"
 """Suffix of what waits for the host: a launch path's share beyond the work is launch-bound time."""
@@ -47,7 +48,7 @@ class NullSpans:
         self._written = 0
         self._latest: dict[int, int] = {}
         """Latest batch of each lane of communications."""
-        self._lanes = [stream.lanes.id("host")]
+        self._lanes = [stream.lanes.id(HOST)]
         library.ps_spans_begin()
         self.label = label
 
