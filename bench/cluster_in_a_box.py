@@ -47,6 +47,7 @@ from prismscale.graph.verify import verify
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
 from prismscale.sim.timeline import simulate
+from prismscale.starter import Spawner
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
@@ -133,7 +134,7 @@ class CaseInBox:
             spec=spec,
             logs=self.folder / "logs",
             jobs=self.world_size,
-            prefix=self.box.prefix,
+            starter=Spawner(prefix=self.box.prefix),
         )
         runner.capture(range(self.world_size))
         return Captured(traces=runner.traces)
@@ -213,7 +214,7 @@ class CaseInBox:
             cluster=str(self.cluster),
             slow={},
             hang={},
-            prefix=lambda: self.box.prefix(LIVE),
+            starter=Spawner(prefix=lambda slot: self.box.prefix(LIVE)),
         )
         (seen,) = stage.run(captured.graph(), lambda *_: None, lambda _: None)
         return dict(seen)

@@ -47,6 +47,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
 from prismscale.processes import Children
+from prismscale.starter import Spawner
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 CASES = {
@@ -127,7 +128,7 @@ def capture(args: list[str], folder: Path) -> Captured:
         payloads=str(out / "payloads"),
         out=str(out),
     )
-    runner = CaptureRunner(spec=spec, logs=folder / "logs", prefix=on_core)
+    runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Spawner(prefix=on_core))
     plan = SlicePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
     return Captured(
         plan=plan,
@@ -167,7 +168,7 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
         cluster=cluster,
         slow={},
         hang={},
-        prefix=lambda: on_core(rank),
+        starter=Spawner(prefix=lambda slot: on_core(rank)),
     )
 
 

@@ -37,7 +37,14 @@ from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline, simulate
-from prismscale.specs import capture_runner, emulated_ranks, graph_durations, live_stage
+from prismscale.specs import (
+    capture_runner,
+    emulated_ranks,
+    fork_server,
+    graph_durations,
+    live_stage,
+)
+from prismscale.starter import Starter
 
 STEPS = 4
 """Simulated steps: the last one's period is the steady step."""
@@ -64,8 +71,8 @@ class Job:
         # Once, because the key covers the program's files. Absolute, because the program may change
         # its working folder.
         captures = self.folder.captures(config.capture_key(cluster)).absolute()
-        with Footprint() as footprint:
-            plan, traces = self._capture(cluster, captures)
+        with Footprint() as footprint, fork_server(self.folder.logs) as starter:
+            plan, traces = self._capture(cluster, captures, starter)
             with self._stage("assemble"):
                 groups = collect_groups(traces, config.world_size, plan.representative_R)
                 graph = assemble(traces, plan.representative_R, groups)
@@ -73,7 +80,9 @@ class Job:
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
                 durations, timeline = self._simulate(graph, cluster)
-            observed = self._live(plan, traces, groups, cluster, captures) if config.live else []
+            observed = []
+            if config.live:
+                observed = self._live(plan, traces, groups, cluster, captures, starter)
         result = summarise(
             Findings(
                 graph=graph,
@@ -95,10 +104,14 @@ class Job:
             write_report(self.folder, result, timeline, durations)
         return result
 
-    def _capture(self, cluster: Cluster, folder: Path) -> tuple[SlicePlan, dict[int, RankTrace]]:
+    def _capture(
+        self, cluster: Cluster, folder: Path, starter: Starter
+    ) -> tuple[SlicePlan, dict[int, RankTrace]]:
         config, logs = self.config, self.folder.logs
         with self._stage("capture") as update:
-            runner = capture_runner(config, cluster, folder=folder, logs=logs, progress=update)
+            runner = capture_runner(
+                config, cluster, starter=starter, folder=folder, logs=logs, progress=update
+            )
             plan = SlicePlanner(
                 traces=runner.traces,
                 capture=runner.capture,
@@ -126,10 +139,13 @@ class Job:
         groups: GroupTable,
         cluster: Cluster,
         captures: Path,
+        starter: Starter,
     ) -> list[dict[str, object]]:
         config, logs = self.config, self.folder.logs
         folder = self.folder.observations(config.live_key(cluster)).absolute()
-        stage = live_stage(config, cluster, captures=captures, folder=folder, logs=logs)
+        stage = live_stage(
+            config, cluster, starter=starter, captures=captures, folder=folder, logs=logs
+        )
         with self._stage("live", silent=config.attach is not None) as update:
             return stage.observe(
                 lambda: assemble(traces, plan.representative_R, groups, alone=config.live),

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 from prismscale.errors import StorageError
 from prismscale.guardian import Guardian
@@ -38,12 +38,25 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+class Process(Protocol):
+    """As much of ``subprocess.Popen`` as is needed of a child."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, negative for a signal."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; ``subprocess.TimeoutExpired`` if it takes longer."""
+
+
 @dataclass(kw_only=True)
 class Child:
     """A running process and its log."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     began: float = field(default_factory=time.monotonic)
 
@@ -118,12 +131,7 @@ class Children:
         Raises:
             StorageError: the log cannot be written.
         """
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            sink = log.open("wb")
-        except OSError as error:
-            raise StorageError(f"{log} cannot be written: {error.strerror}") from error
-        with sink:
+        with open_log(log) as sink:
             process = subprocess.Popen(
                 list(command),
                 stdin=None if attached else subprocess.DEVNULL,
@@ -133,6 +141,10 @@ class Children:
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
+        return self.adopt(name, process, log)
+
+    def adopt(self, name: str, process: Process, log: Path) -> Child:
+        """Own a process that leads its session and writes to ``log``."""
         child = Child(name=name, process=process, log=log)
         self._running.append(child)
         self._list("session", process.pid)
@@ -181,6 +193,19 @@ class Children:
     def _forget(self, kind: str, what: int | Path) -> None:
         if self._guardian is not None:
             self._guardian.remove(kind, what)
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """A new file for what a process prints.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:

@@ -7,20 +7,43 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import Emulated
-from prismscale.capture.launcher import CaptureRunner
+from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
+from prismscale.fork_server import ForkServer
 from prismscale.graph.job_graph import JobGraph
 from prismscale.live.spec import LiveSpec
+from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.live.stage import LiveStage
 from prismscale.progress import StageUpdate
+from prismscale.starter import Starter
+
+PRELOADED = (
+    RANK_PROCESS,
+    LIVE_RANK_PROCESS,
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor",
+)
+"""What ranks find imported; a program asks for some of it anyway."""
+
+
+def fork_server(logs: Path) -> ForkServer:
+    """Starts all ranks of a job, captured and live."""
+    return ForkServer(preload=PRELOADED, log=logs / "fork-server.log")
 
 
 def capture_runner(
-    config: JobConfig, cluster: Cluster, *, folder: Path, logs: Path, progress: StageUpdate
+    config: JobConfig,
+    cluster: Cluster,
+    *,
+    starter: Starter,
+    folder: Path,
+    logs: Path,
+    progress: StageUpdate,
 ) -> CaptureRunner:
     """Captures ranks; ``folder`` takes the traces."""
     return CaptureRunner(
@@ -32,6 +55,7 @@ def capture_runner(
             out=str(folder),
         ),
         logs=logs,
+        starter=starter,
         timeout_s=config.capture_timeout_s,
         progress=progress,
     )
@@ -55,7 +79,13 @@ def graph_durations(config: JobConfig, cluster: Cluster, graph: JobGraph) -> Gra
 
 
 def live_stage(
-    config: JobConfig, cluster: Cluster, *, captures: Path, folder: Path, logs: Path
+    config: JobConfig,
+    cluster: Cluster,
+    *,
+    starter: Starter,
+    captures: Path,
+    folder: Path,
+    logs: Path,
 ) -> LiveStage:
     """Runs live ranks; ``folder`` takes the observations."""
     return LiveStage(
@@ -73,6 +103,7 @@ def live_stage(
         ),
         folder=folder,
         logs=logs,
+        starter=starter,
         cluster=config.cluster,
         slow=config.slow,
         hang=config.hang,

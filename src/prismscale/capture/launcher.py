@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +23,10 @@ from prismscale.errors import (
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes import Child, Children
+from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
+RANK_PROCESS = "prismscale.capture.rank_process"
 BALLAST = "ballast"
 Progress = Callable[[int, int], None]
 """``(captured, known to be needed)``."""
@@ -41,9 +42,7 @@ class CaptureRunner:
     timeout_s: float = 1800.0
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     progress: Progress | None = None
-    prefix: Callable[[int], Sequence[str]] = lambda slot: ()
-    """Words to put before the command of the process in slot 0 … :attr:`jobs` - 1 (for a core or a
-    CPU quota)."""
+    starter: Starter = field(default_factory=Spawner)
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
     _ballast: int = 0
@@ -87,9 +86,9 @@ class CaptureRunner:
     def _run(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
         running = children.all_running()
         slot = next(s for s in range(self.jobs) if self._slots.get(s) not in running)
-        module = "prismscale.capture.rank_process"
-        command = [*self.prefix(slot), sys.executable, "-m", module, str(spec_path)]
-        self._slots[slot] = children.start(name, command, log)
+        self._slots[slot] = self.starter.start(
+            children, name, RANK_PROCESS, [str(spec_path)], log, slot=slot
+        )
 
     @staticmethod
     def _captured_before(path: Path) -> RankTrace:
@@ -137,7 +136,7 @@ class CaptureRunner:
 def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
     """The error that a rank's process died of."""
     found = load_failure(error_path)
-    code = child.process.returncode
+    code = child.process.wait()
     output = f"the end of its output ({child.log}):\n{child.log_tail()}"
     if code == SPEECHLESS and found is None:
         return StorageError(

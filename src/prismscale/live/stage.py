@@ -7,9 +7,9 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
 from prismscale.live.spec import LiveSpec
 from prismscale.processes import Child, Children
+from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.05
+RANK_PROCESS = "prismscale.live.rank_process"
 COORDINATOR = "coordinator"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""
@@ -41,8 +43,7 @@ class LiveStage:
     compute_scale: float = 1.0
     attach: int | None = None
     """The live rank that has this process's terminal, for a debugger."""
-    prefix: Callable[[], Sequence[str]] = tuple
-    """Words before a live rank's command (for a CPU quota); asked each time."""
+    starter: Starter = field(default_factory=Spawner)
 
     def observe(
         self,
@@ -126,10 +127,9 @@ class LiveStage:
                 "socket": str(exchange / "coordinator"),
             },
         )
-        module = [sys.executable, "-m"]
         children.start(
             COORDINATOR,
-            [*module, "prismscale.live.coordinator", str(coordinator)],
+            [sys.executable, "-m", "prismscale.live.coordinator", str(coordinator)],
             self.logs / "coordinator.log",
         )
         followers = []
@@ -140,8 +140,9 @@ class LiveStage:
             path = self.folder / f"live-{rank}.spec.json"
             spec.save(path)
             log = self.logs / f"live-rank-{rank}.log"
-            command = [*self.prefix(), *module, "prismscale.live.rank_process", str(path)]
-            child = children.start(str(rank), command, log, attached=spec.attached)
+            # Only a process that is started anew can have the terminal.
+            starter = Spawner(attached=True) if spec.attached else self.starter
+            child = starter.start(children, str(rank), RANK_PROCESS, [str(path)], log)
             followers.append(_follow(child, rank, on_line))
         return followers
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from prismscale.capture.device.cuda import start_cuda
@@ -25,6 +27,7 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
         )
     if spec.device == "cuda":
         start_cuda()
-    elif torch.get_num_threads() != 1:
+    elif "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != 1:
+        # What torchrun sets comes too late for a torch that is imported already.
         torch.set_num_threads(1)
     return None

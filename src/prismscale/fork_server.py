@@ -1,0 +1,260 @@
+"""Starts rank processes from one that has already imported what they all need.
+
+To import torch with its distributed parts takes seconds, far longer than a small rank needs for
+its first steps. The server imports them once and forks: a rank is there in some 20 ms, and pages
+that no rank writes to are in memory once. A fork is an ordinary main process otherwise: a session
+of its own, no ``multiprocessing`` parent, ``sys.argv`` and exit code its own.
+
+What makes forking safe here: the server has imported but computed nothing, so none of torch's
+thread pools, no autograd thread and no CUDA context exists yet (what threads there are, of OpenBLAS
+and Arrow's allocator, their libraries renew after a fork). It answers one request at a time over a
+socket pair and collects an exit status only when asked for it, so that a process number stays taken
+for as long as its owner may signal it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prismscale.errors import PrismscaleError
+from prismscale.processes import Child, Children, die_with_parent, open_log
+
+_GRACE_S = 3.0
+_POLL_S = 0.005
+_MESSAGE_BYTES = 1 << 16
+_LOST = -15
+"""Exit status of a fork whose server is gone: the kernel has asked it to end."""
+
+
+class ForkServer:
+    """The client's side: a context whose server starts with the first fork."""
+
+    def __init__(self, *, preload: Sequence[str], log: Path) -> None:
+        self._preload = tuple(preload)
+        self._log = log
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hang_up()
+        if self._server is not None:
+            try:
+                self._server.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
+
+    def start(
+        self,
+        children: Children,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        slot: int = 0,
+    ) -> Child:
+        """Start ``python -m module arguments`` as a fork; see :class:`prismscale.starter.Starter`.
+
+        Raises:
+            PrismscaleError: the server could not be started, or has ended.
+            StorageError: the log cannot be written.
+        """
+        with open_log(log) as sink:
+            request = {"fork": module, "arguments": list(arguments)}
+            reply = self.ask(request, descriptors=[sink.fileno()])
+        if reply is None:
+            raise PrismscaleError(
+                f"the process that starts ranks has ended; the end of its output ({self._log}):\n"
+                f"{self._log.read_text(errors='replace')[-2000:]}"
+            )
+        return children.adopt(name, Fork(pid=int(reply), server=self), log)
+
+    def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int | None:
+        """The server's answer; None where it has none, or is gone."""
+        if self._server is None:
+            self._start_server()
+        if self._socket is None:
+            return None
+        message = json.dumps(request).encode() + b"\n"
+        try:
+            socket.send_fds(self._socket, [message], descriptors)
+            answer = self._socket.recv(_MESSAGE_BYTES)
+        except BaseException as error:
+            # Interrupted here, the next question would be given this one's answer.
+            self._hang_up()
+            if isinstance(error, OSError):
+                return None
+            raise
+        # Nothing at all where the server has ended.
+        value = json.loads(answer or b"null")
+        return None if value is None else int(value)
+
+    def is_gone(self) -> bool:
+        """Whether the server has ended, or nobody can ask it any more."""
+        return self._socket is None or self._server is None or self._server.poll() is not None
+
+    def _hang_up(self) -> None:
+        """The server ends whoever it has started, and itself."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _start_server(self) -> None:
+        with open_log(self._log) as sink:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+                self._server = subprocess.Popen(
+                    [*command, *self._preload],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                )
+
+
+class Fork:
+    """A process that the server started: as much of ``subprocess.Popen`` as its owner needs."""
+
+    def __init__(self, *, pid: int, server: ForkServer) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, negative for a signal."""
+        if self.returncode is None:
+            self.returncode = self._server.ask({"poll": self.pid})
+        if self.returncode is None and self._server.is_gone():
+            self.returncode = _LOST
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(["fork", str(self.pid)], timeout or 0.0)
+            time.sleep(_POLL_S)
+        return code
+
+
+def serve(connection: socket.socket) -> tuple[str, list[str]] | None:
+    """Fork on request until the client is gone, then end all forks that still run.
+
+    Returns once in each fork, with the module to run and its arguments, and once in the server.
+    """
+    running: set[int] = set()
+    while (received := _receive(connection)) is not None:
+        request, output = received
+        if output is None:
+            pid = int(request["poll"])
+            status = _status(pid)
+            if status is not None:
+                running.discard(pid)
+            _send(connection, status)
+            continue
+        pid = _fork(connection, output)
+        if pid == 0:
+            return str(request["fork"]), list(request["arguments"])
+        os.close(output)
+        running.add(pid)
+        _send(connection, pid)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    return None
+
+
+def _fork(connection: socket.socket, output: int) -> int:
+    """0 in the fork, which has a session and ``output`` of its own; there, its process number."""
+    ready, tell = os.pipe()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of any thread; see above for those that are there.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        os.close(tell)
+        # Nobody learns of a process that does not lead its session yet: it could not be ended.
+        os.read(ready, 1)
+        os.close(ready)
+        return pid
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in (output, ready, tell):
+        os.close(descriptor)
+    connection.close()
+    return 0
+
+
+def _status(pid: int) -> int | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None] | None:
+    try:
+        text, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+    except ConnectionResetError:
+        return None
+    while text and not text.endswith(b"\n"):
+        text += connection.recv(_MESSAGE_BYTES)
+    return (json.loads(text), descriptors[0] if descriptors else None) if text else None
+
+
+def _send(connection: socket.socket, answer: int | None) -> None:
+    # A client that is gone shows at the next request.
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _run(module: str, arguments: list[str]) -> int:
+    """What ``python -m module arguments`` does, in a fork."""
+    if "numpy" in sys.modules:
+        # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
+        importlib.import_module("numpy").random.seed()
+    program = importlib.import_module(module)
+    sys.argv = [str(program.__file__), *arguments]
+    return int(program.main(arguments))
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the server, and of every fork; returns the exit code."""
+    die_with_parent()
+    connection = socket.socket(fileno=int(arguments[0]))
+    for module in arguments[1:]:
+        importlib.import_module(module)
+    fork = serve(connection)
+    return 0 if fork is None else _run(*fork)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
