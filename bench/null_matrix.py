@@ -4,8 +4,10 @@
 
 Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1, accelerate, transformers and
 DeepSpeed beside prismscale (``make test-frameworks`` makes one). A case whose package is missing
-is left out, and said so. Models are small: the matrix shows that a parallelism runs through the
-program's own code at a real world size, not how fast or how large a real model is.
+is left out, and said so. The matrix may be run in pieces: PATH keeps the rows of cases that a run
+leaves out, and has those of a case as soon as it is done. Models are small: the matrix shows that a
+parallelism runs through the program's own code at a real world size, not how fast or how large a
+real model is.
 
 What ZeRO-3 holds between two steps stands beside what ZeRO's authors give: 2 bytes of parameter, 2
 of gradient and 12 of optimizer for each parameter, over all ranks (arXiv:1910.02054, section 3.1).
@@ -22,12 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from null_programs import GIB, PARTIAL, prepare, reserved_bytes
-from prismscale.analysis.rows import Row, finish
+from prismscale.analysis.rows import Row, finish, write_rows
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -45,6 +47,10 @@ class Program:
     args: tuple[str, ...]
     more: Callable[[Path], list[Row]] | None = None
     """Rows of its own, from the run folder."""
+
+    def owns(self, row: Row) -> bool:
+        """Whether ``row`` is one of this case."""
+        return row.name.startswith((f"{self.name}:", f"{self.name}, {self.world_size} ranks:"))
 
 
 def titan(
@@ -103,14 +109,17 @@ def example(
 ZERO_LAYERS, ZERO_HIDDEN, ZERO_VOCABULARY, ZERO_RANKS = 4, 1024, 32_000, 16
 ZERO = f"--layers {ZERO_LAYERS} --hidden {ZERO_HIDDEN} --vocabulary {ZERO_VOCABULARY} --heads 16"
 
+CUBLAS_BYTES = 2 * 32 * 2**20
+"""Workspaces on Hopper: one for each thread that multiplies, forward and backward."""
+
 
 def zero_states(out: Path) -> list[Row]:
-    """Bytes of rank 0 between two steps, for each parameter of its share."""
+    """Bytes of rank 0 between two steps, for each parameter of its share, cuBLAS's aside."""
     log = (out / "logs" / "capture-rank-0.log").read_text()
     allocated = int(re.findall(r"allocated (\d+)", log)[-1])
     layer = 4 * ZERO_HIDDEN**2 + 3 * 4 * ZERO_HIDDEN**2 + 2 * ZERO_HIDDEN
     parameters = ZERO_LAYERS * layer + (2 * ZERO_VOCABULARY + 1) * ZERO_HIDDEN
-    each = allocated * ZERO_RANKS / parameters
+    each = (allocated - CUBLAS_BYTES) * ZERO_RANKS / parameters
     return [Row.told("DeepSpeed, ZeRO-3: held for a parameter (formula 16)", each, "bytes")]
 
 
@@ -225,6 +234,15 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def rows_kept(path: Path | None, chosen: Sequence[Program]) -> list[Row]:
+    """What earlier runs wrote to ``path`` about cases that are not run now."""
+    if path is None or not path.exists():
+        return []
+    rows = [Row(**row) for row in json.loads(path.read_text())]
+    others = [program for program in PROGRAMS if program not in chosen]
+    return [row for row in rows if any(program.owns(row) for program in others)]
+
+
 def main() -> int:
     """Run the cases, print the table, and write it where asked; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -235,7 +253,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the runs")
     options = parser.parse_args()
     chosen = [p for p in PROGRAMS if any(part in p.name for part in options.case or [""])]
-    rows: list[Row] = []
+    rows = rows_kept(options.json, chosen)
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -250,6 +268,8 @@ def main() -> int:
                     flush=True,
                 )
                 rows += found
+                if options.json:
+                    write_rows(rows, options.json)
             else:
                 print(f"left out, {program.package} is not installed: {program.name}")
     return finish(rows, title="Frameworks on the null device", json_path=options.json)

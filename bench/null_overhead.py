@@ -6,6 +6,9 @@ The figure that matters is the CPU time of a whole step (Python, autograd, dispa
 device together, all threads) divided by the kernels it launches: 15 us an op is 1 M ops in 15 s. It
 equals wall time on an idle machine; wall time is shown beside it. Steps with and without recording
 are interleaved. Every figure is the best of ``--steps``.
+
+Most of that is torch and Python themselves. The same step on CPU tensors of a few elements shows
+what they cost on this machine, arithmetic included.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,24 +28,39 @@ from prismscale.analysis.rows import Row, finish
 from prismscale.capture.device.null import ops, runtime
 from prismscale.capture.device.null.spec import device_spec
 
-WIDTH, HEADS, KV_HEADS, HIDDEN, VOCABULARY, LENGTH = 4096, 32, 8, 14336, 128256, 8192
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Of a Llama and its batch of one sequence."""
+
+    width: int
+    head: int
+    kv_heads: int
+    hidden: int
+    vocabulary: int
+    length: int
+
+
+LLAMA_8B = Sizes(width=4096, head=128, kv_heads=8, hidden=14336, vocabulary=128256, length=8192)
+TINY = Sizes(width=64, head=2, kv_heads=8, hidden=8, vocabulary=8, length=2)
 
 
 class Layer(nn.Module):
-    """A Llama-3 8B decoder layer with rotary positions."""
+    """A Llama decoder layer with rotary positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        head = WIDTH // HEADS
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.q, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
-        self.k, self.v = (nn.Linear(WIDTH, KV_HEADS * head, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.head = sizes.head
+        width, kv_width = sizes.width, sizes.kv_heads * sizes.head
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.o = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, kv_width, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, sizes.hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(sizes.hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         def heads(projected: torch.Tensor) -> torch.Tensor:
-            return projected.unflatten(-1, (-1, WIDTH // HEADS))
+            return projected.unflatten(-1, (-1, self.head))
 
         def rotate(t: torch.Tensor) -> torch.Tensor:
             pairs = torch.view_as_complex(t.float().unflatten(-1, (-1, 2)))
@@ -60,27 +79,29 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Embedding, ``layers`` decoder layers, norm and head."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.pairs = sizes.head // 2
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(layers))
+        self.norm = nn.RMSNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        half = WIDTH // HEADS // 2
-        rotation = torch.empty(tokens.shape[1], half, dtype=torch.complex64, device="cuda")
+        shape = (tokens.shape[1], self.pairs)
+        rotation = torch.empty(shape, dtype=torch.complex64, device=tokens.device)
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, rotation)
         return self.head(self.norm(x))
 
 
-def make_step(layers: int) -> Callable[[], None]:
+def make_step(layers: int, sizes: Sizes = LLAMA_8B, device: str = "cuda") -> Callable[[], None]:
     """A bf16 training step with clipping and fused AdamW."""
-    with torch.device("cuda"):
-        model = Llama(layers).bfloat16()
+    with torch.device(device):
+        model = Llama(layers, sizes).bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = torch.zeros(1, LENGTH, dtype=torch.int64, device="cuda")
+    tokens = torch.zeros(1, sizes.length, dtype=torch.int64, device=device)
 
     def step() -> None:
         loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
@@ -107,6 +128,14 @@ def per_call_us(action: Callable[[], object], calls: int = 20_000) -> float:
             action()
 
     return min(timed(round_, time.process_time) for _ in range(5)) / (calls // 5) * 1e6
+
+
+def on_cpu(layers: int, steps: int) -> float:
+    """CPU seconds of the same step on real tensors of a few elements, by one thread."""
+    torch.set_num_threads(1)  # the others would only wait, and their waiting counts as CPU time
+    step = make_step(layers, TINY, "cpu")
+    step()
+    return min(timed(step, time.process_time) for _ in range(steps))
 
 
 def measure(layers: int, steps: int) -> list[Row]:
@@ -136,6 +165,11 @@ def measure(layers: int, steps: int) -> list[Row]:
         Row.told("first step (fills the metadata cache)", first, "s"),
         Row.told("llama step, CPU time", min(plain), "s"),
         Row.at_most("llama step, CPU time per op", step_us, 15.0, "us"),
+        Row.told(
+            "the same step on tiny CPU tensors, CPU time per op",
+            on_cpu(layers, steps) / launched * 1e6,
+            "us",
+        ),
         Row.told("llama step, wall time per op", min(wall) / launched * 1e6, "us"),
         Row.at_most("the same while recording", min(recorded) / launched * 1e6, 17.0, "us"),
         Row.told("add_ on the null device", off, "us"),

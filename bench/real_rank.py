@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from allocations import counted_peak_bytes
 from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.script import Script, StopProgram
 from prismscale.capture.steps import watch_steps
@@ -50,7 +51,9 @@ class Watch:
         if self._marks <= self._memory_marks:
             self._memory.step_ended()
         if self._marks == self._memory_marks:
-            self.peak_bytes = self._memory.stop().peak_bytes
+            heard = self._memory.stop().peak_bytes
+            counted = counted_peak_bytes()
+            self.peak_bytes = heard if counted is None else counted
         since = self._marks - self._prologue_marks
         if since < 0 or since % self._period:
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
@@ -110,6 +111,18 @@ def test_uneven_splits_are_recorded() -> None:
         assert tuple(hook.last.output_splits) == (1, 2, 3, 4)
         assert tuple(hook.last.input_splits) == (0, 3, 2, 1)
         assert hook.last.n_bytes == 40
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_splits_may_be_arrays(asynchronous: bool) -> None:
+    """Megatron keeps its splits in arrays; each member's rows are those they name."""
+    with emulated() as hook:
+        rows, output = np.array([1, 2, 3, 4]), _x(10)
+        work = dist.all_to_all_single(output, _x(10), rows, rows, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        assert tuple(hook.last.input_splits) == (1, 2, 3, 4)
+        assert all(type(split) is int for split in hook.last.output_splits)
 
 
 def test_roots_are_group_ranks() -> None:

@@ -24,11 +24,13 @@ from prismscale.starter import Starter
 PRELOADED = (
     RANK_PROCESS,
     LIVE_RANK_PROCESS,
+    "torch._dynamo",
     "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
     "torch.distributed.tensor",
 )
-"""What ranks find imported; a program asks for some of it anyway."""
+"""What ranks find imported; a program asks for some of it anyway. Nothing that makes a tensor while
+it is imported, as ``torch.distributed.pipelining`` does: it would be missing in the program's own
+memory. ``torch._dynamo`` is what takes the time there."""
 
 
 def fork_server(logs: Path) -> ForkServer:

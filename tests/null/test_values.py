@@ -42,6 +42,20 @@ def test_values_that_follow_from_constants_are_exact(expression, expected) -> No
     assert runtime.active().ledger.uses() == []
 
 
+def test_counters_of_a_foreach_op_stay_exact() -> None:
+    """Numbers that are counted together keep their values, those in views and of any dtype too."""
+    pair = torch.tensor([1.0, 5.0], device="cuda")
+    steps = [torch.zeros((), device="cuda"), pair[1], pair[:1]]
+    whole = [torch.ones(2, device="cuda"), torch.tensor(3, device="cuda")]
+    torch._foreach_add_(steps, 1)
+    torch._foreach_mul_([*steps, *whole], 2)
+
+    assert [step.item() for step in steps] == [2.0, 12.0, 4.0]
+    assert pair.tolist() == [4.0, 12.0]
+    assert [value.tolist() for value in whole] == [[2.0, 2.0], 6]
+    assert runtime.active().ledger.uses() == []
+
+
 def test_writes_through_views_are_seen() -> None:
     """A view shares its storage's value, both ways."""
     base = torch.zeros(4, device="cuda")

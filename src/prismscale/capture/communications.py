@@ -21,6 +21,7 @@ from prismscale.capture.normalise import (
     merged,
     reduction,
     root_of,
+    splits_of,
     tensors_of,
 )
 from prismscale.capture.work import EmulatedWork
@@ -244,17 +245,13 @@ class Communications:
     ) -> Any:
         """all_to_all of flat tensors; empty splits mean an even split."""
         asynchronous = is_async(opts)
-        if asynchronous:
-            # Thousands of numbers: copied only where the program could change them meanwhile.
-            input_split_sizes = tuple(input_split_sizes)
-            output_split_sizes = tuple(output_split_sizes)
         return self._issue(
             CollectiveOp.ALL_TO_ALL,
             (input,),
             (output,),
             max(input.nbytes, output.nbytes),
-            input_splits=input_split_sizes,
-            output_splits=output_split_sizes,
+            input_splits=splits_of(input_split_sizes, keep=asynchronous),
+            output_splits=splits_of(output_split_sizes, keep=asynchronous),
             asynchronous=asynchronous,
         )
 

@@ -19,6 +19,10 @@ the program runs again: on a busy core that is another wake-up.
 once, on the core of the thread that woke them: of 0.8 ms that starting the pair takes there, 0.12
 to 0.18 ms are the starting thread's own, and a real enqueue takes as much. Both are the program's
 time on the cluster, so they are here, in captures as in live ranks.
+
+[Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
+the pair are not the rank's (:mod:`prismscale.capture.workspace` has the rank's). So the pair works
+only once the program's memory is no longer followed; steps before that are not timed.
 """
 
 from __future__ import annotations
@@ -65,6 +69,22 @@ class NullLoad:
     def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
         """Nothing to do."""
         return nothing_to_wait_for
+
+
+class LateLoad:
+    """Costs nothing before :meth:`start`: see [Note: the pair's buffers]."""
+
+    def __init__(self, load: CommunicationLoad) -> None:
+        self._load = load
+        self._now: CommunicationLoad = NullLoad()
+
+    def start(self) -> None:
+        """From now on each communication costs what it does; safe to call again."""
+        self._now = self._load
+
+    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
+        """As the load itself, once started."""
+        return self._now.begin(batch, took)
 
 
 class GlooLoad:

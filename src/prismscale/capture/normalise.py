@@ -6,7 +6,7 @@ reduction, one list or a list of lists). The functions here read them; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -76,6 +76,17 @@ def root_of(options: Any, root: int | None) -> int:
 def is_async(options: Any) -> bool:
     """Whether the program keeps the Work; C++ callers and old entry points always do."""
     return bool(getattr(options, "asyncOp", True))
+
+
+def splits_of(sizes: Iterable[int], *, keep: bool) -> Sequence[int]:
+    """The split sizes of an all_to_all, given as a list, a tuple or an array.
+
+    They are thousands of numbers: a list is copied only to ``keep`` it, where the program could
+    change it before the communication ends.
+    """
+    if isinstance(sizes, list | tuple):
+        return tuple(sizes) if keep else sizes
+    return tuple(map(int, sizes))
 
 
 def merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:

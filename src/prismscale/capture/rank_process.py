@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from prismscale.capture.backends import install
-from prismscale.capture.contention import GlooLoad, NullLoad
+from prismscale.capture.contention import GlooLoad, LateLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
@@ -18,8 +18,7 @@ from prismscale.capture.device.start import start_device
 from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
 from prismscale.capture.objects import MIRROR
-from prismscale.capture.payload import CompositePayload, MirrorPayload
-from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.capture.rank_payload import rank_payload
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.script import StopProgram, ignore_breakpoints
 from prismscale.capture.spec import CaptureSpec
@@ -48,12 +47,14 @@ class CaptureControl:
         self,
         recorder: Recorder,
         memory: MemoryTracker,
+        load: LateLoad,
         samples: int,
         emulation: NullEmulation | None = None,
         witness: Witness | None = None,
     ) -> None:
         self._recorder = recorder
         self._memory = memory
+        self._load = load
         self._emulation = emulation
         self._witness = witness
         self._samples = samples if emulation is None else 1
@@ -96,6 +97,7 @@ class CaptureControl:
         """Stop tracking memory; safe to call again."""
         if self.memory_record is None:
             self.memory_record = self._memory.stop()
+            self._load.start()
             self.memory_marks = len(self._recorder.stream.marks)
 
     def settle(self) -> tuple[int, int]:
@@ -126,14 +128,13 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     emulation = start_device(spec)
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()
-    recorded = RecordedPayload(Path(spec.payloads), is_captured_now=spec.is_captured_now)
-    payload = CompositePayload([recorded], MirrorPayload())
-    load = GlooLoad() if spec.communication_load else NullLoad()
+    payload = rank_payload(Path(spec.payloads), emulation, is_captured_now=spec.is_captured_now)
+    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
     recorder = Recorder(device, payload, load=load)
     witness = None
     if emulation is not None:
         witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
-    control = CaptureControl(recorder, memory, spec.samples, emulation, witness)
+    control = CaptureControl(recorder, memory, load, spec.samples, emulation, witness)
     memory.start()
     with ExitStack() as stack:
         if emulation is not None:

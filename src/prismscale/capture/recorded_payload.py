@@ -47,13 +47,19 @@ class RecordedPayload:
     """A payload rule on a folder that captured ranks share.
 
     ``is_captured_now`` says whether a rank is being captured: what it sends will come.
+    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept.
     """
 
     def __init__(
-        self, folder: Path, *, is_captured_now: Callable[[int], bool] = lambda rank: False
+        self,
+        folder: Path,
+        *,
+        is_captured_now: Callable[[int], bool] = lambda rank: False,
+        value_of: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.detach,
     ) -> None:
         self._folder = Path(folder)
         self._is_captured_now = is_captured_now
+        self._value_of = value_of
         self._numbers: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -105,7 +111,10 @@ class RecordedPayload:
             yield from [own] if own in recorded else recorded[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
-        parts = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        known = [value for value in map(self._value_of, tensors) if value is not None]
+        if len(known) < len(tensors):
+            return
+        parts = [value.cpu().contiguous() for value in known]
         header = [
             {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
             for part in parts

@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
-from torch.distributed.pipelining import _utils
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from prismscale.files import write_json
@@ -79,13 +79,18 @@ class StageMetadata:
         return self._forward
 
 
+def _kinds() -> Any:
+    """Imported for pipelines only: importing it makes a tensor, in the program's own memory."""
+    return import_module("torch.distributed.pipelining._utils")
+
+
 def _backward_of(stage: Any) -> Any:
     """The gradients of the stage's outputs; those of DTensors are taken to be placed like them."""
     metas = [
         replace(meta, requires_grad=False) if meta.requires_grad else None
         for meta in stage._stage_meta.outputs
     ]
-    return _utils._StageBackwardMeta(tuple(metas))
+    return _kinds()._StageBackwardMeta(tuple(metas))
 
 
 def _encode(metas: Sequence[Any]) -> list[dict[str, Any]]:
@@ -111,19 +116,19 @@ def _plain(value: Any) -> Any:
 
 
 def _decode(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return _utils._StageForwardMeta(tuple(_meta_of(row) for row in rows))
+    return _kinds()._StageForwardMeta(tuple(_meta_of(row) for row in rows))
 
 
 def _meta_of(row: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {name: _tuple(value) for name, value in row.items()}
     values["shape"], values["dtype"] = torch.Size(row["shape"]), getattr(torch, row["dtype"])
     if "placements" not in row:
-        return _utils._TensorMeta(**values)
+        return _kinds()._TensorMeta(**values)
     values["global_shape"] = torch.Size(row["global_shape"])
     values["placements"] = tuple(_placement_of(value) for value in row["placements"])
     axes = [_FlatLayout(*_tuple(axis)) for axis in row["mesh_layout"]]
     values["mesh_layout"] = _MeshLayout(axes)
-    return _utils._DTensorMeta(**values)
+    return _kinds()._DTensorMeta(**values)
 
 
 def _placement_of(value: Any) -> Any:

@@ -5,7 +5,7 @@ colour refinement: ranks start with the colour of their trace (and of their posi
 carry point-to-point traffic, because lockstep along a pipeline would deadlock: the receive of stage
 ``s`` needs the earlier send of stage ``s - 1``); a group's colour is the sequence of its members'
 colours; a rank takes on the colours of its groups; until nothing splits any more. Then every role
-of a class leads to groups of one colour, which is a family.
+of a class leads to groups of one colour, which is a family. Last, traces are brought to one step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import GraphError
+from prismscale.graph.align import aligned
 from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import Coverage, GroupFamily, JobGraph, RankClass, Seat
 from prismscale.graph.node import NodeKind
@@ -62,13 +63,14 @@ def assemble(
             _seat(members, role, groups, families, family_of) for role in range(len(trace.groups))
         )
         classes.append(RankClass(index=colour, trace=trace, members_M=members, seats=seats))
-    return JobGraph(
+    graph = JobGraph(
         world_size=world_size,
         classes=tuple(classes),
         families=tuple(families),
         coverage=tuple(_coverage(c, traces) for c in classes),
         meta=dict(meta or {}),
     )
+    return aligned(graph)
 
 
 def _initial_colours(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.capture.backends import install
-from prismscale.capture.contention import GlooLoad, NullLoad
+from prismscale.capture.contention import GlooLoad, LateLoad, NullLoad
 from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker
 from prismscale.capture.device.null.emulation import NullEmulation
@@ -22,8 +22,7 @@ from prismscale.capture.device.start import start_device
 from prismscale.capture.failure import save_failure
 from prismscale.capture.logical_time import answering_time
 from prismscale.capture.objects import MIRROR
-from prismscale.capture.payload import CompositePayload, MirrorPayload
-from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.capture.rank_payload import rank_payload
 from prismscale.capture.script import StopProgram, ignore_breakpoints
 from prismscale.capture.steps import watch_steps
 from prismscale.errors import StuckError
@@ -79,6 +78,7 @@ class LiveControl:
         hook: LiveHook | StreamedHook,
         clock: Clock,
         memory: MemoryTracker,
+        load: LateLoad,
         trace: RankTrace,
         steps: int,
         seen: Observation,
@@ -89,7 +89,7 @@ class LiveControl:
         self._hang_step = hang_step
         self._emulation = emulation
         self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
-        self._gate = gate
+        self._load, self._gate = load, gate
         self._period = int(trace.meta.get("period", "1"))
         self._memory_marks = int(trace.meta.get("memory_marks", "0"))
         self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
@@ -126,6 +126,7 @@ class LiveControl:
             self._seen.peak_bytes = record.peak_bytes
             self._seen.step_peak_bytes = list(record.step_peak_bytes)
             self._seen.reserved_bytes = record.reserved_bytes
+        self._load.start()
 
 
 def run_live(spec: LiveSpec) -> Observation:
@@ -136,12 +137,12 @@ def run_live(spec: LiveSpec) -> Observation:
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
-    load = GlooLoad() if spec.communication_load else NullLoad()
+    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
     wire = _connect(spec)
     origin_ns = _wait_for_go(wire)
     clock = _clock(spec, origin_ns, emulation)
     cursor = TraceCursor(trace)
-    payload = CompositePayload([RecordedPayload(Path(spec.payloads))], MirrorPayload())
+    payload = rank_payload(Path(spec.payloads), emulation)
     exchange_of = Exchange if emulation is None else HostExchange
     exchange = exchange_of(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
     parts: dict[str, Any] = {
@@ -163,7 +164,7 @@ def run_live(spec: LiveSpec) -> Observation:
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
     control = LiveControl(
-        hook, clock, memory, trace, spec.steps, seen, gate, spec.hang_step, emulation
+        hook, clock, memory, load, trace, spec.steps, seen, gate, spec.hang_step, emulation
     )
     memory.start()
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ from pathlib import Path
 from prismscale.errors import StorageError, UsageError
 
 _SOURCES = Path(__file__).with_name("csrc")
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
 _LIBRARIES = ("c10", "torch_cpu", "torch")
 _NAME = "libprismscale_null.so"
 

@@ -1,30 +1,7 @@
 // Rounding, best fit, splitting, coalescing and release; see caching_allocator.h.
 #include "caching_allocator.h"
 
-#include <algorithm>
-#include <tuple>
-
 namespace prismscale {
-
-void Stat::add(int64_t amount) {
-  current += amount;
-  allocated += amount;
-  peak = std::max(peak, current);
-}
-
-void Stat::sub(int64_t amount) {
-  current -= amount;
-  freed += amount;
-}
-
-bool BySizeThenAddress::operator()(const Block* a, const Block* b) const {
-  return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
-}
-
-// Addresses are unique over the whole process, but the search for unmapped space goes by stream.
-bool ByAddress::operator()(const Block* a, const Block* b) const {
-  return std::tie(a->stream, a->address) < std::tie(b->stream, b->address);
-}
 
 CachingAllocator::CachingAllocator(
     AllocatorConfig config, uint64_t first_address, StreamProgress* progress)
@@ -36,8 +13,16 @@ CachingAllocator::~CachingAllocator() {
   for (Block* block : all_) delete block;
 }
 
+void CachingAllocator::own(Block* block) {
+  block->place = all_.size();
+  all_.push_back(block);
+}
+
 void CachingAllocator::disown(Block* block) {
-  all_.erase(block);
+  Block* last = all_.back();
+  last->place = block->place;
+  all_[block->place] = last;
+  all_.pop_back();
   delete block;
 }
 
@@ -169,7 +154,6 @@ Block* CachingAllocator::hand_out(Block* block, const Request& request, size_t r
   const bool counts_split = block->expandable == nullptr;
   if (should_split(*block, request.size)) {
     Block* rest = block;
-    all_.erase(rest);  // its address changes, and with it its place in the set
     block = new Block();
     block->stream = request.stream;
     block->size = request.size;
@@ -183,7 +167,6 @@ Block* CachingAllocator::hand_out(Block* block, const Request& request, size_t r
     rest->address += request.size;
     rest->size -= request.size;
     own(block);
-    own(rest);
     rest->cached_at_search = pool.searches;
     pool.cached.insert(rest);
     if (counts_split) {
@@ -274,18 +257,14 @@ size_t CachingAllocator::try_merge(Block* into, Block* from) {
   }
   const size_t gained = from->size;
   if (into->prev == from) {
-    all_.erase(into);
-    all_.erase(from);
     into->address = from->address;
     into->prev = from->prev;
     if (into->prev != nullptr) into->prev->next = into;
-    own(into);
-    delete from;
   } else {
     into->next = from->next;
     if (into->next != nullptr) into->next->prev = into;
-    disown(from);
   }
+  disown(from);
   into->size += gained;
   return gained;
 }

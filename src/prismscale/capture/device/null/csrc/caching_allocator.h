@@ -6,6 +6,7 @@
 // same rules in plain Python; the tests hold both to the same answers on random programs.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <vector>
 
 namespace prismscale {
@@ -28,8 +30,15 @@ constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
 
 struct Stat {
   int64_t current = 0, peak = 0, allocated = 0, freed = 0;
-  void add(int64_t amount);
-  void sub(int64_t amount);
+  void add(int64_t amount) {
+    current += amount;
+    allocated += amount;
+    peak = std::max(peak, current);
+  }
+  void sub(int64_t amount) {
+    current -= amount;
+    freed += amount;
+  }
 };
 
 enum PoolKind { kAllPools = 0, kSmallPool = 1, kLargePool = 2 };
@@ -69,20 +78,7 @@ struct ExpandableSegment {
   std::vector<bool> mapped;
 };
 
-struct Block;
-struct BySizeThenAddress {
-  bool operator()(const Block* a, const Block* b) const;
-};
-struct ByAddress {
-  bool operator()(const Block* a, const Block* b) const;
-};
-
-struct BlockPool {
-  bool is_small = false;
-  uint64_t searches = 0;  // age of cached blocks for garbage collection is counted in these
-  std::set<Block*, BySizeThenAddress> cached;
-  std::set<Block*, ByAddress> unmapped;
-};
+struct BlockPool;
 
 struct Block {
   int64_t stream = 0;
@@ -97,10 +93,30 @@ struct Block {
   int pending_events = 0;
   uint64_t cached_at_search = 0;
   uint32_t made_by = 0;  // signature id of the op that allocated it
+  size_t place = 0;      // in the allocator's list of all blocks
   std::set<int64_t> used_on;
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
   bool is_idle() const { return !allocated && pending_events == 0 && used_on.empty(); }
+};
+
+struct BySizeThenAddress {
+  bool operator()(const Block* a, const Block* b) const {
+    return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
+  }
+};
+// Addresses are unique over the whole process, but the search for unmapped space goes by stream.
+struct ByAddress {
+  bool operator()(const Block* a, const Block* b) const {
+    return std::tie(a->stream, a->address) < std::tie(b->stream, b->address);
+  }
+};
+
+struct BlockPool {
+  bool is_small = false;
+  uint64_t searches = 0;  // age of cached blocks for garbage collection is counted in these
+  std::set<Block*, BySizeThenAddress> cached;
+  std::set<Block*, ByAddress> unmapped;
 };
 
 class CachingAllocator {
@@ -121,7 +137,7 @@ class CachingAllocator {
   const AllocatorStats& stats() const { return stats_; }
   size_t device_free_bytes() const;
   size_t segment_bytes_for(size_t bytes) const;
-  std::vector<const Block*> blocks() const;  // all, by address
+  std::vector<const Block*> blocks() const;  // all, by stream and address
 
  private:
   struct Request {
@@ -162,15 +178,15 @@ class CachingAllocator {
     change(kAllPools);
     change(pool.is_small ? kSmallPool : kLargePool);
   }
-  void own(Block* block) { all_.insert(block); }
-  void disown(Block* block);
+  void own(Block* block);
+  void disown(Block* block);  // and deletes it
 
   AllocatorConfig config_;
   StreamProgress* progress_;
   uint64_t next_address_;
   AllocatorStats stats_;
   BlockPool small_, large_;
-  std::set<Block*, ByAddress> all_;
+  std::vector<Block*> all_;  // in no order: blocks split, merge and move far more often than anybody asks
   std::map<int64_t, std::deque<std::pair<uint64_t, Block*>>> events_;
   std::vector<std::unique_ptr<ExpandableSegment>> expandables_;
 };

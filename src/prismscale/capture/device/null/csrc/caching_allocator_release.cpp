@@ -95,7 +95,9 @@ void CachingAllocator::release_segment(Block* block) {
 }
 
 std::vector<const Block*> CachingAllocator::blocks() const {
-  return {all_.begin(), all_.end()};
+  std::vector<const Block*> sorted(all_.begin(), all_.end());
+  std::sort(sorted.begin(), sorted.end(), ByAddress());
+  return sorted;
 }
 
 void CachingAllocator::reset_peaks() {
@@ -204,7 +206,6 @@ void CachingAllocator::unmap_block(Block* block) {
   if (first >= last) return;
   BlockPool& pool = *block->pool;
   pool.cached.erase(block);
-  all_.erase(block);
   const uint64_t begin = segment.base + first * page, end = segment.base + last * page;
   const auto keep = [&](uint64_t address, size_t bytes, Block* prev, Block* next) {
     if (bytes == 0) return;
@@ -226,7 +227,6 @@ void CachingAllocator::unmap_block(Block* block) {
   block->address = begin;
   block->size = end - begin;
   block->mapped = false;
-  own(block);
   std::fill(segment.mapped.begin() + static_cast<int64_t>(first),
             segment.mapped.begin() + static_cast<int64_t>(last), false);
   try_merge(block, block->prev);

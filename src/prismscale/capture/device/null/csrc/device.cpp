@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
 
 namespace prismscale {
 namespace {
@@ -141,13 +142,15 @@ int64_t Device::new_stream(bool high_priority) {
 }
 
 int64_t Device::launch(int64_t stream, int64_t device_ns, int64_t host_ns) {
-  if (is_unpriced()) device_ns = host_ns = 0;
-  advance_host(host_ns);
-  SpanGraph::get().launched(index_, stream, device_ns);
+  const bool priced = !is_unpriced();
+  if (priced) {
+    g_host_ns.fetch_add(host_ns, std::memory_order_relaxed);
+    SpanGraph::get().launched(index_, stream, host_ns, device_ns);
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.issued += 1;
-  if (is_unpriced()) return state.tail_ns;
+  if (!priced) return state.tail_ns;
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
   return start;
@@ -275,7 +278,11 @@ void Device::use_blas(int64_t stream) {
   thread_local BlasHandle handle;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!blas_workspaces_.emplace(handle.id(), stream).second) return;
+    const auto id = static_cast<size_t>(handle.id());
+    if (id >= blas_workspaces_.size()) blas_workspaces_.resize(id + 1);
+    auto has = blas_workspaces_[id][static_cast<size_t>(stream)];
+    if (has) return;
+    has = true;
   }
   malloc(blas_workspace_bytes_, stream);
 }

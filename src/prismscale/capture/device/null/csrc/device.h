@@ -6,10 +6,9 @@
 
 #include <array>
 #include <atomic>
-#include <map>
+#include <bitset>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "caching_allocator.h"
@@ -87,11 +86,11 @@ class Device : public StreamProgress {
   std::array<int64_t, 2> peaks_{};
   std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;
-  std::set<std::pair<int, int64_t>> blas_workspaces_;  // (handle, stream)
+  std::vector<std::bitset<kStreams>> blas_workspaces_;  // by handle: the streams that have theirs
 };
 
 int device_count();
-Device& device(int index);
+Device& device(int index);  // raises for an ordinal that the node does not have
 void configure_devices(int count, const DeviceSettings& settings);
 
 int current_device();

@@ -13,6 +13,7 @@ namespace {
 
 using c10::IValue;
 using Stack = torch::jit::Stack;
+using Results = c10::SmallVector<IValue, 4>;
 
 CostCallback g_cost = nullptr;
 int64_t g_default_device_ns = 0, g_default_host_ns = 0;
@@ -207,10 +208,8 @@ void apply_resizes(c10::ArrayRef<IValue> arguments, const CallEntry& entry) {
   }
 }
 
-std::vector<IValue> make_outputs(
-    c10::ArrayRef<IValue> arguments, const CallEntry& entry, int device) {
-  std::vector<IValue> outputs;
-  outputs.reserve(entry.outputs.size());
+Results make_outputs(c10::ArrayRef<IValue> arguments, const CallEntry& entry, int device) {
+  Results outputs;
   for (const Output& out : entry.outputs) {
     if (out.kind == Output::kTensor) {
       outputs.emplace_back(make_output(arguments, out.tensors.front(), device));
@@ -261,7 +260,7 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   set_current_op(entry.id);
   if (!entry.resized.empty()) apply_resizes(arguments, entry);
   if (info.uses_blas) device(index).use_blas(stream);
-  std::vector<IValue> outputs = make_outputs(arguments, entry, index);
+  Results outputs = make_outputs(arguments, entry, index);
   if (!entry.workspaces.empty()) use_workspaces(entry, index, stream);
   const bool exact = entry.small && info.exactable && !entry.cpu_fails &&
       run_exact(op, info, entry, arguments, outputs);

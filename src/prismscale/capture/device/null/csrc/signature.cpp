@@ -62,6 +62,13 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// One list, changed in place, and one number.
+bool counts(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return name.rfind("aten::_foreach_", 0) == 0 && name.back() == '_' &&
+      schema.overload_name() == "Scalar" && schema.arguments().size() == 2;
+}
+
 OpInfo make_info(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   OpInfo info;
@@ -86,6 +93,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   }
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
   info.exactable = !random && info.name.rfind("aten::", 0) == 0;
+  info.counts = counts(schema);
   info.forgets_all = silent_writers().count(info.name) > 0;
   info.fills_self = fills_self(schema.name());
   info.uses_blas = blas_ops().count(info.name) > 0;

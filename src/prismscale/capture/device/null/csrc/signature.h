@@ -21,6 +21,7 @@ struct OpInfo {
   std::vector<bool> value_free;   // by argument: a number whose value cannot change any shape
   bool writes = false;
   bool exactable = false;         // may be computed on shadows
+  bool counts = false;            // in-place foreach op with one number: how optimizers count steps
   bool forgets_all = false;       // writes into arguments that its schema does not mark
   bool fills_self = false;        // in-place random fill: its shape rule is "self", no more
   bool uses_blas = false;

@@ -52,9 +52,10 @@ void SpanGraph::host_worked(int64_t host_ns) {
   host_ns_ += host_ns;
 }
 
-void SpanGraph::launched(int device, int64_t stream, int64_t device_ns) {
+void SpanGraph::launched(int device, int64_t stream, int64_t host_ns, int64_t device_ns) {
   if (!on_ || t_unpriced) return;
   std::lock_guard<std::mutex> lock(mutex_);
+  host_ns_ += host_ns;
   Stream& state = stream_of(device, stream);
   if (state.ops == 0) {
     state.work_ns = 0;

@@ -36,7 +36,7 @@ class SpanGraph {
 
   // What the devices tell. Nothing happens before begin() and within an UnpricedScope.
   void host_worked(int64_t host_ns);
-  void launched(int device, int64_t stream, int64_t device_ns);
+  void launched(int device, int64_t stream, int64_t host_ns, int64_t device_ns);
   Frontier recorded(int device, int64_t stream);
   void waits(int device, int64_t stream, const Frontier& events);
   void host_waits(int device, int64_t stream);
