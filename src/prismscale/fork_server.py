@@ -73,7 +73,7 @@ class ForkServer:
         arguments: Sequence[str],
         log: Path,
         *,
-        slot: int = 0,
+        slot: int | None = None,
     ) -> Child:
         """Start ``python -m module arguments`` as a fork; see :class:`prismscale.starter.Starter`.
 

@@ -16,14 +16,15 @@ from prismscale.cost.durations import GraphDurations
 from prismscale.fork_server import ForkServer
 from prismscale.graph.job_graph import JobGraph
 from prismscale.live.spec import LiveSpec
+from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
-from prismscale.live.stage import LiveStage
 from prismscale.progress import StageUpdate
 from prismscale.starter import Starter
 
 PRELOADED = (
     RANK_PROCESS,
     LIVE_RANK_PROCESS,
+    COORDINATOR_PROCESS,
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",

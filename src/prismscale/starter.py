@@ -1,4 +1,4 @@
-"""How the process of a rank comes to be: anew, or as a fork (:mod:`prismscale.fork_server`)."""
+"""How a process of a job comes to be: anew, or as a fork (:mod:`prismscale.fork_server`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prismscale.processes import Child, Children
 
 
 class Starter(Protocol):
-    """Starts ranks."""
+    """Starts ranks, and what they run against."""
 
     def start(
         self,
@@ -22,20 +22,20 @@ class Starter(Protocol):
         arguments: Sequence[str],
         log: Path,
         *,
-        slot: int = 0,
+        slot: int | None = None,
     ) -> Child:
         """Start ``python -m module arguments`` among ``children``, its output going to ``log``.
 
-        ``slot`` numbers the processes that run side by side from 0.
+        ``slot`` numbers the ranks that run side by side from 0; what is not a rank has none.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spawner:
-    """Starts an interpreter for each rank."""
+    """Starts an interpreter for each."""
 
     prefix: Callable[[int], Sequence[str]] = lambda slot: ()
-    """Words before the command of the process in a slot, for a core or a CPU quota."""
+    """Words before the command of the rank in a slot, for a core or a CPU quota."""
     attached: bool = False
     """The process has this one's own input and output."""
 
@@ -47,8 +47,9 @@ class Spawner:
         arguments: Sequence[str],
         log: Path,
         *,
-        slot: int = 0,
+        slot: int | None = None,
     ) -> Child:
         """See :class:`Starter`."""
-        command = [*self.prefix(slot), sys.executable, "-m", module, *arguments]
+        prefix = () if slot is None else self.prefix(slot)
+        command = [*prefix, sys.executable, "-m", module, *arguments]
         return children.start(name, command, log, attached=self.attached)

@@ -94,10 +94,11 @@ class Coordinator:
 
     def go(self) -> None:
         """All are there: the job begins now."""
-        self._engine.advance()
         origin = time.perf_counter_ns()
         for live in self._ranks.values():
             _send(live, Message(Kind.GO, 0, origin))
+        # Virtual ranks begin while live ones still build their models.
+        self._engine.advance()
 
     def handle(self, rank: int, message: Message) -> None:
         """Act on one message."""

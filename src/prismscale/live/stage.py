@@ -24,6 +24,7 @@ from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.05
 RANK_PROCESS = "prismscale.live.rank_process"
+COORDINATOR_PROCESS = "prismscale.live.coordinator"
 COORDINATOR = "coordinator"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""
@@ -127,13 +128,10 @@ class LiveStage:
                 "socket": str(exchange / "coordinator"),
             },
         )
-        children.start(
-            COORDINATOR,
-            [sys.executable, "-m", "prismscale.live.coordinator", str(coordinator)],
-            self.logs / "coordinator.log",
-        )
+        log = self.logs / "coordinator.log"
+        self.starter.start(children, COORDINATOR, COORDINATOR_PROCESS, [str(coordinator)], log)
         followers = []
-        for rank in self.spec.live:
+        for slot, rank in enumerate(self.spec.live):
             spec = self._for(rank, exchange)
             rank_class = graph.classes[int(graph.class_of_R[rank])]
             save_trace(rank_class.trace, Path(spec.trace))
@@ -142,7 +140,7 @@ class LiveStage:
             log = self.logs / f"live-rank-{rank}.log"
             # Only a process that is started anew can have the terminal.
             starter = Spawner(attached=True) if spec.attached else self.starter
-            child = starter.start(children, str(rank), RANK_PROCESS, [str(path)], log)
+            child = starter.start(children, str(rank), RANK_PROCESS, [str(path)], log, slot=slot)
             followers.append(_follow(child, rank, on_line))
         return followers
 
