@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from null_programs import GIB, PARTIAL, prepare, reserved_bytes
-from prismscale.analysis.rows import Row, finish, write_rows
+from prismscale.analysis.rows import Row, finish, read_rows, write_rows
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -236,11 +236,8 @@ def is_installed(package: str) -> bool:
 
 def rows_kept(path: Path | None, chosen: Sequence[Program]) -> list[Row]:
     """What earlier runs wrote to ``path`` about cases that are not run now."""
-    if path is None or not path.exists():
-        return []
-    rows = [Row(**row) for row in json.loads(path.read_text())]
     others = [program for program in PROGRAMS if program not in chosen]
-    return [row for row in rows if any(program.owns(row) for program in others)]
+    return [row for row in read_rows(path) if any(program.owns(row) for program in others)]
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import KernelKind, coverage
-from prismscale.analysis.rows import Row, finish
+from prismscale.analysis.rows import Row, finish, read_rows
 from prismscale.graph.store import load_trace
 
 HERE = Path(__file__).parent
@@ -222,10 +222,12 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "tokenizer").exists():
             prepare(folder)
-        rows: list[Row] = []
-        for case in CASES:
-            if not options.case or case.name in options.case:
-                rows += measure(case, folder)
+        chosen = [case for case in CASES if not options.case or case.name in options.case]
+        others = {case.name for case in CASES if case not in chosen}
+        # The table in the file stays whole where only some cases are run again.
+        rows = [row for row in read_rows(options.json) if row.name.partition(":")[0] in others]
+        for case in chosen:
+            rows += measure(case, folder)
         rows += difference(rows)
     return finish(rows, title="Programs on the null device", json_path=options.json)
 

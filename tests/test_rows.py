@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prismscale.analysis.rows import Row, finish, print_rows, write_rows
+from prismscale.analysis.rows import Row, finish, print_rows, read_rows, write_rows
 from prismscale.errors import StorageError
 
 
@@ -56,3 +56,14 @@ def test_a_missed_bar_is_the_exit_code(tmp_path: Path, value: float, code: int) 
     path = tmp_path / "rows.json"
     assert finish([Row.at_most("figure", value, 2)], json_path=path) == code
     assert len(json.loads(path.read_text())) == 1
+
+
+def test_written_rows_are_read_again(tmp_path: Path) -> None:
+    """Those that failed stay no number; a file that is not there has none."""
+    path = tmp_path / "rows.json"
+    rows = [Row.at_most("a", 1.5, 2.0, "s"), Row.at_most("b", math.nan, 1.0)]
+    write_rows(rows, path)
+    first, second = read_rows(path)
+    assert first == rows[0]
+    assert math.isnan(second.value)
+    assert read_rows(tmp_path / "none.json") == []

@@ -80,6 +80,16 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
+def read_rows(path: Path | None) -> list[Row]:
+    """What an earlier run wrote to ``path``; nothing where there was none."""
+    if path is None or not path.exists():
+        return []
+    rows = json.loads(path.read_text())
+    return [
+        Row(**{**row, "value": math.nan if row["value"] is None else row["value"]}) for row in rows
+    ]
+
+
 def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = None) -> int:
     """Print the table, write it where asked; returns the exit code, 1 where a bar is missed.
 
