@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
-FRAMEWORKS_LIMIT_S ?= 900
+FRAMEWORKS_LIMIT_S ?= 1800
 
 .PHONY: demo test test-frameworks lint types unit clean
 
