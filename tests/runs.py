@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,23 @@ def results(out: Path) -> dict[str, Any]:
     """``results.json`` of a run folder."""
     found: dict[str, Any] = json.loads((out / "results.json").read_text())
     return found
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether something becomes true within a while."""
+    for _ in range(2_000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def left_running(mark: str, patience_s: float = 20.0) -> list[str]:

@@ -6,16 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from prismscale.errors import PrismscaleError
 from prismscale.fork_server import ForkServer
-from prismscale.processes import Child, Children
+from prismscale.processes import Child, Children, Program
+from runs import eventually, runs
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -23,18 +22,6 @@ def main(arguments):
     exec(arguments[0])
     return 0
 """
-
-
-def eventually_gone(pid: int) -> bool:
-    """Whether a process ends, or is a zombie, within a while."""
-    for _ in range(2_000):
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.fixture
@@ -48,7 +35,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServ
 
 def fork(server: ForkServer, children: Children, folder: Path, code: str) -> Child:
     """Run ``code`` in a fork."""
-    return server.start(children, "0", "forked", [code], folder / "0.log")
+    program = Program(name="0", module="forked", arguments=(code,), log=folder / "0.log")
+    return server.start(children, program)
 
 
 def ended(server: ForkServer, folder: Path, code: str) -> Child:
@@ -102,7 +90,7 @@ def test_forks_end_with_their_server(server: ForkServer, tmp_path: Path) -> None
     with Children() as children:
         child = fork(server, children, tmp_path, code)
         server.__exit__(None, None, None)
-        assert eventually_gone(child.process.pid)
+        assert eventually(lambda: not runs(child.process.pid))
         assert child.process.wait(60) == -signal.SIGTERM
 
 
@@ -121,10 +109,12 @@ def test_an_owner_that_is_killed_leaves_no_fork(server: ForkServer, tmp_path: Pa
     code = f"""
 import pathlib, time
 from prismscale.fork_server import ForkServer
-from prismscale.processes import Children
+from prismscale.processes import Children, Program
 folder = pathlib.Path({str(tmp_path)!r})
 with ForkServer(preload=[], log=folder / "other.log") as server, Children() as children:
-    child = server.start(children, "0", "forked", ["time.sleep(300)"], folder / "1.log")
+    code = ("time.sleep(300)",)
+    program = Program(name="0", module="forked", arguments=code, log=folder / "1.log")
+    child = server.start(children, program)
     print(child.process.pid, flush=True)
     time.sleep(300)
 """
@@ -133,4 +123,4 @@ with ForkServer(preload=[], log=folder / "other.log") as server, Children() as c
     pid = int(owner.stdout.readline())
     owner.kill()
     owner.communicate()
-    assert eventually_gone(pid)
+    assert eventually(lambda: not runs(pid))

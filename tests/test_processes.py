@@ -5,36 +5,17 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from prismscale.errors import StorageError
 from prismscale.guardian import guard
 from prismscale.processes import Children
+from runs import eventually, runs
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether something becomes true within a while."""
-    for _ in range(2_000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_child_that_ended_is_reported_once(tmp_path: Path) -> None:

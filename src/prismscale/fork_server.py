@@ -30,12 +30,12 @@ from types import TracebackType
 from typing import Any
 
 from prismscale.errors import PrismscaleError
-from prismscale.processes import Child, Children, die_with_parent, open_log
+from prismscale.processes import Child, Children, Program, die_with_parent, log_tail, open_log
 
 _GRACE_S = 3.0
 _POLL_S = 0.005
 _MESSAGE_BYTES = 1 << 16
-_LOST = -15
+_LOST = -signal.SIGTERM
 """Exit status of a fork whose server is gone: the kernel has asked it to end."""
 
 
@@ -65,31 +65,22 @@ class ForkServer:
                 self._server.kill()
                 self._server.wait()
 
-    def start(
-        self,
-        children: Children,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        log: Path,
-        *,
-        slot: int | None = None,
-    ) -> Child:
-        """Start ``python -m module arguments`` as a fork; see :class:`prismscale.starter.Starter`.
+    def start(self, children: Children, program: Program) -> Child:
+        """Start ``program`` as a fork; see :class:`prismscale.starter.Starter`.
 
         Raises:
             PrismscaleError: the server could not be started, or has ended.
             StorageError: the log cannot be written.
         """
-        with open_log(log) as sink:
-            request = {"fork": module, "arguments": list(arguments)}
-            reply = self.ask(request, descriptors=[sink.fileno()])
-        if reply is None:
+        with open_log(program.log) as sink:
+            request = {"fork": program.module, "arguments": program.arguments}
+            pid = self.ask(request, descriptors=[sink.fileno()])
+        if pid is None:
             raise PrismscaleError(
                 f"the process that starts ranks has ended; the end of its output ({self._log}):\n"
-                f"{self._log.read_text(errors='replace')[-2000:]}"
+                f"{log_tail(self._log, 30)}"
             )
-        return children.adopt(name, Fork(pid=int(reply), server=self), log)
+        return children.adopt(program.name, Fork(pid=pid, server=self), program.log)
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int | None:
         """The server's answer; None where it has none, or is gone."""

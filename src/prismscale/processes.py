@@ -38,6 +38,19 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """``python -m module arguments``, one process of a job."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    log: Path
+    """What it prints."""
+    slot: int | None = None
+    """Numbers the ranks that run side by side from 0; what is not a rank has none."""
+
+
 class Process(Protocol):
     """As much of ``subprocess.Popen`` as is needed of a child."""
 
@@ -62,11 +75,7 @@ class Child:
 
     def log_tail(self, lines: int = 12) -> str:
         """The end of what it printed."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return log_tail(self.log, lines)
 
 
 class Children:
@@ -193,6 +202,15 @@ class Children:
     def _forget(self, kind: str, what: int | Path) -> None:
         if self._guardian is not None:
             self._guardian.remove(kind, what)
+
+
+def log_tail(path: Path, lines: int) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
 
 
 def open_log(path: Path) -> IO[bytes]:

@@ -5,29 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from prismscale.processes import Child, Children
+from prismscale.processes import Child, Children, Program
 
 
 class Starter(Protocol):
     """Starts ranks, and what they run against."""
 
-    def start(
-        self,
-        children: Children,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        log: Path,
-        *,
-        slot: int | None = None,
-    ) -> Child:
-        """Start ``python -m module arguments`` among ``children``, its output going to ``log``.
-
-        ``slot`` numbers the ranks that run side by side from 0; what is not a rank has none.
-        """
+    def start(self, children: Children, program: Program) -> Child:
+        """Start ``program`` among ``children``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +26,8 @@ class Spawner:
     attached: bool = False
     """The process has this one's own input and output."""
 
-    def start(
-        self,
-        children: Children,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        log: Path,
-        *,
-        slot: int | None = None,
-    ) -> Child:
+    def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""
-        prefix = () if slot is None else self.prefix(slot)
-        command = [*prefix, sys.executable, "-m", module, *arguments]
-        return children.start(name, command, log, attached=self.attached)
+        prefix = () if program.slot is None else self.prefix(program.slot)
+        command = [*prefix, sys.executable, "-m", program.module, *program.arguments]
+        return children.start(program.name, command, program.log, attached=self.attached)

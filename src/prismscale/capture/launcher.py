@@ -22,7 +22,7 @@ from prismscale.errors import (
 )
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
-from prismscale.processes import Child, Children
+from prismscale.processes import Child, Children, Program
 from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
@@ -86,9 +86,10 @@ class CaptureRunner:
     def _run(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
         running = children.all_running()
         slot = next(s for s in range(self.jobs) if self._slots.get(s) not in running)
-        self._slots[slot] = self.starter.start(
-            children, name, RANK_PROCESS, [str(spec_path)], log, slot=slot
+        program = Program(
+            name=name, module=RANK_PROCESS, arguments=(str(spec_path),), log=log, slot=slot
         )
+        self._slots[slot] = self.starter.start(children, program)
 
     @staticmethod
     def _captured_before(path: Path) -> RankTrace:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.null.messages import ZeroIntegers, exact_value
 from prismscale.capture.payload import CompositePayload, MirrorPayload
@@ -18,8 +20,7 @@ def rank_payload(
     is_captured_now: Callable[[int], bool] = lambda rank: False,
 ) -> CompositePayload:
     """Recordings in ``folder`` first, then what is true of the device, then the mirror."""
-    if emulation is None:
-        recorded = RecordedPayload(folder, is_captured_now=is_captured_now)
-        return CompositePayload([recorded], MirrorPayload())
-    recorded = RecordedPayload(folder, is_captured_now=is_captured_now, value_of=exact_value)
-    return CompositePayload([recorded, ZeroIntegers()], MirrorPayload())
+    value_of = torch.Tensor.detach if emulation is None else exact_value
+    recorded = RecordedPayload(folder, is_captured_now=is_captured_now, value_of=value_of)
+    of_device = [] if emulation is None else [ZeroIntegers()]
+    return CompositePayload([recorded, *of_device], MirrorPayload())

@@ -81,14 +81,17 @@ class RecordedPayload:
         tensors = collective.inputs if is_sender else collective.outputs
         if sender < 0 or not _is_small(tensors, is_sender):
             return False
-        stem = f"{key}.n{number}"
+        exact = self._path(key, number, group.ranks[sender])
         if is_sender:
-            self._write(self._folder / f"{stem}.g{group.ranks[sender]}.bin", tensors)
+            self._write(exact, tensors)
             return False
         position = me if op is CollectiveOp.SCATTER else 0
-        self._await(self._folder / f"{stem}.g{group.ranks[sender]}.bin", group.ranks[sender])
+        self._await(exact, group.ranks[sender])
         found = self._candidates(key, number, group.ranks[sender])
         return any(_fill(tensors, _read(path)[position:]) for path in found)
+
+    def _path(self, key: str, number: int, sender: int) -> Path:
+        return self._folder / f"{key}.n{number}.g{sender}.bin"
 
     def _await(self, path: Path, sender: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -99,14 +102,14 @@ class RecordedPayload:
 
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
         """What may answer, the best first; the folder is listed only where the exact is missing."""
-        exact = self._folder / f"{key}.n{number}.g{sender}.bin"
+        exact = self._path(key, number, sender)
         if exact.exists():
             yield exact
         by_number: dict[int, list[Path]] = {}
         for path in sorted(self._folder.glob(f"{key}.n*.g*.bin")):
             by_number.setdefault(int(path.name[len(key) + 2 :].partition(".")[0]), []).append(path)
         for n in range(number, max(number - _OLDEST, 0) - 1, -1):
-            own = self._folder / f"{key}.n{n}.g{sender}.bin"
+            own = self._path(key, n, sender)
             recorded = by_number.get(n, [])
             yield from [own] if own in recorded else recorded[:1]
 

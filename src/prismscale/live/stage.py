@@ -19,7 +19,7 @@ from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
 from prismscale.live.spec import LiveSpec
-from prismscale.processes import Child, Children
+from prismscale.processes import Child, Children, Program
 from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.05
@@ -128,8 +128,13 @@ class LiveStage:
                 "socket": str(exchange / "coordinator"),
             },
         )
-        log = self.logs / "coordinator.log"
-        self.starter.start(children, COORDINATOR, COORDINATOR_PROCESS, [str(coordinator)], log)
+        replay = Program(
+            name=COORDINATOR,
+            module=COORDINATOR_PROCESS,
+            arguments=(str(coordinator),),
+            log=self.logs / "coordinator.log",
+        )
+        self.starter.start(children, replay)
         followers = []
         for slot, rank in enumerate(self.spec.live):
             spec = self._for(rank, exchange)
@@ -137,11 +142,16 @@ class LiveStage:
             save_trace(rank_class.trace, Path(spec.trace))
             path = self.folder / f"live-{rank}.spec.json"
             spec.save(path)
-            log = self.logs / f"live-rank-{rank}.log"
+            program = Program(
+                name=str(rank),
+                module=RANK_PROCESS,
+                arguments=(str(path),),
+                log=self.logs / f"live-rank-{rank}.log",
+                slot=slot,
+            )
             # Only a process that is started anew can have the terminal.
             starter = Spawner(attached=True) if spec.attached else self.starter
-            child = starter.start(children, str(rank), RANK_PROCESS, [str(path)], log, slot=slot)
-            followers.append(_follow(child, rank, on_line))
+            followers.append(_follow(starter.start(children, program), rank, on_line))
         return followers
 
     def _watch(self, children: Children, on_step: Callable[[int], None]) -> None:
