@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from prismscale.capture import work
+from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.work import EmulatedWork, completed
+from prismscale.capture.workspace import held_tensors
+from prismscale.graph.node import CollectiveOp
 
 
 class _Waits:
@@ -119,3 +123,54 @@ def test_poll_of_a_future_completes_it() -> None:
 def test_receive_names_its_source() -> None:
     """source_rank answers the sender of a receive."""
     assert EmulatedWork((), source=3).source_rank() == 3
+
+
+def _batch(op: CollectiveOp, backend: str) -> list[Collective]:
+    group = GroupHandle(ranks=(0, 1), group_rank=0, role=0, name="world", backend=backend)
+    sent, received = (torch.ones(4),), (torch.ones(8),)
+    outputs = () if op == CollectiveOp.SEND else received
+    return [
+        Collective(op=op, group=group, inputs=sent, outputs=outputs, n_bytes=32, asynchronous=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "waited", "inputs_live"),
+    [
+        ("gloo", CollectiveOp.ALL_GATHER, True, True),
+        ("nccl", CollectiveOp.ALL_GATHER, False, True),
+        ("nccl", CollectiveOp.ALL_GATHER, True, False),
+        ("nccl", CollectiveOp.SEND, True, True),
+    ],
+)
+def test_a_handle_keeps_what_the_backend_keeps(
+    backend: str, op: CollectiveOp, waited: bool, inputs_live: bool
+) -> None:
+    """gloo holds inputs as long as the handle lives, NCCL until the wait; a message for longer."""
+    batch = _batch(op, backend)
+    sent = weakref.ref(batch[0].inputs[0])
+    pending = EmulatedWork(batch[0].outputs, _Waits(), held=held_tensors(batch))
+    del batch
+    if waited:
+        pending.wait()
+
+    assert (sent() is not None) == inputs_live
+    del pending
+    assert sent() is None
+
+
+def test_a_waited_handle_lets_go_of_its_poll() -> None:
+    """What answers polls may hold the whole communication."""
+
+    class Poll:
+        def __call__(self) -> bool:
+            return False
+
+    poll = Poll()
+    gone = weakref.ref(poll)
+    pending = EmulatedWork((), _Waits(), poll)
+    del poll
+    pending.wait()
+
+    assert gone() is None
+    assert pending.is_completed()

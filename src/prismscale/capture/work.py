@@ -28,8 +28,11 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import Work
 
+from prismscale.capture.workspace import Held
+
 OnWait = Callable[[timedelta | None], None]
 _NO_TIMEOUT = timedelta(0)
+NOTHING_HELD = Held()
 
 
 class SettlingFuture(torch.futures.Future[Any]):
@@ -82,7 +85,7 @@ class EmulatedWork(Work):
     ``outputs`` are what ``result()`` and the future hold. ``on_wait(timeout)`` is called once, at
     the first wait, and returns when the communication has completed for this rank; None where
     nothing is left to wait for. ``is_done`` answers a poll without blocking; None means that a
-    poll finds the communication completed.
+    poll finds the communication completed. ``held`` lives until the wait, or as long as the handle.
     """
 
     def __init__(
@@ -91,9 +94,11 @@ class EmulatedWork(Work):
         on_wait: OnWait | None = None,
         is_done: Callable[[], bool] | None = None,
         source: int = -1,
+        held: Held = NOTHING_HELD,
     ) -> None:
         super().__init__()
         self._outputs = outputs
+        self._until_wait, self._by_handle = held.until_wait, held.by_handle
         self._on_wait = on_wait
         self._is_done = is_done
         self._future: SettlingFuture | None = None
@@ -107,6 +112,8 @@ class EmulatedWork(Work):
             # Cleared first: a wait inside on_wait, or a second waiter, must not wait again.
             self._on_wait = None
             on_wait(timeout if timeout > _NO_TIMEOUT else None)
+            # What they hold in their closures goes with them.
+            self._is_done, self._until_wait = None, ()
         future = self._future
         if future is not None:
             self._future = None

@@ -3,11 +3,17 @@
 gloo flattens lists, gathers into one tensor and clones what it scatters, on torch's CPU allocator,
 where it counts towards the program's peak. The sizes below were read off torch 2.13 with the
 profiler's allocation events, one operation at a time. NCCL's buffers lie outside torch's allocator.
+
+Both also keep the program's own tensors from being freed. A gloo handle holds inputs and outputs as
+long as it lives. Of NCCL, the program's streams may not be given what is still being sent: an
+asynchronous communication holds everything until it is waited for, and its handle what it writes
+(of a lone message, what it sends) as long as it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -38,3 +44,23 @@ def take_workspace(batch: Sequence[Collective]) -> torch.Tensor | None:
         return None
     n_bytes = sum(workspace_bytes(c) for c in batch)
     return torch.empty(n_bytes, dtype=torch.uint8) if n_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tensors of the program's that a communication in flight keeps alive."""
+
+    until_wait: tuple[torch.Tensor, ...] = ()
+    """Until it is waited for."""
+    by_handle: tuple[torch.Tensor, ...] = ()
+    """As long as its handle lives."""
+
+
+def held_tensors(batch: Sequence[Collective]) -> Held:
+    """What an asynchronous ``batch`` holds, of what it reads and writes."""
+    everything = tuple(t for c in batch for t in (*c.inputs, *c.outputs))
+    if batch[0].group.backend == "gloo":
+        return Held(by_handle=everything)
+    is_message = len(batch) == 1 and batch[0].op == CollectiveOp.SEND
+    written = everything if is_message else tuple(t for c in batch for t in c.outputs)
+    return Held(until_wait=everything, by_handle=written)

@@ -16,7 +16,7 @@ from prismscale.capture.contention import CommunicationLoad, nothing_to_wait_for
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.work import EmulatedWork
-from prismscale.capture.workspace import take_workspace
+from prismscale.capture.workspace import held_tensors, take_workspace
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.clock import Clock
@@ -114,7 +114,12 @@ class LiveHook:
         self._computing_since_ns = self.clock.now_ns()
         # In the program's own time: see [Note: what starting costs] in capture/contention.py.
         pending.finished = self.load.begin(batch)
-        return EmulatedWork(outputs, on_wait=wait, is_done=lambda: self._is_done(pending))
+        return EmulatedWork(
+            outputs,
+            on_wait=wait,
+            is_done=lambda: self._is_done(pending),
+            held=held_tensors(batch),
+        )
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now

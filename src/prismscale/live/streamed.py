@@ -25,6 +25,7 @@ from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.recorder import blocks_host, ordering
 from prismscale.capture.work import EmulatedWork
+from prismscale.capture.workspace import held_tensors
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.cuda_signals import CudaSignals
 from prismscale.live.exchange import Exchange, Meetings
@@ -117,7 +118,7 @@ class StreamedHook:
         if not batch[0].asynchronous:
             wait(None)
             return EmulatedWork(outputs)
-        return EmulatedWork(outputs, on_wait=wait_later, is_done=is_done)
+        return EmulatedWork(outputs, on_wait=wait_later, is_done=is_done, held=held_tensors(batch))
 
     def stretch(self) -> None:
         """Let the computation since the last communication take :attr:`compute_factor` times as
