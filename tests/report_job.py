@@ -18,6 +18,7 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
 from prismscale.sim.timeline import Timeline, simulate
+from prismscale.sim.typical import simulate_typical
 
 DATA, PIPE = 1, 2
 MIB, MS = 2**20, 1_000_000
@@ -130,13 +131,24 @@ def report_run(
     """Simulate and summarise :func:`report_job`, with two live ranks unless it hangs."""
     graph = report_job(**job)
     model = collective_model(Cluster.load("h100-sxm"))
-    durations = GraphDurations(graph=graph, model=model, faults=Faults(hang=hang or {}))
-    timeline = simulate(graph, durations, steps=4, ranks=shown_ranks(graph), watch_hangs=bool(hang))
+    durations = GraphDurations(
+        graph=graph, model=model, faults=Faults(hang=hang or {}), sampled=not hang
+    )
+    ranks = shown_ranks(graph)
+    if hang:
+        timeline = simulate(graph, durations, steps=4, ranks=ranks, watch_hangs=True)
+        simulated_ns_T = timeline.job_step_ns_TD[1:, 0]
+    else:
+        samples = durations.n_samples
+        timeline, simulated_ns_T = simulate_typical(
+            graph, durations, samples=samples, steps=4, ranks=ranks
+        )
     result = summarise(
         Findings(
             graph=graph,
             durations=durations,
             timeline=timeline,
+            simulated_ns_T=simulated_ns_T,
             observed=[observation(r, timeline) for r in (0, graph.world_size // 2) if live],
             distinct_axes=("pp",) if len(graph.classes) > 1 else (),
             witnesses=(1,),

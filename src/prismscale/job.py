@@ -18,16 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prismscale.analysis.result import RunResult
-from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
-from prismscale.cost.durations import GraphDurations
 from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
-from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
@@ -36,18 +33,15 @@ from prismscale.live.stage import LogLine
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
-from prismscale.sim.timeline import Timeline, simulate
 from prismscale.specs import (
     capture_runner,
     emulated_ranks,
     fork_server,
     graph_durations,
     live_stage,
+    retime,
 )
 from prismscale.starter import Starter
-
-STEPS = 4
-"""Simulated steps: the last one's period is the steady step."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +73,8 @@ class Job:
                 verify(graph)
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
-                durations, timeline = self._simulate(graph, cluster)
+                durations = graph_durations(config, cluster, graph)
+                timeline, simulated_ns_T = retime(config, graph, durations)
             observed = []
             if config.live:
                 observed = self._live(plan, traces, groups, cluster, captures, starter)
@@ -88,6 +83,7 @@ class Job:
                 graph=graph,
                 durations=durations,
                 timeline=timeline,
+                simulated_ns_T=simulated_ns_T,
                 observed=observed,
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
@@ -119,18 +115,6 @@ class Job:
                 max_captures=config.max_captures,
             ).plan()
             return plan, pool_samples(runner.traces, plan.representative_R)
-
-    def _simulate(self, graph: JobGraph, cluster: Cluster) -> tuple[GraphDurations, Timeline]:
-        config = self.config
-        durations = graph_durations(config, cluster, graph)
-        timeline = simulate(
-            graph,
-            durations,
-            steps=max(STEPS, *(s + 2 for s in config.hang.values()), 0),
-            ranks={*config.shown, *config.live, *shown_ranks(graph)},
-            watch_hangs=bool(config.hang),
-        )
-        return durations, timeline
 
     def _live(
         self,

@@ -89,7 +89,10 @@ class RunResult:
     step_ns: int
     """Predicted steady step time of the job; :data:`NEVER` where it hangs."""
     step_spread_ns: tuple[int, int]
-    """Shortest and longest simulated step after the first: equal once the job has settled."""
+    """Shortest and longest of the simulated steps that :attr:`step_ns` is the median of."""
+    sampled_steps: int
+    """How many steps that is, each with the durations of other captured steps; 1 where those do not
+    differ, and simulated steps are equal once the job has settled."""
     stages: tuple[StageResult, ...]
     classes: tuple[ClassResult, ...]
     live: tuple[LiveResult, ...]
@@ -113,6 +116,11 @@ class RunResult:
     """By stage of the run."""
     peak_rss_bytes: int = 0
     """Highest memory of all our processes together, as sampled."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether simulated steps differ because captured ones did."""
+        return self.sampled_steps > 1
 
     @property
     def hung(self) -> bool:

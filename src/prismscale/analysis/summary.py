@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.analysis.attribution import Breakdown, break_down
 from prismscale.analysis.emulated import (
@@ -29,7 +30,6 @@ from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import Timeline
 
 
@@ -40,6 +40,8 @@ class Findings:
     graph: JobGraph
     durations: GraphDurations
     timeline: Timeline
+    simulated_ns_T: NDArray[np.int64]
+    """Times of the steps that the timeline's last one is the median of."""
     observed: Sequence[Mapping[str, Any]]
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
@@ -63,18 +65,16 @@ def summarise(
         _stage(stage, classes, timeline, found.durations)
         for stage, classes in classes_by_stage(graph).items()
     )
-    # Two ends that never come lie an ordinary time apart.
-    hung_T = timeline.step_end_ns_TDR[:, 0].max(axis=-1) >= NEVER
-    step_ns_T = np.where(hung_T, NEVER, timeline.job_step_ns_TD[:, 0])
-    settled = step_ns_T[1:] if len(step_ns_T) > 1 else step_ns_T
+    simulated = found.simulated_ns_T
     return RunResult(
         # A path of undecodable bytes could be neither printed nor written.
         command=command.encode("utf-8", "backslashreplace").decode(),
         world_size=graph.world_size,
         cluster=cluster,
         device=device,
-        step_ns=int(step_ns_T[-1]),
-        step_spread_ns=(int(settled.min()), int(settled.max())),
+        step_ns=timeline.step_ns,
+        step_spread_ns=(int(simulated.min()), int(simulated.max())),
+        sampled_steps=len(simulated) if found.durations.n_samples > 1 else 1,
         stages=stages,
         classes=tuple(_class(graph, c) for c in graph.classes),
         live=tuple(_live(o, timeline) for o in found.observed),

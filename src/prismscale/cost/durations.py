@@ -76,6 +76,11 @@ class GraphDurations:
         self._prologues = [self._prologue(c) for c in self.graph.classes]
         self._bodies = [self._body_samples(c) for c in self.graph.classes]
 
+    @property
+    def n_samples(self) -> int:
+        """Steps after which durations repeat, in the class with the most; 1 where none differ."""
+        return max((len(samples) for samples in self._bodies), default=1)
+
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """Durations of the prologue, by template node."""
         return self._prologues[class_index]
@@ -135,7 +140,7 @@ class GraphDurations:
         trace = rank_class.trace
         rows = trace.body_ns_SB
         mean = np.rint(rows.mean(axis=0)).astype(np.int64)
-        if not self.sampled:
+        if not self.sampled or (rows == rows[:1]).all():
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
         return [self._row(rank_class, row, mean, trace.n_prologue) for row in rows]
 

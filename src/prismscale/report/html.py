@@ -23,7 +23,7 @@ from prismscale.report.remarks import (
     job_shares,
     warnings_of,
 )
-from prismscale.report.units import counted, duration, seconds, signed_percent, size
+from prismscale.report.units import counted, duration, seconds, signed_percent, size, span
 
 PLOT_CLASS = "plotly-graph-div"
 """Present in the markup of every plotly figure."""
@@ -120,6 +120,14 @@ def _environment() -> Environment:
     )
 
 
+def _kind_of_step(result: RunResult) -> str:
+    if result.hung:
+        return "the job hangs"
+    if result.varies:
+        return f"median of simulated steps of {span(*result.step_spread_ns)}"
+    return "one steady step of the whole job"
+
+
 def _cards(result: RunResult) -> list[Card]:
     peak = highest_peak_bytes(result)
     observed = [d for d in map(difference, result.live) if d is not None]
@@ -128,7 +136,7 @@ def _cards(result: RunResult) -> list[Card]:
         Card(
             label="Predicted step time",
             value=duration(result.step_ns),
-            note="the job hangs" if result.hung else "one steady step of the whole job",
+            note=_kind_of_step(result),
         )
     ]
     if observed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.result import LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence
-from prismscale.report.units import counted, duration, percent, signed_percent, size
+from prismscale.report.units import counted, percent, signed_percent, size, span
 
 FEW_SAMPLES = 3
 FEW_STEPS = 5
@@ -112,10 +112,10 @@ def warnings_of(result: RunResult) -> list[str]:
     """What a reader must know before believing the figures; most serious first."""
     found = [*_hang_warnings(result), *_live_warnings(result)]
     low, high = result.step_spread_ns
-    if not result.hung and high and (high - low) / high > SETTLED:
+    if not (result.hung or result.varies) and high and (high - low) / high > SETTLED:
         found.append(
-            f"Simulated steps still differ ({duration(low)} to {duration(high)}): the job had not "
-            "settled, so the step time is that of the last one."
+            f"Simulated steps still differ ({span(low, high)}): the job had not settled, so the "
+            "step time is that of the last one."
         )
     if result.samples < FEW_SAMPLES and not result.kernels:
         found.append(

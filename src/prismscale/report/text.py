@@ -35,6 +35,7 @@ from prismscale.report.units import (
     seconds,
     signed_percent,
     size,
+    span,
 )
 from prismscale.runfolder import RunFolder
 
@@ -78,6 +79,8 @@ def _headline(result: RunResult) -> RenderableType:
     named = {"communication": "exposed communication"}
     parts = (f"{named.get(key, key)} {percent(share)}" for key, share in shares.items())
     grid.add_row(Text(" · ".join(parts)))
+    if result.varies:
+        grid.add_row(Text(f"Median of simulated steps of {span(*result.step_spread_ns)}"))
     return grid
 
 

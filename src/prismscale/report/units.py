@@ -52,6 +52,11 @@ def duration(ns: float) -> str:
     return f"{ns:,.0f} ns" if unit == "ns" else f"{digits(ns / scale)} {unit}"
 
 
+def span(low_ns: float, high_ns: float) -> str:
+    """``355.5 ms to 452.3 ms``."""
+    return f"{duration(low_ns)} to {duration(high_ns)}"
+
+
 def seconds(value_s: float) -> str:
     """Wall time: ``0.25 s``, ``3.2 s``, ``4 min 05 s``, ``2 h 10 min``."""
     if value_s < 0.995:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import DurationSource, Engine, Times
+from prismscale.sim.engine import NEVER, DurationSource, Engine, Times
 from prismscale.sim.program import JobProgram, compile_job
 from prismscale.sim.stuck import Hang
 
@@ -45,10 +45,11 @@ class Timeline:
     def job_step_ns_TD(self) -> NDArray[np.int64]:
         """Step time of the job: from the last rank's end of a step to its end of the next.
 
-        Row 0 counts from time 0, when all ranks start together: a warm-up, not a steady step.
+        Row 0 counts from time 0, when all ranks start together: a warm-up, not a steady step. A
+        step that never ends takes :data:`NEVER`.
         """
         ends = self.step_end_ns_TDR.max(axis=-1)
-        return np.diff(ends, axis=0, prepend=0)
+        return np.where(ends >= NEVER, NEVER, np.diff(ends, axis=0, prepend=0))
 
     @property
     def step_ns_D(self) -> NDArray[np.int64]:

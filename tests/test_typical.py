@@ -1,0 +1,76 @@
+"""The typical step: the median of steps that take the durations of captured ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jobs import RecordedDurations, job_from_traces
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import GroupRecord
+from prismscale.sim.timeline import simulate
+from prismscale.sim.typical import MOST_SAMPLED_STEPS, simulate_typical
+
+WORLD = GroupRecord(ranks=(0, 1), name="world", backend="gloo")
+
+
+def meeting_job(*computes_ns: list[int]) -> JobGraph:
+    """Ranks that compute as long as their samples say, meet for 5 ns, and close the step."""
+    traces = {}
+    for rank, samples_ns in enumerate(computes_ns):
+        builder = TraceBuilder(rank=rank, world_size=len(computes_ns), groups=(WORLD,))
+        builder.begin_body()
+        # The step before ends with the third node from here.
+        computed = builder.add_compute(samples_ns, preds=[len(builder) - 1])
+        met = builder.add_communication(
+            CollectiveOp.BARRIER, 0, role=0, preds=[computed], durations_ns=[5] * len(samples_ns)
+        )
+        builder.add_compute([0] * len(samples_ns), preds=[met], label=f"of rank {rank}")
+        traces[rank] = builder.build(known_groups=(WORLD,), meta={})
+    return job_from_traces(traces)
+
+
+def test_the_typical_step_waits_for_whoever_is_late() -> None:
+    """Ranks that are late in turn are each of median length 20, and their job of 30."""
+    graph = meeting_job([10, 30, 20], [30, 10, 20])
+    timeline, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=3, steps=4)
+
+    assert sorted(step_ns_T.tolist()) == [25, 35, 35]
+    assert timeline.step_ns == 35
+
+
+def test_the_last_step_shown_is_the_median_one() -> None:
+    """Of steps 12 … 92 long, the one of 52, with the three before it."""
+    samples = [70, 10, 50, 90, 30]
+    graph = meeting_job(samples, samples)
+    timeline, step_ns_T = simulate_typical(
+        graph, RecordedDurations(graph), samples=5, steps=4, ranks=[0]
+    )
+
+    assert np.median(step_ns_T) == 55
+    assert timeline.job_step_ns_TD[:, 0].tolist()[-3:] == [75, 15, 55]
+    seen = timeline.ranks[0]
+    trace = graph.classes[seen.class_index].trace
+    nodes = [trace.template(seen.first_position + row) for row in range(len(seen.end_ns_N))]
+    computes = [row for row, node in enumerate(nodes) if trace.kind_N[node] == NodeKind.COMPUTE]
+    lasted = (seen.end_ns_N - seen.start_ns_N)[computes]
+    assert max(lasted[-2:]) == 50
+
+
+def test_a_job_of_one_sample_is_simulated_once() -> None:
+    """Its timeline is that of a plain simulation; all its settled steps are alike."""
+    graph = meeting_job([10], [30])
+    timeline, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=1, steps=4)
+
+    plain = simulate(graph, RecordedDurations(graph), steps=4)
+    assert np.array_equal(timeline.step_end_ns_TDR, plain.step_end_ns_TDR)
+    assert step_ns_T.tolist() == [35, 35, 35]
+
+
+def test_many_samples_are_bounded() -> None:
+    """A long capture is not replayed whole."""
+    graph = meeting_job(list(range(1, 1001)), [1] * 1000)
+    _, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=1000, steps=4)
+
+    assert len(step_ns_T) == MOST_SAMPLED_STEPS
