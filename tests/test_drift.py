@@ -8,14 +8,18 @@ import pytest
 from jobs import pipeline_job
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import GraphDurations
+from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.live.drift import (
+    MOST_MOVING,
+    MOVED_BYTES_PER_NS,
     WINDOW_STEPS,
     DriftingDurations,
     MachineSpeed,
     captured_compute_ns,
 )
+from prismscale.sim.engine import NEVER
 
 
 def test_speed_is_as_captured_before_anything_was_observed() -> None:
@@ -39,15 +43,48 @@ def test_speed_forgets_steps_beyond_its_window() -> None:
     assert speed.factor == pytest.approx(1.0)
 
 
-def test_all_of_a_virtual_rank_drifts() -> None:
-    """Communication is the same processor's work as computation."""
-    graph = pipeline_job(2, 2, 1, 3)
-    durations = GraphDurations(graph=graph, model=collective_model(Cluster.load("h100-sxm")))
+def _drifting(graph: JobGraph) -> tuple[GraphDurations, DriftingDurations]:
+    durations = GraphDurations(graph=graph, model=collective_model(Cluster.load("loopback-gloo")))
     speed = MachineSpeed(captured_ns={0: 100.0})
-    drifting = DriftingDurations(durations=durations, speed=speed)
     speed.observe(0, 300)
-    for before, after in zip(durations.body(0, 1), drifting.body(0, 1), strict=True):
-        assert np.array_equal(np.asarray(after), np.asarray(before) * 3)
+    return durations, DriftingDurations(graph=graph, durations=durations, speed=speed)
+
+
+def test_computation_of_virtual_ranks_drifts() -> None:
+    """Three times as slow, each takes three times as long."""
+    graph = pipeline_job(2, 2, 1, 3)
+    durations, drifting = _drifting(graph)
+    trace = graph.classes[0].trace
+    for node, (before, after) in enumerate(
+        zip(durations.body(0, 1), drifting.body(0, 1), strict=True), trace.n_prologue
+    ):
+        if trace.kind_N[node] == NodeKind.COMPUTE:
+            assert np.array_equal(np.asarray(after), np.asarray(before) * 3)
+
+
+def test_bytes_move_at_their_own_pace() -> None:
+    """A communication drifts but for what its bytes take, at most two fifths of it."""
+    graph = pipeline_job(2, 2, 1, 3)
+    durations, drifting = _drifting(graph)
+    trace = graph.classes[0].trace
+    for node in trace.communications(trace.n_prologue, trace.n_nodes):
+        before = float(np.max(durations.body(0, 1)[node - trace.n_prologue]))
+        after = float(np.max(drifting.body(0, 1)[node - trace.n_prologue]))
+        moving = min(trace.bytes_N[node] / MOVED_BYTES_PER_NS, MOST_MOVING * before)
+        assert after == pytest.approx(moving + 3 * (before - moving), abs=1)
+
+
+def test_what_never_ends_does_not_drift() -> None:
+    """A hung rank hangs at any speed."""
+    graph = pipeline_job(2, 2, 1, 3)
+    model = collective_model(Cluster.load("loopback-gloo"))
+    durations = GraphDurations(graph=graph, model=model, faults=Faults(hang={0: 0}))
+    speed = MachineSpeed(captured_ns={0: 100.0})
+    speed.observe(0, 300)
+    drifting = DriftingDurations(graph=graph, durations=durations, speed=speed)
+    hung = int(graph.class_of_R[0])
+    member = int(graph.member_of_R[0])
+    assert np.broadcast_to(drifting.body(hung, 0)[0], graph.classes[hung].size)[member] >= NEVER
 
 
 def test_captured_computation_leaves_communication_out() -> None:

@@ -73,7 +73,7 @@ class Coordinator:
         self._speed = MachineSpeed(
             captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
         )
-        drifting = DriftingDurations(durations=durations, speed=self._speed)
+        drifting = DriftingDurations(graph=graph, durations=durations, speed=self._speed)
         self._engine = Engine(
             job,
             drifting if follow_speed else durations,
@@ -141,7 +141,11 @@ class Coordinator:
         while moved:
             moved = False
             for live in self._ranks.values():
-                moved |= self._enter(live)
+                if self._enter(live):
+                    # Where everybody else has come, the answer needs nothing more. It leaves before
+                    # virtual ranks are taken further: the live rank's computation hides that.
+                    self._release(live)
+                    moved = True
             self._engine.advance()
             for live in self._ranks.values():
                 moved |= self._release(live)
