@@ -30,7 +30,15 @@ from types import TracebackType
 from typing import Any
 
 from prismscale.errors import PrismscaleError
-from prismscale.processes import Child, Children, Program, die_with_parent, log_tail, open_log
+from prismscale.processes import (
+    Child,
+    Children,
+    Program,
+    die_with_parent,
+    ending,
+    log_tail,
+    open_log,
+)
 
 _GRACE_S = 3.0
 _POLL_S = 0.005
@@ -47,6 +55,7 @@ class ForkServer:
         self._log = log
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._loss_told = False
 
     def __enter__(self) -> ForkServer:
         return self
@@ -76,10 +85,7 @@ class ForkServer:
             request = {"fork": program.module, "arguments": program.arguments}
             pid = self.ask(request, descriptors=[sink.fileno()])
         if pid is None:
-            raise PrismscaleError(
-                f"the process that starts ranks has ended; the end of its output ({self._log}):\n"
-                f"{log_tail(self._log, 30)}"
-            )
+            raise self._loss("has ended")
         return children.adopt(program.name, Fork(pid=pid, server=self), program.log)
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int | None:
@@ -105,6 +111,26 @@ class ForkServer:
     def is_gone(self) -> bool:
         """Whether the server has ended, or nobody can ask it any more."""
         return self._socket is None or self._server is None or self._server.poll() is not None
+
+    def tell_loss(self) -> None:
+        """Whose fork is lost learns why, the first time it is asked.
+
+        Raises:
+            PrismscaleError: the server ended, and not because it was told to.
+        """
+        if self._server is None or self._loss_told:
+            return
+        self._loss_told = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._server.wait(_GRACE_S)
+            if code != 0:
+                raise self._loss(ending(code))
+
+    def _loss(self, how: str) -> PrismscaleError:
+        return PrismscaleError(
+            f"the process that starts ranks {how}, and with it the ranks; the end of its output "
+            f"({self._log}):\n{log_tail(self._log, 30)}"
+        )
 
     def _hang_up(self) -> None:
         """The server ends whoever it has started, and itself."""
@@ -136,11 +162,16 @@ class Fork:
         self._server = server
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, negative for a signal."""
+        """Its exit code once it has ended, negative for a signal.
+
+        Raises:
+            PrismscaleError: see :meth:`ForkServer.tell_loss`.
+        """
         if self.returncode is None:
             self.returncode = self._server.ask({"poll": self.pid})
         if self.returncode is None and self._server.is_gone():
             self.returncode = _LOST
+            self._server.tell_loss()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -204,6 +204,11 @@ class Children:
             self._guardian.remove(kind, what)
 
 
+def ending(code: int) -> str:
+    """How a process ended, by its exit code: ``was ended by signal 9``."""
+    return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
 def log_tail(path: Path, lines: int) -> str:
     """The end of a log; empty where there is none."""
     try:

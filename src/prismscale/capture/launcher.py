@@ -22,7 +22,7 @@ from prismscale.errors import (
 )
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
-from prismscale.processes import Child, Children, Program
+from prismscale.processes import Child, Children, Program, ending
 from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
@@ -145,10 +145,8 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
             "there or choose another --out"
         )
     if found is None:
-        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        return ScriptError(
-            f"rank {rank} {how} during {stage}, without a Python error; {output}", rank=rank
-        )
+        how = f"{ending(code)} during {stage}, without a Python error"
+        return ScriptError(f"rank {rank} {how}; {output}", rank=rank)
     summary = str(found["summary"])
     if found["ours"]:
         who = f"rank {rank}"
