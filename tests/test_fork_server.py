@@ -96,14 +96,14 @@ def test_forks_end_with_their_server(server: ForkServer, tmp_path: Path) -> None
 
 
 def test_a_killed_server_is_named_once(server: ForkServer, tmp_path: Path) -> None:
-    """Not its ranks, which the kernel ends with it; whoever cleans up is not told again."""
+    """Not its forks, which end in the clean-up; that is not told again."""
     with Children() as children:
         child = fork(server, children, tmp_path, "time.sleep(300)")
         os.kill(psutil.Process(child.process.pid).ppid(), signal.SIGKILL)
         with pytest.raises(PrismscaleError, match="starts ranks was ended by signal 9"):
             child.process.wait(60)
         assert child.process.poll() == -signal.SIGTERM
-        assert eventually(lambda: not runs(child.process.pid))
+    assert eventually(lambda: not runs(child.process.pid))
 
 
 def test_a_server_that_cannot_import_says_what(tmp_path: Path) -> None:
