@@ -5,10 +5,11 @@ the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these 
 Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
 beside live ranks that compute at this one's. Each live rank therefore says after every step how
 long it computed; over the last few steps this is so many times what its trace says, and the virtual
-ranks' durations are taken so many times: communication too, which is the same processor's work. It
-is the machine that is followed, not the rank: a rank that ``--slow`` makes slow says what its
-computation took here. Targets whose links are modelled keep the captured durations: what emulating
-hundreds of small communications costs a live rank would look like a slow machine.
+ranks' durations are taken so many times: communication too, which is the same processor's work, but
+for the part that moves its bytes. It is the machine that is followed, not the rank: a rank that
+``--slow`` makes slow says what its computation took here. Targets whose links are modelled keep the
+captured durations: what emulating hundreds of small communications costs a live rank would look
+like a slow machine.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
 is in their samples, and independent."""
 MOVED_BYTES_PER_NS = 2.0
-"""Of a communication's bytes, beside what follows the processor's speed: [Note: bytes move at their
-own pace]."""
+"""How fast a communication's bytes move at any speed of the processor; what else it takes follows
+that speed. See [Note: bytes move at their own pace]."""
 MOST_MOVING = 0.42
 """Largest share of a communication that moves bytes."""
 TRIMMED = 0.1
