@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
-from prismscale.capture import contention
 from prismscale.capture.backends import install
-from prismscale.capture.contention import Rest, Took
 from prismscale.capture.device.cpu import CpuDevice
 from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective
 from prismscale.capture.payload import MirrorPayload
 from prismscale.capture.recorder import Recorder, ordering
 from prismscale.errors import UsageError
@@ -268,42 +264,3 @@ def test_lanes_follow_the_backend() -> None:
     message = call(2, torch.ones(1), op=CollectiveOp.SEND, root=1)
     assert ordering([message]) == ("group 0 p2p", 0)
     assert ordering([call(2, torch.ones(1))]) == ("group 0", 2)
-
-
-class Holding:
-    """Communication that holds the program for 100 ns where it waits."""
-
-    def __init__(self, device: ManualDevice) -> None:
-        self._device = device
-
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
-        """Nothing passes before the wait."""
-        return self._hold
-
-    def _hold(self) -> None:
-        self._device.now_ns += 100
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_wait_takes_lies_in_no_span(asynchronous: bool) -> None:
-    """Neither computation nor, in a recorded trace, communication."""
-    program = Program()
-    program.recorder = Recorder(program.device, MirrorPayload(), load=Holding(program.device))
-    with program:
-        program.work(5)
-        work = program.reduce(async_op=asynchronous)
-        if asynchronous:
-            work.wait()
-        program.work(7)
-        program.recorder.finish()
-    assert program.spans() == [("forward", 5), ("all_reduce", 0), ("forward", 7)]
-
-
-def test_a_rest_begins_with_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not with the communication."""
-    rests: list[float] = []
-    monkeypatch.setattr(contention, "sleep", rests.append)
-    wait = Rest().begin([])
-    assert rests == []
-    wait()
-    assert rests == [contention.REST_S]

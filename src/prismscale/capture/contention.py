@@ -20,12 +20,6 @@ once, on the core of the thread that woke them: of 0.8 ms that starting the pair
 to 0.18 ms are the starting thread's own, and a real enqueue takes as much. Both are the program's
 time on the cluster, so they are here, in captures as in live ranks.
 
-[Note: captures that wait] A captured rank is answered at once and would keep its core for a whole
-step, as no rank of a job does: what runs after a wait finds another program in its caches, and on
-a virtual machine a core that the host had given away. The same stage of the llama example computed
-185 ms a step without a pause, 270 ms when it left its core at each wait, and 255 ms live. So a rank
-that computes here, and whose communication does not, rests for a moment wherever it would wait.
-
 [Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
 the pair are not the rank's (:mod:`prismscale.capture.workspace` has the rank's). So the pair works
 only once the program's memory is no longer followed; steps before that are not timed.
@@ -37,7 +31,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from time import perf_counter_ns, sleep
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,8 +49,6 @@ LARGEST_BYTES = 256 << 20
 """Scratch memory; larger communications do this much work."""
 
 
-REST_S = 0.0003
-"""Long enough for another program to run, too short to matter."""
 GLOO_THREADS = 2
 """Communications of one gloo group that run at a time."""
 Took = Callable[[int], None]
@@ -77,15 +69,6 @@ class NullLoad:
     def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
         """Nothing to do."""
         return nothing_to_wait_for
-
-
-class Rest:
-    """Communication costs the local processor nothing, and the program leaves it where it waits.
-    See [Note: captures that wait]."""
-
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
-        """Nothing to do, until the program waits."""
-        return _rest
 
 
 class LateLoad:
@@ -222,10 +205,6 @@ class Transfer:
 def _wait(works: Sequence[Work]) -> None:
     for work in works:
         work.wait()
-
-
-def _rest() -> None:
-    sleep(REST_S)
 
 
 def _connect_pair(kind: Any) -> tuple[Any, Any]:

@@ -9,13 +9,7 @@ from pathlib import Path
 import torch
 
 from prismscale.capture.backends import install
-from prismscale.capture.contention import (
-    CommunicationLoad,
-    GlooLoad,
-    LateLoad,
-    NullLoad,
-    Rest,
-)
+from prismscale.capture.contention import GlooLoad, LateLoad, NullLoad
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
@@ -135,7 +129,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()
     payload = rank_payload(Path(spec.payloads), emulation, is_captured_now=spec.is_captured_now)
-    load = LateLoad(_load(spec))
+    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
     recorder = Recorder(device, payload, load=load)
     witness = None
     if emulation is not None:
@@ -189,12 +183,6 @@ def _trace(
             "prologue_marks": str(len(recorder.stream.marks) - period * samples),
         },
     )
-
-
-def _load(spec: CaptureSpec) -> CommunicationLoad:
-    if spec.communication_load:
-        return GlooLoad()
-    return Rest() if spec.device == "cpu" else NullLoad()
 
 
 def _instruments(
