@@ -17,8 +17,8 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
-from prismscale.sim.timeline import Timeline, simulate
-from prismscale.sim.typical import simulate_typical
+from prismscale.sim.timeline import Timeline
+from prismscale.sim.typical import retime
 
 DATA, PIPE = 1, 2
 MIB, MS = 2**20, 1_000_000
@@ -134,15 +134,7 @@ def report_run(
     durations = GraphDurations(
         graph=graph, model=model, faults=Faults(hang=hang or {}), sampled=not hang
     )
-    ranks = shown_ranks(graph)
-    if hang:
-        timeline = simulate(graph, durations, steps=4, ranks=ranks, watch_hangs=True)
-        simulated_ns_T = timeline.job_step_ns_TD[1:, 0]
-    else:
-        samples = durations.n_samples
-        timeline, simulated_ns_T = simulate_typical(
-            graph, durations, samples=samples, steps=4, ranks=ranks
-        )
+    timeline, simulated_ns_T = retime(durations, ranks=shown_ranks(graph))
     result = summarise(
         Findings(
             graph=graph,

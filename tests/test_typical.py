@@ -21,7 +21,7 @@ def meeting_job(*computes_ns: list[int]) -> JobGraph:
     for rank, samples_ns in enumerate(computes_ns):
         builder = TraceBuilder(rank=rank, world_size=len(computes_ns), groups=(WORLD,))
         builder.begin_body()
-        # The step before ends with the third node from here.
+        # After the last node of the step before.
         computed = builder.add_compute(samples_ns, preds=[len(builder) - 1])
         met = builder.add_communication(
             CollectiveOp.BARRIER, 0, role=0, preds=[computed], durations_ns=[5] * len(samples_ns)
@@ -41,7 +41,7 @@ def test_the_typical_step_waits_for_whoever_is_late() -> None:
 
 
 def test_the_last_step_shown_is_the_median_one() -> None:
-    """Of steps 12 … 92 long, the one of 52, with the three before it."""
+    """Of steps 15 … 95 long, the one of 55, with the three before it."""
     samples = [70, 10, 50, 90, 30]
     graph = meeting_job(samples, samples)
     timeline, step_ns_T = simulate_typical(

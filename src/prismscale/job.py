@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prismscale.analysis.result import RunResult
+from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.cluster import Cluster
@@ -33,13 +34,13 @@ from prismscale.live.stage import LogLine
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
+from prismscale.sim.typical import retime
 from prismscale.specs import (
     capture_runner,
     emulated_ranks,
     fork_server,
     graph_durations,
     live_stage,
-    retime,
 )
 from prismscale.starter import Starter
 
@@ -74,7 +75,8 @@ class Job:
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
                 durations = graph_durations(config, cluster, graph)
-                timeline, simulated_ns_T = retime(config, graph, durations)
+                shown = {*config.shown, *config.live, *shown_ranks(graph)}
+                timeline, simulated_ns_T = retime(durations, ranks=shown)
             observed = []
             if config.live:
                 observed = self._live(plan, traces, groups, cluster, captures, starter)

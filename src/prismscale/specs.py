@@ -1,5 +1,4 @@
-"""What the stages of a job are made of: who runs its processes, what they are told, durations,
-and how many steps are simulated."""
+"""What the stages of a job are made of: who runs its processes, what they are told, durations."""
 
 from __future__ import annotations
 
@@ -7,11 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prismscale.analysis.emulated import Emulated
-from prismscale.analysis.stages import shown_ranks
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
@@ -24,12 +19,8 @@ from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.progress import StageUpdate
-from prismscale.sim.timeline import Timeline, simulate
-from prismscale.sim.typical import simulate_typical
 from prismscale.starter import Starter
 
-STEPS = 4
-"""Simulated steps: the last one's period is the steady step."""
 PRELOADED = (
     RANK_PROCESS,
     LIVE_RANK_PROCESS,
@@ -90,19 +81,6 @@ def graph_durations(config: JobConfig, cluster: Cluster, graph: JobGraph) -> Gra
         sampled=not config.hang,
         compute_scale=config.compute_scale,
     )
-
-
-def retime(
-    config: JobConfig, graph: JobGraph, durations: GraphDurations
-) -> tuple[Timeline, NDArray[np.int64]]:
-    """The typical steady step, and the times of the steps that it is typical of."""
-    ranks = {*config.shown, *config.live, *shown_ranks(graph)}
-    if not config.hang:
-        samples = durations.n_samples
-        return simulate_typical(graph, durations, samples=samples, steps=STEPS, ranks=ranks)
-    steps = max(STEPS, *(step + 2 for step in config.hang.values()))
-    timeline = simulate(graph, durations, steps=steps, ranks=ranks, watch_hangs=True)
-    return timeline, timeline.job_step_ns_TD[1:, 0]
 
 
 def live_stage(

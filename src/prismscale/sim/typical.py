@@ -15,11 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.engine import Duration, DurationSource
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import Timeline, simulate
 
+STEPS = 4
+"""Simulated steps: the last one's period is the steady step."""
 MOST_SAMPLED_STEPS = 48
 """More would say little more about the median."""
 
@@ -38,6 +41,20 @@ class LaterDurations:
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
         """Durations of the body in ``first + step``."""
         return self.durations.body(class_index, self.first + step)
+
+
+def retime(
+    durations: GraphDurations, *, ranks: Iterable[int] = ()
+) -> tuple[Timeline, NDArray[np.int64]]:
+    """The typical steady step of a job, and the times of the steps that it is typical of. One that
+    hangs has none: its steps are simulated from the first until after the hang."""
+    graph, hang = durations.graph, durations.faults.hang
+    if not hang:
+        samples = durations.n_samples
+        return simulate_typical(graph, durations, samples=samples, steps=STEPS, ranks=ranks)
+    steps = max(STEPS, *(step + 2 for step in hang.values()))
+    timeline = simulate(graph, durations, steps=steps, ranks=ranks, watch_hangs=True)
+    return timeline, timeline.job_step_ns_TD[1:, 0]
 
 
 def simulate_typical(
