@@ -47,7 +47,7 @@ def _drifting(graph: JobGraph) -> tuple[GraphDurations, DriftingDurations]:
     durations = GraphDurations(graph=graph, model=collective_model(Cluster.load("loopback-gloo")))
     speed = MachineSpeed(captured_ns={0: 100.0})
     speed.observe(0, 300)
-    return durations, DriftingDurations(graph=graph, durations=durations, speed=speed)
+    return durations, DriftingDurations(durations=durations, speed=speed)
 
 
 def test_computation_of_virtual_ranks_drifts() -> None:
@@ -81,7 +81,7 @@ def test_what_never_ends_does_not_drift() -> None:
     durations = GraphDurations(graph=graph, model=model, faults=Faults(hang={0: 0}))
     speed = MachineSpeed(captured_ns={0: 100.0})
     speed.observe(0, 300)
-    drifting = DriftingDurations(graph=graph, durations=durations, speed=speed)
+    drifting = DriftingDurations(durations=durations, speed=speed)
     hung = int(graph.class_of_R[0])
     member = int(graph.member_of_R[0])
     assert np.broadcast_to(drifting.body(hung, 0)[0], graph.classes[hung].size)[member] >= NEVER

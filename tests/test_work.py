@@ -11,8 +11,7 @@ import torch
 
 from prismscale.capture import work
 from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.work import EmulatedWork, completed
-from prismscale.capture.workspace import held_tensors
+from prismscale.capture.work import EmulatedWork, completed, in_flight
 from prismscale.graph.node import CollectiveOp
 
 
@@ -149,7 +148,7 @@ def test_a_handle_keeps_what_the_backend_keeps(
     """gloo holds inputs as long as the handle lives, NCCL until the wait; a message for longer."""
     batch = _batch(op, backend)
     sent = weakref.ref(batch[0].inputs[0])
-    pending = EmulatedWork(batch[0].outputs, _Waits(), held=held_tensors(batch))
+    pending = in_flight(batch, _Waits())
     del batch
     if waited:
         pending.wait()

@@ -26,8 +26,8 @@ from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, 
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.stream import NodeStream, StreamNode
-from prismscale.capture.work import EmulatedWork
-from prismscale.capture.workspace import held_tensors, take_workspace
+from prismscale.capture.work import EmulatedWork, in_flight
+from prismscale.capture.workspace import take_workspace
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord
 
@@ -103,8 +103,7 @@ class Recorder:
                 finished()
                 issued.join(waiting)
 
-        outputs = tuple(t for c in batch for t in c.outputs)
-        return EmulatedWork(outputs, on_wait=joined, held=held_tensors(batch))
+        return in_flight(batch, joined)
 
     def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
         site = self.stream.sites.id(call_site())

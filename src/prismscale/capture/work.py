@@ -28,11 +28,11 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import Work
 
-from prismscale.capture.workspace import Held
+from prismscale.capture.hook import Collective
+from prismscale.capture.workspace import handle_keeps_inputs
 
 OnWait = Callable[[timedelta | None], None]
 _NO_TIMEOUT = timedelta(0)
-NOTHING_HELD = Held()
 
 
 class SettlingFuture(torch.futures.Future[Any]):
@@ -85,7 +85,8 @@ class EmulatedWork(Work):
     ``outputs`` are what ``result()`` and the future hold. ``on_wait(timeout)`` is called once, at
     the first wait, and returns when the communication has completed for this rank; None where
     nothing is left to wait for. ``is_done`` answers a poll without blocking; None means that a
-    poll finds the communication completed. ``held`` lives until the wait, or as long as the handle.
+    poll finds the communication completed. ``inputs`` live until the wait, or (``keeps_inputs``) as
+    long as the handle, as ``outputs`` do.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class EmulatedWork(Work):
         on_wait: OnWait | None = None,
         is_done: Callable[[], bool] | None = None,
         source: int = -1,
-        held: Held = NOTHING_HELD,
+        inputs: Sequence[torch.Tensor] = (),
+        keeps_inputs: bool = False,
     ) -> None:
         super().__init__()
         self._outputs = outputs
-        self._until_wait, self._by_handle = held.until_wait, held.by_handle
+        self._inputs, self._keeps_inputs = inputs, keeps_inputs
         self._on_wait = on_wait
         self._is_done = is_done
         self._future: SettlingFuture | None = None
@@ -112,8 +114,10 @@ class EmulatedWork(Work):
             # Cleared first: a wait inside on_wait, or a second waiter, must not wait again.
             self._on_wait = None
             on_wait(timeout if timeout > _NO_TIMEOUT else None)
-            # What they hold in their closures goes with them.
-            self._is_done, self._until_wait = None, ()
+            # What it holds in its closure goes with it.
+            self._is_done = None
+            if not self._keeps_inputs:
+                self._inputs = ()
         future = self._future
         if future is not None:
             self._future = None
@@ -177,6 +181,19 @@ class EmulatedWork(Work):
 def completed(outputs: Sequence[torch.Tensor] = ()) -> EmulatedWork:
     """A communication that has already completed."""
     return EmulatedWork(outputs)
+
+
+def in_flight(
+    batch: Sequence[Collective], on_wait: OnWait, is_done: Callable[[], bool] | None = None
+) -> EmulatedWork:
+    """The handle of an asynchronous ``batch``, with the tensors that its backend keeps alive."""
+    return EmulatedWork(
+        tuple(t for c in batch for t in c.outputs),
+        on_wait,
+        is_done,
+        inputs=tuple(t for c in batch for t in c.inputs),
+        keeps_inputs=handle_keeps_inputs(batch),
+    )
 
 
 def collect_all(futures: list[torch.futures.Future[Any]]) -> SettlingFuture:

@@ -13,7 +13,6 @@ asynchronous communication holds everything until it is waited for, and its hand
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -46,21 +45,7 @@ def take_workspace(batch: Sequence[Collective]) -> torch.Tensor | None:
     return torch.empty(n_bytes, dtype=torch.uint8) if n_bytes else None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Tensors of the program's that a communication in flight keeps alive."""
-
-    until_wait: tuple[torch.Tensor, ...] = ()
-    """Until it is waited for."""
-    by_handle: tuple[torch.Tensor, ...] = ()
-    """As long as its handle lives."""
-
-
-def held_tensors(batch: Sequence[Collective]) -> Held:
-    """What an asynchronous ``batch`` holds, of what it reads and writes."""
-    everything = tuple(t for c in batch for t in (*c.inputs, *c.outputs))
-    if batch[0].group.backend == "gloo":
-        return Held(by_handle=everything)
+def handle_keeps_inputs(batch: Sequence[Collective]) -> bool:
+    """Whether what ``batch`` reads lives as long as its handle, and not only until the wait."""
     is_message = len(batch) == 1 and batch[0].op == CollectiveOp.SEND
-    written = everything if is_message else tuple(t for c in batch for t in c.outputs)
-    return Held(until_wait=everything, by_handle=written)
+    return is_message or batch[0].group.backend == "gloo"

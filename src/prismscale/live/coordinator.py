@@ -73,7 +73,7 @@ class Coordinator:
         self._speed = MachineSpeed(
             captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
         )
-        drifting = DriftingDurations(graph=graph, durations=durations, speed=self._speed)
+        drifting = DriftingDurations(durations=durations, speed=self._speed)
         self._engine = Engine(
             job,
             drifting if follow_speed else durations,

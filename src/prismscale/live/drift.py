@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from prismscale.graph.job_graph import JobGraph
+from prismscale.cost.durations import GraphDurations
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import NEVER, Duration, DurationSource
+from prismscale.sim.engine import NEVER, Duration
 
 WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
@@ -83,12 +83,11 @@ class DriftingDurations:
     all-gather of 2.8 MiB 1.7 and 2.1 ms; an all-reduce of 24.5 MiB 8.7 and 13.2 ms.
     """
 
-    graph: JobGraph
-    durations: DurationSource
+    durations: GraphDurations
     speed: MachineSpeed
 
     def __post_init__(self) -> None:
-        self._moving_ns = [_moving_ns(c.trace) for c in self.graph.classes]
+        self._moving_ns = [_moving_ns(c.trace) for c in self.durations.graph.classes]
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""

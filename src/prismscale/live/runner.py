@@ -15,8 +15,8 @@ from torch.distributed import Work
 from prismscale.capture.contention import CommunicationLoad, nothing_to_wait_for
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.work import EmulatedWork
-from prismscale.capture.workspace import held_tensors, take_workspace
+from prismscale.capture.work import EmulatedWork, in_flight
+from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.clock import Clock
@@ -100,11 +100,10 @@ class LiveHook:
             self._arrive(collective, pending, now)
         self.communications += len(batch)
         pending.workspace = take_workspace(batch)
-        outputs = tuple(t for c in batch for t in c.outputs)
         if not batch[0].asynchronous:
             pending.finished = self.load.begin(batch)
             self._complete(pending, now)
-            return EmulatedWork(outputs)
+            return EmulatedWork(tuple(t for c in batch for t in c.outputs))
 
         def wait(_: timedelta | None) -> None:
             self.stretch()
@@ -114,12 +113,7 @@ class LiveHook:
         self._computing_since_ns = self.clock.now_ns()
         # In the program's own time: see [Note: what starting costs] in capture/contention.py.
         pending.finished = self.load.begin(batch)
-        return EmulatedWork(
-            outputs,
-            on_wait=wait,
-            is_done=lambda: self._is_done(pending),
-            held=held_tensors(batch),
-        )
+        return in_flight(batch, wait, lambda: self._is_done(pending))
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now

@@ -24,8 +24,7 @@ from prismscale.capture.device.streams import CommunicationStreams, DeviceStream
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.recorder import blocks_host, ordering
-from prismscale.capture.work import EmulatedWork
-from prismscale.capture.workspace import held_tensors
+from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.cuda_signals import CudaSignals
 from prismscale.live.exchange import Exchange, Meetings
@@ -114,11 +113,10 @@ class StreamedHook:
             self.stretch()
             wait(timeout)
 
-        outputs = tuple(t for c in batch for t in c.outputs)
         if not batch[0].asynchronous:
             wait(None)
-            return EmulatedWork(outputs)
-        return EmulatedWork(outputs, on_wait=wait_later, is_done=is_done, held=held_tensors(batch))
+            return EmulatedWork(tuple(t for c in batch for t in c.outputs))
+        return in_flight(batch, wait_later, is_done)
 
     def stretch(self) -> None:
         """Let the computation since the last communication take :attr:`compute_factor` times as
