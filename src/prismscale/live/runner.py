@@ -140,10 +140,9 @@ class LiveHook:
 
         The program waits since ``began``. How long this rank's share of the work takes is in the
         coordinator's answer already, as it was captured: to wait for both would be to wait for the
-        later of two draws, which is longer than either on average. What is left of the share after
-        the end is the emulation's.
+        later of two draws, which is longer than either on average. What the share takes beyond that
+        end is the emulation's, at its start as at its end.
         """
-        worked = self.clock.now_ns()
         alone = [not self.exchange.peers(c) for c in pending.batch]
         for collective, is_alone in zip(pending.batch, alone, strict=True):
             if is_alone and not pending.filled:
@@ -158,7 +157,7 @@ class LiveHook:
         pending.finished()
         pending.workspace = None
         self.clock.wait_until(end)
-        due = max(worked, end)
+        due = max(began, end)
         self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
         self._computing_since_ns = self.clock.now_ns()
