@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from prismscale.capture.contention import NullLoad
+from prismscale.capture.contention import NullLoad, Took, nothing_to_wait_for
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload
 from prismscale.errors import FormatError, StuckError, UsageError
@@ -149,6 +151,30 @@ def test_a_synchronous_call_returns_at_its_calibrated_end(
     hook.communicate([call])
     assert (clock.now, hook.waited_ns) == (700, 700)
     assert call.outputs[0].item() == WORLD
+
+
+@dataclass
+class SlowToStart:
+    """A share of the work whose start takes the whole of it."""
+
+    clock: ManualClock
+    takes_ns: int
+
+    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
+        """All is done at once."""
+        self.clock.now += self.takes_ns
+        return nothing_to_wait_for
+
+
+@pytest.mark.parametrize("takes_ns", [300, 900])
+def test_a_synchronous_call_does_not_wait_for_the_later_of_two_draws(
+    clock: ManualClock, tmp_path: Path, takes_ns: int
+) -> None:
+    """It ends when the coordinator says, however long the rank's share takes here to start."""
+    hook = make_hook(clock, ScriptedWire(late_ns=700), tmp_path)
+    hook.load = SlowToStart(clock, takes_ns)
+    hook.communicate([reduce_one()])
+    assert (clock.now, hook.waited_ns, hook.lag_ns) == (700, 700, max(0, takes_ns - 700))
 
 
 def test_an_asynchronous_call_overlaps_what_follows(clock: ManualClock, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ the program runs again: on a busy core that is another wake-up.
 [Note: what starting costs] gloo's threads that are woken at the issue of a communication run at
 once, on the core of the thread that woke them: of 0.8 ms that starting the pair takes there, 0.12
 to 0.18 ms are the starting thread's own, and a real enqueue takes as much. Both are the program's
-time on the cluster, so they are here, in captures as in live ranks.
+time on the cluster, so they are here, in captures as in live ranks. A synchronous call waits from
+its start on: there they lie within the communication.
 
 [Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
 the pair are not the rank's (:mod:`prismscale.capture.workspace` has the rank's). So the pair works

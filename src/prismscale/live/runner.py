@@ -141,7 +141,7 @@ class LiveHook:
         The program waits since ``began``. How long this rank's share of the work takes is in the
         coordinator's answer already, as it was captured: to wait for both would be to wait for the
         later of two draws, which is longer than either on average. What the share takes beyond that
-        end is the emulation's, at its start as at its end.
+        end is the emulation's; for a synchronous call that includes its start.
         """
         alone = [not self.exchange.peers(c) for c in pending.batch]
         for collective, is_alone in zip(pending.batch, alone, strict=True):
