@@ -1,19 +1,25 @@
 """Emulated against real: 2 gloo ranks beside 1 live + 1 virtual, step by step in one run.
 
 For each parallelism of the llama example: capture both ranks; then run, on the same two cores and
-one step at a time in turn, (a) the real two-rank job, (b) rank 0 and rank 1 side by side, each live
-against its own virtual peer, and (c) the same real job a second time. A live step is compared with
-the mean of the real ones before and after it, because the machine's own speed changes within
-seconds, and over several launches, because two processes of one program differ by per cents. How
-(c) differs from (a) is what this machine can resolve. A real step lasts until the last of its ranks
-has ended: a pipeline's last stage ends earlier, and waits for the first between two steps, too.
+a few steps at a time in turn, (a) the real two-rank job, (b) rank 0 and rank 1 side by side, each
+live against its own virtual peer, and (c) the same real job a second time. A real step lasts until
+the last of its ranks has ended: a pipeline's last stage ends earlier. A turn has several steps,
+because a real rank that ends late makes the other one late only at their next communication; held
+after every step, both would wait there as well.
+
+Each live rank's step is a step of its job. It is compared with the same step of the real turn
+before it and of the one after it, because the machine's own speed changes within seconds, and over
+several launches, because two processes of one program differ by per cents. The error is the median
+of these ratios: jobs that are alike have one of 0 whatever their steps' distribution, which a mean
+of several steps on one side would not give. Steps of a turn are not independent of each other, so
+the interval is drawn from turns. How (c) differs from (a) is what this machine can resolve.
 
 Peak memory is compared to the byte. A real rank's is counted in torch's allocator itself (see
 ``allocations.py``). It differs from launch to launch where gloo's threads still hold a buffer when
 the program goes on: the smallest is what the program needs, and the number of real ranks that had
 the live ranks' figure is told.
 
-    python bench/fidelity_gloo.py --steps 120 --json out.json
+    python bench/fidelity_gloo.py --json out.json
 """
 
 from __future__ import annotations
@@ -63,30 +69,28 @@ CAPTURED_STEPS = 12
 REAL_TEAMS = ("real", "again")
 TEAMS = ("real", "live", "again")
 """In the order of their turns."""
+TURN = 4
+"""Steps of a turn."""
 
 
 @dataclass(kw_only=True)
 class Figures:
     """What one team of ranks showed, over all launches."""
 
-    steps_ns: list[NDArray[np.float64]] = field(default_factory=list)
-    """By launch: steps of the job."""
+    steps_JS: list[NDArray[np.float64]] = field(default_factory=list)
+    """By launch: durations in ns of steps ``S`` of the jobs ``J`` that the team's ranks show."""
     peak_bytes: list[list[int]] = field(default_factory=list)
     """By launch: each rank's peak."""
     lag_ns: list[int] = field(default_factory=list)
 
-    def add(self, step_ns: NDArray[np.float64], peak_bytes: list[int]) -> None:
+    def add(self, steps_JS: NDArray[np.float64], peak_bytes: list[int]) -> None:
         """One more launch."""
-        self.steps_ns.append(step_ns)
+        self.steps_JS.append(steps_JS)
         self.peak_bytes.append(peak_bytes)
-
-    def step_ns(self) -> NDArray[np.float64]:
-        """All steps, in order."""
-        return np.concatenate(self.steps_ns)
 
     def median_ms(self) -> float:
         """Median step."""
-        return float(np.median(self.step_ns())) / 1e6
+        return float(np.median(np.concatenate(self.steps_JS, axis=1))) / 1e6
 
     def peaks(self, of_launches: Callable[[Sequence[int]], int]) -> list[int]:
         """Each rank's peak, one figure for all launches."""
@@ -187,7 +191,8 @@ def run_case(args: list[str], cluster: str, steps: int, launches: int) -> dict[s
             folder = Path(name) / f"launch-{launch}"
             folder.mkdir()
             captured = capture(args, folder)
-            run_launch(args, cluster, -(-steps // launches), captured, folder, figures)
+            turns = -(-steps // (launches * TURN))
+            run_launch(args, cluster, turns * TURN, captured, folder, figures)
     return figures
 
 
@@ -200,9 +205,9 @@ def run_launch(
     figures: dict[str, Figures],
 ) -> None:
     """Fresh processes of every team, which take steps in turn; adds to ``figures``."""
-    # One step more than counted: the first after the start finds cold caches.
-    steps += 1
-    keeper = Keeper(folder / "gate", dict.fromkeys(TEAMS, WORLD))
+    # A turn more than counted: the first one finds cold caches.
+    steps += TURN
+    keeper = Keeper(folder / "gate", dict.fromkeys(TEAMS, WORLD), steps=TURN)
     stages = [live_stage(r, args, cluster, folder, steps) for r in range(WORLD)]
     seen: dict[int, dict[str, Any]] = {}
 
@@ -223,19 +228,24 @@ def run_launch(
     keeper.close()
     for team in REAL_TEAMS:
         real = [json.loads((folder / f"{team}-{r}.json").read_text()) for r in range(WORLD)]
-        # Both ranks begin together, and go on when both have ended.
-        step_ns = np.max(_latest([r["step_ns"] for r in real]), axis=0)
-        figures[team].add(step_ns, [r["peak_bytes"] for r in real])
+        figures[team].add(
+            _of_one_job(_counted([r["step_ns"] for r in real])), [r["peak_bytes"] for r in real]
+        )
     # Two jobs, each with one of its ranks live: that rank's period is the job's.
-    step_ns = np.mean(_latest([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)]), axis=0)
-    figures["live"].add(step_ns, [seen[r]["peak_bytes"] for r in range(WORLD)])
+    lives = _counted([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)])
+    figures["live"].add(lives, [seen[r]["peak_bytes"] for r in range(WORLD)])
     figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r]["step_lag_ns"]]
 
 
-def _latest(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:
-    """Rank × step, as many of the last as every rank has."""
-    n = min(len(steps) for steps in step_ns)
-    return np.array([steps[-n:] for steps in step_ns], dtype=np.float64)
+def _counted(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Rank × step, without the first turn."""
+    return np.array(step_ns, dtype=np.float64)[:, TURN:]
+
+
+def _of_one_job(steps_RS: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One row: a job's steps, which end with the last of its ranks. Ranks begin a turn together."""
+    ends_RTS = steps_RS.reshape(WORLD, -1, TURN).cumsum(axis=2)
+    return np.diff(ends_RTS.max(axis=0), axis=1, prepend=0.0).reshape(1, -1)
 
 
 def start_real(
@@ -288,38 +298,37 @@ def start_real(
         )
 
 
-def paired_error(
-    step_ns: NDArray[np.float64], real_ns: NDArray[np.float64]
-) -> tuple[float, float, float]:
-    """Median over paired steps of a team's step over the real one's, less one, with its 95 %
-    bootstrap interval, in per cent."""
-    ratio = 100 * (step_ns / real_ns - 1)
-    draws = np.random.default_rng(0).integers(0, len(ratio), size=(2000, len(ratio)))
-    low, high = np.percentile(np.median(ratio[draws], axis=1), [2.5, 97.5])
-    return float(np.median(ratio)), float(low), float(high)
+def ratios(steps_JS: NDArray[np.float64], real_JS: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn × pair: every job's step over every real job's, less one, in per cent."""
+    pairs_JJS = 100 * (steps_JS[:, None] / real_JS[None] - 1)
+    turns = pairs_JJS.shape[-1] // TURN
+    return pairs_JJS.reshape(-1, turns, TURN).swapaxes(0, 1).reshape(turns, -1)
 
 
-def _means(
-    real_ns: Sequence[NDArray[np.float64]], again_ns: Sequence[NDArray[np.float64]]
-) -> list[NDArray[np.float64]]:
-    """By launch: the mean of the real steps before and after each live one."""
-    return [(a + b) / 2 for a, b in zip(real_ns, again_ns, strict=True)]
+def median_of_turns(ratios_TP: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median of all pairs, and its 95 % interval by drawing turns."""
+    turns = len(ratios_TP)
+    draws = np.random.default_rng(0).integers(0, turns, size=(2000, turns))
+    low, high = np.percentile([np.median(ratios_TP[d]) for d in draws], [2.5, 97.5])
+    return float(np.median(ratios_TP)), float(low), float(high)
 
 
 def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
     """Rows of one case: error of paired steps with its confidence interval, and memory."""
     real, live, again = (figures[team] for team in TEAMS)
-    around = _means(real.steps_ns, again.steps_ns)
-    error, low, high = paired_error(live.step_ns(), np.concatenate(around))
-    floor, floor_low, floor_high = paired_error(again.step_ns(), real.step_ns())
+    around = [np.concatenate(jobs) for jobs in zip(real.steps_JS, again.steps_JS, strict=True)]
+    launches = [ratios(*steps) for steps in zip(live.steps_JS, around, strict=True)]
+    error, low, high = median_of_turns(np.concatenate(launches))
+    resolved = [ratios(*steps) for steps in zip(again.steps_JS, real.steps_JS, strict=True)]
+    floor, floor_low, floor_high = median_of_turns(np.concatenate(resolved))
     print(
-        f"{case}: {len(real.step_ns())} paired steps; median real {real.median_ms():.1f} ms, live "
-        f"{live.median_ms():.1f} ms (lag {np.median(live.lag_ns) / 1e6:.1f} ms); live against real "
-        f"{error:+.2f} % (95 %: {low:+.2f} … {high:+.2f}); a second real job against the first "
-        f"{floor:+.2f} % ({floor_low:+.2f} … {floor_high:+.2f})"
+        f"{case}: {sum(s.shape[1] for s in live.steps_JS)} paired steps; median real "
+        f"{real.median_ms():.1f} ms, live {live.median_ms():.1f} ms (lag "
+        f"{np.median(live.lag_ns) / 1e6:.1f} ms); live against real {error:+.2f} % (95 %: "
+        f"{low:+.2f} … {high:+.2f}); a second real job against the first {floor:+.2f} % "
+        f"({floor_low:+.2f} … {floor_high:+.2f})"
     )
-    launches = [paired_error(*steps)[0] for steps in zip(live.steps_ns, around, strict=True)]
-    print(f"  by launch: {', '.join(f'{e:+.2f} %' for e in launches)}")
+    print(f"  by launch: {', '.join(f'{np.median(pairs):+.2f} %' for pairs in launches)}")
     print(f"  peaks by launch: real {real.peak_bytes + again.peak_bytes}, live {live.peak_bytes}")
     smallest = [min(a, b) for a, b in zip(real.peaks(min), again.peaks(min), strict=True)]
     emulated = live.peaks(median_low)
@@ -336,7 +345,7 @@ def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
 def main() -> int:
     """Run the cases asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=120, help="paired steps")
+    parser.add_argument("--steps", type=int, default=320, help="paired steps")
     parser.add_argument(
         "--launches", type=int, default=4, help="captures and starts anew so many times"
     )
