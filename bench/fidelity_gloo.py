@@ -328,7 +328,9 @@ def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
         f"{low:+.2f} … {high:+.2f}); a second real job against the first {floor:+.2f} % "
         f"({floor_low:+.2f} … {floor_high:+.2f})"
     )
-    print(f"  by launch: {', '.join(f'{np.median(pairs):+.2f} %' for pairs in launches)}")
+    by_launch = zip(launches, around, strict=True)
+    each = [f"{np.median(p):+.2f} % of {np.median(a) / 1e6:.0f} ms" for p, a in by_launch]
+    print(f"  by launch: {', '.join(each)}")
     print(f"  peaks by launch: real {real.peak_bytes + again.peak_bytes}, live {live.peak_bytes}")
     smallest = [min(a, b) for a, b in zip(real.peaks(min), again.peaks(min), strict=True)]
     emulated = live.peaks(median_low)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from prismscale.analysis.attribution import Breakdown, break_down
 from prismscale.analysis.emulated import (
     Emulated,
+    KernelKind,
     coverage,
     kernel_error,
     kernel_kinds,
@@ -66,6 +67,7 @@ def summarise(
         for stage, classes in classes_by_stage(graph).items()
     )
     simulated = found.simulated_ns_T
+    kernels = kernel_kinds(found.emulated)
     return RunResult(
         # A path of undecodable bytes could be neither printed nor written.
         command=command.encode("utf-8", "backslashreplace").decode(),
@@ -78,14 +80,19 @@ def summarise(
         stages=stages,
         classes=tuple(_class(graph, c) for c in graph.classes),
         live=tuple(_live(o, timeline) for o in found.observed),
-        sources=_sources([s.breakdown for s in stages], found, device, cluster),
+        sources=_sources(
+            [s.breakdown for s in stages],
+            found,
+            _computation(found, kernels, device, cluster),
+            cluster,
+        ),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
         captured=found.captured,
         samples=min(c.trace.n_samples for c in graph.classes),
         hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
-        kernels=kernel_kinds(found.emulated),
+        kernels=kernels,
         largest_kernels=largest_kernels(found.emulated),
         unknown_operators=unknown_operators(found.emulated),
         values=value_uses(found.emulated),
@@ -144,14 +151,14 @@ def _median(values: Sequence[int]) -> int:
 
 
 def _sources(
-    breakdowns: Sequence[Breakdown], found: Findings, device: str, cluster: str
+    breakdowns: Sequence[Breakdown], found: Findings, computation: str, cluster: str
 ) -> tuple[SourceShare, ...]:
     total = sum(b.step_ns for b in breakdowns)
     compute = _ratio(sum(b.total_compute_ns for b in breakdowns), total)
     exposed = _ratio(sum(b.total_exposed_ns for b in breakdowns), total)
     return (
         SourceShare(
-            source=_computation(found, device, cluster),
+            source=computation,
             share=compute,
             error=_kernel_error(found) if found.emulated else _variation(found.graph),
         ),
@@ -168,10 +175,10 @@ def _sources(
     )
 
 
-def _computation(found: Findings, device: str, cluster: str) -> str:
+def _computation(found: Findings, kernels: Sequence[KernelKind], device: str, cluster: str) -> str:
     if not found.emulated:
         return f"computation, measured on this {device}"
-    unknown = 1 - coverage(kernel_kinds(found.emulated))
+    unknown = 1 - coverage(kernels)
     known = f"; {100 * unknown:.1f} % of it by default" if unknown else ""
     return f"computation, modelled for {cluster}{known}"
 

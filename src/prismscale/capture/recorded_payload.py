@@ -103,7 +103,8 @@ class RecordedPayload:
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
         """What may answer, the best first; the folder is listed only where the exact is missing."""
         exact = self._path(key, number, sender)
-        if exact.exists():
+        tried = exact.exists()
+        if tried:
             yield exact
         by_number: dict[int, list[Path]] = {}
         for path in sorted(self._folder.glob(f"{key}.n*.g*.bin")):
@@ -111,7 +112,8 @@ class RecordedPayload:
         for n in range(number, max(number - _OLDEST, 0) - 1, -1):
             own = self._path(key, n, sender)
             recorded = by_number.get(n, [])
-            yield from [own] if own in recorded else recorded[:1]
+            if not (tried and own == exact):
+                yield from [own] if own in recorded else recorded[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         known = [value for value in map(self._value_of, tensors) if value is not None]
