@@ -101,19 +101,18 @@ class RecordedPayload:
             time.sleep(_POLL_S)
 
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
-        """What may answer, the best first; the folder is listed only where the exact is missing."""
-        exact = self._path(key, number, sender)
-        tried = exact.exists()
-        if tried:
+        """What may answer, the best first; the folder is listed only if the exact one does not."""
+        exact, newest = self._path(key, number, sender), number
+        if exact.exists():
             yield exact
+            newest -= 1
         by_number: dict[int, list[Path]] = {}
         for path in sorted(self._folder.glob(f"{key}.n*.g*.bin")):
             by_number.setdefault(int(path.name[len(key) + 2 :].partition(".")[0]), []).append(path)
-        for n in range(number, max(number - _OLDEST, 0) - 1, -1):
+        for n in range(newest, max(number - _OLDEST, 0) - 1, -1):
             own = self._path(key, n, sender)
             recorded = by_number.get(n, [])
-            if not (tried and own == exact):
-                yield from [own] if own in recorded else recorded[:1]
+            yield from [own] if own in recorded else recorded[:1]
 
     def _write(self, path: Path, tensors: Sequence[torch.Tensor]) -> None:
         known = [value for value in map(self._value_of, tensors) if value is not None]
