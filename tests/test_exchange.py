@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from prismscale.capture.hook import Collective, GroupHandle
+from prismscale.capture.meetings import Meetings
 from prismscale.errors import StorageError, StuckError
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.exchange import Exchange, Meetings
+from prismscale.live.exchange import Exchange
 
 RANKS = (2, 5, 7, 9)
 
@@ -105,8 +106,8 @@ def test_full_shared_memory_is_said(tmp_path: Path) -> None:
 def names(rank: int, *calls: Collective) -> list[str]:
     """Meetings as one rank names them; it belongs to two groups of the same ranks."""
     meetings = Meetings()
-    meetings.group_created(0, RANKS)
-    meetings.group_created(1, RANKS)
+    meetings.group_created(RANKS, "", "gloo", 0)
+    meetings.group_created(RANKS, "", "gloo", 1)
     return [meetings.name(c) for c in calls]
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from prismscale.capture.contention import NullLoad, Took, nothing_to_wait_for
+from prismscale.capture.contention import NullLoad, NullShare, Share, Took
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload
 from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import ISSUE_NS
 from prismscale.live.exchange import Exchange
 from prismscale.live.messages import Kind, Message
+from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook
 from prismscale.live.spec import LiveSpec
@@ -123,6 +125,7 @@ def make_hook(clock: ManualClock, wire: ScriptedWire, folder: Path, factor: floa
         payload=MirrorPayload(),
         exchange=Exchange(folder=folder, rank=1, live=frozenset({1})),
         load=NullLoad(),
+        overlap=Overlap(loop_trace(WORLD, 4)),
         compute_factor=factor,
     )
     hook.group_created(ALL.ranks, "", "nccl", 0)
@@ -154,16 +157,24 @@ def test_a_synchronous_call_returns_at_its_calibrated_end(
 
 
 @dataclass
-class SlowToStart:
-    """A share of the work whose start takes the whole of it."""
+class SlowToStart(NullShare):
+    """A share of the work whose start takes the whole of it, and its load."""
 
     clock: ManualClock
     takes_ns: int
+    interrupts = True
 
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """This."""
+        return self
+
+    def answers(self, collective: Collective) -> bool:
+        """Nobody takes part."""
+        return False
+
+    def begin(self) -> None:
         """All is done at once."""
         self.clock.now += self.takes_ns
-        return nothing_to_wait_for
 
 
 @pytest.mark.parametrize("takes_ns", [300, 900])
@@ -175,6 +186,19 @@ def test_a_synchronous_call_does_not_wait_for_the_later_of_two_draws(
     hook.load = SlowToStart(clock, takes_ns)
     hook.communicate([reduce_one()])
     assert (clock.now, hook.waited_ns, hook.lag_ns) == (700, 700, max(0, takes_ns - 700))
+
+
+def test_a_call_that_is_waited_for_at_once_costs_only_its_issue(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    """Its work was really done when it was captured; here nobody would notice it."""
+    hook = make_hook(clock, ScriptedWire(late_ns=700), tmp_path)
+    hook.load = SlowToStart(clock, 900)
+    hook.overlap = Overlap(replace(loop_trace(WORLD, 4), meta={ISSUE_NS: "40"}))
+    work = hook.communicate([reduce_one(asynchronous=True)])
+    assert clock.now == 40
+    work.wait()
+    assert (clock.now, hook.waited_ns, hook.lag_ns) == (700, 660, 0)
 
 
 def test_an_asynchronous_call_overlaps_what_follows(clock: ManualClock, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from prismscale.capture.hook import Collective
+from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import MirrorPayload
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.exchange import Exchange, Meetings
+from prismscale.live.exchange import Exchange
 from streamed_program import (
     MS,
     US,
@@ -131,5 +132,5 @@ class Anywhere:
 def peer_meeting(collective: Collective) -> str:
     """What rank 1 calls the first use of the world group."""
     meetings = Meetings()
-    meetings.group_created(0, WORLD.ranks)
+    meetings.group_created(WORLD.ranks, "", "nccl", 0)
     return meetings.name(collective)

@@ -21,6 +21,7 @@ from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.slices import SlicePlan, SlicePlanner
+from prismscale.capture.timing import time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.footprint import Footprint
@@ -116,6 +117,7 @@ class Job:
                 world_size=config.world_size,
                 max_captures=config.max_captures,
             ).plan()
+            time_in_slices(runner)
             return plan, pool_samples(runner.traces, plan.representative_R)
 
     def _live(

@@ -31,6 +31,7 @@ from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import ISSUE_NS
 from prismscale.sim.timeline import Timeline
 
 
@@ -163,7 +164,7 @@ def _sources(
             error=_kernel_error(found) if found.emulated else _variation(found.graph),
         ),
         SourceShare(
-            source=f"communication, modelled for {cluster}",
+            source=_communication(found.graph, cluster),
             share=exposed,
             error="see docs/accuracy.md",
         ),
@@ -173,6 +174,12 @@ def _sources(
             error="follows from the two above",
         ),
     )
+
+
+def _communication(graph: JobGraph, cluster: str) -> str:
+    if all(ISSUE_NS in c.trace.meta for c in graph.classes):
+        return "communication, measured between captured ranks where they fit the cores"
+    return f"communication, modelled for {cluster}"
 
 
 def _computation(found: Findings, kernels: Sequence[KernelKind], device: str, cluster: str) -> str:

@@ -15,12 +15,6 @@ core that computes (a 128 KiB all-reduce of 0.4 ms takes 1 to 2 ms under a backw
 calibration of communication alone knows that. Where the program waits for the pair, it is done when
 the program runs again: on a busy core that is another wake-up.
 
-[Note: what starting costs] gloo's threads that are woken at the issue of a communication run at
-once, on the core of the thread that woke them: of 0.8 ms that starting the pair takes there, 0.12
-to 0.18 ms are the starting thread's own, and a real enqueue takes as much. Both are the program's
-time on the cluster, so they are here, in captures as in live ranks. A synchronous call waits from
-its start on: there they lie within the communication.
-
 [Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
 the pair are not the rank's (:mod:`prismscale.capture.workspace` has the rank's). So the pair works
 only once the program's memory is no longer followed; steps before that are not timed.
@@ -30,17 +24,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from time import perf_counter_ns
+from collections.abc import Sequence
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work
 
+from prismscale.capture.gloo import GLOO_THREADS, End, Transfer, connect
 from prismscale.capture.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
@@ -50,26 +43,73 @@ LARGEST_BYTES = 256 << 20
 """Scratch memory; larger communications do this much work."""
 
 
-GLOO_THREADS = 2
-"""Communications of one gloo group that run at a time."""
-Took = Callable[[int], None]
-"""Told, from a thread of the backend's, how many nanoseconds a communication's work took."""
+class Took(Protocol):
+    """Told, perhaps from a thread of the backend's, how long communications of a batch took."""
+
+    def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
+        """So many nanoseconds: the ``index``-th of the batch, or (None) each of them. The program,
+        which waited for it, ran again ``late_ns`` later."""
+        ...
+
+
+class Share(Protocol):
+    """A rank's part in one batch of communications."""
+
+    def begin(self) -> None:
+        """Start it in the background: no more than a backend does when it is asked."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the end, and do nothing before."""
+        ...
+
+    def waited(self, since_issue: bool) -> None:
+        """After :meth:`wait`. ``since_issue``: the program had waited before, since it began."""
+        ...
 
 
 class CommunicationLoad(Protocol):
     """Performs this rank's share of a communication's work on the local processor."""
 
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
-        """Start the work in the background; the result waits for its end."""
+    @property
+    def interrupts(self) -> bool:
+        """Whether the work takes the core of the program's thread."""
         ...
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """The work of a batch, which has not begun."""
+        ...
+
+    def answers(self, collective: Collective) -> bool:
+        """Whether the work gives the outputs their values, too: other ranks take part."""
+        ...
+
+
+class NullShare:
+    """No work."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def waited(self, since_issue: bool) -> None:
+        """Nothing to tell."""
 
 
 class NullLoad:
     """Communication costs the local processor nothing."""
 
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
-        """Nothing to do."""
-        return nothing_to_wait_for
+    interrupts = False
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """No work."""
+        return NullShare()
+
+    def answers(self, collective: Collective) -> bool:
+        """Nobody takes part."""
+        return False
 
 
 class LateLoad:
@@ -83,33 +123,41 @@ class LateLoad:
         """From now on each communication costs what it does; safe to call again."""
         self._now = self._load
 
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
+    @property
+    def interrupts(self) -> bool:
         """As the load itself, once started."""
-        return self._now.begin(batch, took)
+        return self._now.interrupts
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """As the load itself, once started."""
+        return self._now.share(batch, took)
+
+    def answers(self, collective: Collective) -> bool:
+        """As the load itself, once started."""
+        return self._now.answers(collective)
 
 
 class GlooLoad:
     """A pair of gloo contexts in this process that do one rank's share of the work."""
 
+    interrupts = True
+
     def __init__(self) -> None:
-        # Before the emulated group takes gloo's name.
-        self._pair = _connect_pair(c10d.ProcessGroupGloo)
+        self._pair = _connect_pair()
         self._scratch: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._ended_ns: deque[int] = deque([0] * GLOO_THREADS, maxlen=GLOO_THREADS)
+        self.ended_ns: deque[int] = deque([0] * GLOO_THREADS, maxlen=GLOO_THREADS)
+        """When as many batches as gloo has threads have ended, oldest first."""
 
-    def begin(self, batch: Sequence[Collective], took: Took | None = None) -> Callable[[], None]:
-        """Start the pair's communication; waiting for it is waiting for gloo's threads."""
-        began_ns = perf_counter_ns()
-        works: list[Work] = []
-        for collective in batch:
-            works += self._start(collective)
-        if not works:
-            return nothing_to_wait_for
-        if took is None:
-            return lambda: _wait(works)
-        return Transfer(works, began_ns, self._ended_ns, took).finish
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """The pair's communication."""
+        return PairShare(self, batch, took)
 
-    def _start(self, collective: Collective) -> list[Work]:
+    def answers(self, collective: Collective) -> bool:
+        """Both ends are this rank's: nobody else takes part."""
+        return False
+
+    def start(self, collective: Collective) -> list[Work]:
+        """Let the two contexts do this rank's share."""
         size, op = collective.group.size, collective.op
         tensors = collective.inputs or collective.outputs
         if size < 2 or not tensors:
@@ -164,67 +212,53 @@ class GlooLoad:
         return held
 
 
-class Transfer:
-    """The pair at work on one batch; tells how long it took since a thread of gloo's was free."""
+class PairShare:
+    """The pair's work on one batch; tells how long it took since a thread of gloo's was free."""
 
-    def __init__(
-        self, works: Sequence[Work], began_ns: int, ended_ns: deque[int], took: Took
-    ) -> None:
-        """``ended_ns``: when as many batches as gloo has threads have ended, oldest first."""
-        self._works, self._began_ns, self._ended_ns, self._took = works, began_ns, ended_ns, took
-        self._left = len(works)
-        self._lock = threading.Lock()
-        try:
-            futures = [work.get_future() for work in works]
-        except RuntimeError:
-            # gloo's point-to-point and broadcast tell nobody of their end but who waits, and a wait
-            # that comes late tells too late an end.
-            futures = []
-        self._tells = bool(futures)
-        for future in futures:
-            future.add_done_callback(self._ended)
+    def __init__(self, pair: GlooLoad, batch: Sequence[Collective], took: Took | None) -> None:
+        self._pair, self._batch, self._took = pair, batch, took
+        self._began_ns = 0
+        self._transfer: Transfer | None = None
 
-    def finish(self) -> None:
-        """Wait for the end. A program that had to wait notices it when it runs again."""
-        waits = self._tells and not all(work.is_completed() for work in self._works)
-        _wait(self._works)
-        if waits:
-            with self._lock:
-                self._took(perf_counter_ns() - self._began_ns)
+    def begin(self) -> None:
+        """Start the pair's communication."""
+        self._began_ns = perf_counter_ns()
+        works = [work for collective in self._batch for work in self._pair.start(collective)]
+        if works:
+            self._transfer = Transfer(works, self._ended, watched=self._took is not None)
 
-    def _ended(self, _: object) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-            now = perf_counter_ns()
-            self._began_ns = max(self._began_ns, self._ended_ns[0])
-            self._ended_ns.append(now)
-            self._took(now - self._began_ns)
+    def wait(self) -> None:
+        """Wait for gloo's threads."""
+        if self._transfer is not None:
+            self._transfer.wait()
+
+    def waited(self, since_issue: bool) -> None:
+        """Tell how long the pair took."""
+        if self._transfer is not None:
+            self._transfer.waited(since_issue)
+
+    def _ended(self, now_ns: int, how: End) -> None:
+        if self._took is None:
+            return
+        if how is End.NOTICED:
+            self._began_ns = max(self._began_ns, self._pair.ended_ns[0])
+            self._pair.ended_ns.append(now_ns)
+        elif self._transfer is None or not self._transfer.notices:
+            # A wait that comes late tells too late an end.
+            return
+        self._took(now_ns - self._began_ns)
 
 
-def _wait(works: Sequence[Work]) -> None:
-    for work in works:
-        work.wait()
-
-
-def _connect_pair(kind: Any) -> tuple[Any, Any]:
+def _connect_pair() -> tuple[Any, Any]:
     store = dist.HashStore()
     made: dict[int, Any] = {}
 
-    def connect(rank: int) -> None:
-        options = kind._Options()
-        options._timeout = timedelta(seconds=60)
-        options._devices = [kind.create_device(hostname="127.0.0.1")]
-        made[rank] = kind(store, rank, 2, options)
+    def join(rank: int) -> None:
+        made[rank] = connect(store, rank, 2)
 
-    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return made[0], made[1]
-
-
-def nothing_to_wait_for() -> None:
-    """No work to wait for."""

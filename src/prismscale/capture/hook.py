@@ -97,3 +97,17 @@ class GroupObserver(Protocol):
     ) -> None:
         """A group was created; ``role`` is None where this rank is not a member."""
         ...
+
+
+class GroupObservers:
+    """Several that are told, in order."""
+
+    def __init__(self, *observers: GroupObserver) -> None:
+        self._observers = observers
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Tell all of them."""
+        for observer in self._observers:
+            observer.group_created(ranks, name, backend, role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,30 +61,72 @@ class CaptureRunner:
             UsageError: a rank did not finish in time.
         """
         self._needed += len(ranks)
-        waiting = [replace(self.spec, rank=rank) for rank in ranks]
+        self._run([replace(self.spec, rank=rank) for rank in ranks], self._add)
+
+    def capture_together(self, ranks: Sequence[int], *, period: int, marks: int) -> list[RankTrace]:
+        """Capture ``ranks``, no more than there are cores, as a slice that communicates for real.
+
+        Args:
+            ranks: the slice.
+            period: optimizer calls of a step.
+            marks: optimizer calls to make.
+
+        Raises:
+            ScriptError, UsageError: as :meth:`capture`.
+        """
+        out = Path(self.spec.out) / "slices" / "-".join(map(str, ranks))
+        specs = [
+            replace(
+                self.spec,
+                rank=rank,
+                slice=tuple(ranks),
+                period=period,
+                marks=marks,
+                track_memory=False,
+                out=str(out),
+            )
+            for rank in ranks
+        ]
+        if not all(spec.trace_path.exists() for spec in specs):
+            # They can only run all together, and must not find what an interrupted run left.
+            shutil.rmtree(out, ignore_errors=True)
+        traces: list[RankTrace] = []
+        self._run(specs, traces.append)
+        return traces
+
+    def _run(self, specs: Sequence[CaptureSpec], add: Callable[[RankTrace], None]) -> None:
+        waiting = {str(spec.rank): spec for spec in specs}
+        started: dict[str, CaptureSpec] = {}
         with Children() as children:
             while waiting or children.running:
                 while waiting and children.running < self.jobs:
-                    self._start(children, waiting.pop(0))
+                    name = next(iter(waiting))
+                    started[name] = waiting.pop(name)
+                    self._start(children, started[name], add)
                 if self.spec.communication_load:
                     self._add_ballast(children)
                 for child in children.finished():
-                    self._collect(child)
+                    if child.name != BALLAST:
+                        add(self._collect(child, started[child.name]))
                 if all(c.name == BALLAST for c in children.all_running()) and not waiting:
                     break
                 self._refuse_slow(children)
                 time.sleep(POLL_S)
 
-    def _start(self, children: Children, spec: CaptureSpec) -> None:
+    def _start(
+        self, children: Children, spec: CaptureSpec, add: Callable[[RankTrace], None]
+    ) -> None:
         if spec.trace_path.exists():
-            self._add(self._captured_before(spec.trace_path))
+            add(self._captured_before(spec.trace_path))
             return
         spec.save(spec.path)
         spec.error_path.unlink(missing_ok=True)
-        log = self.logs / f"capture-rank-{spec.rank}.log"
-        self._run(children, str(spec.rank), spec.path, log)
+        kind = "slice" if spec.slice else "capture"
+        self._run_rank(
+            children, str(spec.rank), spec.path, self.logs / f"{kind}-rank-{spec.rank}.log"
+        )
 
-    def _run(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
+    def _run_rank(self, children: Children, name: str, spec_path: Path, log: Path) -> None:
         running = children.all_running()
         slot = next(s for s in range(self.jobs) if self._slots.get(s) not in running)
         program = Program(
@@ -107,16 +150,13 @@ class CaptureRunner:
             out = self.logs / f"ballast-{self._ballast}"
             spec = replace(self.spec, rank=int(running[0].name), out=str(out))
             spec.save(spec.path)
-            self._run(children, BALLAST, spec.path, out / "log")
+            self._run_rank(children, BALLAST, spec.path, out / "log")
 
-    def _collect(self, child: Child) -> None:
-        if child.name == BALLAST:
-            return
-        spec = replace(self.spec, rank=int(child.name))
+    @staticmethod
+    def _collect(child: Child, spec: CaptureSpec) -> RankTrace:
         spec.path.unlink(missing_ok=True)
         if child.process.returncode == 0 and spec.trace_path.exists():
-            self._add(load_trace(spec.trace_path))
-            return
+            return load_trace(spec.trace_path)
         raise failure_of(child, spec.rank, spec.error_path, "capture")
 
     def _add(self, trace: RankTrace) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from prismscale.capture.backends import install
-from prismscale.capture.contention import GlooLoad, LateLoad, NullLoad
+from prismscale.capture.contention import CommunicationLoad, GlooLoad, LateLoad, NullLoad
+from prismscale.capture.control import CaptureControl, Control, SliceControl
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
@@ -17,109 +19,20 @@ from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, Nul
 from prismscale.capture.device.start import start_device
 from prismscale.capture.device.streams import StreamDevice
 from prismscale.capture.failure import save_failure
+from prismscale.capture.hook import GroupObserver, GroupObservers
+from prismscale.capture.mates import MateLoad
 from prismscale.capture.objects import MIRROR
+from prismscale.capture.payload import PayloadSource
 from prismscale.capture.rank_payload import rank_payload
 from prismscale.capture.recorder import Recorder
-from prismscale.capture.script import StopProgram, ignore_breakpoints
+from prismscale.capture.script import ignore_breakpoints
 from prismscale.capture.spec import CaptureSpec
-from prismscale.capture.steps import find_steady, watch_steps
+from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
-from prismscale.errors import UsageError
 from prismscale.graph.store import save_trace
-from prismscale.graph.trace import MemoryRecord, RankTrace
+from prismscale.graph.trace import ISSUE_NS, RankTrace
 from prismscale.processes import die_with_parent
-
-SETTLED = 2
-"""Equal steps in a row after which a program counts as settled and memory tracking ends."""
-
-
-class CaptureControl:
-    """Listens to steps: ends memory tracking once the program settles, and the program itself once
-    enough steady steps were recorded.
-
-    Steps that are timed come after memory tracking, which slows them. Where time is modelled every
-    step takes the same: the one that settled is enough, and a rank that has done what another did
-    up to there (see :mod:`prismscale.capture.witness`) ends a step earlier still.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        memory: MemoryTracker,
-        load: LateLoad,
-        samples: int,
-        emulation: NullEmulation | None = None,
-        witness: Witness | None = None,
-    ) -> None:
-        self._recorder = recorder
-        self._memory = memory
-        self._load = load
-        self._emulation = emulation
-        self._witness = witness
-        self._samples = samples if emulation is None else 1
-        self._timed_from: int | None = None
-        self.memory_record: MemoryRecord | None = None
-        self.memory_marks = 0
-        self.period: int | None = None
-        self.followed: RankTrace | None = None
-        """The captured rank whose program this one has."""
-
-    def optimizer_begins(self) -> None:
-        """Passed on to the recorder."""
-        self._recorder.optimizer_begins()
-
-    def optimizer_ended(self) -> None:
-        """Count, and stop the program when it has shown enough."""
-        self._recorder.optimizer_ended()
-        if self._emulation is not None:
-            self._emulation.optimizer_ended()
-        stream = self._recorder.stream
-        if self._timed_from is None:
-            self._memory.step_ended()
-            if self._witness is not None:
-                self.followed = self._witness.recognise(stream, self._recorder.groups)
-            if self.followed is not None:
-                raise StopProgram
-            if len(stream.marks) > SETTLED and find_steady(stream, SETTLED):
-                self.end_memory()
-                self._timed_from = len(stream.marks)
-                if self._emulation is not None:
-                    raise StopProgram
-        else:
-            # One period more than is sampled: the first one after tracking still warms caches.
-            self.period = find_steady(stream, self._samples + 1, since=self._timed_from)
-            if self.period is not None:
-                raise StopProgram
-        self._recorder.resume()
-
-    def end_memory(self) -> None:
-        """Stop tracking memory; safe to call again."""
-        if self.memory_record is None:
-            self.memory_record = self._memory.stop()
-            self._load.start()
-            self.memory_marks = len(self._recorder.stream.marks)
-
-    def settle(self) -> tuple[int, int]:
-        """Period and samples to use after the program ended, by itself or not.
-
-        Raises:
-            UsageError: the program did not repeat itself.
-        """
-        if self.period is not None:
-            return self.period, self._samples
-        stream = self._recorder.stream
-        for repeats in range(self._samples + 1, 1, -1):
-            period = find_steady(stream, repeats)
-            if period is not None:
-                # The first of the repeats has no mark before it when it is the program's first.
-                whole = repeats if len(stream.marks) > period * repeats else repeats - 1
-                return period, min(self._samples, whole)
-        raise UsageError(
-            f"the program ended after {len(stream.marks)} optimizer calls, and 2 equal steps are "
-            "needed; let it run longer, or name the function that ends a step with "
-            "--step-marker module:function"
-        )
 
 
 def capture_rank(spec: CaptureSpec) -> RankTrace:
@@ -129,26 +42,20 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()
     payload = rank_payload(Path(spec.payloads), emulation, is_captured_now=spec.is_captured_now)
-    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
-    recorder = Recorder(device, payload, load=load)
+    load = GlooLoad() if spec.communication_load else NullLoad()
+    if spec.slice:
+        return _capture_in_slice(spec, device, payload, load)
+    late = LateLoad(load)
+    recorder = Recorder(device, payload, load=late)
     witness = None
     if emulation is not None:
         witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
-    control = CaptureControl(recorder, memory, load, spec.samples, emulation, witness)
+    control = CaptureControl(recorder, memory, late, spec.samples, emulation, witness)
     memory.start()
     with ExitStack() as stack:
         if emulation is not None:
             stack.enter_context(emulation.around_program())
-        stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
-        stack.enter_context(install(spec.environment, recorder, recorder))
-        # The marker is found from where the program imports.
-        spec.script.set_up()
-        stack.enter_context(watch_steps(control, spec.step_marker))
-        stack.enter_context(recorder.watching_backward())
-        stack.enter_context(device.observed(recorder))
-        recorder.resume()
-        spec.script.run()
-        recorder.finish()
+        _run(stack, spec, device, recorder, recorder, control)
     control.end_memory()
     trace = _trace(spec, control, recorder, device)
     if emulation is not None:
@@ -156,8 +63,43 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     return trace
 
 
+def _capture_in_slice(
+    spec: CaptureSpec, device: CaptureDevice, payload: PayloadSource, alone: CommunicationLoad
+) -> RankTrace:
+    """Run the program beside other captured ranks: see :mod:`prismscale.capture.mates`."""
+    mates = MateLoad(spec.rank, spec.slice, Path(spec.out), alone)
+    recorder = Recorder(device, payload, load=mates)
+    control = SliceControl(recorder, period=spec.period, marks=spec.marks, samples=spec.samples)
+    with ExitStack() as stack:
+        _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
+    mates.settle()
+    trace = _trace(spec, control, recorder, device)
+    return replace(trace, meta={**trace.meta, ISSUE_NS: str(mates.issue_ns)})
+
+
+def _run(
+    stack: ExitStack,
+    spec: CaptureSpec,
+    device: CaptureDevice,
+    recorder: Recorder,
+    observer: GroupObserver,
+    control: Control,
+) -> None:
+    """Run the program with everything in place that ``stack`` is to take away."""
+    stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
+    stack.enter_context(install(spec.environment, recorder, observer))
+    # The marker is found from where the program imports.
+    spec.script.set_up()
+    stack.enter_context(watch_steps(control, spec.step_marker))
+    stack.enter_context(recorder.watching_backward())
+    stack.enter_context(device.observed(recorder))
+    recorder.resume()
+    spec.script.run()
+    recorder.finish()
+
+
 def _trace(
-    spec: CaptureSpec, control: CaptureControl, recorder: Recorder, device: CaptureDevice
+    spec: CaptureSpec, control: Control, recorder: Recorder, device: CaptureDevice
 ) -> RankTrace:
     memory = control.memory_record if spec.track_memory else None
     groups, known_groups = recorder.groups, recorder.known_groups

@@ -21,10 +21,12 @@ import torch
 from torch.distributed import Work
 
 from prismscale.capture.callsite import call_site
-from prismscale.capture.contention import GLOO_THREADS, CommunicationLoad, NullLoad
+from prismscale.capture.contention import CommunicationLoad, NullLoad
 from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, ProgramLane
+from prismscale.capture.gloo import GLOO_THREADS
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
+from prismscale.capture.program_time import ProgramTime, moment
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
@@ -47,9 +49,10 @@ class Issued:
     workspace: object
     """What the backend holds until the end."""
 
-    def took(self, ns: int) -> None:
-        """The rank's own share of the work took so long."""
-        self.stream.took(self.positions, ns)
+    def took(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
+        """The work of all of the batch, or of its ``index``-th communication, took so long."""
+        positions = self.positions if index is None else [self.positions[index]]
+        self.stream.took(positions, ns, late_ns)
 
     def join(self, lane: ProgramLane) -> None:
         """The program has waited for the end."""
@@ -75,6 +78,7 @@ class Recorder:
         self._payload = payload
         self._load = load or NullLoad()
         self._spans = device.spans(self.stream, FORWARD)
+        self._time = ProgramTime()
         self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
         """By lane: recent batches, oldest first, as many as the backend runs at a time."""
 
@@ -89,21 +93,41 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        with self._spans.paused() as lane:
+        with self._stopped() as lane:
             issued = self._issue(batch, lane)
+            share = self._load.share(batch, issued.took)
             if not batch[0].asynchronous:
-                self._load.begin(batch, issued.took)()
+                share.begin()
+                share.wait()
+                share.waited(since_issue=True)
                 issued.join(lane)
                 return EmulatedWork(batch[0].outputs)
-        # In the program's own time: see [Note: what starting costs] in capture/contention.py.
-        finished = self._load.begin(batch, issued.took)
+            waiting_ns = self._time.waiting_since(self._load)
 
-        def joined(_: timedelta | None) -> None:
-            with self._spans.paused() as waiting:
-                finished()
-                issued.join(waiting)
+            def joined(_: timedelta | None) -> None:
+                # The wait first: gloo's threads share the core with what is noted before it.
+                at = moment()
+                share.wait()
+                after_ns = moment()[0] - at[0] if self._load.interrupts else 0
+                with self._stopped(at) as waiting:
+                    before_ns = waiting_ns()
+                    self.stream.leave_out(before_ns + after_ns)
+                    share.waited(before_ns > 0)
+                    issued.join(waiting)
 
-        return in_flight(batch, joined)
+            work = in_flight(batch, joined)
+        # In the program's own time: a real enqueue takes as much. Nothing of ours comes after it:
+        # gloo's threads would have to wait for the core.
+        share.begin()
+        return work
+
+    @contextmanager
+    def _stopped(self, at: tuple[int, int] | None = None) -> Iterator[ProgramLane]:
+        """The program does not run meanwhile, nor has it since the moment ``at``."""
+        with self._spans.paused() as lane:
+            self._time.stop(at)
+            yield lane
+        self._time.go()
 
     def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
         site = self.stream.sites.id(call_site())
@@ -115,10 +139,11 @@ class Recorder:
         positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
-        workspace = take_workspace(batch)
+        absent = [c for c in batch if not self._load.answers(c)]
+        workspace = take_workspace(absent) if absent else None
 
         def fill() -> None:
-            for collective in batch:
+            for collective in absent:
                 self._payload.fill(collective)
 
         by_host = blocks_host(batch)

@@ -20,6 +20,13 @@ class CaptureSpec(RankSpec):
     samples: int
     """Steady steps to measure."""
     track_memory: bool
+    slice: tuple[int, ...] = ()
+    """Ranks that run beside this one, itself among them, and communicate with it for real; empty
+    for a rank that runs alone. They share ``out``."""
+    period: int = 0
+    """Of a slice: optimizer calls of a step, as found when its ranks ran alone."""
+    marks: int = 0
+    """Of a slice: optimizer calls to make."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

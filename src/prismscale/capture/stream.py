@@ -35,6 +35,10 @@ class StreamNode:
     site: int = -1
     took_ns: int = 0
     """What this rank's share of a communication took where it was done; 0 where it was not."""
+    late_ns: int = 0
+    """How long after a communication's end the program, which waited for it, ran again."""
+    left_out_ns: int = 0
+    """Of a computation: what in it was waiting."""
 
 
 class NodeStream:
@@ -60,10 +64,15 @@ class NodeStream:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def took(self, positions: Sequence[int], ns: int) -> None:
-        """This rank's share of a batch of communications took so long."""
+    def took(self, positions: Sequence[int], ns: int, late_ns: int = 0) -> None:
+        """Communications took so long, and the program that waited for them ran again later."""
         for position in positions:
-            self.nodes[position].took_ns = ns
+            self.nodes[position].took_ns, self.nodes[position].late_ns = ns, late_ns
+
+    def leave_out(self, ns: int) -> None:
+        """So much of the computation that has just ended was waiting."""
+        if self.nodes[-1].kind == NodeKind.COMPUTE:
+            self.nodes[-1].left_out_ns += ns
 
     def mark(self) -> None:
         """An optimizer call ended here."""
@@ -178,4 +187,6 @@ class NodeStream:
         node = self.nodes[i]
         if node.kind != NodeKind.COMPUTE:
             return node.took_ns
-        return max(0, device.elapsed_ns(node.began, node.ended))
+        late_ns = max((self.nodes[pred].late_ns for pred in node.preds), default=0)
+        own_ns = device.elapsed_ns(node.began, node.ended) - node.left_out_ns
+        return max(0, own_ns) + late_ns

@@ -23,6 +23,8 @@ from prismscale.graph.node import CollectiveOp, NodeKind
 
 HOST = "host"
 """Name of the host's lane."""
+ISSUE_NS = "issue_ns"
+"""Key of a trace's meta, where communications were really made: what issuing one took."""
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
 

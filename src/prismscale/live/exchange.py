@@ -9,7 +9,6 @@ not have the communication.
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,30 +108,3 @@ class Exchange:
 def _raw(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-class Meetings:
-    """Names for communications that are the same on every member: group, kind, running number."""
-
-    def __init__(self) -> None:
-        self._groups: dict[int, str] = {}
-        self._occurrences: dict[tuple[int, ...], int] = {}
-        self._uses: dict[str, int] = {}
-
-    def group_created(self, role: int, ranks: tuple[int, ...]) -> None:
-        """Two groups may hold the same ranks: the how-many-th is part of the name."""
-        n = self._occurrences.get(ranks, 0)
-        self._occurrences[ranks] = n + 1
-        self._groups[role] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
-
-    def name(self, collective: Collective) -> str:
-        """The name of this use of the group."""
-        group, channel = collective.group, "c"
-        if collective.op.is_p2p:
-            ends = (group.group_rank, collective.root)
-            sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
-            channel = f"{sender}-{receiver}"
-        stem = f"{self._groups[group.role]}.{channel}"
-        n = self._uses.get(stem, 0)
-        self._uses[stem] = n + 1
-        return f"{stem}.{n}"

@@ -34,6 +34,7 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.null_rank import HostExchange, NullClock, NullLiveHook
+from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook, StepEnd
 from prismscale.live.spec import LiveSpec
@@ -157,9 +158,9 @@ def run_live(spec: LiveSpec) -> Observation:
     if spec.device == "cuda":
         hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
     elif isinstance(clock, NullClock):
-        hook = NullLiveHook(clock=clock, **parts)
+        hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
     else:
-        hook = LiveHook(clock=clock, **parts)
+        hook = LiveHook(clock=clock, overlap=Overlap(trace), **parts)
     seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -12,17 +12,20 @@ import psutil
 import torch
 from torch.distributed import Work
 
-from prismscale.capture.contention import CommunicationLoad, nothing_to_wait_for
+from prismscale.capture.contention import CommunicationLoad, NullShare, Share
 from prismscale.capture.hook import Collective
+from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import PayloadSource
+from prismscale.capture.program_time import ProgramTime
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.clock import Clock
 from prismscale.live.combine import combine
-from prismscale.live.exchange import Exchange, Meetings
+from prismscale.live.exchange import Exchange
 from prismscale.live.messages import Kind, Message, Wire
+from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
 from prismscale.sim.engine import NEVER
 
@@ -51,8 +54,8 @@ class Pending:
     meetings: list[str]
     workspace: object = None
     """What the backend holds until the end."""
-    finished: Callable[[], None] = nothing_to_wait_for
-    """Waits for this rank's share of the work."""
+    share: Share = field(default_factory=NullShare)
+    """This rank's share of the work."""
     filled: bool = False
 
 
@@ -66,6 +69,7 @@ class LiveHook:
     payload: PayloadSource
     exchange: Exchange
     load: CommunicationLoad
+    overlap: Overlap
     compute_factor: float = 1.0
     """Logical time of a computation over the time it takes here."""
     hung: bool = False
@@ -80,17 +84,19 @@ class LiveHook:
     _computing_since_ns: int | None = None
     _steps: list[StepEnd] = field(default_factory=list)
     _meetings: Meetings = field(default_factory=Meetings)
+    _time: ProgramTime = field(default_factory=ProgramTime)
     _ends: dict[int, int] = field(default_factory=dict)
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
     ) -> None:
         """Groups are named for the exchange with other live ranks."""
-        if role is not None:
-            self._meetings.group_created(role, ranks)
+        self._meetings.group_created(ranks, name, backend, role)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
+        self._time.stop()
+        waiting_ns = self._time.waiting_since(self.load)
         self.stretch()
         now = self.clock.now_ns()
         if self.communications == 0:
@@ -100,20 +106,28 @@ class LiveHook:
             self._arrive(collective, pending, now)
         self.communications += len(batch)
         pending.workspace = take_workspace(batch)
+        is_noticed = self.overlap.matters(pending.positions)
+        if is_noticed:
+            pending.share = self.load.share(batch)
         if not batch[0].asynchronous:
-            pending.finished = self.load.begin(batch)
+            pending.share.begin()
             self._complete(pending, now)
             return EmulatedWork(tuple(t for c in batch for t in c.outputs))
 
         def wait(_: timedelta | None) -> None:
+            self._time.stop()
             self.stretch()
-            self._complete(pending, self.clock.now_ns())
+            self._complete(pending, self.clock.now_ns() - waiting_ns())
 
+        work = in_flight(batch, wait, lambda: self._is_done(pending))
         self._forgive(self.clock.now_ns() - now)
         self._computing_since_ns = self.clock.now_ns()
-        # In the program's own time: see [Note: what starting costs] in capture/contention.py.
-        pending.finished = self.load.begin(batch)
-        return in_flight(batch, wait, lambda: self._is_done(pending))
+        self._time.go()
+        # In the program's own time: a real enqueue takes as much.
+        pending.share.begin()
+        if not is_noticed:
+            self.clock.wait_until(self.clock.now_ns() + self.overlap.issue_ns)
+        return work
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now
@@ -138,7 +152,8 @@ class LiveHook:
     def _complete(self, pending: Pending, began: int) -> None:
         """Fill the outputs while the communication is under way, then wait for its end.
 
-        The program waits since ``began``. How long this rank's share of the work takes is in the
+        The program waits since ``began``, which may lie before now: see [Note: interruptions] in
+        ``capture/contention.py``. How long this rank's share of the work takes is in the
         coordinator's answer already, as it was captured: to wait for both would be to wait for the
         later of two draws, which is longer than either on average. What the share takes beyond that
         end is the emulation's; for a synchronous call that includes its start.
@@ -154,13 +169,14 @@ class LiveHook:
             if not is_alone and not pending.filled:
                 combine_with_peers(self.exchange, self.payload, meeting, collective)
         pending.filled = True
-        pending.finished()
+        pending.share.wait()
         pending.workspace = None
         self.clock.wait_until(end)
         due = max(began, end)
         self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
         self._computing_since_ns = self.clock.now_ns()
+        self._time.go()
 
     def stretch(self) -> None:
         """Let logical time pass as if the computation since the last communication had taken

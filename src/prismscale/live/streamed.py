@@ -22,12 +22,13 @@ from prismscale.capture.contention import CommunicationLoad
 from prismscale.capture.device.cuda import CudaStreams
 from prismscale.capture.device.streams import CommunicationStreams, DeviceStreams, Stream
 from prismscale.capture.hook import Collective
+from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.recorder import blocks_host, ordering
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.cuda_signals import CudaSignals
-from prismscale.live.exchange import Exchange, Meetings
+from prismscale.live.exchange import Exchange
 from prismscale.live.messages import Wire
 from prismscale.live.pacer_link import PacerLink
 from prismscale.live.position import TraceCursor
@@ -79,8 +80,7 @@ class StreamedHook:
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
     ) -> None:
         """Groups are named for the exchange with other live ranks."""
-        if role is not None:
-            self._meetings.group_created(role, ranks)
+        self._meetings.group_created(ranks, name, backend, role)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Issue the batch; the host goes on."""
@@ -98,11 +98,12 @@ class StreamedHook:
         if is_shared:
             self._offer(issued)
         self.link.tell(*records, Record(Kind.ISSUED, gate=gate))
-        finished = self.load.begin(batch)
+        share = self.load.share(batch)
+        share.begin()
         join, is_done = self._shared(issued) if is_shared else self._alone(issued)
 
         def wait(_: timedelta | None) -> None:
-            finished()
+            share.wait()
             stream = self.streams.current()
             self.link.tell(Record(Kind.JOIN, at=self._count(stream), gate=gate))
             join()

@@ -1,0 +1,314 @@
+"""Communications that the ranks of a slice really make with each other.
+
+[Note: slices that communicate] A rank that is captured alone does its share of a communication with
+itself (:mod:`prismscale.capture.contention`): on one core, with nobody to wait for. On a target
+whose processors communicate, that is neither the time nor the wake-ups of a real one. So ranks that
+fit the local cores run the program again as a *slice*, side by side, and communicate for real
+wherever all who take part are of the slice (PrismLLM, section 4.2): real tensors, in gloo, at the
+program's own places. What others take part in is answered as in any capture.
+
+What a communication took is the time after its last arrival, and arrivals are the members' own. So
+each rank keeps a log on the monotonic clock, which is one for all processes of a machine, and when
+the program has ended they read each other's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
+from typing import Any
+
+import numpy as np
+from torch import distributed as dist
+
+from prismscale.capture.contention import CommunicationLoad, Share, Took
+from prismscale.capture.gloo import GLOO_THREADS, End, Transfer, connect, perform
+from prismscale.capture.hook import Collective
+from prismscale.capture.meetings import Meetings
+from prismscale.errors import StuckError
+from prismscale.files import write_text
+
+COMPUTES_NS = 1_000_000
+"""A program that computes for longer before it waits, and finds the communication over, has gloo
+tell of the next one's end. For all others that would be work on the core that is timed."""
+PATIENCE_S = 120.0
+"""How long a rank whose program has ended waits for those of its slice."""
+_POLL_S = 0.01
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """One communication, as one member of it saw it."""
+
+    channel: str
+    """Those of one channel meet in order; see :class:`Meetings`."""
+    name: str
+    """The same on every member."""
+    kind: str
+    """Those of one kind take about as long as each other."""
+    members: int
+    """How many take part."""
+    is_message: bool
+    receives: bool
+    arrived_ns: int = 0
+    ended_ns: int = 0
+    """0 while it has not."""
+    is_met: bool = False
+    """The program waited for the end, and this is when it ran again."""
+    is_exact: bool = True
+    """False where the communication was over when the program came to wait: it ended earlier."""
+
+    def ended(self, now_ns: int, how: End) -> None:
+        """A program that waits notices the end later than gloo does: that is what counts."""
+        if how is not End.NOTICED or not self.ended_ns:
+            self.ended_ns = now_ns
+            self.is_met, self.is_exact = how is End.MET, how is not End.FOUND
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """When a communication ended for the first of its members, and how long after its last
+    arrival."""
+
+    ended_ns: int
+    took_ns: int
+
+
+Tell = Callable[[int, int], None]
+"""What a communication took, and how much later the program ran again."""
+
+
+class MateLoad:
+    """Communicates with the other ranks of the slice; ``alone`` does what they take no part in."""
+
+    interrupts = True
+
+    def __init__(self, rank: int, slice_: Sequence[int], folder: Path, alone: CommunicationLoad):
+        """``folder`` is the slice's own: where its ranks find each other, and leave their logs."""
+        self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
+        self._alone = alone
+        self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        # Before the emulation's store takes its name.
+        self._store = partial(dist.FileStore, str(folder / "rendezvous"))
+        self._meetings = Meetings()
+        self._contexts: dict[str, Any] = {}
+        self._log: list[tuple[Entry, Tell]] = []
+        self.issues_ns: list[int] = []
+        """What issuing took from the program's thread, one by one."""
+        self.watched: set[str] = set()
+        """Kinds of whose ends gloo tells."""
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Groups are named for the ranks of the slice."""
+        self._meetings.group_created(ranks, name, backend, role)
+
+    def answers(self, collective: Collective) -> bool:
+        """Whether all who take part are of the slice."""
+        taking_part = participants(collective)
+        return len(taking_part) > 1 and self._slice.issuperset(taking_part)
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """What the slice makes together, and this rank's share of the rest."""
+        together = [i for i, c in enumerate(batch) if self.answers(c)]
+        rest = [i for i in range(len(batch)) if i not in together]
+        shares: list[Share] = [self._made(batch[i], _told(took, i)) for i in together]
+        if rest:
+            shares.append(self._alone.share([batch[i] for i in rest], _told_of(took, rest)))
+        return MateShare(shares)
+
+    def _made(self, collective: Collective, took: Tell) -> Share:
+        op, ranks = collective.op, participants(collective)
+        entry = Entry(
+            channel=self._meetings.channel(collective),
+            name=self._meetings.name(collective),
+            kind=f"{'message' if op.is_p2p else op.spelling} of {collective.n_bytes}",
+            members=len(ranks),
+            is_message=op.is_p2p,
+            receives=bool(collective.outputs),
+        )
+        self._log.append((entry, took))
+        context = self._context(collective, ranks)
+        if ranks != collective.group.ranks:
+            peer = collective.group.ranks[collective.root]
+            collective = replace(collective, root=ranks.index(peer))
+        return RealShare(self, context, collective, entry)
+
+    def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
+        """The context of ``ranks``; made at its first use, which the others share."""
+        name = f"{self._meetings.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
+        if name not in self._contexts:
+            store = dist.PrefixStore(name, self._store())
+            self._contexts[name] = connect(
+                store, ranks.index(self._rank), len(ranks), interface=self._interface
+            )
+        return self._contexts[name]
+
+    @property
+    def issue_ns(self) -> int:
+        """What issuing a communication takes from the program's thread."""
+        return int(np.median(self.issues_ns)) if self.issues_ns else 0
+
+    def settle(self) -> None:
+        """The program has ended: what did each communication take?
+
+        Raises:
+            StuckError: a rank of the slice does not come to its end.
+        """
+        own = [entry for entry, _ in self._log]
+        lines = (json.dumps(asdict(entry)) for entry in own)
+        write_text(self._path(self._rank), "\n".join(lines))
+        logs = [own if r == self._rank else self._read(r) for r in sorted(self._slice)]
+        spans = durations_ns(logs)
+        for entry, took in self._log:
+            if entry.name in spans:
+                span = spans[entry.name]
+                took(span.took_ns, max(0, entry.ended_ns - span.ended_ns) if entry.is_met else 0)
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"communications-{rank}.jsonl"
+
+    def _read(self, rank: int) -> list[Entry]:
+        path, deadline = self._path(rank), time.monotonic() + PATIENCE_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise StuckError(
+                    f"rank {self._rank} has ended its captured steps and rank {rank}, captured "
+                    f"beside it, has not within {PATIENCE_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+        return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+class RealShare:
+    """One communication of the slice."""
+
+    def __init__(self, load: MateLoad, context: Any, collective: Collective, entry: Entry) -> None:
+        self._load, self._context, self._collective = load, context, collective
+        self._entry = entry
+        self._watched = entry.kind in load.watched
+        self._transfer: Transfer | None = None
+
+    def begin(self) -> None:
+        """Arrive."""
+        self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
+        works = perform(self._context, self._collective)
+        self._transfer = Transfer(works, self._entry.ended, watched=self._watched)
+        self._load.issues_ns.append(thread_time_ns() - own_ns)
+
+    def wait(self) -> None:
+        """Wait for the others and for gloo."""
+        if self._transfer is not None:
+            self._transfer.wait()
+
+    def waited(self, since_issue: bool) -> None:
+        """Note the end."""
+        if self._transfer is None:
+            return
+        self._transfer.waited(since_issue)
+        entry = self._entry
+        if not entry.is_exact and perf_counter_ns() - entry.arrived_ns > COMPUTES_NS:
+            self._load.watched.add(entry.kind)
+
+
+class MateShare:
+    """What is made together, and the rest, as one."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._shares = shares
+
+    def begin(self) -> None:
+        """Start all, in the program's order."""
+        for share in self._shares:
+            share.begin()
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for share in self._shares:
+            share.wait()
+
+    def waited(self, since_issue: bool) -> None:
+        """Note all ends."""
+        for share in self._shares:
+            share.waited(since_issue)
+
+
+def participants(collective: Collective) -> tuple[int, ...]:
+    """Global ranks that take part, in the order of their context: a message's two ends have one of
+    their own, unless the group has no more members."""
+    group = collective.group
+    if not collective.op.is_p2p or group.size == 2:
+        return group.ranks
+    return tuple(group.ranks[i] for i in sorted((group.group_rank, collective.root)))
+
+
+def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
+    """What each communication took, by name: from its last arrival to its first end (of a message:
+    as received). Where nobody met the end, the median of its kind.
+
+    ``logs`` hold each rank's entries in the order of arrival. What was not met by all its members
+    is left out.
+    """
+    met: dict[str, list[tuple[Entry, int]]] = defaultdict(list)
+    for log in logs:
+        for entry, began_ns in _begun(log):
+            met[entry.name].append((entry, began_ns))
+    spans: dict[str, Span] = {}
+    at_most: dict[str, tuple[str, Span]] = {}
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for name, seen in met.items():
+        kind, last_ns = seen[0][0].kind, max(began_ns for _, began_ns in seen)
+        ends = [e for e, _ in seen if e.ended_ns and (e.receives or not e.is_message)]
+        if len(seen) < seen[0][0].members or not ends:
+            continue
+        exact = [e.ended_ns for e in ends if e.is_exact]
+        ended_ns = min(exact or [e.ended_ns for e in ends])
+        span = Span(ended_ns=ended_ns, took_ns=max(1, ended_ns - last_ns))
+        if exact:
+            spans[name] = span
+            by_kind[kind].append(span.took_ns)
+        else:
+            at_most[name] = kind, span
+    for name, (kind, span) in at_most.items():
+        typical_ns = round(np.median(by_kind.get(kind, [span.took_ns])))
+        spans[name] = replace(span, took_ns=min(span.took_ns, typical_ns))
+    return spans
+
+
+def _begun(log: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
+    """Entries, and when gloo could begin: it runs so many collectives of a group at a time, and the
+    graph's edges say so too."""
+    running: dict[str, deque[int]] = {}
+    for entry in log:
+        if entry.is_message:
+            yield entry, entry.arrived_ns
+            continue
+        ends_ns = running.setdefault(entry.channel, deque([0] * GLOO_THREADS, GLOO_THREADS))
+        yield entry, max(entry.arrived_ns, ends_ns[0])
+        ends_ns.append(entry.ended_ns)
+
+
+def _told(took: Took | None, index: int) -> Tell:
+    if took is None:
+        return lambda ns, late_ns: None
+    return lambda ns, late_ns: took(ns, index, late_ns)
+
+
+def _told_of(took: Took | None, indices: Sequence[int]) -> Took | None:
+    """``took`` of a batch, for some of it."""
+    if took is None:
+        return None
+
+    def tell(ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
+        for i in indices if index is None else [indices[index]]:
+            took(ns, i, late_ns)
+
+    return tell

@@ -1,0 +1,67 @@
+"""What of the time between two calls was the program's computation.
+
+[Note: interruptions] gloo's threads run on the core of the thread that woke them, often for a whole
+time slice: a loop thread spins as long as the worker that holds its lock is not running. What they
+take from a computation that goes on beside them is the computation's. A program that waits soon
+after the issue is waiting already while they run in its place: that time belongs to the
+communication, whose work it is. The two are long and short together; as a computation of its own,
+replayed beside other steps' communications, it made a tensor-parallel step 8 % longer. So as much
+as interruptions between issue and wait exceed what the program computed there is counted as
+waiting, in captures as in live ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
+
+from prismscale.capture.contention import CommunicationLoad
+
+
+def moment() -> tuple[int, int]:
+    """Now, on the monotonic clock and on that of this thread."""
+    return perf_counter_ns(), thread_time_ns()
+
+
+class ProgramTime:
+    """What the program computes, and how long others run in place of its thread meanwhile. It
+    begins stopped."""
+
+    def __init__(self) -> None:
+        self.computed_ns = 0
+        self.interrupted_ns = 0
+        self._since: tuple[int, int, int] | None = None
+
+    def go(self) -> None:
+        """The program runs."""
+        self._since = *moment(), threading.get_ident()
+
+    def stop(self, at: tuple[int, int] | None = None) -> None:
+        """It does not: what it has done is counted, up to a ``moment`` (None: to now). Safe to call
+        again."""
+        if self._since is None:
+            return
+        began_ns, own_ns, thread = self._since
+        self._since = None
+        now_ns, thread_ns = at or moment()
+        elapsed_ns = now_ns - began_ns
+        if thread == threading.get_ident():
+            own_ns = min(thread_ns - own_ns, elapsed_ns)
+        else:  # whose time that was is not known
+            own_ns = elapsed_ns
+        self.computed_ns += own_ns
+        self.interrupted_ns += elapsed_ns - own_ns
+
+    def waiting_since(self, load: CommunicationLoad) -> Callable[[], int]:
+        """Asked while the program is stopped, and so is the result, which tells how much of the
+        time between was waiting for what ``load`` does: see [Note: interruptions]."""
+        if not load.interrupts:
+            return lambda: 0
+        computed_ns, interrupted_ns = self.computed_ns, self.interrupted_ns
+
+        def waiting_ns() -> int:
+            interrupted = self.interrupted_ns - interrupted_ns
+            return max(0, interrupted - (self.computed_ns - computed_ns))
+
+        return waiting_ns

@@ -1,0 +1,60 @@
+"""Which communications a live rank's work is worth doing for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import ISSUE_NS, RankTrace
+
+COMPUTES_NS = 1_000_000
+"""Computation between issue and wait from which on its slowing down by the communication counts."""
+
+
+class Overlap:
+    """What a program computes beside each communication of its trace.
+
+    [Note: work nobody would notice] A pair of gloo contexts does the work of a communication on the
+    live rank's core, to slow down what the program computes meanwhile. Of a program that waits at
+    once it slows down nothing: the wait is as long as the communication took when it was really
+    made. But two contexts on one core interrupt each other as a rank's one does not, for
+    milliseconds after a wake-up, and what is left of that when the program goes on would be counted
+    as its own. So there a live rank only spends what issuing takes. Traces whose communications
+    were not really made were themselves captured beside the pair, at every communication: their
+    live ranks do as they did.
+    """
+
+    def __init__(self, trace: RankTrace) -> None:
+        self.issue_ns = int(trace.meta.get(ISSUE_NS, "0"))
+        """What issuing takes."""
+        self._trace = trace
+        self._beside_ns = _beside_ns(trace) if ISSUE_NS in trace.meta else {}
+
+    def matters(self, positions: Sequence[int]) -> bool:
+        """Whether the program computes while the communications at these stream positions are under
+        way; true of what the trace does not know."""
+        return any(
+            self._beside_ns.get(self._trace.template(p), COMPUTES_NS) >= COMPUTES_NS
+            for p in positions
+        )
+
+
+def _beside_ns(trace: RankTrace) -> dict[int, float]:
+    """By communication of the body: computation between its issue and the first that waits."""
+    first, n = trace.n_prologue, trace.n_body
+    steady = slice(first, None)
+    computes = trace.kind_N[steady] == NodeKind.COMPUTE
+    spans = np.where(computes, trace.body_ns_SB.mean(axis=0), 0.0)
+    # Of two bodies in a row: what is issued in one may be awaited in the next.
+    until = np.concatenate([[0.0], np.cumsum(np.tile(spans, 2))])
+    found: dict[int, float] = {}
+    for reader in np.flatnonzero(computes).tolist():
+        for distance in trace.predecessors(first + reader).tolist():
+            source = reader - distance
+            if -n <= source and not computes[source]:
+                beside = float(until[reader + n] - until[source + n])
+                node = first + source % n
+                found[node] = min(beside, found.get(node, beside))
+    return found

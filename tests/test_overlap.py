@@ -1,0 +1,106 @@
+"""What a program computes beside its communications, and what of its time is waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from prismscale.capture.contention import NullLoad
+from prismscale.capture.program_time import ProgramTime
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
+from prismscale.live.overlap import COMPUTES_NS, Overlap
+
+
+def trace(beside_ns: int, **meta: str) -> RankTrace:
+    """Two all-reduces a step: one with a computation of ``beside_ns`` before its wait, and one that
+    is awaited at once."""
+    builder = TraceBuilder(rank=0, world_size=2, groups=[GroupRecord(ranks=(0, 1))])
+    last = builder.add_compute(1)
+    builder.begin_body()
+    first = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=0, preds=[last])
+    last = builder.add_compute(beside_ns, preds=[last])
+    last = builder.add_compute(10 * COMPUTES_NS, preds=[last, first])
+    second = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=0, preds=[last])
+    builder.add_compute(10 * COMPUTES_NS, preds=[last, second])
+    return replace(builder.build(), meta=meta)
+
+
+FIRST, SECOND = 1, 4
+
+
+def test_work_beside_a_long_computation_matters() -> None:
+    """It slows the computation down; in every step."""
+    overlap = Overlap(trace(COMPUTES_NS, **{ISSUE_NS: "7"}))
+    assert overlap.matters([FIRST])
+    assert overlap.matters([FIRST + 5])
+    assert overlap.issue_ns == 7
+
+
+def test_work_that_is_waited_for_soon_does_not() -> None:
+    """However much is computed after the wait."""
+    overlap = Overlap(trace(COMPUTES_NS - 1, **{ISSUE_NS: "7"}))
+    assert not overlap.matters([FIRST])
+    assert not overlap.matters([SECOND])
+    assert not overlap.matters([SECOND + 5])
+
+
+def test_a_rank_that_was_captured_beside_the_pair_runs_beside_it() -> None:
+    """Always: its durations are those of such a rank."""
+    assert Overlap(trace(0)).matters([SECOND])
+
+
+def test_what_the_trace_does_not_know_matters() -> None:
+    """The prologue, and what is uncovered; a batch counts as one."""
+    overlap = Overlap(trace(0, **{ISSUE_NS: "7"}))
+    assert overlap.matters([0])
+    assert overlap.matters([SECOND, 0])
+
+
+class Busy(NullLoad):
+    """A load that takes the core."""
+
+    interrupts = True
+
+
+def run(computes_s: float, interrupted_s: float, load: NullLoad) -> int:
+    """Waiting in the time of a program that computes, and whose thread then stands still."""
+    program = ProgramTime()
+    waiting_ns = program.waiting_since(load)
+    program.go()
+    until = time.thread_time() + computes_s
+    while time.thread_time() < until:
+        pass
+    time.sleep(interrupted_s)
+    program.stop()
+    return waiting_ns()
+
+
+def test_interruptions_that_exceed_the_computation_are_waiting() -> None:
+    """By as much as they exceed it."""
+    assert run(0.01, 0.05, Busy()) >= 35_000_000
+
+
+def test_interruptions_of_a_computation_are_its_own() -> None:
+    """It was slowed down."""
+    assert run(0.2, 0.01, Busy()) == 0
+
+
+def test_where_no_load_takes_the_core_nothing_is_waiting() -> None:
+    """A program that sleeps does so on the cluster as well."""
+    assert run(0.0, 0.02, NullLoad()) == 0
+
+
+def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
+    """What its threads computed is not known."""
+    program = ProgramTime()
+    waiting_ns = program.waiting_since(Busy())
+    program.go()
+    time.sleep(0.02)
+    other = threading.Thread(target=program.stop)
+    other.start()
+    other.join()
+    assert waiting_ns() == 0
+    assert program.computed_ns >= 20_000_000
