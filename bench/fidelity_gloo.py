@@ -30,8 +30,9 @@ import os
 import socket
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
@@ -43,9 +44,11 @@ from numpy.typing import NDArray
 from allocations import build_counter
 from keeper import Keeper
 from prismscale.analysis.rows import Row, finish
+from prismscale.capture.calibrate import measure_collectives
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.spec import CaptureSpec
+from prismscale.capture.timing import time_in_slices
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
@@ -65,12 +68,13 @@ CASES = {
 }
 WORLD = 2
 MEDIAN_BAR = 2.0
-CAPTURED_STEPS = 12
+CAPTURED_STEPS = 24
 REAL_TEAMS = ("real", "again")
 TEAMS = ("real", "live", "again")
 """In the order of their turns."""
 TURN = 4
 """Steps of a turn."""
+POLL_S = 0.05
 
 
 @dataclass(kw_only=True)
@@ -135,6 +139,7 @@ def capture(args: list[str], folder: Path) -> Captured:
     )
     runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Spawner(prefix=on_core))
     plan = SlicePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
+    time_in_slices(runner)
     return Captured(
         plan=plan,
         traces=pool_samples(runner.traces, plan.representative_R),
@@ -214,17 +219,20 @@ def run_launch(
     def run_live(rank: int) -> None:
         seen[rank] = stages[rank].run(captured.graph(rank), lambda *_: None, lambda _: None)[0]
 
-    threads = [threading.Thread(target=run_live, args=(r,)) for r in range(WORLD)]
     counter = build_counter(folder)
-    with Children() as children:
+    with Children() as children, ThreadPoolExecutor(WORLD) as pool:
         for team in REAL_TEAMS:
             start_real(children, folder, args, captured, steps, team, counter)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        lives = [pool.submit(run_live, r) for r in range(WORLD)]
+        for live in lives:
+            # Nobody takes turns with a job that failed.
+            live.add_done_callback(lambda done: keeper.close() if done.exception() else None)
+        for live in lives:
+            live.result()
         while children.running:
             children.finished()
+            # The last turn is a real job's: it has both cores.
+            time.sleep(POLL_S)
     keeper.close()
     for team in REAL_TEAMS:
         real = [json.loads((folder / f"{team}-{r}.json").read_text()) for r in range(WORLD)]
@@ -232,8 +240,8 @@ def run_launch(
             _of_one_job(_counted([r["step_ns"] for r in real])), [r["peak_bytes"] for r in real]
         )
     # Two jobs, each with one of its ranks live: that rank's period is the job's.
-    lives = _counted([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)])
-    figures["live"].add(lives, [seen[r]["peak_bytes"] for r in range(WORLD)])
+    periods = _counted([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)])
+    figures["live"].add(periods, [seen[r]["peak_bytes"] for r in range(WORLD)])
     figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r]["step_lag_ns"]]
 
 
@@ -344,6 +352,13 @@ def compare(case: str, figures: dict[str, Figures]) -> list[Row]:
     ]
 
 
+def calibrated(folder: Path) -> str:
+    """A cluster file of gloo as it is on this machine, as a user is told to make one."""
+    path = folder / "here.toml"
+    measure_collectives(out=path)
+    return str(path)
+
+
 def main() -> int:
     """Run the cases asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -352,15 +367,20 @@ def main() -> int:
         "--launches", type=int, default=4, help="captures and starts anew so many times"
     )
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--cluster", default="loopback-gloo")
+    parser.add_argument(
+        "--cluster", help="preset or file; default: gloo as calibrated here, before the first case"
+    )
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows: list[Row] = []
-    for case in options.case or CASES:
-        args = ["--model", options.model, "--steps", "100000", "--log-every", "1000", *CASES[case]]
-        rows += compare(case, run_case(args, options.cluster, options.steps, options.launches))
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
+        cluster = options.cluster or calibrated(Path(folder))
+        for case in options.case or CASES:
+            args = ["--model", options.model, "--steps", "100000", "--log-every", "1000"]
+            args += CASES[case]
+            rows += compare(case, run_case(args, cluster, options.steps, options.launches))
     return finish(rows, json_path=options.json)
 
 
