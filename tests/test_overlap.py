@@ -7,11 +7,12 @@ import time
 from dataclasses import replace
 
 from prismscale.capture.contention import NullLoad
+from prismscale.capture.gloo import COMPUTES_NS
 from prismscale.capture.program_time import ProgramTime
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
-from prismscale.live.overlap import COMPUTES_NS, Overlap
+from prismscale.live.overlap import Overlap
 
 
 def trace(beside_ns: int, **meta: str) -> RankTrace:

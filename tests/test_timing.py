@@ -15,12 +15,12 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
 from traces import loop_trace
 
-REDUCE, SEND = CollectiveOp.ALL_REDUCE, CollectiveOp.SEND
+REDUCE = CollectiveOp.ALL_REDUCE
 META = {"period": "1", "prologue_marks": "4"}
 IN_SLICE = {**META, "prologue_marks": "2", ISSUE_NS: "30"}
 
 
-def trace(rank: int, *calls: tuple[CollectiveOp, int, int], pipeline: int = 0) -> RankTrace:
+def trace(rank: int, *calls: tuple[CollectiveOp, int, int]) -> RankTrace:
     """A rank of eight; its groups are the world, a pair and, of two ranks that differ by four, one
     more."""
     pairs = [GroupRecord(ranks=(r, r + 1)) for r in range(0, 8, 2)]

@@ -218,24 +218,13 @@ class PairShare:
     def __init__(self, pair: GlooLoad, batch: Sequence[Collective], took: Took | None) -> None:
         self._pair, self._batch, self._took = pair, batch, took
         self._began_ns = 0
-        self._transfer: Transfer | None = None
+        self._transfer = Transfer(self._ended, watched=took is not None)
+        self.wait, self.waited = self._transfer.wait, self._transfer.waited
 
     def begin(self) -> None:
         """Start the pair's communication."""
         self._began_ns = perf_counter_ns()
-        works = [work for collective in self._batch for work in self._pair.start(collective)]
-        if works:
-            self._transfer = Transfer(works, self._ended, watched=self._took is not None)
-
-    def wait(self) -> None:
-        """Wait for gloo's threads."""
-        if self._transfer is not None:
-            self._transfer.wait()
-
-    def waited(self, since_issue: bool) -> None:
-        """Tell how long the pair took."""
-        if self._transfer is not None:
-            self._transfer.waited(since_issue)
+        self._transfer.begin([w for c in self._batch for w in self._pair.start(c)])
 
     def _ended(self, now_ns: int, how: End) -> None:
         if self._took is None:
@@ -243,7 +232,7 @@ class PairShare:
         if how is End.NOTICED:
             self._began_ns = max(self._began_ns, self._pair.ended_ns[0])
             self._pair.ended_ns.append(now_ns)
-        elif self._transfer is None or not self._transfer.notices:
+        elif not self._transfer.notices:
             # A wait that comes late tells too late an end.
             return
         self._took(now_ns - self._began_ns)

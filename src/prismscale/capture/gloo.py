@@ -19,6 +19,9 @@ from torch.distributed import Work
 from prismscale.capture.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
+COMPUTES_NS = 1_000_000
+"""A program that computes this long between a communication's issue and its wait computes beside
+it; one that computes for less waits at once."""
 GLOO_THREADS = 2
 """Communications of one gloo group that run at a time."""
 _KIND: Any = c10d.ProcessGroupGloo
@@ -56,27 +59,31 @@ AT_ONCE_NS = 50_000
 
 
 class Transfer:
-    """Works that were started together; tells when the last of them has ended.
+    """Works that are started together; tells when the last of them has ended.
 
     ``ended(now_ns, how)`` may be told twice: by gloo, from a thread of its own, and by the program.
     """
 
-    def __init__(
-        self, works: Sequence[Work], ended: Callable[[int, End], None], *, watched: bool = True
-    ) -> None:
+    def __init__(self, ended: Callable[[int, End], None], *, watched: bool = True) -> None:
         """``watched``: let gloo tell of the end, which costs its thread some Python."""
-        self._works, self._tell = works, ended
-        self._left = len(works)
+        self._tell, self._watched = ended, watched
+        self._works: Sequence[Work] = ()
+        self._left = 0
         self._began_ns = self._waited_ns = 0
         self._was_over = False
         self._lock = threading.Lock()
+        self.notices = False
+        """Whether gloo tells of the end."""
+
+    def begin(self, works: Sequence[Work]) -> None:
+        """These have been started; there may be none."""
+        self._works, self._left = works, len(works)
         try:
-            futures = [work.get_future() for work in works] if watched else []
+            futures = [work.get_future() for work in works] if self._watched else []
         except RuntimeError:
             # gloo's point-to-point and broadcast tell nobody of their end but who waits.
             futures = []
         self.notices = bool(futures)
-        """Whether gloo tells of the end."""
         for future in futures:
             future.add_done_callback(self._ended)
 
@@ -92,7 +99,7 @@ class Transfer:
     def waited(self, since_issue: bool) -> None:
         """After :meth:`wait`: tell how it ended. A program that had to wait there, or has done so
         ``since_issue``, noticed the end when it ran again."""
-        if self._was_over and not since_issue:
+        if not self._works or (self._was_over and not since_issue):
             return
         with self._lock:
             had_to = since_issue or self.notices or self._waited_ns - self._began_ns > AT_ONCE_NS

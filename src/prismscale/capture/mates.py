@@ -20,24 +20,27 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import numpy as np
-from torch import distributed as dist
+from torch.distributed import FileStore, PrefixStore
 
 from prismscale.capture.contention import CommunicationLoad, Share, Took
-from prismscale.capture.gloo import GLOO_THREADS, End, Transfer, connect, perform
+from prismscale.capture.gloo import (
+    COMPUTES_NS,
+    GLOO_THREADS,
+    End,
+    Transfer,
+    connect,
+    perform,
+)
 from prismscale.capture.hook import Collective
 from prismscale.capture.meetings import Meetings
 from prismscale.errors import StuckError
 from prismscale.files import write_text
 
-COMPUTES_NS = 1_000_000
-"""A program that computes for longer before it waits, and finds the communication over, has gloo
-tell of the next one's end. For all others that would be work on the core that is timed."""
 PATIENCE_S = 120.0
 """How long a rank whose program has ended waits for those of its slice."""
 _POLL_S = 0.01
@@ -95,8 +98,6 @@ class MateLoad:
         self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
         self._alone = alone
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        # Before the emulation's store takes its name.
-        self._store = partial(dist.FileStore, str(folder / "rendezvous"))
         self._meetings = Meetings()
         self._contexts: dict[str, Any] = {}
         self._log: list[tuple[Entry, Tell]] = []
@@ -146,7 +147,7 @@ class MateLoad:
         """The context of ``ranks``; made at its first use, which the others share."""
         name = f"{self._meetings.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
         if name not in self._contexts:
-            store = dist.PrefixStore(name, self._store())
+            store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
             self._contexts[name] = connect(
                 store, ranks.index(self._rank), len(ranks), interface=self._interface
             )
@@ -194,25 +195,18 @@ class RealShare:
     def __init__(self, load: MateLoad, context: Any, collective: Collective, entry: Entry) -> None:
         self._load, self._context, self._collective = load, context, collective
         self._entry = entry
-        self._watched = entry.kind in load.watched
-        self._transfer: Transfer | None = None
+        self._transfer = Transfer(entry.ended, watched=entry.kind in load.watched)
+        self.wait = self._transfer.wait
 
     def begin(self) -> None:
         """Arrive."""
         self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
-        works = perform(self._context, self._collective)
-        self._transfer = Transfer(works, self._entry.ended, watched=self._watched)
+        self._transfer.begin(perform(self._context, self._collective))
         self._load.issues_ns.append(thread_time_ns() - own_ns)
 
-    def wait(self) -> None:
-        """Wait for the others and for gloo."""
-        if self._transfer is not None:
-            self._transfer.wait()
-
     def waited(self, since_issue: bool) -> None:
-        """Note the end."""
-        if self._transfer is None:
-            return
+        """Note the end, and whether gloo is to tell of the next one's: for a program that waits at
+        once that would be work on the core that is timed."""
         self._transfer.waited(since_issue)
         entry = self._entry
         if not entry.is_exact and perf_counter_ns() - entry.arrived_ns > COMPUTES_NS:
@@ -226,7 +220,7 @@ class MateShare:
         self._shares = shares
 
     def begin(self) -> None:
-        """Start all, in the program's order."""
+        """Start all: those that others wait for first."""
         for share in self._shares:
             share.begin()
 

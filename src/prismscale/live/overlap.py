@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from prismscale.capture.gloo import COMPUTES_NS
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS, RankTrace
-
-COMPUTES_NS = 1_000_000
-"""Computation between issue and wait from which on its slowing down by the communication counts."""
 
 
 class Overlap:

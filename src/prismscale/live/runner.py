@@ -106,8 +106,8 @@ class LiveHook:
             self._arrive(collective, pending, now)
         self.communications += len(batch)
         pending.workspace = take_workspace(batch)
-        is_noticed = self.overlap.matters(pending.positions)
-        if is_noticed:
+        matters = self.overlap.matters(pending.positions)
+        if matters:
             pending.share = self.load.share(batch)
         if not batch[0].asynchronous:
             pending.share.begin()
@@ -125,7 +125,7 @@ class LiveHook:
         self._time.go()
         # In the program's own time: a real enqueue takes as much.
         pending.share.begin()
-        if not is_noticed:
+        if not matters:
             self.clock.wait_until(self.clock.now_ns() + self.overlap.issue_ns)
         return work
 
@@ -153,7 +153,7 @@ class LiveHook:
         """Fill the outputs while the communication is under way, then wait for its end.
 
         The program waits since ``began``, which may lie before now: see [Note: interruptions] in
-        ``capture/contention.py``. How long this rank's share of the work takes is in the
+        ``capture/program_time.py``. How long this rank's share of the work takes is in the
         coordinator's answer already, as it was captured: to wait for both would be to wait for the
         later of two draws, which is longer than either on average. What the share takes beyond that
         end is the emulation's; for a synchronous call that includes its start.
