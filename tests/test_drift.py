@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import Faults, GraphDurations
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import ISSUE_NS
 from prismscale.live.drift import (
     MOST_MOVING,
     MOVED_BYTES_PER_NS,
@@ -18,6 +21,7 @@ from prismscale.live.drift import (
     DriftingDurations,
     MachineSpeed,
     captured_compute_ns,
+    communication_slope,
 )
 from prismscale.sim.engine import NEVER
 
@@ -72,6 +76,40 @@ def test_bytes_move_at_their_own_pace() -> None:
         after = float(np.max(drifting.body(0, 1)[node - trace.n_prologue]))
         moving = min(trace.bytes_N[node] / MOVED_BYTES_PER_NS, MOST_MOVING * before)
         assert after == pytest.approx(moving + 3 * (before - moving), abs=1)
+
+
+def in_slices(graph: JobGraph, power: float) -> JobGraph:
+    """The job with steps of different speed, whose communications follow it by a power."""
+    speeds_S = np.linspace(1.0, 2.0, 5)
+    classes = []
+    for c in graph.classes:
+        computes = c.trace.kind_N[c.trace.n_prologue :] == NodeKind.COMPUTE
+        slower = np.where(computes, speeds_S[:, None], speeds_S[:, None] ** power)
+        rows = np.rint(1_000_000 * slower).astype(np.int64)
+        meta = {**c.trace.meta, ISSUE_NS: "30"}
+        classes.append(replace(c, trace=replace(c.trace, body_ns_SB=rows, meta=meta)))
+    return replace(graph, classes=tuple(classes))
+
+
+def test_communications_of_slices_follow_as_far_as_captured_steps_show() -> None:
+    """By the power that they do; never against the speed, nor beyond it."""
+    job = pipeline_job(2, 2, 1, 3)
+    assert communication_slope(in_slices(job, 0.25)) == pytest.approx(0.25, abs=0.01)
+    assert communication_slope(in_slices(job, -1.0)) == 0
+    assert communication_slope(in_slices(job, 3.0)) == 1
+    assert communication_slope(job) is None
+
+
+def test_durations_of_slices_drift_by_that_power() -> None:
+    """Three times as slow: computation takes three times as long, communication less."""
+    graph = in_slices(pipeline_job(2, 2, 1, 3), 0.5)
+    durations, drifting = _drifting(graph)
+    trace = graph.classes[0].trace
+    for node, (before, after) in enumerate(
+        zip(durations.body(0, 1), drifting.body(0, 1), strict=True), trace.n_prologue
+    ):
+        factor = 3 if trace.kind_N[node] == NodeKind.COMPUTE else 3**0.5
+        assert np.max(after) == pytest.approx(factor * np.max(before), rel=0.01)
 
 
 def test_what_never_ends_does_not_drift() -> None:

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from prismscale.cost.durations import GraphDurations
+from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.trace import ISSUE_NS, RankTrace
 from prismscale.sim.engine import NEVER, Duration
 
 WINDOW_STEPS = 32
@@ -57,6 +58,8 @@ class MachineSpeed:
 
     captured_ns: dict[int, float]
     """Computation of one captured step, by live rank."""
+    factor: float = 1.0
+    """1 while nothing was observed."""
     _recent: dict[int, deque[float]] = field(default_factory=dict)
 
     def observe(self, rank: int, compute_ns: int) -> None:
@@ -64,13 +67,7 @@ class MachineSpeed:
         if self.captured_ns[rank] > 0 and compute_ns > 0:
             recent = self._recent.setdefault(rank, deque(maxlen=WINDOW_STEPS))
             recent.append(compute_ns / self.captured_ns[rank])
-
-    @property
-    def factor(self) -> float:
-        """1 while nothing was observed."""
-        if not self._recent:
-            return 1.0
-        return float(np.mean([trimmed_mean(r) for r in self._recent.values()]))
+            self.factor = float(np.mean([trimmed_mean(r) for r in self._recent.values()]))
 
 
 @dataclass(kw_only=True)
@@ -80,14 +77,19 @@ class DriftingDurations:
     [Note: bytes move at their own pace] A core is slow when a neighbour shares it; copies wait for
     memory then as before. Over 24 captures of the llama example, at speeds that differed by half,
     an all-reduce of 128 KiB took 0.09 ms and 1.22 ms times the slowness of computation; an
-    all-gather of 2.8 MiB 1.7 and 2.1 ms; an all-reduce of 24.5 MiB 8.7 and 13.2 ms.
+    all-gather of 2.8 MiB 1.7 and 2.1 ms; an all-reduce of 24.5 MiB 8.7 and 13.2 ms. Those were made
+    by one rank alone. Where ranks really communicated, their captured steps say how much more a
+    slow step's communications took (see :func:`communication_slope`).
     """
 
     durations: GraphDurations
     speed: MachineSpeed
 
     def __post_init__(self) -> None:
-        self._moving_ns = [_moving_ns(c.trace) for c in self.durations.graph.classes]
+        self._slope = communication_slope(self.durations.graph)
+        traces = [c.trace for c in self.durations.graph.classes]
+        self._moving_ns = [_moving_ns(t) for t in traces]
+        self._computes = [(t.kind_N[t.n_prologue :] == NodeKind.COMPUTE).tolist() for t in traces]
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""
@@ -99,7 +101,34 @@ class DriftingDurations:
         if factor == 1.0:
             return body
         moving = self._moving_ns[class_index]
+        if self._slope is not None:
+            computes = self._computes[class_index]
+            slower = factor**self._slope
+            factors = [factor if computing else slower for computing in computes]
+            return [_scaled(d, f, 0.0) for d, f in zip(body, factors, strict=True)]
         return [_scaled(d, factor, ns) for d, ns in zip(body, moving, strict=True)]
+
+
+def communication_slope(graph: JobGraph) -> float | None:
+    """By which power of the slowness of computation communications are slower: over captured steps,
+    between 0 and 1. None where ranks did not really communicate.
+
+    Slices of two ranks on two cores, four captures each: 0.5 for all-reduces of 24.5 MiB beside a
+    backward pass and for fully sharded parameters, 0.2 for all-reduces of 128 KiB, which mostly
+    wait for threads to be scheduled.
+    """
+    together = alone = 0.0
+    for trace in (c.trace for c in graph.classes):
+        if ISSUE_NS not in trace.meta:
+            return None
+        computes_B = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
+        totals = trace.body_ns_SB[:, computes_B].sum(1), trace.body_ns_SB[:, ~computes_B].sum(1)
+        if any((t <= 0).any() for t in totals):
+            continue
+        computed_S, communicated_S = (np.log(t) - np.log(t).mean() for t in totals)
+        together += float((computed_S * communicated_S).sum())
+        alone += float((computed_S**2).sum())
+    return min(1.0, max(0.0, together / alone)) if alone > 0 else 0.0
 
 
 def _moving_ns(trace: RankTrace) -> list[float]:
