@@ -222,10 +222,33 @@ def test_live_rank_that_keeps_its_times_changes_nothing(data: st.DataObject) -> 
     assert ends == expected.end_ns_N.tolist()
 
 
+@given(st.data())
+@thorough
+def test_computation_that_is_left_for_later_takes_as_long(data: st.DataObject) -> None:
+    """Taken on only as far as the live rank's arrivals need it, the others do all they did."""
+    job = data.draw(jobs())
+    single = [c for c in job.graph.classes if c.size == 1]
+    assume(single)
+    live = data.draw(st.sampled_from(single))
+    table = data.draw(durations(job.graph, steps=3))
+
+    at_once = live_run(job.graph, live, table, steps=3, with_prologue=False)
+    held = live_run(job.graph, live, table, steps=3, with_prologue=False, holds=True)
+
+    assert held == at_once
+
+
 def live_run(
-    graph: JobGraph, live: RankClass, table: TableDurations, *, steps: int, with_prologue: bool
+    graph: JobGraph,
+    live: RankClass,
+    table: TableDurations,
+    *,
+    steps: int,
+    with_prologue: bool,
+    holds: bool = False,
 ) -> list[int]:
-    """End of every node of ``live``, run here while the engine runs everybody else."""
+    """End of every node of ``live``, run here while the engine runs everybody else (``holds``: no
+    further than it must)."""
     program = compile_job(graph)
     engine = Engine(program, table, steps=steps, with_prologue=with_prologue, external=[live.index])
     trace, own = live.trace, program.classes[live.index]
@@ -246,7 +269,9 @@ def live_run(
             ends[x] = start + duration_of(table, own, x)
         else:
             engine.arrive(live.index, x, start)
-            engine.advance()
+            later = engine.advance(start if holds else None)
+            while later is not None and engine.end_of(live.index, x) is None:
+                later = engine.advance(later)
     engine.run()
     return [end_of(x) for x in range(first, trace.n_prologue + steps * trace.n_body)]
 

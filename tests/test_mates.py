@@ -18,6 +18,7 @@ from prismscale.capture.mates import Entry, Span, durations_ns, participants
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.trace import COMMON_JITTER
 from runs import TRAINER, write_program
 
 EVERYTHING = """
@@ -118,6 +119,14 @@ def test_both_ranks_of_a_slice_tell_the_same_durations(tmp_path: Path) -> None:
     communicates = first.kind_N[first.n_prologue :] != NodeKind.COMPUTE
     told = [trace.body_ns_SB[:, communicates].tolist() for trace in (first, second)]
     assert told[0] == told[1]
+
+
+def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -> None:
+    """A correlation, or nothing."""
+    spec = spec_of(write_program(tmp_path / "program"), tmp_path)
+    runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
+    for trace in runner.capture_together([0, 1], period=1, marks=4):
+        assert 0 <= float(trace.meta[COMMON_JITTER]) <= 1
 
 
 def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 from prismscale.capture.timing import slices_for, time_in_slices
 from prismscale.errors import ScriptError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, GroupRecord, RankTrace
 from traces import loop_trace
 
 REDUCE = CollectiveOp.ALL_REDUCE
 META = {"period": "1", "prologue_marks": "4"}
-IN_SLICE = {**META, "prologue_marks": "2", ISSUE_NS: "30"}
+OF_SLICE = {ISSUE_NS: "30", COMMON_JITTER: "0.5"}
+IN_SLICE = {**META, "prologue_marks": "2", **OF_SLICE}
 
 
 def trace(rank: int, *calls: tuple[CollectiveOp, int, int]) -> RankTrace:
@@ -88,7 +89,7 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     assert runner.asked == [((0, 1), 1, 5)]
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].prologue_ns is alone.prologue_ns
-    assert runner.traces[0].meta == {**META, ISSUE_NS: "30"}
+    assert runner.traces[0].meta == {**META, **OF_SLICE}
     assert set(runner.traces) == {0}
 
 

@@ -37,6 +37,7 @@ from prismscale.capture.gloo import (
     perform,
 )
 from prismscale.capture.hook import Collective
+from prismscale.capture.jitter import Spans, shared_jitter
 from prismscale.capture.meetings import Meetings
 from prismscale.errors import StuckError
 from prismscale.files import write_text
@@ -105,6 +106,8 @@ class MateLoad:
         """What issuing took from the program's thread, one by one."""
         self.watched: set[str] = set()
         """Kinds of whose ends gloo tells."""
+        self.common_jitter = 0.0
+        """What of this rank's jitter others have at the same time: a correlation."""
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
@@ -158,24 +161,32 @@ class MateLoad:
         """What issuing a communication takes from the program's thread."""
         return int(np.median(self.issues_ns)) if self.issues_ns else 0
 
-    def settle(self) -> None:
-        """The program has ended: what did each communication take?
+    def settle(self, spans: Spans) -> None:
+        """The program has ended: what did each communication take, and what of this rank's jitter
+        do others have? ``spans``: this rank's computation.
 
         Raises:
             StuckError: a rank of the slice does not come to its end.
         """
+        np.save(self._spans_path(self._rank), spans.table())
         own = [entry for entry, _ in self._log]
         lines = (json.dumps(asdict(entry)) for entry in own)
         write_text(self._path(self._rank), "\n".join(lines))
         logs = [own if r == self._rank else self._read(r) for r in sorted(self._slice)]
-        spans = durations_ns(logs)
+        # A rank's spans are there before its log is.
+        others = [np.load(self._spans_path(r)) for r in self._slice if r != self._rank]
+        self.common_jitter = shared_jitter(spans, [Spans.from_table(o) for o in others])
+        made = durations_ns(logs)
         for entry, took in self._log:
-            if entry.name in spans:
-                span = spans[entry.name]
+            if entry.name in made:
+                span = made[entry.name]
                 took(span.took_ns, max(0, entry.ended_ns - span.ended_ns) if entry.is_met else 0)
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"communications-{rank}.jsonl"
+
+    def _spans_path(self, rank: int) -> Path:
+        return self._folder / f"spans-{rank}.npy"
 
     def _read(self, rank: int) -> list[Entry]:
         path, deadline = self._path(rank), time.monotonic() + PATIENCE_S

@@ -31,7 +31,7 @@ from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
 from prismscale.graph.store import save_trace
-from prismscale.graph.trace import ISSUE_NS, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, RankTrace
 from prismscale.processes import die_with_parent
 
 
@@ -72,9 +72,10 @@ def _capture_in_slice(
     control = SliceControl(recorder, period=spec.period, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
         _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
-    mates.settle()
+    mates.settle(recorder.stream.steady_spans(device, *control.settle()))
     trace = _trace(spec, control, recorder, device)
-    return replace(trace, meta={**trace.meta, ISSUE_NS: str(mates.issue_ns)})
+    found = {ISSUE_NS: str(mates.issue_ns), COMMON_JITTER: f"{mates.common_jitter:.3f}"}
+    return replace(trace, meta={**trace.meta, **found})
 
 
 def _run(

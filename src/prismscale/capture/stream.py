@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from prismscale.capture.device.protocol import CaptureDevice, Mark
+from prismscale.capture.jitter import Spans
 from prismscale.errors import UsageError
 from prismscale.graph.builder import Names, TraceBuilder
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -129,7 +132,7 @@ class NodeStream:
                 f"rank {rank}: the program made {len(self.marks)} optimizer calls; "
                 f"{period * samples + 1} are needed to measure {samples} steps"
             )
-        starts = [self.marks[-1 - period * (k + 1)] for k in range(samples)][::-1]
+        starts = self._starts(period, samples)
         n_body = self.marks[-1] - starts[-1]
         builder = self._prologue(device, starts[0], rank, world_size, groups)
         builder.begin_body()
@@ -138,6 +141,28 @@ class NodeStream:
             # The last sample's edges: its predecessors may lie in the sample before it.
             self._emit(builder, starts[-1] + j, durations, starts[-1] - starts[0])
         return builder.build(known_groups=known_groups, memory=memory, meta=meta)
+
+    def _starts(self, period: int, samples: int) -> list[int]:
+        """Where the last steps begin."""
+        return [self.marks[-1 - period * (k + 1)] for k in range(samples)][::-1]
+
+    def steady_spans(self, device: CaptureDevice, period: int, samples: int) -> Spans:
+        """Computation of the last ``samples`` steps, on a device whose marks are times."""
+        starts = self._starts(period, samples)
+        computes = [
+            j
+            for j in range(self.marks[-1] - starts[-1])
+            if self.nodes[starts[-1] + j].kind == NodeKind.COMPUTE
+        ]
+        nodes = [[self.nodes[s + j] for j in computes] for s in starts]
+        own_ns = [
+            [device.elapsed_ns(n.began, n.ended) - n.left_out_ns for n in row] for row in nodes
+        ]
+        return Spans.of_steps(
+            np.array([[n.began for n in row] for row in nodes], dtype=np.int64),
+            np.array([[n.ended for n in row] for row in nodes], dtype=np.int64),
+            np.array(own_ns, dtype=np.int64),
+        )
 
     def so_far(
         self, device: CaptureDevice, *, rank: int, world_size: int, groups: Sequence[GroupRecord]

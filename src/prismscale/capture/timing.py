@@ -18,7 +18,10 @@ import numpy as np
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import ScriptError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import ISSUE_NS, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, RankTrace
+
+OF_SLICES = (ISSUE_NS, COMMON_JITTER)
+"""What only a slice can tell, by its key in a trace's meta."""
 
 
 class TimesSlices(Protocol):
@@ -58,7 +61,7 @@ def time_in_slices(runner: TimesSlices) -> None:
                 runner.traces[again.rank] = replace(
                     alone,
                     body_ns_SB=again.body_ns_SB,
-                    meta={**alone.meta, ISSUE_NS: again.meta[ISSUE_NS]},
+                    meta={**alone.meta, **{k: again.meta[k] for k in OF_SLICES}},
                 )
 
 

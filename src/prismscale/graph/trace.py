@@ -25,6 +25,8 @@ HOST = "host"
 """Name of the host's lane."""
 ISSUE_NS = "issue_ns"
 """Key of a trace's meta, where communications were really made: what issuing one took."""
+COMMON_JITTER = "common_jitter"
+"""Key of a trace's meta, where ranks were timed side by side: the correlation of their jitter."""
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
 

@@ -1,4 +1,4 @@
-"""Replays all virtual ranks around the live ones: ``python -m prismscale.live.coordinator SPEC``.
+"""Replays all virtual ranks around the live ones.
 
 The engine runs ahead of every live rank as far as causality allows: a class stops at the first node
 that needs a live arrival which has not come. When a live rank arrives, everything that its group
@@ -8,29 +8,20 @@ late; a virtual rank is never earlier than its own predecessors allow.
 
 from __future__ import annotations
 
-import json
-import selectors
-import socket
-import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from prismscale.cluster import Cluster
-from prismscale.cost.collective import CollectiveModel, collective_model
-from prismscale.cost.durations import Faults, GraphDurations
-from prismscale.errors import PrismscaleError
+from prismscale.cost.collective import CollectiveModel
+from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import RankClass
-from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.store import load_graph
+from prismscale.graph.node import CollectiveOp
 from prismscale.live.drift import DriftingDurations, MachineSpeed, captured_compute_ns
+from prismscale.live.jitter import CommonJitter
 from prismscale.live.messages import Kind, Message, Wire
-from prismscale.processes import die_with_parent
-from prismscale.sim.engine import NEVER, Engine
-from prismscale.sim.program import JobProgram, compile_job
+from prismscale.sim.engine import COMPUTE, NEVER, Engine
+from prismscale.sim.program import JobProgram
 
 LOOKAHEAD_STEPS = 2
 """Steps that virtual ranks may be ahead of the furthest live rank."""
@@ -62,14 +53,17 @@ class Coordinator:
         live: list[int],
         *,
         follow_speed: bool = False,
+        jitter: CommonJitter | None = None,
     ) -> None:
-        """``follow_speed``: ranks share this processor; see [Note: machine drift]."""
+        """``follow_speed``: ranks share this processor; see [Note: machine drift]. ``jitter``: what
+        they share of it was measured; see [Note: common jitter]."""
         self._job = job
         self._model = model
         graph = job.graph
         self._classes = {r: graph.classes[int(graph.class_of_R[r])] for r in live}
         self._ranks: dict[int, LiveRank] = {}
         self._steps = LOOKAHEAD_STEPS
+        self._jitter = jitter
         self._speed = MachineSpeed(
             captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
         )
@@ -81,6 +75,7 @@ class Coordinator:
             with_prologue=True,
             external=[c.index for c in self._classes.values()],
             watch_hangs=bool(durations.faults.hang),
+            progress=jitter,
         )
 
     @property
@@ -111,13 +106,18 @@ class Coordinator:
             self._speed.observe(rank, message.time_ns)
         elif message.kind == Kind.WHY:
             live.blocked = True
+            # What was left for later is needed now.
+            self._engine.advance()
+            self._settle()
             self._explain(live, message.position)
         elif message.kind == Kind.BYE:
-            live.finished = True
+            self.gone(rank)
 
     def gone(self, rank: int) -> None:
         """A live rank's process ended."""
         self._ranks[rank].finished = True
+        # Others may have to go on without what it would have told.
+        self._settle()
 
     @property
     def finished(self) -> bool:
@@ -127,6 +127,11 @@ class Coordinator:
     def _arrive(self, live: LiveRank, message: Message) -> None:
         trace = live.rank_class.trace
         live.blocked = False
+        if self._jitter is not None and message.time_ns < NEVER:
+            factor = self._speed.factor
+            self._jitter.observe(
+                live.rank, message.position, message.time_ns, message.computed_ns, factor
+            )
         live.told[message.position] = message.time_ns
         live.waiting.add(message.position)
         step = (message.position - trace.n_prologue) // trace.n_body
@@ -146,9 +151,26 @@ class Coordinator:
                     # virtual ranks are taken further: the live rank's computation hides that.
                     self._release(live)
                     moved = True
-            self._engine.advance()
+            self._advance()
             for live in self._ranks.values():
                 moved |= self._release(live)
+
+    def _advance(self) -> None:
+        """Take virtual ranks on: as far as is known how the machine ran, and as far as it takes for
+        somebody to be answered."""
+        if self._jitter is None:
+            self._engine.advance()
+            return
+        later = self._engine.advance(self._jitter.known_ns)
+        while later is not None and not any(self._may_go_on(r) for r in self._ranks.values()):
+            later = self._engine.advance(later)
+
+    def _may_go_on(self, live: LiveRank) -> bool:
+        """Whether a live rank will do something without being told anything new."""
+        if live.finished:
+            return False
+        ends = [self._engine.end_of(live.rank_class.index, p) for p in live.waiting]
+        return all(end is not None for end in ends)
 
     def _enter(self, live: LiveRank) -> bool:
         entered = False
@@ -163,11 +185,11 @@ class Coordinator:
 
     def _lane_free(self, live: LiveRank, position: int) -> int | None:
         """When earlier communications on the node's lane end; None while that is unknown."""
-        trace = live.rank_class.trace
+        program = self._job.classes[live.rank_class.index]
         free = 0
-        for distance in trace.predecessors(trace.template(position)).tolist():
+        for distance in program.preds[program.template(position)]:
             before = position - distance
-            if before < 0 or trace.kind_N[trace.template(before)] == NodeKind.COMPUTE:
+            if before < 0 or program.kinds[program.template(before)] == COMPUTE:
                 continue
             if before in live.told:
                 return None
@@ -241,77 +263,3 @@ def _send(live: LiveRank, message: Message) -> None:
         live.wire.send(message)
     except OSError:
         live.finished = True
-
-
-def serve(spec: dict[str, Any]) -> None:
-    """Load the graph, wait for the live ranks, and answer them until they end."""
-    graph = load_graph(Path(spec["graph"]))
-    model = collective_model(Cluster.load(spec["cluster"]))
-    faults = Faults(
-        slow={int(k): float(v) for k, v in spec["slow"].items()},
-        hang={int(k): int(v) for k, v in spec["hang"].items()},
-    )
-    durations = GraphDurations(
-        graph=graph, model=model, faults=faults, sampled=True, compute_scale=spec["compute_scale"]
-    )
-    coordinator = Coordinator(
-        compile_job(graph),
-        durations,
-        model,
-        list(spec["live"]),
-        follow_speed=bool(spec["follow_speed"]),
-    )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(spec["socket"])
-        listener.listen(coordinator.expected)
-        wires = dict(_accept(listener) for _ in range(coordinator.expected))
-    for rank, wire in wires.items():
-        coordinator.join(rank, wire)
-    coordinator.go()
-    _loop(coordinator, wires)
-
-
-def _accept(listener: socket.socket) -> tuple[int, Wire]:
-    connection, _ = listener.accept()
-    wire = Wire(connection)
-    while True:
-        messages = wire.receive(None)
-        if messages is None:
-            raise PrismscaleError("a live rank ended before it was ready")
-        for message in messages:
-            if message.kind == Kind.HELLO:
-                return message.position, wire
-
-
-def _loop(coordinator: Coordinator, wires: dict[int, Wire]) -> None:
-    with selectors.DefaultSelector() as selector:
-        for rank, wire in wires.items():
-            selector.register(wire, selectors.EVENT_READ, rank)
-        while not coordinator.finished:
-            for key, _ in selector.select():
-                rank = int(key.data)
-                try:
-                    messages = wires[rank].receive(0)
-                except OSError:
-                    messages = None
-                if messages is None:
-                    selector.unregister(wires[rank])
-                    coordinator.gone(rank)
-                    continue
-                for message in messages:
-                    coordinator.handle(rank, message)
-
-
-def main(arguments: list[str]) -> int:
-    """Entry of the process; returns its exit code."""
-    die_with_parent()
-    try:
-        serve(json.loads(Path(arguments[0]).read_text()))
-    except PrismscaleError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,8 +13,8 @@ from typing import Any
 
 from prismscale.errors import FormatError
 
-_HEADER = struct.Struct("<BQqI")
-"""kind, position, time in ns, bytes of JSON text that follow."""
+_HEADER = struct.Struct("<BQqqI")
+"""kind, position, time and computation in ns, bytes of JSON text that follow."""
 MAX_TEXT = 1 << 20
 
 
@@ -26,7 +26,8 @@ class Kind(IntEnum):
     GO = 1
     """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock."""
     ARRIVE = 2
-    """Live rank → coordinator: reached communication ``position`` at ``time_ns``."""
+    """Live rank → coordinator: reached communication ``position`` at ``time_ns``, and since the one
+    before it computed ``computed_ns`` on this machine."""
     RELEASE = 3
     """Coordinator → live rank: communication ``position`` ends at ``time_ns``."""
     UNCOVERED = 4
@@ -50,6 +51,7 @@ class Message:
     position: int = 0
     time_ns: int = 0
     text: dict[str, Any] | None = None
+    computed_ns: int = 0
 
 
 class Wire:
@@ -66,7 +68,9 @@ class Wire:
     def send(self, message: Message) -> None:
         """Send one message; raises OSError when the other side is gone."""
         text = json.dumps(message.text).encode() if message.text is not None else b""
-        header = _HEADER.pack(message.kind, message.position, message.time_ns, len(text))
+        header = _HEADER.pack(
+            message.kind, message.position, message.time_ns, message.computed_ns, len(text)
+        )
         self.connection.sendall(header + text)
 
     def receive(self, timeout_s: float | None) -> list[Message] | None:
@@ -85,11 +89,12 @@ class Wire:
 
     def _parse(self) -> Iterator[Message]:
         while len(self._buffer) >= _HEADER.size:
-            kind, position, time_ns, length = _HEADER.unpack_from(self._buffer)
+            kind, position, time_ns, computed_ns, length = _HEADER.unpack_from(self._buffer)
             if length > MAX_TEXT:
                 raise FormatError(f"a message of {length} bytes on the coordinator's socket")
             if len(self._buffer) < _HEADER.size + length:
                 return
             raw = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
             del self._buffer[: _HEADER.size + length]
-            yield Message(Kind(kind), position, time_ns, json.loads(raw) if raw else None)
+            text = json.loads(raw) if raw else None
+            yield Message(Kind(kind), position, time_ns, text, computed_ns)

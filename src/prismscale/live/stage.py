@@ -24,7 +24,7 @@ from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.05
 RANK_PROCESS = "prismscale.live.rank_process"
-COORDINATOR_PROCESS = "prismscale.live.coordinator"
+COORDINATOR_PROCESS = "prismscale.live.coordinator_process"
 COORDINATOR = "coordinator"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""

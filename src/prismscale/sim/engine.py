@@ -49,6 +49,14 @@ class DurationSource(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """How computation gets on where that follows from what live ranks do."""
+
+    def ends(self, class_index: int, start: Times, duration: Duration) -> Times:
+        """When a class's computation ends."""
+        ...
+
+
 @dataclass(slots=True)
 class Meeting:
     """One communication in progress: who has come, and when the last one did."""
@@ -105,6 +113,7 @@ class Engine:
         on_node: Mapping[int, NodeSeen] | None = None,
         external: Iterable[int] = (),
         watch_hangs: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         """
         Args:
@@ -116,6 +125,7 @@ class Engine:
             on_node: by class index; called for each node of the class, in stream order of ends.
             external: classes whose arrivals are told by :meth:`arrive`.
             watch_hangs: remember who came to each meeting, so that :attr:`hangs` can be answered.
+            progress: how computation gets on; None: it takes its duration.
         """
         self._job = job
         self._durations = durations
@@ -124,6 +134,9 @@ class Engine:
         self._on_step_end = on_step_end
         self._on_node = dict(on_node or {})
         self._watch_hangs = watch_hangs
+        self._progress = progress
+        self._until_ns: int | None = None
+        self._held: dict[int, int] = {}
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._ready: deque[int] = deque()
         self._zero = np.zeros(1, dtype=np.int64)
@@ -158,10 +171,15 @@ class Engine:
             if idle:
                 self._ready.append(state.program.index)
 
-    def advance(self) -> None:
-        """Run every class as far as it can go."""
+    def advance(self, until_ns: int | None = None) -> int | None:
+        """Run every class as far as it can go, but for computation that begins after ``until_ns``
+        (None: all of it); returns when the first of that would begin, None where none is left."""
+        self._until_ns = until_ns
+        self._ready.extend(self._held)
+        self._held.clear()
         while self._ready:
             self._run_class(self._states[self._ready.popleft()])
+        return min(self._held.values(), default=None)
 
     def run(self) -> None:
         """Run to the end.
@@ -221,7 +239,11 @@ class Engine:
             if start is None:
                 start = self._zero
             if program.kinds[i] == COMPUTE:
-                end = start + state.durations[x - state.durations_base]
+                if self._until_ns is not None and int(start.min()) > self._until_ns:
+                    state.position, state.blocked_on = x, -1
+                    self._held[program.index] = int(start.min())
+                    return
+                end = self._ends(program.index, start, state.durations[x - state.durations_base])
                 if program.kept[i]:
                     ends[x] = end
                 if seen is not None:
@@ -235,6 +257,12 @@ class Engine:
                     ends.pop(x - distance, None)
             x += 1
         state.position, state.blocked_on = x, -1
+
+    def _ends(self, class_index: int, start: Times, duration: Duration) -> Times:
+        if self._progress is None:
+            ends: Times = start + duration
+            return ends
+        return self._progress.ends(class_index, start, duration)
 
     def _meet(self, state: ClassState, x: int, arrival: Times) -> None:
         program = state.program
