@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 
 from prismscale.capture.contention import NullLoad
 from prismscale.capture.gloo import COMPUTES_NS
-from prismscale.capture.program_time import ProgramTime
+from prismscale.capture.program_time import ProgramTime, RunQueue
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
@@ -105,3 +108,22 @@ def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
     other.join()
     assert waiting_ns() == 0
     assert program.computed_ns >= 20_000_000
+
+
+def test_what_others_take_of_the_core_is_told_from_sleep() -> None:
+    """A thread that sleeps is not ready to run; one beside a busy process on its core is."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        queue = RunQueue()
+        time.sleep(0.1)
+        asleep_ns = queue.delayed_ns()
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+            until = time.thread_time() + 0.3
+            while time.thread_time() < until:
+                pass
+            busy.kill()
+        beside_ns = queue.delayed_ns() - asleep_ns
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert asleep_ns < 50_000_000 < beside_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
@@ -75,6 +76,8 @@ class Communications:
         tag: int = 0,
         asynchronous: bool = True,
     ) -> Any:
+        # Calls of a batch are answered later.
+        called_ns = perf_counter_ns() if self._batch is None else 0
         collective = Collective(
             op=op,
             group=self._handle or self.handle,
@@ -87,6 +90,7 @@ class Communications:
             output_splits=output_splits,
             tag=tag,
             asynchronous=asynchronous,
+            called_ns=called_ns,
         )
         if self._batch is not None:
             return self._batch.add(collective)

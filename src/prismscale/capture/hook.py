@@ -75,6 +75,9 @@ class Collective:
     tag: int = 0
     asynchronous: bool = False
     """True where the program keeps the Work and waits for it later (or never)."""
+    called_ns: int = 0
+    """When the program called, on the monotonic clock: what comes after is the emulation's. 0 where
+    that is not known."""
 
 
 class CommunicationHook(Protocol):

@@ -12,6 +12,7 @@ waiting, in captures as in live ranks.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
@@ -22,6 +23,24 @@ from prismscale.capture.contention import CommunicationLoad
 def moment() -> tuple[int, int]:
     """Now, on the monotonic clock and on that of this thread."""
     return perf_counter_ns(), thread_time_ns()
+
+
+class RunQueue:
+    """How long the thread that made it was ready to run and did not, because others had its core.
+    Linux tells; elsewhere it never was."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        try:
+            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = None
+
+    def delayed_ns(self) -> int:
+        """Since the thread began; asked by the thread itself."""
+        if self._file is None:
+            return 0
+        return int(os.pread(self._file, 64, 0).split()[1])
 
 
 class ProgramTime:

@@ -94,6 +94,8 @@ class Recorder:
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
         with self._stopped() as lane:
+            if batch[0].called_ns and self._load.interrupts:
+                self.stream.leave_out(moment()[0] - batch[0].called_ns)
             issued = self._issue(batch, lane)
             share = self._load.share(batch, issued.took)
             if not batch[0].asynchronous:

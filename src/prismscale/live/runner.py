@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from time import perf_counter_ns  # by name: the program's ``time`` may answer logical time
 from typing import NamedTuple
 
 import psutil
@@ -16,7 +18,7 @@ from prismscale.capture.contention import CommunicationLoad, NullShare, Share
 from prismscale.capture.hook import Collective
 from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.program_time import ProgramTime
+from prismscale.capture.program_time import ProgramTime, RunQueue
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
@@ -82,9 +84,16 @@ class LiveHook:
     boot_s: float = 0.0
     """From the start of the process to the first communication."""
     _computing_since_ns: int | None = None
+    _arrived: tuple[int, int] = (0, 0)
+    """When the rank last reached a communication, and how long it had waited by then."""
     _steps: list[StepEnd] = field(default_factory=list)
     _meetings: Meetings = field(default_factory=Meetings)
     _time: ProgramTime = field(default_factory=ProgramTime)
+    _queue: RunQueue = field(default_factory=RunQueue)
+    _delayed_ns: int | None = None
+    """Of the run queue, when the program last went on; None before it has."""
+    _at_work: int = 0
+    """Batches under way whose work is done here."""
     _ends: dict[int, int] = field(default_factory=dict)
 
     def group_created(
@@ -95,8 +104,10 @@ class LiveHook:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
-        self._time.stop()
+        self._stop()
         waiting_ns = self._time.waiting_since(self.load)
+        if batch[0].called_ns and self.load.interrupts:
+            self._forgive(perf_counter_ns() - batch[0].called_ns)
         self.stretch()
         now = self.clock.now_ns()
         if self.communications == 0:
@@ -104,11 +115,13 @@ class LiveHook:
         pending = Pending(batch=batch, positions=[], meetings=[])
         for collective in batch:
             self._arrive(collective, pending, now)
+        self._arrived = now, self.waited_ns
         self.communications += len(batch)
         pending.workspace = take_workspace(batch)
         matters = self.overlap.matters(pending.positions)
         if matters:
             pending.share = self.load.share(batch)
+            self._at_work += not isinstance(pending.share, NullShare)
         if not batch[0].asynchronous:
             pending.share.begin()
             self._complete(pending, now)
@@ -121,8 +134,7 @@ class LiveHook:
 
         work = in_flight(batch, wait, lambda: self._is_done(pending))
         self._forgive(self.clock.now_ns() - now)
-        self._computing_since_ns = self.clock.now_ns()
-        self._time.go()
+        self._go()
         # In the program's own time: a real enqueue takes as much.
         pending.share.begin()
         if not matters:
@@ -145,9 +157,15 @@ class LiveHook:
             }
             self.wire.send(Message(Kind.UNCOVERED, position, now, text))
         else:
-            self.wire.send(Message(Kind.ARRIVE, position, now))
+            self.wire.send(Message(Kind.ARRIVE, position, now, computed_ns=self._computed_ns(now)))
         pending.positions.append(position)
         pending.meetings.append(meeting)
+
+    def _computed_ns(self, now: int) -> int:
+        """What was computed since the last communication, at this machine's speed."""
+        arrived_ns, waited_ns = self._arrived
+        computed_ns = now - arrived_ns - (self.waited_ns - waited_ns)
+        return round(computed_ns / self.compute_factor)
 
     def _complete(self, pending: Pending, began: int) -> None:
         """Fill the outputs while the communication is under way, then wait for its end.
@@ -171,12 +189,27 @@ class LiveHook:
         pending.filled = True
         pending.share.wait()
         pending.workspace = None
+        self._at_work -= not isinstance(pending.share, NullShare)
         self.clock.wait_until(end)
         due = max(began, end)
         self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
+        self._go()
+
+    def _go(self) -> None:
+        """The program runs."""
         self._computing_since_ns = self.clock.now_ns()
+        self._delayed_ns = self._queue.delayed_ns()
         self._time.go()
+
+    def _stop(self) -> None:
+        """The program calls. While nothing is done for its communications others had its core for
+        what the emulation does; a rank on a core of its own would have gone on."""
+        self._time.stop()
+        if self._delayed_ns is None or self._queue.thread != threading.get_ident():
+            return
+        if self._at_work == 0 and self.load.interrupts:
+            self._forgive(self._queue.delayed_ns() - self._delayed_ns)
 
     def stretch(self) -> None:
         """Let logical time pass as if the computation since the last communication had taken
@@ -194,12 +227,14 @@ class LiveHook:
 
     def step_ended(self) -> None:
         """The program is at the end of a steady step."""
+        self._stop()
         self.stretch()
         self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
         if len(self._steps) > 1:
             before, now = self._steps[-2:]
             computed = now.end_ns - before.end_ns - (now.waited_ns - before.waited_ns)
             self.wire.send(Message(Kind.COMPUTED, 0, round(computed / self.compute_factor)))
+        self._go()
 
     def finish(self) -> list[StepEnd]:
         """What was seen of each steady step."""
