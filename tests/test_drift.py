@@ -83,7 +83,7 @@ def in_slices(graph: JobGraph, power: float) -> JobGraph:
     speeds_S = np.linspace(1.0, 2.0, 5)
     classes = []
     for c in graph.classes:
-        computes = c.trace.kind_N[c.trace.n_prologue :] == NodeKind.COMPUTE
+        computes = c.trace.computes_B
         slower = np.where(computes, speeds_S[:, None], speeds_S[:, None] ** power)
         rows = np.rint(1_000_000 * slower).astype(np.int64)
         meta = {**c.trace.meta, ISSUE_NS: "30"}
@@ -128,6 +128,6 @@ def test_what_never_ends_does_not_drift() -> None:
 def test_captured_computation_leaves_communication_out() -> None:
     """The reference is computation alone."""
     trace = pipeline_job(2, 2, 1, 3).classes[0].trace
-    computes = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
+    computes = trace.computes_B
     total = trace.body_ns_SB[:, computes].sum(axis=1).mean()
     assert captured_compute_ns(trace) == pytest.approx(total, rel=0.2)

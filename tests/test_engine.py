@@ -203,15 +203,20 @@ def test_extended_run_equals_long_run(data: st.DataObject) -> None:
         assert np.broadcast_to(end, len(members_M)).tolist() == expected.tolist()
 
 
+@st.composite
+def jobs_with_a_live_rank(draw: st.DrawFn) -> tuple[Job, RankClass, TableDurations]:
+    """A job, a class of one rank in it, and durations for three steps."""
+    job = draw(jobs())
+    single = [c for c in job.graph.classes if c.size == 1]
+    assume(single)
+    return job, draw(st.sampled_from(single)), draw(durations(job.graph, steps=3))
+
+
 @given(st.data())
 @thorough
 def test_live_rank_that_keeps_its_times_changes_nothing(data: st.DataObject) -> None:
     """A class whose arrivals are told from outside meets the others as if it were simulated."""
-    job = data.draw(jobs())
-    single = [c for c in job.graph.classes if c.size == 1]
-    assume(single)
-    live = data.draw(st.sampled_from(single))
-    table = data.draw(durations(job.graph, steps=3))
+    job, live, table = data.draw(jobs_with_a_live_rank())
     with_prologue = data.draw(st.booleans())
     expected = simulate(
         job.graph, table, steps=3, with_prologue=with_prologue, ranks=live.members_M.tolist()
@@ -226,11 +231,7 @@ def test_live_rank_that_keeps_its_times_changes_nothing(data: st.DataObject) -> 
 @thorough
 def test_computation_that_is_left_for_later_takes_as_long(data: st.DataObject) -> None:
     """Taken on only as far as the live rank's arrivals need it, the others do all they did."""
-    job = data.draw(jobs())
-    single = [c for c in job.graph.classes if c.size == 1]
-    assume(single)
-    live = data.draw(st.sampled_from(single))
-    table = data.draw(durations(job.graph, steps=3))
+    job, live, table = data.draw(jobs_with_a_live_rank())
 
     at_once = live_run(job.graph, live, table, steps=3, with_prologue=False)
     held = live_run(job.graph, live, table, steps=3, with_prologue=False, holds=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from jobs import pipeline_job
 from prismscale.capture.jitter import SHORTEST_NS, Spans, shared_jitter
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import COMMON_JITTER
 from prismscale.live.jitter import KEPT, CommonJitter, MachineTime, share_jitter
 from prismscale.sim.engine import NEVER
@@ -164,7 +163,7 @@ def test_virtual_ranks_keep_the_jitter_that_is_their_own() -> None:
         if 0 in before.members_M:
             assert np.array_equal(own, rows)
             continue
-        computes = before.trace.kind_N[before.trace.n_prologue :] == NodeKind.COMPUTE
+        computes = before.trace.computes_B
         assert np.array_equal(own[:, ~computes], rows[:, ~computes])
         usual = np.median(rows, axis=0)
         expected = usual * (rows / np.maximum(usual, 1)) ** 0.8

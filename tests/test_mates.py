@@ -17,7 +17,7 @@ from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.mates import Entry, Span, durations_ns, participants
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import UsageError
-from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import COMMON_JITTER
 from runs import TRAINER, write_program
 
@@ -107,7 +107,7 @@ def test_a_slice_gets_the_values_that_gloo_gives(tmp_path: Path) -> None:
     traces = runner.capture_together([0, 1], period=1, marks=4)
     assert values(folders[1]) == values(folders[0])
     for trace in traces:
-        communicates = trace.kind_N[trace.n_prologue :] != NodeKind.COMPUTE
+        communicates = ~trace.computes_B
         assert (trace.body_ns_SB[:, communicates] > 0).all()
 
 
@@ -116,7 +116,7 @@ def test_both_ranks_of_a_slice_tell_the_same_durations(tmp_path: Path) -> None:
     spec = spec_of(write_program(tmp_path / "program"), tmp_path)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     first, second = runner.capture_together([0, 1], period=1, marks=4)
-    communicates = first.kind_N[first.n_prologue :] != NodeKind.COMPUTE
+    communicates = ~first.computes_B
     told = [trace.body_ns_SB[:, communicates].tolist() for trace in (first, second)]
     assert told[0] == told[1]
 

@@ -69,32 +69,40 @@ class Busy(NullLoad):
     interrupts = True
 
 
-def run(computes_s: float, interrupted_s: float, load: NullLoad) -> int:
-    """Waiting in the time of a program that computes, and whose thread then stands still."""
+def waiting_ns(load: NullLoad, *, computed_ns: int, interrupted_ns: int) -> int:
+    """Waiting in the time of a program that computed so long, and whose thread stood still."""
     program = ProgramTime()
-    waiting_ns = program.waiting_since(load)
-    program.go()
-    until = time.thread_time() + computes_s
-    while time.thread_time() < until:
-        pass
-    time.sleep(interrupted_s)
-    program.stop()
-    return waiting_ns()
+    waiting = program.waiting_since(load)
+    program.computed_ns, program.interrupted_ns = computed_ns, interrupted_ns
+    return waiting()
 
 
 def test_interruptions_that_exceed_the_computation_are_waiting() -> None:
     """By as much as they exceed it."""
-    assert run(0.01, 0.05, Busy()) >= 35_000_000
+    assert waiting_ns(Busy(), computed_ns=10, interrupted_ns=50) == 40
 
 
 def test_interruptions_of_a_computation_are_its_own() -> None:
     """It was slowed down."""
-    assert run(0.2, 0.01, Busy()) == 0
+    assert waiting_ns(Busy(), computed_ns=200, interrupted_ns=10) == 0
 
 
 def test_where_no_load_takes_the_core_nothing_is_waiting() -> None:
     """A program that sleeps does so on the cluster as well."""
-    assert run(0.0, 0.02, NullLoad()) == 0
+    assert waiting_ns(NullLoad(), computed_ns=0, interrupted_ns=20) == 0
+
+
+def test_a_thread_that_stands_still_is_interrupted() -> None:
+    """What its own clock has done since it went on is computation; the rest is not."""
+    program = ProgramTime()
+    program.go()
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        pass
+    time.sleep(0.05)
+    program.stop()
+    assert program.computed_ns >= 20_000_000
+    assert program.interrupted_ns >= 49_000_000
 
 
 def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:

@@ -78,7 +78,7 @@ class Runner:
 
 def slower(made: RankTrace) -> RankTrace:
     """The same, with other durations, and settled later."""
-    return replace(made, body_ns_SB=np.full((3, made.n_body), 7), meta=IN_SLICE)
+    return replace(made, body_ns_SB=np.full((3, made.n_body), 7), meta=dict(IN_SLICE))
 
 
 def test_a_rank_gets_the_durations_of_its_slice() -> None:
@@ -91,6 +91,17 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     assert runner.traces[0].prologue_ns is alone.prologue_ns
     assert runner.traces[0].meta == {**META, **OF_SLICE}
     assert set(runner.traces) == {0}
+
+
+def test_a_slice_that_tells_less_gives_what_it_tells() -> None:
+    """Kept captures may be of an earlier version."""
+    alone = trace(0, (REDUCE, 8, 1))
+    old = slower(alone)
+    old.meta.pop(COMMON_JITTER)
+    runner = Runner(traces=of(alone), again=of(old))
+    time_in_slices(runner)
+    assert (runner.traces[0].body_ns_SB == 7).all()
+    assert runner.traces[0].meta == {**META, ISSUE_NS: OF_SLICE[ISSUE_NS]}
 
 
 def test_a_rank_that_does_something_else_in_company_keeps_its_own() -> None:

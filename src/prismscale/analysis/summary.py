@@ -30,7 +30,6 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS
 from prismscale.sim.timeline import Timeline
 
@@ -215,7 +214,7 @@ def _variation(graph: JobGraph) -> str:
         return "one captured step: unknown"
     deviations = []
     for trace in (c.trace for c in graph.classes):
-        total_S = trace.body_ns_SB[:, trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE].sum(1)
+        total_S = trace.compute_ns_S
         middle = float(np.median(total_S)) or 1.0
         deviations.append(float(np.abs(total_S - middle).max()) / middle)
     within = f"{100 * np.median(deviations):.1f} %"

@@ -14,15 +14,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
 
 from prismscale.capture.contention import CommunicationLoad
+from prismscale.capture.hook import Collective
 
 
 def moment() -> tuple[int, int]:
     """Now, on the monotonic clock and on that of this thread."""
     return perf_counter_ns(), thread_time_ns()
+
+
+def since_call_ns(batch: Sequence[Collective], load: CommunicationLoad) -> int:
+    """How long ago the program called, where ``load`` is work on its core: what the call has taken
+    since is no computation. 0 elsewhere, and where the moment is not known."""
+    called_ns = batch[0].called_ns
+    return perf_counter_ns() - called_ns if called_ns and load.interrupts else 0
 
 
 class RunQueue:
@@ -41,6 +49,12 @@ class RunQueue:
         if self._file is None:
             return 0
         return int(os.pread(self._file, 64, 0).split()[1])
+
+    def close(self) -> None:
+        """From now on it never was; safe to call again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class ProgramTime:

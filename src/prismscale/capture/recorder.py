@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, 
 from prismscale.capture.gloo import GLOO_THREADS
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.program_time import ProgramTime, moment
+from prismscale.capture.program_time import ProgramTime, moment, since_call_ns
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
@@ -94,8 +95,7 @@ class Recorder:
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
         with self._stopped() as lane:
-            if batch[0].called_ns and self._load.interrupts:
-                self.stream.leave_out(moment()[0] - batch[0].called_ns)
+            self.stream.leave_out(since_call_ns(batch, self._load))
             issued = self._issue(batch, lane)
             share = self._load.share(batch, issued.took)
             if not batch[0].asynchronous:
@@ -110,7 +110,7 @@ class Recorder:
                 # The wait first: gloo's threads share the core with what is noted before it.
                 at = moment()
                 share.wait()
-                after_ns = moment()[0] - at[0] if self._load.interrupts else 0
+                after_ns = perf_counter_ns() - at[0] if self._load.interrupts else 0
                 with self._stopped(at) as waiting:
                     before_ns = waiting_ns()
                     self.stream.leave_out(before_ns + after_ns)

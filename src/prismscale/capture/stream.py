@@ -155,9 +155,7 @@ class NodeStream:
             if self.nodes[starts[-1] + j].kind == NodeKind.COMPUTE
         ]
         nodes = [[self.nodes[s + j] for j in computes] for s in starts]
-        own_ns = [
-            [device.elapsed_ns(n.began, n.ended) - n.left_out_ns for n in row] for row in nodes
-        ]
+        own_ns = [[_own_ns(device, n) for n in row] for row in nodes]
         return Spans.of_steps(
             np.array([[n.began for n in row] for row in nodes], dtype=np.int64),
             np.array([[n.ended for n in row] for row in nodes], dtype=np.int64),
@@ -213,5 +211,9 @@ class NodeStream:
         if node.kind != NodeKind.COMPUTE:
             return node.took_ns
         late_ns = max((self.nodes[pred].late_ns for pred in node.preds), default=0)
-        own_ns = device.elapsed_ns(node.began, node.ended) - node.left_out_ns
-        return max(0, own_ns) + late_ns
+        return max(0, _own_ns(device, node)) + late_ns
+
+
+def _own_ns(device: CaptureDevice, computation: StreamNode) -> int:
+    """How long it took, less what in it was waiting."""
+    return device.elapsed_ns(computation.began, computation.ended) - computation.left_out_ns

@@ -61,8 +61,13 @@ def time_in_slices(runner: TimesSlices) -> None:
                 runner.traces[again.rank] = replace(
                     alone,
                     body_ns_SB=again.body_ns_SB,
-                    meta={**alone.meta, **{k: again.meta[k] for k in OF_SLICES}},
+                    meta={**alone.meta, **_of_slice(again)},
                 )
+
+
+def _of_slice(timed: RankTrace) -> dict[str, str]:
+    """A slice that an earlier version captured may not tell all of it."""
+    return {key: timed.meta[key] for key in OF_SLICES if key in timed.meta}
 
 
 def slices_for(traces: Mapping[int, RankTrace], cores: int) -> list[tuple[int, ...]]:

@@ -131,10 +131,15 @@ class RankTrace:
         return int(self.body_ns_SB.shape[0])
 
     @property
+    def computes_B(self) -> NDArray[np.bool_]:
+        """Which nodes of the body are computation; the others communicate."""
+        computes: NDArray[np.bool_] = self.kind_N[self.n_prologue :] == NodeKind.COMPUTE
+        return computes
+
+    @property
     def compute_ns_S(self) -> NDArray[np.int64]:
         """Computation of each sampled step."""
-        computes = self.kind_N[self.n_prologue :] == NodeKind.COMPUTE
-        total: NDArray[np.int64] = self.body_ns_SB[:, computes].sum(axis=1)
+        total: NDArray[np.int64] = self.body_ns_SB[:, self.computes_B].sum(axis=1)
         return total
 
     def template(self, position: int) -> int:

@@ -17,14 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS, RankTrace
 from prismscale.sim.engine import NEVER, Duration
 
@@ -86,10 +85,8 @@ class DriftingDurations:
     speed: MachineSpeed
 
     def __post_init__(self) -> None:
-        self._slope = communication_slope(self.durations.graph)
-        traces = [c.trace for c in self.durations.graph.classes]
-        self._moving_ns = [_moving_ns(t) for t in traces]
-        self._computes = [(t.kind_N[t.n_prologue :] == NodeKind.COMPUTE).tolist() for t in traces]
+        slope = communication_slope(self.durations.graph)
+        self._paces = [_paces(c.trace, slope) for c in self.durations.graph.classes]
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         """As captured: nothing was observed before the first step."""
@@ -100,13 +97,8 @@ class DriftingDurations:
         body, factor = self.durations.body(class_index, step), self.speed.factor
         if factor == 1.0:
             return body
-        moving = self._moving_ns[class_index]
-        if self._slope is not None:
-            computes = self._computes[class_index]
-            slower = factor**self._slope
-            factors = [factor if computing else slower for computing in computes]
-            return [_scaled(d, f, 0.0) for d, f in zip(body, factors, strict=True)]
-        return [_scaled(d, factor, ns) for d, ns in zip(body, moving, strict=True)]
+        paces = self._paces[class_index]
+        return [_scaled(d, factor, pace) for d, pace in zip(body, paces, strict=True)]
 
 
 def communication_slope(graph: JobGraph) -> float | None:
@@ -121,8 +113,7 @@ def communication_slope(graph: JobGraph) -> float | None:
     for trace in (c.trace for c in graph.classes):
         if ISSUE_NS not in trace.meta:
             return None
-        computes_B = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
-        totals = trace.body_ns_SB[:, computes_B].sum(1), trace.body_ns_SB[:, ~computes_B].sum(1)
+        totals = trace.compute_ns_S, trace.body_ns_SB[:, ~trace.computes_B].sum(1)
         if any((t <= 0).any() for t in totals):
             continue
         computed_S, communicated_S = (np.log(t) - np.log(t).mean() for t in totals)
@@ -131,19 +122,33 @@ def communication_slope(graph: JobGraph) -> float | None:
     return min(1.0, max(0.0, together / alone)) if alone > 0 else 0.0
 
 
-def _moving_ns(trace: RankTrace) -> list[float]:
-    """By body node: what moving a communication's bytes takes, at any speed of the processor."""
-    steady = slice(trace.n_prologue, None)
-    communicates = trace.kind_N[steady] != NodeKind.COMPUTE
-    return np.where(communicates, trace.bytes_N[steady] / MOVED_BYTES_PER_NS, 0.0).tolist()
+class Pace(NamedTuple):
+    """How a node's duration follows the machine's speed."""
+
+    power: float = 1.0
+    """Of the slowness of computation."""
+    moving_ns: float = 0.0
+    """What moving its bytes takes, at any speed."""
 
 
-def _scaled(duration: Duration, factor: float, moving_ns: float) -> Any:
+def _paces(trace: RankTrace, slope: float | None) -> list[Pace]:
+    """By body node. ``slope`` is that of communications, None where it was not measured."""
+    bytes_B = trace.bytes_N[trace.n_prologue :].tolist()
+    if slope is None:
+        communications = [Pace(moving_ns=n / MOVED_BYTES_PER_NS) for n in bytes_B]
+    else:
+        communications = [Pace(power=slope)] * trace.n_body
+    computes = trace.computes_B.tolist()
+    return [Pace() if c else pace for c, pace in zip(computes, communications, strict=True)]
+
+
+def _scaled(duration: Duration, factor: float, pace: Pace) -> Any:
+    slower = factor**pace.power
     if isinstance(duration, int):
         if duration >= NEVER:
             return duration
-        fixed = min(moving_ns, MOST_MOVING * duration)
-        return round(fixed + (duration - fixed) * factor)
-    fixed = np.minimum(moving_ns, MOST_MOVING * duration)
-    scaled = np.rint(fixed + (duration - fixed) * factor).astype(np.int64)
+        fixed = min(pace.moving_ns, MOST_MOVING * duration)
+        return round(fixed + (duration - fixed) * slower)
+    fixed = np.minimum(pace.moving_ns, MOST_MOVING * duration)
+    scaled = np.rint(fixed + (duration - fixed) * slower).astype(np.int64)
     return np.where(duration >= NEVER, duration, scaled)

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import COMMON_JITTER, RankTrace
 from prismscale.sim.engine import NEVER, Duration, Times
 
@@ -58,10 +57,9 @@ def with_own_jitter(graph: JobGraph, share: float, live: Iterable[int]) -> JobGr
 
 
 def _with_own_jitter(trace: RankTrace, share: float) -> RankTrace:
-    computes_B = trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE
     usual_B = np.maximum(np.median(trace.body_ns_SB, axis=0), 1.0)
     own_SB = usual_B * (trace.body_ns_SB / usual_B) ** np.sqrt(1 - share**2)
-    rows_SB = np.where(computes_B, np.rint(own_SB), trace.body_ns_SB).astype(np.int64)
+    rows_SB = np.where(trace.computes_B, np.rint(own_SB), trace.body_ns_SB).astype(np.int64)
     return replace(trace, body_ns_SB=rows_SB)
 
 
@@ -131,8 +129,7 @@ def _on_line(x: Sequence[float], y: Sequence[float], at: float) -> float:
 
 def _usual_between(trace: RankTrace) -> dict[int, float]:
     """By body node, of communications: what is usually computed between it and the one before."""
-    first, n = trace.n_prologue, trace.n_body
-    computes_B = trace.kind_N[first:] == NodeKind.COMPUTE
+    n, computes_B = trace.n_body, trace.computes_B
     spans_B = np.where(computes_B, np.median(trace.body_ns_SB, axis=0), 0.0)
     until = np.concatenate([[0.0], np.cumsum(np.tile(spans_B, 2))])
     places = np.flatnonzero(~computes_B).tolist()

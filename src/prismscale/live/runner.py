@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from time import perf_counter_ns  # by name: the program's ``time`` may answer logical time
 from typing import NamedTuple
 
 import psutil
@@ -18,7 +17,7 @@ from prismscale.capture.contention import CommunicationLoad, NullShare, Share
 from prismscale.capture.hook import Collective
 from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.program_time import ProgramTime, RunQueue
+from prismscale.capture.program_time import ProgramTime, RunQueue, since_call_ns
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
@@ -60,6 +59,11 @@ class Pending:
     """This rank's share of the work."""
     filled: bool = False
 
+    @property
+    def is_work_here(self) -> bool:
+        """Whether this machine does something for it while the program goes on."""
+        return not isinstance(self.share, NullShare)
+
 
 @dataclass(kw_only=True)
 class LiveHook:
@@ -91,7 +95,7 @@ class LiveHook:
     _time: ProgramTime = field(default_factory=ProgramTime)
     _queue: RunQueue = field(default_factory=RunQueue)
     _delayed_ns: int | None = None
-    """Of the run queue, when the program last went on; None before it has."""
+    """Of the run queue, when the program last went on; None where nothing takes its core."""
     _at_work: int = 0
     """Batches under way whose work is done here."""
     _ends: dict[int, int] = field(default_factory=dict)
@@ -106,8 +110,7 @@ class LiveHook:
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
         self._stop()
         waiting_ns = self._time.waiting_since(self.load)
-        if batch[0].called_ns and self.load.interrupts:
-            self._forgive(perf_counter_ns() - batch[0].called_ns)
+        self._forgive(since_call_ns(batch, self.load))
         self.stretch()
         now = self.clock.now_ns()
         if self.communications == 0:
@@ -121,7 +124,7 @@ class LiveHook:
         matters = self.overlap.matters(pending.positions)
         if matters:
             pending.share = self.load.share(batch)
-            self._at_work += not isinstance(pending.share, NullShare)
+            self._at_work += pending.is_work_here
         if not batch[0].asynchronous:
             pending.share.begin()
             self._complete(pending, now)
@@ -189,7 +192,7 @@ class LiveHook:
         pending.filled = True
         pending.share.wait()
         pending.workspace = None
-        self._at_work -= not isinstance(pending.share, NullShare)
+        self._at_work -= pending.is_work_here
         self.clock.wait_until(end)
         due = max(began, end)
         self._forgive(self.clock.now_ns() - due)
@@ -199,16 +202,16 @@ class LiveHook:
     def _go(self) -> None:
         """The program runs."""
         self._computing_since_ns = self.clock.now_ns()
-        self._delayed_ns = self._queue.delayed_ns()
+        self._delayed_ns = self._queue.delayed_ns() if self.load.interrupts else None
         self._time.go()
 
     def _stop(self) -> None:
         """The program calls. While nothing is done for its communications others had its core for
         what the emulation does; a rank on a core of its own would have gone on."""
         self._time.stop()
-        if self._delayed_ns is None or self._queue.thread != threading.get_ident():
+        if self._delayed_ns is None or self._at_work:
             return
-        if self._at_work == 0 and self.load.interrupts:
+        if self._queue.thread == threading.get_ident():
             self._forgive(self._queue.delayed_ns() - self._delayed_ns)
 
     def stretch(self) -> None:
@@ -242,6 +245,7 @@ class LiveHook:
 
     def close(self) -> None:
         """Nothing outlives the program."""
+        self._queue.close()
 
     def _forgive(self, lag_ns: int) -> None:
         """Time that only the emulation took: it is no part of the rank's logical time."""

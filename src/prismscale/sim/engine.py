@@ -243,7 +243,11 @@ class Engine:
                     state.position, state.blocked_on = x, -1
                     self._held[program.index] = int(start.min())
                     return
-                end = self._ends(program.index, start, state.durations[x - state.durations_base])
+                duration = state.durations[x - state.durations_base]
+                if self._progress is None:
+                    end = start + duration
+                else:
+                    end = self._progress.ends(program.index, start, duration)
                 if program.kept[i]:
                     ends[x] = end
                 if seen is not None:
@@ -257,12 +261,6 @@ class Engine:
                     ends.pop(x - distance, None)
             x += 1
         state.position, state.blocked_on = x, -1
-
-    def _ends(self, class_index: int, start: Times, duration: Duration) -> Times:
-        if self._progress is None:
-            ends: Times = start + duration
-            return ends
-        return self._progress.ends(class_index, start, duration)
 
     def _meet(self, state: ClassState, x: int, arrival: Times) -> None:
         program = state.program

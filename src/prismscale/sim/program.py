@@ -228,7 +228,7 @@ def _last_computation(rank_class: RankClass) -> int:
     """The node that ends a step. On a null device it is the device's own: the host of a program
     that never asks for a result runs ahead, and its period is not the job's."""
     trace = rank_class.trace
-    found = np.flatnonzero(trace.kind_N[trace.n_prologue :] == NodeKind.COMPUTE)
+    found = np.flatnonzero(trace.computes_B)
     if len(found) == 0:
         raise GraphError(f"class {rank_class.index}: a step without computation has no end")
     if trace.meta.get("device") == "null":

@@ -223,13 +223,12 @@ def _class_samples(
 ) -> ClassSamples:
     first = traces[0]
     stacked_TBC = np.stack([t.body_ns_SB[:n_steps] for t in traces], axis=-1)
-    is_compute = first.kind_N[first.n_prologue :] == NodeKind.COMPUTE
     return ClassSamples(
         body_ns=tuple(
             # A communication lasts what the quickest of its recorded members saw: what the others
             # saw beyond it is waiting.
-            stacked_TBC[:, b] if is_compute[b] else stacked_TBC[:, b].min(axis=-1, keepdims=True)
-            for b in range(first.n_body)
+            stacked_TBC[:, b] if computes else stacked_TBC[:, b].min(axis=-1, keepdims=True)
+            for b, computes in enumerate(first.computes_B.tolist())
         ),
         column_M=column_M,
         microbatch_B=np.full(first.n_body, NO_MICROBATCH, dtype=np.int32),
