@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
@@ -39,11 +40,20 @@ def connect(store: Any, rank: int, size: int, *, interface: str | None = None) -
     return _KIND(store, rank, size, options)
 
 
-def perform(context: Any, collective: Collective) -> list[Work]:
-    """Start ``collective`` in ``context``, whose ranks are the group's; values and all."""
-    # Below autograd, as a backend is that the program calls.
+Call = Callable[[], Work]
+"""Starts a communication, and does nothing else: what a program's own call of gloo does."""
+
+
+def prepare(context: Any, collective: Collective) -> list[Call]:
+    """What is to be called to make ``collective`` in ``context``, whose ranks are the group's;
+    values and all."""
+    return _CALLS[collective.op](context, collective)
+
+
+def start(calls: Sequence[Call]) -> list[Work]:
+    """Call them below autograd, as a backend is that the program calls."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        return _CALLS[collective.op](context, collective)
+        return [call() for call in calls]
 
 
 class End(Enum):
@@ -121,72 +131,78 @@ def _options(kind: Any, collective: Collective) -> Any:
     return options
 
 
-def _all_reduce(context: Any, c: Collective) -> list[Work]:
+def _all_reduce(context: Any, c: Collective) -> list[Call]:
     options = _options(c10d.AllreduceOptions, c)
-    return [context.allreduce([tensor], options) for tensor in c.outputs]
+    return [partial(context.allreduce, [tensor], options) for tensor in c.outputs]
 
 
-def _broadcast(context: Any, c: Collective) -> list[Work]:
+def _broadcast(context: Any, c: Collective) -> list[Call]:
     options = _options(c10d.BroadcastOptions, c)
-    return [context.broadcast([tensor], options) for tensor in c.outputs]
+    return [partial(context.broadcast, [tensor], options) for tensor in c.outputs]
 
 
-def _reduce(context: Any, c: Collective) -> list[Work]:
+def _reduce(context: Any, c: Collective) -> list[Call]:
     options = _options(c10d.ReduceOptions, c)
-    return [context.reduce([tensor], options) for tensor in c.outputs]
+    return [partial(context.reduce, [tensor], options) for tensor in c.outputs]
 
 
-def _all_gather(context: Any, c: Collective) -> list[Work]:
+def _all_gather(context: Any, c: Collective) -> list[Call]:
     if len(c.inputs) == len(c.outputs):
         pairs = zip(c.outputs, c.inputs, strict=True)
-        return [context._allgather_base(output, source) for output, source in pairs]
+        return [partial(context._allgather_base, output, source) for output, source in pairs]
     size = c.group.size
     lists = [list(c.outputs[k * size : (k + 1) * size]) for k in range(len(c.inputs))]
     pairs_of_lists = zip(lists, c.inputs, strict=True)
-    return [context.allgather([outputs], [source]) for outputs, source in pairs_of_lists]
+    return [partial(context.allgather, [outputs], [source]) for outputs, source in pairs_of_lists]
 
 
-def _reduce_scatter(context: Any, c: Collective) -> list[Work]:
+def _reduce_scatter(context: Any, c: Collective) -> list[Call]:
     options = _options(c10d.ReduceScatterOptions, c)
     if len(c.inputs) == len(c.outputs):
         pairs = zip(c.outputs, c.inputs, strict=True)
-        return [context._reduce_scatter_base(output, source, options) for output, source in pairs]
+        return [
+            partial(context._reduce_scatter_base, output, source, options)
+            for output, source in pairs
+        ]
     size = c.group.size
     lists = [list(c.inputs[k * size : (k + 1) * size]) for k in range(len(c.outputs))]
     pairs_of_lists = zip(c.outputs, lists, strict=True)
-    return [context.reduce_scatter([out], [sources], options) for out, sources in pairs_of_lists]
+    return [
+        partial(context.reduce_scatter, [out], [sources], options)
+        for out, sources in pairs_of_lists
+    ]
 
 
-def _gather(context: Any, c: Collective) -> list[Work]:
+def _gather(context: Any, c: Collective) -> list[Call]:
     outputs = [list(c.outputs)] if c.outputs else []
-    return [context.gather(outputs, list(c.inputs), _options(c10d.GatherOptions, c))]
+    return [partial(context.gather, outputs, list(c.inputs), _options(c10d.GatherOptions, c))]
 
 
-def _scatter(context: Any, c: Collective) -> list[Work]:
+def _scatter(context: Any, c: Collective) -> list[Call]:
     inputs = [list(c.inputs)] if c.inputs else []
-    return [context.scatter(list(c.outputs), inputs, _options(c10d.ScatterOptions, c))]
+    return [partial(context.scatter, list(c.outputs), inputs, _options(c10d.ScatterOptions, c))]
 
 
-def _all_to_all(context: Any, c: Collective) -> list[Work]:
+def _all_to_all(context: Any, c: Collective) -> list[Call]:
     if len(c.inputs) == len(c.outputs) == 1:
         splits = list(c.output_splits), list(c.input_splits)
-        return [context.alltoall_base(c.outputs[0], c.inputs[0], *splits)]
-    return [context.alltoall(list(c.outputs), list(c.inputs))]
+        return [partial(context.alltoall_base, c.outputs[0], c.inputs[0], *splits)]
+    return [partial(context.alltoall, list(c.outputs), list(c.inputs))]
 
 
-def _send(context: Any, c: Collective) -> list[Work]:
-    return [context.send(list(c.inputs), c.root, c.tag)]
+def _send(context: Any, c: Collective) -> list[Call]:
+    return [partial(context.send, list(c.inputs), c.root, c.tag)]
 
 
-def _recv(context: Any, c: Collective) -> list[Work]:
-    return [context.recv(list(c.outputs), c.root, c.tag)]
+def _recv(context: Any, c: Collective) -> list[Call]:
+    return [partial(context.recv, list(c.outputs), c.root, c.tag)]
 
 
-def _barrier(context: Any, c: Collective) -> list[Work]:
-    return [context.barrier()]
+def _barrier(context: Any, c: Collective) -> list[Call]:
+    return [context.barrier]
 
 
-_CALLS: dict[CollectiveOp, Callable[[Any, Collective], list[Work]]] = {
+_CALLS: dict[CollectiveOp, Callable[[Any, Collective], list[Call]]] = {
     CollectiveOp.ALL_REDUCE: _all_reduce,
     CollectiveOp.BROADCAST: _broadcast,
     CollectiveOp.REDUCE: _reduce,

@@ -34,7 +34,8 @@ from prismscale.capture.gloo import (
     End,
     Transfer,
     connect,
-    perform,
+    prepare,
+    start,
 )
 from prismscale.capture.hook import Collective
 from prismscale.capture.jitter import Spans, shared_jitter
@@ -204,15 +205,15 @@ class RealShare:
     """One communication of the slice."""
 
     def __init__(self, load: MateLoad, context: Any, collective: Collective, entry: Entry) -> None:
-        self._load, self._context, self._collective = load, context, collective
-        self._entry = entry
+        self._load, self._entry = load, entry
+        self._calls = prepare(context, collective)
         self._transfer = Transfer(entry.ended, watched=entry.kind in load.watched)
         self.wait = self._transfer.wait
 
     def begin(self) -> None:
         """Arrive."""
         self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
-        self._transfer.begin(perform(self._context, self._collective))
+        self._transfer.begin(start(self._calls))
         self._load.issues_ns.append(thread_time_ns() - own_ns)
 
     def waited(self, since_issue: bool) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, 
 from prismscale.capture.gloo import GLOO_THREADS
 from prismscale.capture.hook import Collective
 from prismscale.capture.payload import PayloadSource
-from prismscale.capture.program_time import ProgramTime, moment, since_call_ns
+from prismscale.capture.program_time import ProgramTime, moment
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.capture.work import EmulatedWork, in_flight
 from prismscale.capture.workspace import take_workspace
@@ -94,8 +93,7 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        with self._stopped() as lane:
-            self.stream.leave_out(since_call_ns(batch, self._load))
+        with self._stopped(ended_ns=batch[0].called_ns) as lane:
             issued = self._issue(batch, lane)
             share = self._load.share(batch, issued.took)
             if not batch[0].asynchronous:
@@ -110,10 +108,9 @@ class Recorder:
                 # The wait first: gloo's threads share the core with what is noted before it.
                 at = moment()
                 share.wait()
-                after_ns = perf_counter_ns() - at[0] if self._load.interrupts else 0
-                with self._stopped(at) as waiting:
+                with self._stopped(at, ended_ns=at[0]) as waiting:
                     before_ns = waiting_ns()
-                    self.stream.leave_out(before_ns + after_ns)
+                    self.stream.leave_out(before_ns)
                     share.waited(before_ns > 0)
                     issued.join(waiting)
 
@@ -124,12 +121,18 @@ class Recorder:
         return work
 
     @contextmanager
-    def _stopped(self, at: tuple[int, int] | None = None) -> Iterator[ProgramLane]:
-        """The program does not run meanwhile, nor has it since the moment ``at``."""
-        with self._spans.paused() as lane:
+    def _stopped(
+        self, at: tuple[int, int] | None = None, ended_ns: int = 0
+    ) -> Iterator[ProgramLane]:
+        """The program does not run meanwhile, nor has it since the moment ``at``. Its span ended at
+        ``ended_ns`` of the monotonic clock, where that is known and its marks are such readings:
+        what has come between was ours."""
+        ended = ended_ns if ended_ns and self._load.interrupts else None
+        with self._spans.paused(ended=ended) as lane:
             self._time.stop(at)
             yield lane
-        self._time.go()
+            # The span begins last: all else is none of the program's.
+            self._time.go()
 
     def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
         site = self.stream.sites.id(call_site())

@@ -67,11 +67,11 @@ class Spans:
             self._open(lane)
 
     @contextmanager
-    def paused(self, name: str | None = None) -> Iterator[Lane]:
-        """Close the span of a lane (None: the current one) meanwhile."""
+    def paused(self, name: str | None = None, ended: Mark = None) -> Iterator[Lane]:
+        """Close the span of a lane (None: the current one) meanwhile, at a mark (None: now)."""
         lane = self._lane(self._device.lane() if name is None else name)
         was_open = lane.began is not None
-        self._close(lane)
+        self._close(lane, ended)
         yield lane
         if was_open:
             self._open(lane)
@@ -95,16 +95,17 @@ class Spans:
     def _open(self, lane: Lane) -> None:
         lane.began = self._device.mark(lane.name)
 
-    def _close(self, lane: Lane) -> None:
+    def _close(self, lane: Lane, ended: Mark = None) -> None:
         if lane.began is None:
             return
+        ended = self._device.mark(lane.name) if ended is None else ended
         node = StreamNode(
             kind=NodeKind.COMPUTE,
             preds=lane.frontier,
             lane=lane.id,
             label=self._stream.labels.id(self.label),
             began=lane.began,
-            ended=self._device.mark(lane.name),
+            ended=ended,
         )
         lane.last, lane.began = self._stream.append(node), None
         lane.joined.clear()

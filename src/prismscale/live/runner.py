@@ -131,13 +131,14 @@ class LiveHook:
             return EmulatedWork(tuple(t for c in batch for t in c.outputs))
 
         def wait(_: timedelta | None) -> None:
+            called = self.clock.now_ns()
             self._time.stop()
+            self._forgive(self.clock.now_ns() - called)
             self.stretch()
             self._complete(pending, self.clock.now_ns() - waiting_ns())
 
         work = in_flight(batch, wait, lambda: self._is_done(pending))
-        self._forgive(self.clock.now_ns() - now)
-        self._go()
+        self._go(now)
         # In the program's own time: a real enqueue takes as much.
         pending.share.begin()
         if not matters:
@@ -195,15 +196,15 @@ class LiveHook:
         self._at_work -= pending.is_work_here
         self.clock.wait_until(end)
         due = max(began, end)
-        self._forgive(self.clock.now_ns() - due)
         self.waited_ns += due - began
-        self._go()
+        self._go(due)
 
-    def _go(self) -> None:
-        """The program runs."""
-        self._computing_since_ns = self.clock.now_ns()
+    def _go(self, since: int) -> None:
+        """The program runs; nothing was its own that came after ``since``, in logical time."""
         self._delayed_ns = self._queue.delayed_ns() if self.load.interrupts else None
+        self._computing_since_ns = since
         self._time.go()
+        self._forgive(self.clock.now_ns() - since)
 
     def _stop(self) -> None:
         """The program calls. While nothing is done for its communications others had its core for
@@ -232,12 +233,13 @@ class LiveHook:
         """The program is at the end of a steady step."""
         self._stop()
         self.stretch()
-        self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
+        now = self.clock.now_ns()
+        self._steps.append(StepEnd(now, self.waited_ns, self.lag_ns))
         if len(self._steps) > 1:
-            before, now = self._steps[-2:]
-            computed = now.end_ns - before.end_ns - (now.waited_ns - before.waited_ns)
+            before, ended = self._steps[-2:]
+            computed = ended.end_ns - before.end_ns - (ended.waited_ns - before.waited_ns)
             self.wire.send(Message(Kind.COMPUTED, 0, round(computed / self.compute_factor)))
-        self._go()
+        self._go(now)
 
     def finish(self) -> list[StepEnd]:
         """What was seen of each steady step."""

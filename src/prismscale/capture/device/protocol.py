@@ -57,8 +57,11 @@ class ProgramSpans(Protocol):
     label: str
     """What spans are called from now on."""
 
-    def paused(self, name: str | None = None) -> AbstractContextManager[ProgramLane]:
-        """Close the span of a lane (None: the current one) meanwhile: nothing in it is its work."""
+    def paused(
+        self, name: str | None = None, ended: Mark = None
+    ) -> AbstractContextManager[ProgramLane]:
+        """Close the span of a lane (None: the current one) meanwhile: nothing in it is its work.
+        ``ended``: where it did, on a device whose marks can be had from others (None: now)."""
         ...
 
     def switch(self, before: str, after: str) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from prismscale.capture.device.null.bindings import SPAN_ROW
+from prismscale.capture.device.protocol import Mark
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST
@@ -65,8 +66,8 @@ class NullSpans:
         self._drain()
 
     @contextmanager
-    def paused(self, name: str | None = None) -> Iterator[NullLane]:
-        """What this thread does meanwhile costs nothing."""
+    def paused(self, name: str | None = None, ended: Mark = None) -> Iterator[NullLane]:
+        """What this thread does meanwhile costs nothing; ``ended`` is of no use here."""
         self._library.ps_unpriced(1)
         try:
             yield self._lane
