@@ -128,7 +128,7 @@ class MateLoad:
         shares: list[Share] = [self._made(batch[i], _told(took, i)) for i in together]
         if rest:
             shares.append(self._alone.share([batch[i] for i in rest], _told_of(took, rest)))
-        return MateShare(shares)
+        return shares[0] if len(shares) == 1 else MateShare(shares)
 
     def _made(self, collective: Collective, took: Tell) -> Share:
         op, ranks = collective.op, participants(collective)
