@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import pytest
@@ -9,8 +12,10 @@ import torch
 from torch import distributed as dist
 
 from prismscale.capture.backends import install
+from prismscale.capture.contention import NullLoad, NullShare, Share, Took
 from prismscale.capture.device.cpu import CpuDevice
 from prismscale.capture.environment import RankEnvironment
+from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload
 from prismscale.capture.recorder import Recorder, ordering
 from prismscale.errors import UsageError
@@ -129,6 +134,73 @@ def test_an_asynchronous_call_is_waited_for_where_the_program_waits() -> None:
     assert [ns for name, ns in program.spans() if name == "forward"] == [40, 60]
     assert call not in program.preds(last - 1)
     assert call in program.preds(last)
+
+
+@dataclass
+class LateShare(NullShare):
+    """A share whose wait takes a while, and which remembers when it began."""
+
+    waits_since_ns: int = 0
+
+    def wait(self) -> None:
+        """Wait."""
+        self.waits_since_ns = perf_counter_ns()
+        sleep(0.01)
+
+
+@dataclass
+class WorksHere(NullLoad):
+    """A load whose work takes the program's core."""
+
+    last: LateShare = field(default_factory=LateShare)
+    interrupts = True
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """One that waits."""
+        return self.last
+
+
+def all_reduce(called_ns: int) -> Collective:
+    """An asynchronous all-reduce, as the program called it."""
+    tensors = (torch.ones(2),)
+    group = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="", backend="gloo")
+    return Collective(
+        op=CollectiveOp.ALL_REDUCE,
+        group=group,
+        inputs=tensors,
+        outputs=tensors,
+        n_bytes=8,
+        asynchronous=True,
+        called_ns=called_ns,
+    )
+
+
+def test_computation_ends_when_the_program_calls() -> None:
+    """What comes between the call and its record is the recorder's."""
+    recorder = Recorder(CpuDevice(), MirrorPayload(), load=WorksHere())
+    called_ns = perf_counter_ns()
+    sleep(0.01)
+    recorder.communicate([all_reduce(called_ns)])
+    assert recorder.stream.nodes[0].ended == called_ns
+
+
+def test_computation_ends_when_the_program_waits() -> None:
+    """The wait itself, and what is noted of it, is no computation."""
+    load = WorksHere()
+    recorder = Recorder(CpuDevice(), MirrorPayload(), load=load)
+    recorder.communicate([all_reduce(perf_counter_ns())]).wait()
+    last = recorder.stream.nodes[-1]
+    assert last.kind == NodeKind.COMPUTE
+    assert last.began < last.ended <= load.last.waits_since_ns
+
+
+def test_where_the_work_is_not_the_processors_computation_ends_at_its_mark() -> None:
+    """A stream's marks are no readings of the monotonic clock."""
+    device = ManualDevice()
+    recorder = Recorder(device, MirrorPayload())
+    device.now_ns += 70
+    recorder.communicate([all_reduce(perf_counter_ns())])
+    assert recorder.stream.nodes[0].ended == 70
 
 
 def test_a_work_that_nobody_waits_for_holds_nobody_up() -> None:
