@@ -179,10 +179,12 @@ def _kill(
     run = _small(out, script, mark)
     time.sleep(after_s)
     run.send_signal(number)
-    run.communicate()
+    _, said = run.communicate()
     # Ended before it could take notice, or after all was done.
     expected = {0, -number, 128 + number}
-    seen["wrong exit code"] += run.returncode not in expected
+    if run.returncode not in expected:
+        seen["wrong exit code"] += 1
+        print(f"{number.name} after {after_s:.2f} s: exit code {run.returncode}", said, sep="\n")
     seen["left running"] += len(left_running(mark))
     seen["shared memory left"] += len(list(Path("/dev/shm").glob(f"prismscale-{run.pid}-*")))
     seen["half-written"] += not _readable(out / "results.json")
