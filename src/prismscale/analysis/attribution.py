@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import RankTrace
 from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import RankTimeline, Timeline
 
@@ -46,10 +44,10 @@ class Breakdown:
         return sum(self.exposed_ns.values())
 
 
-def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Breakdown:
+def break_down(timeline: Timeline, rank: int) -> Breakdown:
     """Attribute the last simulated step that ``rank`` ends; of length 0 where it ends none.
 
-    ``rank`` must be among ``timeline.ranks``.
+    ``rank`` must be among ``timeline.ranks``, as simulated.
     """
     seen = timeline.ranks[rank]
     rank_class = timeline.graph.classes[seen.class_index]
@@ -67,8 +65,8 @@ def break_down(timeline: Timeline, durations: GraphDurations, rank: int) -> Brea
         start, end = int(seen.start_ns_N[row]), int(seen.end_ns_N[row])
         gap = start - clock
         if gap > 0:
-            cause = trace.template(seen.first_position + last_predecessor(seen, rank_class, row))
-            kind, name, took = _cost_of(cause, rank_class, durations, rank)
+            cause = last_predecessor(seen, rank_class, row)
+            kind, name, took = _cost_of(seen, trace, cause)
             transfer = min(gap, took)
             exposed[name] = exposed.get(name, 0) + transfer
             if kind == NodeKind.COLLECTIVE:
@@ -116,15 +114,12 @@ def last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int) -> int
     return max(rows, key=lambda r: int(seen.end_ns_N[r]))
 
 
-def _cost_of(
-    node: int, rank_class: RankClass, durations: GraphDurations, rank: int
-) -> tuple[int, str, int]:
-    trace = rank_class.trace
+def _cost_of(seen: RankTimeline, trace: RankTrace, row: int) -> tuple[int, str, int]:
+    """Kind, whose it is, and what it took after its last arrival as simulated: as measured, where
+    it was."""
+    node = trace.template(seen.first_position + row)
     kind, role = int(trace.kind_N[node]), int(trace.role_N[node])
     if kind == NodeKind.COMPUTE:
         return kind, "computation", 0
     name = trace.groups[role].name or f"group {role}"
-    by_group = durations.communication_ns(rank_class.index, node)
-    member = int(np.searchsorted(rank_class.members_M, rank))
-    group = int(rank_class.seats[role].group_M[member]) if len(by_group) > 1 else 0
-    return kind, name, int(by_group[group])
+    return kind, name, int(seen.end_ns_N[row] - seen.moves_from_ns_N[row])

@@ -63,8 +63,7 @@ def summarise(
     """The figures of a run."""
     graph, timeline = found.graph, found.timeline
     stages = tuple(
-        _stage(stage, classes, timeline, found.durations)
-        for stage, classes in classes_by_stage(graph).items()
+        _stage(stage, classes, timeline) for stage, classes in classes_by_stage(graph).items()
     )
     simulated = found.simulated_ns_T
     kernels = kernel_kinds(found.emulated)
@@ -101,16 +100,14 @@ def summarise(
     )
 
 
-def _stage(
-    stage: int | None, classes: list[RankClass], timeline: Timeline, durations: GraphDurations
-) -> StageResult:
+def _stage(stage: int | None, classes: list[RankClass], timeline: Timeline) -> StageResult:
     first = int(min(c.members_M[0] for c in classes))
     records = [c.trace.memory for c in classes if c.trace.memory is not None]
     return StageResult(
         name=stage_name(stage),
         ranks=sum(c.size for c in classes),
         first_rank=first,
-        breakdown=break_down(timeline, durations, first),
+        breakdown=break_down(timeline, first),
         peak_bytes=max((r.peak_bytes for r in records), default=None),
         memory_source=records[0].source if records else "untracked",
     )

@@ -254,5 +254,4 @@ def _template_nodes(seen: RankTimeline, rank_class: RankClass) -> NDArray[np.int
 
 
 def _ready_ns(seen: RankTimeline, row: int) -> int:
-    ready = seen.start_ns_N if seen.ready_ns_N is None else seen.ready_ns_N
-    return int(ready[row])
+    return int(seen.moves_from_ns_N[row])

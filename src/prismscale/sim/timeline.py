@@ -30,6 +30,12 @@ class RankTimeline:
     """Last arrival at a communication: before it this rank waits, after it data moves. None where
     only this rank was observed, which cannot tell."""
 
+    @property
+    def moves_from_ns_N(self) -> NDArray[np.int64]:
+        """From when a communication's data moves, as far as is known: the last arrival, or its
+        own."""
+        return self.start_ns_N if self.ready_ns_N is None else self.ready_ns_N
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
