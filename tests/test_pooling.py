@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from prismscale.graph.pooling import pool_samples
+from jobs import job_from_traces
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import collective_model
+from prismscale.cost.durations import GraphDurations
+from prismscale.graph.pooling import first_own_step, pool_samples
+from prismscale.sim.timeline import simulate
 from test_trace import small_trace
+from test_typical import meeting_traces
+
+MODEL = collective_model(Cluster.load("loopback-gloo"))
 
 
 def test_a_representative_gets_the_steps_of_its_witnesses() -> None:
@@ -23,3 +31,27 @@ def test_ranks_of_other_classes_keep_their_own() -> None:
     pooled = pool_samples(traces, np.array([0, 0, 0, 3]))
 
     assert pooled[3].n_samples == small_trace().n_samples
+
+
+def test_members_that_were_captured_replay_their_own_steps() -> None:
+    """Late in turn, they make every step as long as the longer one; so do those that follow."""
+    traces = meeting_traces([10, 30], [30, 10])
+    graph = job_from_traces(pool_samples(traces, np.array([0, 0])), {0: 0, 1: 0})
+    durations = GraphDurations(graph=graph, model=MODEL, sampled=True)
+
+    assert [c.size for c in graph.classes] == [2]
+    assert simulate(graph, durations, steps=5).job_step_ns_TD[:, 0].tolist() == [35] * 5
+
+
+def test_members_that_were_not_captured_share_their_steps() -> None:
+    """Nothing is known of when one is late and another is not."""
+    pooled = pool_samples(meeting_traces([10, 30], [30, 10]), np.array([0, 0]))[0]
+    assert first_own_step(pooled, np.array([1])).tolist() == [2]
+    assert first_own_step(pooled, np.array([0, 1, 2])).tolist() == [0]
+
+
+def test_steps_of_unlike_number_are_nobodys_own() -> None:
+    """Where one rank's begin could not be told."""
+    pooled = pool_samples(meeting_traces([10, 30], [30]), np.array([0, 0]))[0]
+    assert pooled.n_samples == 3
+    assert first_own_step(pooled, np.array([0, 1])).tolist() == [0]

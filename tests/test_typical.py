@@ -8,14 +8,14 @@ from jobs import RecordedDurations, job_from_traces
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import GroupRecord
+from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.sim.timeline import simulate
 from prismscale.sim.typical import MOST_SAMPLED_STEPS, simulate_typical
 
 WORLD = GroupRecord(ranks=(0, 1), name="world", backend="gloo")
 
 
-def meeting_job(*computes_ns: list[int]) -> JobGraph:
+def meeting_traces(*computes_ns: list[int]) -> dict[int, RankTrace]:
     """Ranks that compute as long as their samples say, meet for 5 ns, and close the step."""
     traces = {}
     for rank, samples_ns in enumerate(computes_ns):
@@ -28,7 +28,12 @@ def meeting_job(*computes_ns: list[int]) -> JobGraph:
         )
         builder.add_compute([0] * len(samples_ns), preds=[met], label=f"of rank {rank}")
         traces[rank] = builder.build(known_groups=(WORLD,), meta={})
-    return job_from_traces(traces)
+    return traces
+
+
+def meeting_job(*computes_ns: list[int]) -> JobGraph:
+    """A job of such ranks, each in a class of its own."""
+    return job_from_traces(meeting_traces(*computes_ns))
 
 
 def test_the_typical_step_waits_for_whoever_is_late() -> None:

@@ -18,6 +18,7 @@ from prismscale.errors import UsageError
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.pooling import first_own_step
 
 Duration = Any
 COMMUNICATION, OWN_SHARE = "communication", "own share"
@@ -57,8 +58,8 @@ class GraphDurations:
 
     Computation: the trace's samples, median over steps (``sampled=False``), or step by step in the
     order of capture (``sampled=True``: what a live rank's peers replay, so that their step-to-step
-    variation is the real one). Communication: what the trace holds where it was measured, else the
-    collective model's.
+    variation is the real one; see [Note: own steps] in ``graph/pooling.py``). Communication: what
+    the trace holds where it was measured, else the collective model's.
     """
 
     graph: JobGraph
@@ -134,7 +135,7 @@ class GraphDurations:
 
     def _prologue(self, rank_class: RankClass) -> list[Duration]:
         durations = rank_class.trace.prologue_ns
-        return self._row(rank_class, durations, durations, 0)
+        return self._row(rank_class, durations[np.newaxis], durations, 0)
 
     def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
         trace = rank_class.trace
@@ -142,22 +143,30 @@ class GraphDurations:
         mean = np.rint(rows.mean(axis=0)).astype(np.int64)
         if not self.sampled or (rows == rows[:1]).all():
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
-        return [self._row(rank_class, row, mean, trace.n_prologue) for row in rows]
+            return [self._row(rank_class, rows, mean, trace.n_prologue)]
+        steps_M = first_own_step(trace, rank_class.members_M)
+        return [
+            self._row(rank_class, rows[(steps_M + k) % len(rows)], mean, trace.n_prologue)
+            for k in range(len(rows))
+        ]
 
     def _row(
         self,
         rank_class: RankClass,
-        durations: NDArray[np.int64],
+        durations_MB: NDArray[np.int64],
         mean_ns: NDArray[np.int64],
         offset: int,
     ) -> list[Duration]:
-        """Durations of some nodes; ``mean_ns`` is their mean over all samples."""
-        kinds = rank_class.trace.kind_N[offset : offset + len(durations)].tolist()
+        """Durations of some nodes, by member or (``M`` is 1) of all; ``mean_ns`` is their mean over
+        all samples."""
+        kinds = rank_class.trace.kind_N[offset : offset + len(mean_ns)].tolist()
         factors = self._factors[rank_class.index]
+        if factors is None and len(durations_MB) > 1:
+            factors = np.ones(len(durations_MB))
         known = self._communication[rank_class.index]
         is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
         out: list[Duration] = []
-        for i, (kind, duration) in enumerate(zip(kinds, durations.tolist(), strict=True)):
+        for i, (kind, duration) in enumerate(zip(kinds, durations_MB[0].tolist(), strict=True)):
             if kind != NodeKind.COMPUTE and is_share:
                 out.append(_lifted(duration, int(mean_ns[i]), known[offset + i]))
             elif kind != NodeKind.COMPUTE:
@@ -166,7 +175,7 @@ class GraphDurations:
             elif factors is None:
                 out.append(round(duration * self.compute_scale))
             else:
-                scaled = np.rint(duration * self.compute_scale * factors)
+                scaled = np.rint(durations_MB[:, i] * self.compute_scale * factors)
                 out.append(scaled.astype(np.int64))
         return out
 

@@ -3,6 +3,12 @@
 Two processes of one program differ by per cents on the same machine, and a representative's would
 stand for all. Ranks that were captured as witnesses ran the same program, so their steps are
 samples of the same durations (PrismLLM, section 4.2, calibrates slices against each other).
+
+[Note: own steps] A class whose members were all captured has each one's own steps, and its members
+replay these, not one and the same step: ranks that were timed side by side were late in turn, and
+the job is as slow as whoever is late. Each goes on with the steps of the next, so that ranks whose
+steps belong together stay together. Of members that were not captured it is not known by how much
+one is late when another is not; they replay the same step.
 """
 
 from __future__ import annotations
@@ -15,13 +21,16 @@ from numpy.typing import NDArray
 
 from prismscale.graph.trace import RankTrace
 
+POOLED = "pooled"
+"""Key of a trace's meta: the ranks whose steps it holds, each as many, in order."""
+
 
 def pool_samples(
     traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> dict[int, RankTrace]:
     """The traces, each representative's with the sampled steps of all that it stands for.
 
-    The steps of its own capture come first, the others' in order of rank.
+    The steps of its own capture come first, the others' in order of rank, which its meta tells.
     """
     pooled = dict(traces)
     members: dict[int, list[RankTrace]] = {}
@@ -29,7 +38,21 @@ def pool_samples(
         members.setdefault(int(representative_R[rank]), []).append(traces[rank])
     for rank, others in members.items():
         own = traces[rank]
-        rows = [own.body_ns_SB]
-        rows += [t.body_ns_SB for t in others if t is not own and t.n_body == own.n_body]
-        pooled[rank] = replace(own, body_ns_SB=np.concatenate(rows))
+        used = [own, *(t for t in others if t is not own and t.n_body == own.n_body)]
+        meta = dict(own.meta)
+        if len({t.n_samples for t in used}) == 1:
+            meta[POOLED] = ",".join(str(t.rank) for t in used)
+        rows = np.concatenate([t.body_ns_SB for t in used])
+        pooled[rank] = replace(own, body_ns_SB=rows, meta=meta)
     return pooled
+
+
+def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By member of a class with this pooled trace, the first of its own steps; one 0 for all where
+    not every member has some. See [Note: own steps]."""
+    pooled = trace.meta.get(POOLED, "").split(",")
+    members = [str(rank) for rank in members_M.tolist()]
+    if not set(pooled).issuperset(members):
+        return np.zeros(1, dtype=np.int64)
+    each = trace.n_samples // len(pooled)
+    return np.array([each * pooled.index(rank) for rank in members], dtype=np.int64)
