@@ -11,9 +11,24 @@ from torch import distributed as dist
 
 from prismscale.capture.backends import install
 from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective
+from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload, PayloadSource
 from prismscale.capture.work import EmulatedWork
+from prismscale.graph.node import CollectiveOp
+
+
+def all_reduce(group: GroupHandle, *, asynchronous: bool = False, called_ns: int = 0) -> Collective:
+    """An all-reduce of one float, normalised."""
+    tensors = (torch.ones(1),)
+    return Collective(
+        op=CollectiveOp.ALL_REDUCE,
+        group=group,
+        inputs=tensors,
+        outputs=tensors,
+        n_bytes=4,
+        asynchronous=asynchronous,
+        called_ns=called_ns,
+    )
 
 
 class RecordingHook:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 
+from emulation import all_reduce
 from prismscale.capture.contention import NullLoad, NullShare, Share, Took
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload
@@ -134,15 +134,7 @@ def make_hook(clock: ManualClock, wire: ScriptedWire, folder: Path, factor: floa
 
 def reduce_one(*, asynchronous: bool = False) -> Collective:
     """An all-reduce of one float."""
-    tensors = (torch.ones(1),)
-    return Collective(
-        op=CollectiveOp.ALL_REDUCE,
-        group=ALL,
-        inputs=tensors,
-        outputs=tensors,
-        n_bytes=4,
-        asynchronous=asynchronous,
-    )
+    return all_reduce(ALL, asynchronous=asynchronous)
 
 
 def test_a_synchronous_call_returns_at_its_calibrated_end(

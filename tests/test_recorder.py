@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from emulation import all_reduce
 from prismscale.capture.backends import install
 from prismscale.capture.contention import NullLoad, NullShare, Share, Took
 from prismscale.capture.device.cpu import CpuDevice
@@ -160,19 +161,12 @@ class WorksHere(NullLoad):
         return self.last
 
 
-def all_reduce(called_ns: int) -> Collective:
+PAIR = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="", backend="gloo")
+
+
+def called(called_ns: int) -> Collective:
     """An asynchronous all-reduce, as the program called it."""
-    tensors = (torch.ones(2),)
-    group = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="", backend="gloo")
-    return Collective(
-        op=CollectiveOp.ALL_REDUCE,
-        group=group,
-        inputs=tensors,
-        outputs=tensors,
-        n_bytes=8,
-        asynchronous=True,
-        called_ns=called_ns,
-    )
+    return all_reduce(PAIR, asynchronous=True, called_ns=called_ns)
 
 
 def test_computation_ends_when_the_program_calls() -> None:
@@ -180,7 +174,7 @@ def test_computation_ends_when_the_program_calls() -> None:
     recorder = Recorder(CpuDevice(), MirrorPayload(), load=WorksHere())
     called_ns = perf_counter_ns()
     sleep(0.01)
-    recorder.communicate([all_reduce(called_ns)])
+    recorder.communicate([called(called_ns)])
     assert recorder.stream.nodes[0].ended == called_ns
 
 
@@ -188,7 +182,7 @@ def test_computation_ends_when_the_program_waits() -> None:
     """The wait itself, and what is noted of it, is no computation."""
     load = WorksHere()
     recorder = Recorder(CpuDevice(), MirrorPayload(), load=load)
-    recorder.communicate([all_reduce(perf_counter_ns())]).wait()
+    recorder.communicate([called(perf_counter_ns())]).wait()
     last = recorder.stream.nodes[-1]
     assert last.kind == NodeKind.COMPUTE
     assert last.began < last.ended <= load.last.waits_since_ns
@@ -199,7 +193,7 @@ def test_where_the_work_is_not_the_processors_computation_ends_at_its_mark() -> 
     device = ManualDevice()
     recorder = Recorder(device, MirrorPayload())
     device.now_ns += 70
-    recorder.communicate([all_reduce(perf_counter_ns())])
+    recorder.communicate([called(perf_counter_ns())])
     assert recorder.stream.nodes[0].ended == 70
 
 

@@ -74,7 +74,7 @@ class NodeStream:
 
     def leave_out(self, ns: int) -> None:
         """So much of the computation that has just ended was waiting."""
-        if self.nodes and self.nodes[-1].kind == NodeKind.COMPUTE:
+        if self.nodes[-1].kind == NodeKind.COMPUTE:
             self.nodes[-1].left_out_ns += ns
 
     def mark(self) -> None:

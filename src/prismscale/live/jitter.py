@@ -149,7 +149,6 @@ class CommonJitter:
         self._seen = {
             r: MachineTime(graph.classes[int(graph.class_of_R[r])].trace, share) for r in live
         }
-        self._nodes = {r: node_of(r) for r in self._seen}
         self._beside = [self._members_beside(c.members_M, node_of) for c in graph.classes]
         self._is_on_one_machine = [all(at_M.all() for _, at_M in found) for found in self._beside]
 
@@ -158,7 +157,7 @@ class CommonJitter:
     ) -> list[tuple[MachineTime, NDArray[np.bool_]]]:
         """Live ranks, and which members are on their machine."""
         nodes_M = np.array([node_of(int(r)) for r in members_M])
-        beside = [(seen, nodes_M == self._nodes[r]) for r, seen in self._seen.items()]
+        beside = [(seen, nodes_M == node_of(r)) for r, seen in self._seen.items()]
         return [(seen, at_M) for seen, at_M in beside if at_M.any()]
 
     @property
