@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS
 from prismscale.live.exchange import Exchange
-from prismscale.live.messages import Kind, Message
+from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook
@@ -130,6 +132,19 @@ def make_hook(clock: ManualClock, wire: ScriptedWire, folder: Path, factor: floa
     )
     hook.group_created(ALL.ranks, "", "nccl", 0)
     return hook
+
+
+def test_who_listens_is_known_to_who_connects(tmp_path: Path) -> None:
+    """The live rank's coordinator is the process behind its socket."""
+    place = str(tmp_path / "socket")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+    ):
+        listener.bind(place)
+        listener.listen(1)
+        connection.connect(place)
+        assert Wire(connection).server == os.getpid()
 
 
 def reduce_one(*, asynchronous: bool = False) -> Collective:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+
+import pytest
 
 from prismscale.capture.contention import NullLoad
 from prismscale.capture.gloo import COMPUTES_NS
@@ -118,23 +121,59 @@ def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
     assert program.computed_ns >= 20_000_000
 
 
-def test_what_others_take_of_the_core_is_told_from_sleep() -> None:
-    """Sleep is no delay, however busy the machine; to share a core with another process is."""
+def delayed_beside(busy: int, other: int) -> tuple[float, float]:
+    """How long, in ms, this thread was delayed by ``other`` while asleep, and while it computed on
+    the core of the process ``busy``."""
+    queue = RunQueue(other)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
+    os.sched_setaffinity(busy, {min(cores)})
     try:
-        queue = RunQueue()
-        began_s, delayed_ns = time.perf_counter(), queue.delayed_ns()
+        queue.go()
         time.sleep(0.1)
-        while_asleep_ns = queue.delayed_ns() - delayed_ns
-        awake_s = time.perf_counter() - began_s - 0.1
-        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-            until = time.thread_time() + 0.3
-            while time.thread_time() < until:
-                pass
-            busy.kill()
-        beside_ns = queue.delayed_ns() - delayed_ns - while_asleep_ns
+        asleep_ns = queue.delayed_ns()
+        queue.go()
+        until = time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+        return asleep_ns / 1e6, queue.delayed_ns() / 1e6
     finally:
         os.sched_setaffinity(0, cores)
-    assert while_asleep_ns <= awake_s * 1e9
-    assert beside_ns > 50_000_000
+        queue.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[tuple[int, int]]:
+    """One that computes without end, and one that sleeps."""
+    with (
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy,
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as idle,
+    ):
+        time.sleep(1.0)
+        yield busy.pid, idle.pid
+        busy.kill()
+        idle.kill()
+
+
+def test_what_another_process_takes_of_the_core_is_told_from_sleep(
+    processes: tuple[int, int],
+) -> None:
+    """Sleep is no delay, however busy the machine; to share a core is."""
+    busy, _ = processes
+    began_s = time.perf_counter()
+    asleep_ms, beside_ms = delayed_beside(busy, busy)
+    assert asleep_ms <= (time.perf_counter() - began_s) * 1e3 - 400
+    assert beside_ms > 50
+
+
+def test_what_other_programs_take_of_the_core_is_not_anothers(processes: tuple[int, int]) -> None:
+    """Nor is a quota that is used up: a process that hardly ran took nothing."""
+    busy, idle = processes
+    assert delayed_beside(busy, idle)[1] < 50
+
+
+def test_without_another_process_nothing_was_taken() -> None:
+    """Nor by one that has ended."""
+    queue = RunQueue()
+    queue.go()
+    assert queue.delayed_ns() == 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
 
 from prismscale.capture.contention import CommunicationLoad
@@ -34,27 +35,54 @@ def since_call_ns(batch: Sequence[Collective], load: CommunicationLoad) -> int:
 
 
 class RunQueue:
-    """How long the thread that made it was ready to run and did not, because others had its core.
-    Linux tells; elsewhere it never was."""
+    """How long the thread that made it was ready to run and did not, because another process had
+    its core. Linux tells; elsewhere it never was.
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        try:
-            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        except OSError:
-            self._file = None
+    A thread is held back for other reasons too, of which a real rank has its part: a CPU quota that
+    is used up, other programs. So it is no longer than the other process ran meanwhile.
+    """
+
+    def __init__(self, other: int | None = None) -> None:
+        """``other``: the process (None: there is none)."""
+        self._thread = threading.get_ident()
+        self._files: tuple[int, ...] = ()
+        self._since: tuple[int, int] | None = None
+        if other is not None:
+            with suppress(OSError):
+                self._files += (os.open("/proc/thread-self/schedstat", os.O_RDONLY),)
+                self._files += (os.open(f"/proc/{other}/schedstat", os.O_RDONLY),)
+
+    def go(self) -> None:
+        """The thread runs."""
+        self._since = self._now()
 
     def delayed_ns(self) -> int:
-        """Since the thread began; asked by the thread itself."""
-        if self._file is None:
+        """Since :meth:`go`; asked by the thread itself."""
+        since, now = self._since, self._now()
+        if since is None or now is None:
             return 0
-        return int(os.pread(self._file, 64, 0).split()[1])
+        return min(now[0] - since[0], now[1] - since[1])
+
+    def _now(self) -> tuple[int, int] | None:
+        """Delay of the thread, and processor time of the other process."""
+        if len(self._files) < 2 or threading.get_ident() != self._thread:
+            return None
+        own, other = self._files
+        try:
+            return _schedstat(own)[1], _schedstat(other)[0]
+        except OSError:  # it has ended
+            return None
 
     def close(self) -> None:
         """From now on it never was; safe to call again."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        for file in self._files:
+            os.close(file)
+        self._files = ()
+
+
+def _schedstat(file: int) -> list[int]:
+    """Nanoseconds on a core, nanoseconds ready to run without one, and time slices."""
+    return [int(n) for n in os.pread(file, 64, 0).split()]
 
 
 class ProgramTime:

@@ -16,6 +16,8 @@ from prismscale.errors import FormatError
 _HEADER = struct.Struct("<BQqqI")
 """kind, position, time and computation in ns, bytes of JSON text that follow."""
 MAX_TEXT = 1 << 20
+_PEER = struct.Struct("3i")
+"""Process, user, group."""
 
 
 class Kind(IntEnum):
@@ -64,6 +66,15 @@ class Wire:
     def fileno(self) -> int:
         """For selectors."""
         return self.connection.fileno()
+
+    @property
+    def server(self) -> int | None:
+        """The process that listened, where this is the side that connected and Linux tells."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        told = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, _, _ = _PEER.unpack(told)
+        return int(pid)
 
     def send(self, message: Message) -> None:
         """Send one message; raises OSError when the other side is gone."""

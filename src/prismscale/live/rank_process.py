@@ -22,6 +22,7 @@ from prismscale.capture.device.start import start_device
 from prismscale.capture.failure import save_failure
 from prismscale.capture.logical_time import answering_time
 from prismscale.capture.objects import MIRROR
+from prismscale.capture.program_time import RunQueue
 from prismscale.capture.rank_payload import rank_payload
 from prismscale.capture.script import StopProgram, ignore_breakpoints
 from prismscale.capture.steps import watch_steps
@@ -160,7 +161,8 @@ def run_live(spec: LiveSpec) -> Observation:
     elif isinstance(clock, NullClock):
         hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
     else:
-        hook = LiveHook(clock=clock, overlap=Overlap(trace), **parts)
+        queue = RunQueue(wire.server)
+        hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
     seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()

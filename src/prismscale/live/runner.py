@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,6 +75,8 @@ class LiveHook:
     exchange: Exchange
     load: CommunicationLoad
     overlap: Overlap
+    queue: RunQueue = field(default_factory=RunQueue)
+    """For its core, with the coordinator."""
     compute_factor: float = 1.0
     """Logical time of a computation over the time it takes here."""
     hung: bool = False
@@ -93,9 +94,6 @@ class LiveHook:
     _steps: list[StepEnd] = field(default_factory=list)
     _meetings: Meetings = field(default_factory=Meetings)
     _time: ProgramTime = field(default_factory=ProgramTime)
-    _queue: RunQueue = field(default_factory=RunQueue)
-    _delayed_ns: int | None = None
-    """Of the run queue, when the program last went on; None where nothing takes its core."""
     _at_work: int = 0
     """Batches under way whose work is done here."""
     _ends: dict[int, int] = field(default_factory=dict)
@@ -201,19 +199,18 @@ class LiveHook:
 
     def _go(self, since: int) -> None:
         """The program runs; nothing was its own that came after ``since``, in logical time."""
-        self._delayed_ns = self._queue.delayed_ns() if self.load.interrupts else None
+        if self.load.interrupts:
+            self.queue.go()
         self._computing_since_ns = since
         self._time.go()
         self._forgive(self.clock.now_ns() - since)
 
     def _stop(self) -> None:
-        """The program calls. While nothing is done for its communications others had its core for
-        what the emulation does; a rank on a core of its own would have gone on."""
+        """The program calls. While nothing is done for its communications, what the coordinator had
+        of its core is the emulation's: a rank on a core of its own would have gone on."""
         self._time.stop()
-        if self._delayed_ns is None or self._at_work:
-            return
-        if self._queue.thread == threading.get_ident():
-            self._forgive(self._queue.delayed_ns() - self._delayed_ns)
+        if self.load.interrupts and not self._at_work:
+            self._forgive(self.queue.delayed_ns())
 
     def stretch(self) -> None:
         """Let logical time pass as if the computation since the last communication had taken
@@ -247,7 +244,7 @@ class LiveHook:
 
     def close(self) -> None:
         """Nothing outlives the program."""
-        self._queue.close()
+        self.queue.close()
 
     def _forgive(self, lag_ns: int) -> None:
         """Time that only the emulation took: it is no part of the rank's logical time."""
