@@ -28,13 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from box import Box, BoxSpec
+from box import INTERFACE, Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
 from prismscale.analysis.rows import Row, finish, print_rows
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.spec import CaptureSpec
+from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.cost.durations import GraphDurations
@@ -112,7 +113,8 @@ class CaseInBox:
     plan: Plan
 
     def capture(self) -> Captured:
-        """Capture all ranks side by side: every seat is as busy as in the real job."""
+        """Capture all ranks side by side, then as one slice: every seat is as busy as in the real
+        job."""
         out = self.folder / "captures"
         (out / "payloads").mkdir(parents=True)
         spec = CaptureSpec(
@@ -134,10 +136,15 @@ class CaseInBox:
             spec=spec,
             logs=self.folder / "logs",
             jobs=self.world_size,
-            starter=Spawner(prefix=self.box.prefix),
+            starter=Spawner(prefix=self._seat),
         )
         runner.capture(range(self.world_size))
+        time_in_slices(runner, slices_to_time(runner))
         return Captured(traces=runner.traces)
+
+    def _seat(self, slot: int) -> list[str]:
+        """Ranks of a slice find each other over their links."""
+        return [*self.box.prefix(slot), "env", f"GLOO_SOCKET_IFNAME={INTERFACE}"]
 
     def predict_ns(self, captured: Captured) -> int:
         """The steady step of the simulated timeline."""

@@ -27,8 +27,9 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import GRAPH_FILE, load_graph, save_graph
 from prismscale.graph.verify import verify
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
 from prismscale.sim.program import compile_job
+from prismscale.sim.state import Duration
 from prismscale.sim.timeline import simulate
 
 STEPS = 3

@@ -48,7 +48,7 @@ from prismscale.capture.calibrate import measure_collectives
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.spec import CaptureSpec
-from prismscale.capture.timing import time_in_slices
+from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
@@ -139,7 +139,7 @@ def capture(args: list[str], folder: Path) -> Captured:
     )
     runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Spawner(prefix=on_core))
     plan = SlicePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
-    time_in_slices(runner)
+    time_in_slices(runner, slices_to_time(runner))
     return Captured(
         plan=plan,
         traces=pool_samples(runner.traces, plan.representative_R),

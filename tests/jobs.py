@@ -13,7 +13,7 @@ from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
-from prismscale.sim.engine import Duration
+from prismscale.sim.state import Duration
 
 TENSOR, DATA, PIPE = 1, 2, 3
 """Roles of the groups that every rank of :func:`pipeline_job` has; role 0 is the world."""

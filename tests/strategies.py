@@ -20,7 +20,7 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import Duration
+from prismscale.sim.state import Duration
 
 PIPE = 0
 """Mesh axis whose coordinate is the pipeline stage; the other axes are all the same inside."""

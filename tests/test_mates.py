@@ -14,7 +14,8 @@ import pytest
 from prismscale.capture.gloo import End
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.mates import Entry, Span, durations_ns, participants
+from prismscale.capture.mate_log import Entry, Span, durations_ns
+from prismscale.capture.mates import participants
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp

@@ -121,13 +121,11 @@ def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
     assert program.computed_ns >= 20_000_000
 
 
-def delayed_beside(busy: int, other: int) -> tuple[float, float]:
-    """How long, in ms, this thread was delayed by ``other`` while asleep, and while it computed on
-    the core of the process ``busy``."""
+def delayed_on_the_first_core(other: int) -> tuple[float, float]:
+    """How long, in ms, this thread was delayed by ``other`` while asleep, and while it computed."""
     queue = RunQueue(other)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    os.sched_setaffinity(busy, {min(cores)})
     try:
         queue.go()
         time.sleep(0.1)
@@ -142,11 +140,22 @@ def delayed_beside(busy: int, other: int) -> tuple[float, float]:
         queue.close()
 
 
+BUSY = """
+import os, threading
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def compute():
+    while True:
+        pass
+threading.Thread(target=compute).start()
+"""
+"""Computes on the first core without end, and not in its first thread."""
+
+
 @pytest.fixture
 def processes() -> Iterator[tuple[int, int]]:
     """One that computes without end, and one that sleeps."""
     with (
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy,
+        subprocess.Popen([sys.executable, "-c", BUSY]) as busy,
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as idle,
     ):
         time.sleep(1.0)
@@ -161,19 +170,23 @@ def test_what_another_process_takes_of_the_core_is_told_from_sleep(
     """Sleep is no delay, however busy the machine; to share a core is."""
     busy, _ = processes
     began_s = time.perf_counter()
-    asleep_ms, beside_ms = delayed_beside(busy, busy)
+    asleep_ms, beside_ms = delayed_on_the_first_core(busy)
     assert asleep_ms <= (time.perf_counter() - began_s) * 1e3 - 400
     assert beside_ms > 50
 
 
 def test_what_other_programs_take_of_the_core_is_not_anothers(processes: tuple[int, int]) -> None:
     """Nor is a quota that is used up: a process that hardly ran took nothing."""
-    busy, idle = processes
-    assert delayed_beside(busy, idle)[1] < 50
+    _, idle = processes
+    assert delayed_on_the_first_core(idle)[1] < 50
 
 
 def test_without_another_process_nothing_was_taken() -> None:
-    """Nor by one that has ended."""
-    queue = RunQueue()
-    queue.go()
-    assert queue.delayed_ns() == 0
+    """Nor is it known of one that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        before = RunQueue(ended.pid)
+        before.go()
+    for queue in (RunQueue(), RunQueue(ended.pid), before):
+        queue.go()
+        assert queue.delayed_ns() == 0
+        queue.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.capture.timing import slices_for, time_in_slices
+from prismscale.capture.timing import slices_for, slices_to_time, time_in_slices
 from prismscale.errors import ScriptError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, GroupRecord, RankTrace
@@ -85,7 +85,7 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     """For as many optimizer calls as it made alone; nothing else of it changes."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again=of(slower(alone), slower(trace(1, (REDUCE, 8, 1)))))
-    time_in_slices(runner)
+    time_in_slices(runner, slices_to_time(runner))
     assert runner.asked == [((0, 1), 1, 5)]
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].prologue_ns is alone.prologue_ns
@@ -99,7 +99,7 @@ def test_a_slice_that_tells_less_gives_what_it_tells() -> None:
     old = slower(alone)
     old.meta.pop(COMMON_JITTER)
     runner = Runner(traces=of(alone), again=of(old))
-    time_in_slices(runner)
+    time_in_slices(runner, slices_to_time(runner))
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].meta == {**META, ISSUE_NS: OF_SLICE[ISSUE_NS]}
 
@@ -108,7 +108,7 @@ def test_a_rank_that_does_something_else_in_company_keeps_its_own() -> None:
     """Other bytes are another program."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again=of(slower(trace(0, (REDUCE, 16, 1)))))
-    time_in_slices(runner)
+    time_in_slices(runner, slices_to_time(runner))
     assert runner.traces[0] is alone
 
 
@@ -116,15 +116,24 @@ def test_a_rank_that_fails_in_company_keeps_its_own() -> None:
     """gloo may not know what an emulated backend answers."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again={}, error=ScriptError("no AVG in gloo", rank=0))
-    time_in_slices(runner)
+    time_in_slices(runner, slices_to_time(runner))
     assert runner.traces[0] is alone
 
 
 def test_where_the_network_is_not_the_processors_work_nothing_is_timed_again() -> None:
     """Durations do not depend on company there."""
     runner = Runner(traces=of(trace(0, (REDUCE, 8, 1))), again={})
+    assert slices_to_time(runner) == [(0, 1)]
     runner.spec.communication_load = False
-    time_in_slices(runner)
+    assert slices_to_time(runner) == []
     runner.spec.communication_load, runner.spec.device = True, "null"
-    time_in_slices(runner)
-    assert runner.asked == []
+    assert slices_to_time(runner) == []
+
+
+def test_slices_are_counted_as_they_are_timed() -> None:
+    """From the beginning: the first may take long."""
+    alone = [trace(r, (REDUCE, 8, 1)) for r in (0, 4)]
+    runner = Runner(traces=of(*alone), again={})
+    seen: list[tuple[int, int]] = []
+    time_in_slices(runner, slices_to_time(runner), lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 2), (1, 2)]

@@ -2,6 +2,7 @@
 
 script + world size + cluster
    │ capture    a few ranks run the program, nobody else exists    → traces
+   │ slices     those that fit the cores, again, side by side       → their durations
    │ assemble   rank classes and groups of every rank, verified     → JobGraph
    │ cost       a duration for every node                           → GraphDurations
    │ simulate   re-time the whole graph                             → Timeline
@@ -21,7 +22,7 @@ from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.slices import SlicePlan, SlicePlanner
-from prismscale.capture.timing import time_in_slices
+from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.footprint import Footprint
@@ -117,8 +118,11 @@ class Job:
                 world_size=config.world_size,
                 max_captures=config.max_captures,
             ).plan()
-            time_in_slices(runner)
-            return plan, pool_samples(runner.traces, plan.representative_R)
+        slices = slices_to_time(runner)
+        if slices:
+            with self._stage("slices") as update:
+                time_in_slices(runner, slices, update)
+        return plan, pool_samples(runner.traces, plan.representative_R)
 
     def _live(
         self,

@@ -12,11 +12,16 @@ waiting, in captures as in live ranks.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
+from time import (  # by name: a program's ``time`` may be logical
+    clock_gettime_ns,
+    perf_counter_ns,
+    thread_time_ns,
+)
 
 from prismscale.capture.contention import CommunicationLoad
 from prismscale.capture.hook import Collective
@@ -45,12 +50,12 @@ class RunQueue:
     def __init__(self, other: int | None = None) -> None:
         """``other``: the process (None: there is none)."""
         self._thread = threading.get_ident()
-        self._files: tuple[int, ...] = ()
+        self._other = None if other is None else _processor_clock(other)
+        self._file: int | None = None
         self._since: tuple[int, int] | None = None
-        if other is not None:
+        if self._other is not None:
             with suppress(OSError):
-                self._files += (os.open("/proc/thread-self/schedstat", os.O_RDONLY),)
-                self._files += (os.open(f"/proc/{other}/schedstat", os.O_RDONLY),)
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def go(self) -> None:
         """The thread runs."""
@@ -65,24 +70,27 @@ class RunQueue:
 
     def _now(self) -> tuple[int, int] | None:
         """Delay of the thread, and processor time of the other process."""
-        if len(self._files) < 2 or threading.get_ident() != self._thread:
+        if self._file is None or self._other is None or threading.get_ident() != self._thread:
             return None
-        own, other = self._files
         try:
-            return _schedstat(own)[1], _schedstat(other)[0]
+            other_ns = clock_gettime_ns(self._other)
         except OSError:  # it has ended
             return None
+        # Nanoseconds on a core, nanoseconds ready to run without one, and time slices.
+        return int(os.pread(self._file, 64, 0).split()[1]), other_ns
 
     def close(self) -> None:
         """From now on it never was; safe to call again."""
-        for file in self._files:
-            os.close(file)
-        self._files = ()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
-def _schedstat(file: int) -> list[int]:
-    """Nanoseconds on a core, nanoseconds ready to run without one, and time slices."""
-    return [int(n) for n in os.pread(file, 64, 0).split()]
+def _processor_clock(pid: int) -> int | None:
+    """The clock of what all threads of a process run; None where there is no such process."""
+    clock = ctypes.c_int()
+    failed = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
+    return None if failed else clock.value
 
 
 class ProgramTime:

@@ -19,6 +19,7 @@ from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import ScriptError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, RankTrace
+from prismscale.progress import StageUpdate
 
 OF_SLICES = (ISSUE_NS, COMMON_JITTER)
 """What only a slice can tell, by its key in a trace's meta."""
@@ -39,14 +40,27 @@ class TimesSlices(Protocol):
         ...
 
 
-def time_in_slices(runner: TimesSlices) -> None:
-    """Give each captured rank the durations that it shows in a slice. One whose groups are all
-    larger than a slice keeps its own, and so does one that fails or does something else in company:
-    gloo may not know what an emulated backend answers. Where the network's work is not the
-    processor's, durations are independent of company."""
+Slice = tuple[int, ...]
+"""Ranks that are captured together, ascending."""
+
+
+def slices_to_time(runner: TimesSlices) -> list[Slice]:
+    """Which slices tell more of captured ranks than these did alone. None where the network's work
+    is not the processor's: durations are independent of company there."""
     if runner.spec.device != "cpu" or not runner.spec.communication_load:
-        return
-    for ranks in slices_for(runner.traces, runner.jobs):
+        return []
+    return slices_for(runner.traces, runner.jobs)
+
+
+def time_in_slices(
+    runner: TimesSlices, slices: Sequence[Slice], progress: StageUpdate | None = None
+) -> None:
+    """Give each captured rank the durations that it shows in its slice. One that is of none keeps
+    its own, and so does one that fails or does something else in company: gloo may not know what an
+    emulated backend answers."""
+    for done, ranks in enumerate(slices):
+        if progress is not None:
+            progress(done, len(slices))
         known = [runner.traces[r] for r in ranks if r in runner.traces]
         period = int(known[0].meta["period"])
         marks = max(int(t.meta["prologue_marks"]) + period * t.n_samples for t in known)
@@ -70,10 +84,10 @@ def _of_slice(timed: RankTrace) -> dict[str, str]:
     return {key: timed.meta[key] for key in OF_SLICES if key in timed.meta}
 
 
-def slices_for(traces: Mapping[int, RankTrace], cores: int) -> list[tuple[int, ...]]:
+def slices_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
     """Slices of at most ``cores`` ranks, in which each captured rank that communicates with so few
     has them beside it: those first with whom it communicates most often in a step."""
-    slices: list[tuple[int, ...]] = []
+    slices: list[Slice] = []
     placed: set[int] = set()
     for rank in sorted(traces):
         if rank in placed:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from prismscale.errors import UsageError
 from prismscale.forecast.lockstep import FusedClass, FusedGraph
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
+from prismscale.sim.state import Duration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor, Serial
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import Duration, DurationSource, Engine, Times
+from prismscale.sim.engine import DurationSource, Engine
 from prismscale.sim.program import ClassProgram, JobProgram, compile_job
+from prismscale.sim.state import Duration, Times
 
 MOST_DRAWS_A_CHUNK = 128
 """Beyond this an array of a class leaves the processor's cache and draws get dearer, not

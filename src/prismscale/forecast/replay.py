@@ -30,7 +30,8 @@ from prismscale.forecast.montecarlo import Chunk, LazyBody
 from prismscale.forecast.regime import Regimes, fit_regimes
 from prismscale.forecast.samples import NO_MICROBATCH, StepSamples
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
+from prismscale.sim.state import Duration
 
 Rows = NDArray[np.int64]
 

@@ -23,7 +23,8 @@ from prismscale.forecast.lockstep import FusedGraph
 from prismscale.forecast.montecarlo import Chunk, LazyBody
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
+from prismscale.sim.state import Duration
 
 Floats = NDArray[np.float64]
 

@@ -21,7 +21,8 @@ from prismscale.forecast.executor import Executor
 from prismscale.forecast.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
 from prismscale.forecast.sampling import LawDraws
 from prismscale.forecast.sensitivity import laws_by_factor
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
+from prismscale.sim.state import Duration
 
 Floats = NDArray[np.float64]
 

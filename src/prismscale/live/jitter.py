@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import COMMON_JITTER, RankTrace
-from prismscale.sim.engine import NEVER, Duration, Times
+from prismscale.sim.engine import NEVER
+from prismscale.sim.state import Duration, Times
 
 KEPT = 256
 """Moments that are remembered."""

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.sim.engine import Duration
 from prismscale.sim.samples import NO_MICROBATCH, StepSamples
+from prismscale.sim.state import Duration
 
 SIGNIFICANCE = 0.001
 """Chance of taking pure noise for resemblance."""

@@ -4,30 +4,21 @@ start = max(ends of directional predecessors); a communication starts at the las
 members and ends its duration later; waiting is whatever is left (PrismLLM section 4.3, inter-slice
 calibration). One NumPy operation serves all members of a class, and, where durations carry a draw
 axis, all Monte Carlo draws. Classes run like processes that block on each other.
-
-Times are int64 nanoseconds, shaped ``[M]`` or ``[D, M]`` (``M`` members, ``D`` draws); an axis of
-length 1 stands for "the same for all" and is never expanded before it must be.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prismscale.errors import GraphError, StuckError
 from prismscale.graph.node import NodeKind
-from prismscale.sim.program import ClassProgram, JobProgram, SeatPlan
+from prismscale.sim.program import ClassProgram, JobProgram
+from prismscale.sim.state import ClassState, Duration, Meeting, Times
 from prismscale.sim.stuck import Hang, describe_stuck, find_hangs
-
-Times = NDArray[np.int64]
-Duration = Any
-"""An int, or an int64 array that broadcasts against ``[D, M]`` (computation, by member of the
-class), ``[D, G]`` (communication, by group of the family)."""
 
 NEVER = 2**60
 """A time that does not come: what a hung rank's next node lasts. Sums of ordinary durations on top
@@ -55,38 +46,6 @@ class Progress(Protocol):
     def ends(self, class_index: int, start: Times, duration: Duration) -> Times:
         """When a class's computation ends."""
         ...
-
-
-@dataclass(slots=True)
-class Meeting:
-    """One communication in progress: who has come, and when the last one did."""
-
-    channel: int
-    missing: int
-    arrival_G: Times | None = None
-    duration: Duration = 0
-    present: list[tuple[int, int]] = field(default_factory=list)
-    """(class, stream position) of every side that has come."""
-    arrivals: list[tuple[int, Times]] = field(default_factory=list)
-    """Per class arrivals by group; kept only while hangs are possible."""
-
-
-@dataclass(slots=True)
-class ClassState:
-    """Progress of one class."""
-
-    program: ClassProgram
-    position: int
-    stop: int
-    ends: dict[int, Times] = field(default_factory=dict)
-    durations: Sequence[Duration] = ()
-    durations_base: int = 0
-    """Stream position of ``durations[0]``."""
-    uses: dict[int, int] = field(default_factory=dict)
-    """How often each channel was used."""
-    blocked_on: int = -1
-    external: bool = False
-    """A live rank: its arrivals are told, not computed."""
 
 
 StepEnd = Callable[[int, int, Times], None]
@@ -316,15 +275,3 @@ class Engine:
             if state.blocked_on == x and not state.external:
                 state.blocked_on = -1
                 self._ready.append(index)
-
-
-__all__ = [
-    "NEVER",
-    "Duration",
-    "DurationSource",
-    "Engine",
-    "Meeting",
-    "NodeSeen",
-    "SeatPlan",
-    "StepEnd",
-]

@@ -21,7 +21,7 @@ from prismscale.errors import FormatError, UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import Duration
+from prismscale.sim.state import Duration
 
 NO_MICROBATCH = -1
 """Microbatch of a node that belongs to none, or to one that the recording does not tell."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prismscale.errors import StuckError
 from prismscale.sim.program import JobProgram
-
-if TYPE_CHECKING:
-    from prismscale.sim.engine import ClassState, Meeting
+from prismscale.sim.state import ClassState, Meeting
 
 MOST_NAMED = 8
 """Lines of a message; a stuck job of thousands of ranks has the same few reasons everywhere."""

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import NEVER, DurationSource, Engine, Times
+from prismscale.sim.engine import NEVER, DurationSource, Engine
 from prismscale.sim.program import JobProgram, compile_job
+from prismscale.sim.state import Times
 from prismscale.sim.stuck import Hang
 
 

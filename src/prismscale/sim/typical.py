@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
 from prismscale.sim.program import compile_job
+from prismscale.sim.state import Duration
 from prismscale.sim.timeline import Timeline, simulate
 
 STEPS = 4

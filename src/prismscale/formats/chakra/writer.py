@@ -32,7 +32,8 @@ from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import HOST
-from prismscale.sim.engine import Duration, DurationSource
+from prismscale.sim.engine import DurationSource
+from prismscale.sim.state import Duration
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 NODE_TYPE = {

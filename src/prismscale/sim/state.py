@@ -1,0 +1,53 @@
+"""What the engine knows of a job on its way: how far each class has come, and who waits for whom.
+
+Times are int64 nanoseconds, shaped ``[M]`` or ``[D, M]`` (``M`` members, ``D`` draws); an axis of
+length 1 stands for "the same for all" and is never expanded before it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.sim.program import ClassProgram
+
+Times = NDArray[np.int64]
+Duration = Any
+"""An int, or an int64 array that broadcasts against ``[D, M]`` (computation, by member of the
+class), ``[D, G]`` (communication, by group of the family)."""
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One communication in progress: who has come, and when the last one did."""
+
+    channel: int
+    missing: int
+    arrival_G: Times | None = None
+    duration: Duration = 0
+    present: list[tuple[int, int]] = field(default_factory=list)
+    """(class, stream position) of every side that has come."""
+    arrivals: list[tuple[int, Times]] = field(default_factory=list)
+    """Per class arrivals by group; kept only while hangs are possible."""
+
+
+@dataclass(slots=True)
+class ClassState:
+    """Progress of one class."""
+
+    program: ClassProgram
+    position: int
+    stop: int
+    ends: dict[int, Times] = field(default_factory=dict)
+    durations: Sequence[Duration] = ()
+    durations_base: int = 0
+    """Stream position of ``durations[0]``."""
+    uses: dict[int, int] = field(default_factory=dict)
+    """How often each channel was used."""
+    blocked_on: int = -1
+    external: bool = False
+    """A live rank: its arrivals are told, not computed."""
