@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+import random
 import re
 import signal
 import socket
@@ -24,6 +25,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TIMEOUT_S = 600
+PORTS_OF_THE_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Every layout sees the same four samples a step.
 BATCH = "--model debug --device cpu --steps 3 --lr 1e-3"
@@ -109,12 +111,20 @@ def torchrun(world_size: int, script: Path, *options: str) -> tuple[int, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free when asked for, all different."""
-    with contextlib.ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports of 127.0.0.1 that are free when asked for, all different.
+
+    They lie below those that the kernel gives to sockets that ask for none: until a layout's turn
+    comes, one of the earlier layouts' many connections could be given its port.
+    """
+    kernels_first = int(PORTS_OF_THE_KERNEL.read_text().split()[0])
+    ports: list[int] = []
+    for port in random.sample(range(1024, kernels_first), k=kernels_first - 1024):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
 
 
 @pytest.fixture(scope="module")
