@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,38 @@ def test_old_overloads_are_understood() -> None:
         world.reduce(_x(), 2).wait()
         assert hook.batches[0][0].reduce_op == dist.ReduceOp.MIN
         assert [r.root for r in hook.collectives] == [-1, 3, -1, 2]
+
+
+class NotedOptions:
+    """Options of an all_reduce that note when they are first read."""
+
+    asyncOp = True
+
+    def __init__(self) -> None:
+        self.read_ns = 0
+
+    @property
+    def reduceOp(self) -> Any:
+        self.read_ns = perf_counter_ns()
+        return dist.ReduceOp.SUM
+
+
+def test_a_call_is_when_the_program_entered() -> None:
+    """Making the record is the emulation's work: the call's moment comes before all of it."""
+    with emulated() as hook:
+        world: Any = dist.group.WORLD
+        options, before_ns = NotedOptions(), perf_counter_ns()
+        world.allreduce([_x()], options)
+        assert before_ns < hook.last.called_ns < options.read_ns
+
+
+def test_a_batch_is_called_when_its_window_closes() -> None:
+    """Coalesced calls are answered at the end of their window; until then the program runs."""
+    with emulated() as hook:
+        with distributed_c10d._coalescing_manager(async_ops=True):
+            dist.all_reduce(_x())
+            inside_ns = perf_counter_ns()
+        assert inside_ns < hook.last.called_ns < perf_counter_ns()
 
 
 def test_debug_detail_needs_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ and in Python all end up in :meth:`Communications._issue`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
@@ -48,6 +49,17 @@ class _Batch:
             self.work.wait()
 
 
+def _entry(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes when the program called, before anything else: all of ``method`` is the emulation's."""
+
+    @wraps(method)
+    def enter(self: Communications, *arguments: Any, **options: Any) -> Any:
+        self._called_ns = perf_counter_ns()
+        return method(self, *arguments, **options)
+
+    return enter
+
+
 class Communications:
     """The communication methods of a group, answered by :attr:`_hook`."""
 
@@ -55,6 +67,8 @@ class Communications:
     _hook: CommunicationHook | None = None
     _batch: _Batch | None = None
     _sequence_number: int = 0
+    _called_ns: int = 0
+    """When the program last entered, on the monotonic clock."""
 
     @property
     def handle(self) -> GroupHandle:
@@ -76,8 +90,6 @@ class Communications:
         tag: int = 0,
         asynchronous: bool = True,
     ) -> Any:
-        # Calls of a batch are answered later.
-        called_ns = perf_counter_ns() if self._batch is None else 0
         collective = Collective(
             op=op,
             group=self._handle or self.handle,
@@ -90,7 +102,8 @@ class Communications:
             output_splits=output_splits,
             tag=tag,
             asynchronous=asynchronous,
-            called_ns=called_ns,
+            # Calls of a batch are answered later.
+            called_ns=self._called_ns if self._batch is None else 0,
         )
         if self._batch is not None:
             return self._batch.add(collective)
@@ -100,14 +113,18 @@ class Communications:
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = _Batch()
 
+    @_entry
     def _end_coalescing(self, device: torch.device | None = None) -> Any:
         batch, self._batch = self._batch, None
         if batch is None or not batch.collectives:
             return None
         self._sequence_number += 1
-        batch.work = self._hook.communicate(merged(batch.collectives))  # type: ignore[union-attr]
+        collectives = merged(batch.collectives)
+        collectives[0].called_ns = self._called_ns
+        batch.work = self._hook.communicate(collectives)  # type: ignore[union-attr]
         return batch.work
 
+    @_entry
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:
         """all_reduce of one tensor, or of several as one record."""
         data = tensors_of(tensors)
@@ -122,6 +139,7 @@ class Communications:
 
     allreduce_coalesced = allreduce
 
+    @_entry
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: Any = None, root: int | None = None
     ) -> Any:
@@ -136,6 +154,7 @@ class Communications:
             asynchronous=is_async(opts),
         )
 
+    @_entry
     def reduce(
         self,
         tensors: Any,
@@ -156,6 +175,7 @@ class Communications:
             asynchronous=is_async(opts),
         )
 
+    @_entry
     def all_gather_single(
         self, output: Any, input: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
@@ -174,6 +194,7 @@ class Communications:
     _allgather_base = all_gather_single
     allgather = all_gather_single
 
+    @_entry
     def allgather_coalesced(
         self, output_lists: Any, input_list: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
@@ -181,6 +202,7 @@ class Communications:
         outputs = tuple(tensor for column in zip(*output_lists, strict=True) for tensor in column)
         return self.all_gather_single(outputs, input_list, opts)
 
+    @_entry
     def reduce_scatter_single(
         self, output: Any, input: Any, opts: Any = None, timeout: Any = None, op: Any = None
     ) -> Any:
@@ -200,6 +222,7 @@ class Communications:
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter = reduce_scatter_single
 
+    @_entry
     def gather(
         self,
         output: Any,
@@ -219,6 +242,7 @@ class Communications:
             asynchronous=is_async(opts),
         )
 
+    @_entry
     def scatter(
         self,
         output: Any,
@@ -238,6 +262,7 @@ class Communications:
             asynchronous=is_async(opts),
         )
 
+    @_entry
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -261,6 +286,7 @@ class Communications:
 
     alltoall_base = all_to_all_single
 
+    @_entry
     def alltoall(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Any:
         """all_to_all of one tensor for each member."""
         inputs, outputs = tensors_of(input), tensors_of(output)
@@ -272,16 +298,19 @@ class Communications:
             asynchronous=is_async(opts),
         )
 
+    @_entry
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
         """Send to a group rank."""
         data = tensors_of(tensors)
         return self._issue(CollectiveOp.SEND, data, (), byte_count(data), root=dstRank, tag=tag)
 
+    @_entry
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
         """Receive from a group rank."""
         data = tensors_of(tensors)
         return self._issue(CollectiveOp.RECV, (), data, byte_count(data), root=srcRank, tag=tag)
 
+    @_entry
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         """Receive from whoever sends: recorded, and answered by ``Work.source_rank()``, as the
         member before this one, because nobody sends here."""
@@ -292,10 +321,12 @@ class Communications:
             return work
         return EmulatedWork(tensors_of(tensors), lambda _: work.wait(), work.is_completed, source)
 
+    @_entry
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Wait for every member."""
         return self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=is_async(opts))
 
+    @_entry
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that blocks the host."""
         self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=False).wait()

@@ -17,7 +17,7 @@ from prismscale.capture.hook import Collective
 from prismscale.capture.meetings import Meetings
 from prismscale.capture.payload import PayloadSource
 from prismscale.capture.program_time import ProgramTime, RunQueue, since_call_ns
-from prismscale.capture.work import EmulatedWork, in_flight
+from prismscale.capture.work import completed, in_flight
 from prismscale.capture.workspace import take_workspace
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
@@ -124,9 +124,10 @@ class LiveHook:
             pending.share = self.load.share(batch)
             self._at_work += pending.is_work_here
         if not batch[0].asynchronous:
+            work = completed(tuple(t for c in batch for t in c.outputs))
             pending.share.begin()
             self._complete(pending, now)
-            return EmulatedWork(tuple(t for c in batch for t in c.outputs))
+            return work
 
         def wait(_: timedelta | None) -> None:
             called = self.clock.now_ns()
