@@ -9,7 +9,7 @@ read from there, as it often is in a program whose last kernel wrote it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from prismscale.capture.kernel_inputs import Runnable, build_call
 from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
 from prismscale.cost.kernel_signature import parse_signature
 from prismscale.errors import PrismscaleError
+from prismscale.progress import StageUpdate
 
 WARM_UP = 3
 BATCHES = 9
@@ -27,8 +28,6 @@ LONGEST_BATCH = 50
 BATCH_NS = 2_000_000
 """A batch of short calls lasts about so long."""
 _SLEEP_CYCLES_PER_CALL = 40_000
-
-Progress = Callable[[int, int], None]
 
 
 class Stopwatch(Protocol):
@@ -71,7 +70,10 @@ class CudaStopwatch:
 
 
 def profile_kernels(
-    signatures: Sequence[str], device: torch.device, *, progress: Progress = lambda done, of: None
+    signatures: Sequence[str],
+    device: torch.device,
+    *,
+    progress: StageUpdate = lambda done, total: None,
 ) -> KernelTable:
     """Measure each distinct call; those that cannot be rebuilt or run are listed with the reason.
 

@@ -24,13 +24,12 @@ from prismscale.errors import (
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes import Child, Children, Program, ending
+from prismscale.progress import StageUpdate
 from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
 RANK_PROCESS = "prismscale.capture.rank_process"
 BALLAST = "ballast"
-Progress = Callable[[int, int], None]
-"""``(captured, known to be needed)``."""
 
 
 @dataclass(kw_only=True)
@@ -42,7 +41,8 @@ class CaptureRunner:
     logs: Path
     timeout_s: float = 1800.0
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    progress: Progress | None = None
+    progress: StageUpdate | None = None
+    """Told ranks captured, of those known to be needed."""
     starter: Starter = field(default_factory=Spawner)
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0

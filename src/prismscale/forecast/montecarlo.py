@@ -8,7 +8,7 @@ workers there are, or where. (They do depend on the chunks' size, and so on the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, overload
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor, Serial
 from prismscale.graph.job_graph import JobGraph
+from prismscale.progress import StageUpdate
 from prismscale.sim.engine import DurationSource, Engine
 from prismscale.sim.program import ClassProgram, JobProgram, compile_job
 from prismscale.sim.state import Duration, Times
@@ -101,17 +102,13 @@ class Draws:
         return float(np.quantile(self.step_ns_D, q))
 
 
-Progress = Callable[[int, int], None]
-"""``(draws done, draws in all)``."""
-
-
 def draw_steps(
     graph: JobGraph,
     source: DrawSource,
     config: MonteCarlo,
     *,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: StageUpdate | None = None,
 ) -> Draws:
     """Step times of ``config.draws`` draws.
 
