@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -56,7 +56,7 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
-from prismscale.processes import Children
+from prismscale.processes import Child, Children, Program
 from prismscale.starter import Spawner
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
@@ -178,8 +178,21 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
         cluster=cluster,
         slow={},
         hang={},
-        starter=Spawner(prefix=lambda slot: on_core(rank)),
+        starter=Seat(rank),
     )
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Starts a live rank and its coordinator on the rank's core: beside another job's live rank a
+    coordinator would take what nobody takes there in a job of its own."""
+
+    rank: int
+
+    def start(self, children: Children, program: Program) -> Child:
+        """See :class:`Starter`."""
+        spawner = Spawner(prefix=lambda slot: on_core(self.rank))
+        return spawner.start(children, replace(program, slot=self.rank))
 
 
 def on_core(rank: int) -> list[str]:

@@ -25,7 +25,6 @@ from time import (  # by name: a program's ``time`` may be logical
 
 from prismscale.capture.contention import CommunicationLoad
 from prismscale.capture.hook import Collective
-from prismscale.capture.quota import is_cpu_limited
 
 
 def moment() -> tuple[int, int]:
@@ -41,20 +40,13 @@ def since_call_ns(batch: Sequence[Collective], load: CommunicationLoad) -> int:
 
 
 class RunQueue:
-    """How long the thread that made it was ready to run and did not, because others had its core.
-    Linux tells; elsewhere it never was.
-
-    Under a CPU quota, a thread whose quota is used up is ready to run too, and a real rank waits
-    just so: there it is no longer than the other process ran meanwhile.
+    """How long the thread that made it was ready to run and did not, because another process had
+    its core: at most as long as that one ran meanwhile, for a real rank is delayed too, by its own
+    threads and by a CPU quota that is used up. Linux tells; elsewhere it never was.
     """
 
-    def __init__(self, other: int | None = None, *, limited: bool | None = None) -> None:
-        """
-        Args:
-            other: the process that emulation runs beside this one (None: there is none).
-            limited: whether there is a quota; None: look.
-        """
-        self._limited = is_cpu_limited() if limited is None else limited
+    def __init__(self, other: int | None = None) -> None:
+        """``other``: the process that emulation runs beside this one (None: there is none)."""
         self._thread = threading.get_ident()
         self._other = None if other is None else _processor_clock(other)
         self._file: int | None = None
@@ -72,8 +64,7 @@ class RunQueue:
         since, now = self._since, self._now()
         if since is None or now is None:
             return 0
-        delay_ns, other_ns = now[0] - since[0], now[1] - since[1]
-        return min(delay_ns, other_ns) if self._limited else delay_ns
+        return min(now[0] - since[0], now[1] - since[1])
 
     def _now(self) -> tuple[int, int] | None:
         """Delay of the thread, and processor time of the other process."""

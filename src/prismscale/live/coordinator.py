@@ -22,6 +22,7 @@ from prismscale.live.jitter import CommonJitter
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.sim.engine import COMPUTE, NEVER, Engine
 from prismscale.sim.program import JobProgram
+from prismscale.sim.state import latest
 
 LOOKAHEAD_STEPS = 2
 """Steps that virtual ranks may be ahead of the furthest live rank."""
@@ -154,6 +155,8 @@ class Coordinator:
             self._advance()
             for live in self._ranks.values():
                 moved |= self._release(live)
+            # Only an arrival that waits for its lane has anything from another round.
+            moved = moved and any(live.told for live in self._ranks.values())
 
     def _advance(self) -> None:
         """Take virtual ranks on: as far as is known how the machine ran, and as far as it takes for
@@ -198,7 +201,7 @@ class Coordinator:
                 if before in live.waiting:
                     return None
                 continue
-            free = max(free, int(end.max()))
+            free = max(free, latest(end))
         return free
 
     def _release(self, live: LiveRank) -> bool:
@@ -210,7 +213,7 @@ class Coordinator:
             live.waiting.discard(position)
             live.blocked = False
             released = True
-            time_ns = int(end.max())
+            time_ns = latest(end)
             if time_ns >= NEVER:
                 self._fault(live, self._hang_text())
             else:

@@ -73,7 +73,7 @@ def _loop(coordinator: Coordinator, wires: dict[int, Wire]) -> None:
             for key, _ in selector.select():
                 rank = int(key.data)
                 try:
-                    messages = wires[rank].receive(0)
+                    messages = wires[rank].read()
                 except OSError:
                     messages = None
                 if messages is None:

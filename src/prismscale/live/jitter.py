@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import COMMON_JITTER, RankTrace
 from prismscale.sim.engine import NEVER
-from prismscale.sim.state import Duration, Times
+from prismscale.sim.state import Duration, Times, latest
 
 KEPT = 256
 """Moments that are remembered."""
@@ -176,7 +176,7 @@ class CommonJitter:
         """When computation of a class ends: as its machine's live ranks see it, on average."""
         plain: Times = start + duration
         beside = self._beside[class_index]
-        if not beside or plain.max() >= NEVER:
+        if not beside or latest(plain) >= NEVER:
             return plain
         if plain.size == 1 and self._is_on_one_machine[class_index]:
             ends_ns = [seen.end(int(start[0]), int(plain[0] - start[0])) for seen, _ in beside]

@@ -90,8 +90,10 @@ class Wire:
         Returns an empty list on time-out and None when the other side closed.
         """
         ready, _, _ = select.select([self.connection], [], [], timeout_s)
-        if not ready:
-            return []
+        return self.read() if ready else []
+
+    def read(self) -> list[Message] | None:
+        """Messages, of which there are some; None when the other side closed."""
         chunk = self.connection.recv(1 << 16)
         if not chunk:
             return None

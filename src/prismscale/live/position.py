@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prismscale.capture.hook import Collective
 from prismscale.errors import MismatchError
-from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
 
 
@@ -20,6 +19,9 @@ class TraceCursor:
         self._trace = trace
         self._prologue = list(trace.communications(0, trace.n_prologue))
         self._body = list(trace.communications(trace.n_prologue, trace.n_nodes))
+        # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
+        columns = trace.op_N, trace.role_N, trace.peer_N, trace.bytes_N
+        self._ops, self._roles, self._peers, self._bytes = (c.tolist() for c in columns)
         self._count = 0
         self.uncovered = 0
 
@@ -69,17 +71,14 @@ class TraceCursor:
         return beyond >= 0 and (not self._body or beyond % len(self._body) == 0)
 
     def _same(self, collective: Collective, node: int) -> bool:
-        trace, group = self._trace, collective.group
-        op = CollectiveOp(int(trace.op_N[node]))
-        if collective.op != op or group.role != int(trace.role_N[node]):
+        group, op = collective.group, collective.op
+        if op != self._ops[node] or group.role != self._roles[node]:
             return False
         peer = collective.root
         if op.is_p2p:
             peer = (collective.root - group.group_rank) % group.size
         exact = op.bytes_must_agree or op.is_p2p
-        return peer == int(trace.peer_N[node]) and (
-            not exact or collective.n_bytes == int(trace.bytes_N[node])
-        )
+        return peer == self._peers[node] and (not exact or collective.n_bytes == self._bytes[node])
 
 
 def describe(collective: Collective) -> str:

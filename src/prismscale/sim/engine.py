@@ -17,7 +17,7 @@ import numpy as np
 from prismscale.errors import GraphError, StuckError
 from prismscale.graph.node import NodeKind
 from prismscale.sim.program import ClassProgram, JobProgram
-from prismscale.sim.state import ClassState, Duration, Meeting, Times
+from prismscale.sim.state import ClassState, Duration, Meeting, Times, earliest, latest
 from prismscale.sim.stuck import Hang, describe_stuck, find_hangs
 
 NEVER = 2**60
@@ -198,9 +198,9 @@ class Engine:
             if start is None:
                 start = self._zero
             if program.kinds[i] == COMPUTE:
-                if self._until_ns is not None and int(start.min()) > self._until_ns:
+                if self._until_ns is not None and (begins := earliest(start)) > self._until_ns:
                     state.position, state.blocked_on = x, -1
-                    self._held[program.index] = int(start.min())
+                    self._held[program.index] = begins
                     return
                 duration = state.durations[x - state.durations_base]
                 if self._progress is None:
@@ -258,7 +258,7 @@ class Engine:
         if arrival is None:
             raise GraphError("a communication without members")
         end_G = arrival + meeting.duration
-        if self._watch_hangs and int(arrival.max()) >= NEVER:
+        if self._watch_hangs and latest(arrival) >= NEVER:
             self.hangs.extend(find_hangs(self._job, meeting, NEVER))
         for index, x in meeting.present:
             state = self._states[index]

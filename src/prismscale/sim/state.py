@@ -21,6 +21,17 @@ Duration = Any
 class), ``[D, G]`` (communication, by group of the family)."""
 
 
+def earliest(times: Times) -> int:
+    """The earliest. Beside a live rank there is mostly one, and NumPy's reduction of one takes as
+    long as all else that is done with it."""
+    return int(times.item() if times.size == 1 else times.min())
+
+
+def latest(times: Times) -> int:
+    """The last of them; see :func:`earliest`."""
+    return int(times.item() if times.size == 1 else times.max())
+
+
 @dataclass(slots=True)
 class Meeting:
     """One communication in progress: who has come, and when the last one did."""
