@@ -187,7 +187,8 @@ def test_a_straggler_slows_everybody(captured: Captured, tmp_path: Path) -> None
     before = results(here.out)["step_ns"]
     done = run_job(here.out, WORLD, "--slow", "2=3", here.script)
     assert done.code == 0
-    assert 2 * before < results(here.out)["step_ns"] < 3.01 * before
+    # Captured steps differ, and another one may be the median.
+    assert 2 * before < results(here.out)["step_ns"] < 4 * before
 
 
 def test_an_unknown_cluster_is_answered_with_the_known_ones(tmp_path: Path) -> None:
