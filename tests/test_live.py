@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,17 +136,31 @@ def make_hook(clock: ManualClock, wire: ScriptedWire, folder: Path, factor: floa
     return hook
 
 
-def test_who_listens_is_known_to_who_connects(tmp_path: Path) -> None:
-    """The live rank's coordinator is the process behind its socket."""
+CONNECT = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+connection.connect(sys.argv[1])
+connection.recv(1)
+"""
+"""Connects, and stays until the other side closes."""
+
+
+def test_who_listens_and_who_connects_know_each_other(tmp_path: Path) -> None:
+    """The coordinator and a live rank are the processes behind a socket."""
     place = str(tmp_path / "socket")
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
         listener.bind(place)
-        listener.listen(1)
+        listener.listen(2)
         connection.connect(place)
-        assert Wire(connection).server == os.getpid()
+        assert Wire(connection).process == os.getpid()
+        listener.accept()[0].close()
+        with subprocess.Popen([sys.executable, "-c", CONNECT, place]) as other:
+            accepted, _ = listener.accept()
+            assert Wire(accepted).process == other.pid
+            accepted.close()
 
 
 def reduce_one(*, asynchronous: bool = False) -> Collective:

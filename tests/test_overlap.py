@@ -121,9 +121,8 @@ def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
     assert program.computed_ns >= 20_000_000
 
 
-def delayed_on_the_first_core(other: int) -> tuple[float, float]:
-    """How long, in ms, this thread was delayed by ``other`` while asleep, and while it computed."""
-    queue = RunQueue(other)
+def delayed_on_the_first_core(queue: RunQueue) -> tuple[float, float]:
+    """How long, in ms, this thread was delayed while asleep, and while it computed."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -170,23 +169,40 @@ def test_what_another_process_takes_of_the_core_is_told_from_sleep(
     """Sleep is no delay, however busy the machine; to share a core is."""
     busy, _ = processes
     began_s = time.perf_counter()
-    asleep_ms, beside_ms = delayed_on_the_first_core(busy)
+    asleep_ms, beside_ms = delayed_on_the_first_core(RunQueue([busy]))
     assert asleep_ms <= (time.perf_counter() - began_s) * 1e3 - 400
     assert beside_ms > 50
+
+
+def test_any_of_several_processes_may_have_had_the_core(processes: tuple[int, int]) -> None:
+    """The coordinator, and other live ranks."""
+    busy, idle = processes
+    assert delayed_on_the_first_core(RunQueue([idle, busy]))[1] > 50
+
+
+def test_a_process_that_ended_is_forgotten(processes: tuple[int, int]) -> None:
+    """The others still count."""
+    busy, idle = processes
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as short:
+        queue = RunQueue([idle, short.pid, busy])
+        short.kill()
+    queue.go()
+    assert queue.delayed_ns() == 0
+    assert delayed_on_the_first_core(queue)[1] > 50
 
 
 def test_a_process_that_hardly_ran_took_nothing(processes: tuple[int, int]) -> None:
     """Others on the core delay a real rank too, and so does a CPU quota that is used up."""
     _, idle = processes
-    assert delayed_on_the_first_core(idle)[1] < 50
+    assert delayed_on_the_first_core(RunQueue([idle]))[1] < 50
 
 
 def test_without_another_process_nothing_was_taken() -> None:
     """Nor is it known of one that has ended."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        before = RunQueue(ended.pid)
+        before = RunQueue([ended.pid])
         before.go()
-    for queue in (RunQueue(), RunQueue(ended.pid), before):
+    for queue in (RunQueue(), RunQueue([ended.pid]), before):
         queue.go()
         assert queue.delayed_ns() == 0
         queue.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import (  # by name: a program's ``time`` may be logical
     clock_gettime_ns,
@@ -40,18 +40,19 @@ def since_call_ns(batch: Sequence[Collective], load: CommunicationLoad) -> int:
 
 
 class RunQueue:
-    """How long the thread that made it was ready to run and did not, because another process had
-    its core: at most as long as that one ran meanwhile, for a real rank is delayed too, by its own
+    """How long the thread that made it was ready to run and did not, because other processes had
+    its core: at most as long as those ran meanwhile, for a real rank is delayed too, by its own
     threads and by a CPU quota that is used up. Linux tells; elsewhere it never was.
     """
 
-    def __init__(self, other: int | None = None) -> None:
-        """``other``: the process that emulation runs beside this one (None: there is none)."""
+    def __init__(self, others: Iterable[int] = ()) -> None:
+        """``others``: processes that emulation runs beside this one."""
         self._thread = threading.get_ident()
-        self._other = None if other is None else _processor_clock(other)
+        clocks = (_processor_clock(other) for other in others)
+        self._others = [clock for clock in clocks if clock is not None]
         self._file: int | None = None
         self._since: tuple[int, int] | None = None
-        if self._other is not None:
+        if self._others:
             with suppress(OSError):
                 self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
@@ -67,15 +68,16 @@ class RunQueue:
         return min(now[0] - since[0], now[1] - since[1])
 
     def _now(self) -> tuple[int, int] | None:
-        """Delay of the thread, and processor time of the other process."""
-        if self._file is None or self._other is None or threading.get_ident() != self._thread:
+        """Delay of the thread, and processor time of the other processes."""
+        if self._file is None or threading.get_ident() != self._thread:
             return None
         try:
-            other_ns = clock_gettime_ns(self._other)
-        except OSError:  # it has ended
+            ran_ns = sum(map(clock_gettime_ns, self._others))
+        except OSError:  # one has ended, and what it ran is not known
+            self._others = [clock for clock in self._others if _goes_on(clock)]
             return None
         # Nanoseconds on a core, nanoseconds ready to run without one, and time slices.
-        return int(os.pread(self._file, 64, 0).split()[1]), other_ns
+        return int(os.pread(self._file, 64, 0).split()[1]), ran_ns
 
     def close(self) -> None:
         """From now on it never was; safe to call again."""
@@ -89,6 +91,15 @@ def _processor_clock(pid: int) -> int | None:
     clock = ctypes.c_int()
     failed = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
     return None if failed else clock.value
+
+
+def _goes_on(clock: int) -> bool:
+    """Whether the process of a clock has not ended."""
+    try:
+        clock_gettime_ns(clock)
+    except OSError:
+        return False
+    return True
 
 
 class ProgramTime:

@@ -90,9 +90,11 @@ class Coordinator:
 
     def go(self) -> None:
         """All are there: the job begins now."""
+        processes = {rank: live.wire.process for rank, live in self._ranks.items()}
         origin = time.perf_counter_ns()
         for live in self._ranks.values():
-            _send(live, Message(Kind.GO, 0, origin))
+            others = [pid for rank, pid in processes.items() if pid and rank != live.rank]
+            _send(live, Message(Kind.GO, 0, origin, {"processes": others}))
         # Virtual ranks begin while live ones still build their models.
         self._engine.advance()
 

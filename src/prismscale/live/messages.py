@@ -26,7 +26,8 @@ class Kind(IntEnum):
     HELLO = 0
     """Live rank → coordinator: ready to run; ``position`` is the rank."""
     GO = 1
-    """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock."""
+    """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock; text lists the
+    processes of the other live ranks."""
     ARRIVE = 2
     """Live rank → coordinator: reached communication ``position`` at ``time_ns``, and since the one
     before it computed ``computed_ns`` on this machine."""
@@ -68,8 +69,8 @@ class Wire:
         return self.connection.fileno()
 
     @property
-    def server(self) -> int | None:
-        """The process that listened, where this is the side that connected and Linux tells."""
+    def process(self) -> int | None:
+        """The process at the other end when the two were connected, where Linux tells."""
         if not hasattr(socket, "SO_PEERCRED"):
             return None
         told = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)

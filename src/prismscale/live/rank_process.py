@@ -141,7 +141,7 @@ def run_live(spec: LiveSpec) -> Observation:
     trace = load_trace(Path(spec.trace))
     load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
     wire = _connect(spec)
-    origin_ns = _wait_for_go(wire)
+    origin_ns, others = _wait_for_go(wire)
     clock = _clock(spec, origin_ns, emulation)
     cursor = TraceCursor(trace)
     payload = rank_payload(Path(spec.payloads), emulation)
@@ -161,7 +161,7 @@ def run_live(spec: LiveSpec) -> Observation:
     elif isinstance(clock, NullClock):
         hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
     else:
-        queue = RunQueue(wire.server)
+        queue = RunQueue(others)
         hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
     seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
@@ -219,14 +219,17 @@ def _connect(spec: LiveSpec) -> Wire:
     return wire
 
 
-def _wait_for_go(wire: Wire) -> int:
+def _wait_for_go(wire: Wire) -> tuple[int, list[int]]:
+    """When the job begins, and the processes that emulation runs beside this one."""
     while True:
         messages = wire.receive(None)
         if messages is None:
             raise StuckError("the coordinator ended before the job began; its log says why")
         for message in messages:
             if message.kind == Kind.GO:
-                return message.time_ns
+                text = message.text or {}
+                coordinator = [wire.process] if wire.process else []
+                return message.time_ns, coordinator + list(text.get("processes", ()))
 
 
 def main(arguments: list[str]) -> int:

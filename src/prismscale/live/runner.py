@@ -76,7 +76,7 @@ class LiveHook:
     load: CommunicationLoad
     overlap: Overlap
     queue: RunQueue = field(default_factory=RunQueue)
-    """For its core, with the coordinator."""
+    """For its core, with the coordinator and the other live ranks."""
     compute_factor: float = 1.0
     """Logical time of a computation over the time it takes here."""
     hung: bool = False
@@ -207,8 +207,9 @@ class LiveHook:
         self._forgive(self.clock.now_ns() - since)
 
     def _stop(self) -> None:
-        """The program calls. While nothing is done for its communications, what the coordinator had
-        of its core is the emulation's: a rank on a core of its own would have gone on."""
+        """The program calls. While nothing is done for its communications, what the coordinator and
+        other live ranks had of its core is the emulation's: a rank on a core of its own would have
+        gone on."""
         self._time.stop()
         if self.load.interrupts and not self._at_work:
             self._forgive(self.queue.delayed_ns())
