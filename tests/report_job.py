@@ -134,13 +134,13 @@ def report_run(
     durations = GraphDurations(
         graph=graph, model=model, faults=Faults(hang=hang or {}), sampled=not hang
     )
-    timeline, simulated_ns_T = retime(durations, ranks=shown_ranks(graph))
+    retimed = retime(durations, ranks=shown_ranks(graph))
+    timeline = retimed.timeline
     result = summarise(
         Findings(
             graph=graph,
             durations=durations,
-            timeline=timeline,
-            simulated_ns_T=simulated_ns_T,
+            retimed=retimed,
             observed=[observation(r, timeline) for r in (0, graph.world_size // 2) if live],
             distinct_axes=("pp",) if len(graph.classes) > 1 else (),
             witnesses=(1,),

@@ -19,7 +19,7 @@ from prismscale.capture.mates import participants
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER
+from prismscale.graph.trace import COMMON_JITTER, MADE_WITH
 from runs import TRAINER, write_program
 
 EVERYTHING = """
@@ -128,6 +128,19 @@ def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     for trace in runner.capture_together([0, 1], period=1, marks=4):
         assert 0 <= float(trace.meta[COMMON_JITTER]) <= 1
+
+
+@pytest.mark.parametrize(("on_a_node", "made_with"), [(2, ["0,1", "0,1"]), (1, ["0", "1"])])
+def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
+    tmp_path: Path, on_a_node: int, made_with: list[str]
+) -> None:
+    """What a network takes between nodes of the target was not measured here."""
+    spec = replace(
+        spec_of(write_program(tmp_path / "program"), tmp_path), local_world_size=on_a_node
+    )
+    runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
+    traces = runner.capture_together([0, 1], period=1, marks=4)
+    assert [trace.meta[MADE_WITH] for trace in traces] == made_with
 
 
 def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 from prismscale.capture.timing import slices_for, slices_to_time, time_in_slices
 from prismscale.errors import ScriptError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, GroupRecord, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, GroupRecord, RankTrace
 from traces import loop_trace
 
 REDUCE = CollectiveOp.ALL_REDUCE
 META = {"period": "1", "prologue_marks": "4"}
-OF_SLICE = {ISSUE_NS: "30", COMMON_JITTER: "0.5"}
+OF_SLICE = {ISSUE_NS: "30", COMMON_JITTER: "0.5", MADE_WITH: "0,1"}
 IN_SLICE = {**META, "prologue_marks": "2", **OF_SLICE}
 
 
@@ -98,6 +98,7 @@ def test_a_slice_that_tells_less_gives_what_it_tells() -> None:
     alone = trace(0, (REDUCE, 8, 1))
     old = slower(alone)
     old.meta.pop(COMMON_JITTER)
+    old.meta.pop(MADE_WITH)
     runner = Runner(traces=of(alone), again=of(old))
     time_in_slices(runner, slices_to_time(runner))
     assert (runner.traces[0].body_ns_SB == 7).all()

@@ -15,8 +15,11 @@ from prismscale.sim.typical import MOST_SAMPLED_STEPS, simulate_typical
 WORLD = GroupRecord(ranks=(0, 1), name="world", backend="gloo")
 
 
-def meeting_traces(*computes_ns: list[int]) -> dict[int, RankTrace]:
-    """Ranks that compute as long as their samples say, meet for 5 ns, and close the step."""
+def meeting_traces(
+    *computes_ns: list[int], tail_ns: list[int] | None = None
+) -> dict[int, RankTrace]:
+    """Ranks that compute as long as their samples say, meet for 5 ns, and close the step; the last
+    rank after a tail."""
     traces = {}
     for rank, samples_ns in enumerate(computes_ns):
         builder = TraceBuilder(rank=rank, world_size=len(computes_ns), groups=(WORLD,))
@@ -26,34 +29,35 @@ def meeting_traces(*computes_ns: list[int]) -> dict[int, RankTrace]:
         met = builder.add_communication(
             CollectiveOp.BARRIER, 0, role=0, preds=[computed], durations_ns=[5] * len(samples_ns)
         )
-        builder.add_compute([0] * len(samples_ns), preds=[met], label=f"of rank {rank}")
+        none_ns = [0] * len(samples_ns)
+        closes_ns = tail_ns if tail_ns and rank == len(computes_ns) - 1 else none_ns
+        builder.add_compute(closes_ns, preds=[met], label=f"of rank {rank}")
         traces[rank] = builder.build(known_groups=(WORLD,), meta={})
     return traces
 
 
-def meeting_job(*computes_ns: list[int]) -> JobGraph:
+def meeting_job(*computes_ns: list[int], tail_ns: list[int] | None = None) -> JobGraph:
     """A job of such ranks, each in a class of its own."""
-    return job_from_traces(meeting_traces(*computes_ns))
+    return job_from_traces(meeting_traces(*computes_ns, tail_ns=tail_ns))
 
 
 def test_the_typical_step_waits_for_whoever_is_late() -> None:
     """Ranks that are late in turn are each of median length 20, and their job of 30."""
     graph = meeting_job([10, 30, 20], [30, 10, 20])
-    timeline, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=3, steps=4)
+    retimed = simulate_typical(graph, RecordedDurations(graph), samples=3, steps=4)
 
-    assert sorted(step_ns_T.tolist()) == [25, 35, 35]
-    assert timeline.step_ns == 35
+    assert sorted(retimed.job_step_ns_T.tolist()) == [25, 35, 35]
+    assert retimed.timeline.step_ns == 35
 
 
 def test_the_last_step_shown_is_the_median_one() -> None:
     """Of steps 15 … 95 long, the one of 55, with the three before it."""
     samples = [70, 10, 50, 90, 30]
     graph = meeting_job(samples, samples)
-    timeline, step_ns_T = simulate_typical(
-        graph, RecordedDurations(graph), samples=5, steps=4, ranks=[0]
-    )
+    retimed = simulate_typical(graph, RecordedDurations(graph), samples=5, steps=4, ranks=[0])
+    timeline = retimed.timeline
 
-    assert np.median(step_ns_T) == 55
+    assert np.median(retimed.job_step_ns_T) == 55
     assert timeline.job_step_ns_TD[:, 0].tolist()[-3:] == [75, 15, 55]
     seen = timeline.ranks[0]
     trace = graph.classes[seen.class_index].trace
@@ -66,16 +70,31 @@ def test_the_last_step_shown_is_the_median_one() -> None:
 def test_a_job_of_one_sample_is_simulated_once() -> None:
     """Its timeline is that of a plain simulation; all its settled steps are alike."""
     graph = meeting_job([10], [30])
-    timeline, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=1, steps=4)
+    retimed = simulate_typical(graph, RecordedDurations(graph), samples=1, steps=4)
 
     plain = simulate(graph, RecordedDurations(graph), steps=4)
-    assert np.array_equal(timeline.step_end_ns_TDR, plain.step_end_ns_TDR)
-    assert step_ns_T.tolist() == [35, 35, 35]
+    assert np.array_equal(retimed.timeline.step_end_ns_TDR, plain.step_end_ns_TDR)
+    assert retimed.job_step_ns_T.tolist() == [35, 35, 35]
 
 
 def test_many_samples_are_bounded() -> None:
     """A long capture is not replayed whole."""
     graph = meeting_job(list(range(1, 1001)), [1] * 1000)
-    _, step_ns_T = simulate_typical(graph, RecordedDurations(graph), samples=1000, steps=4)
+    retimed = simulate_typical(graph, RecordedDurations(graph), samples=1000, steps=4)
 
-    assert len(step_ns_T) == MOST_SAMPLED_STEPS
+    assert len(retimed.job_step_ns_T) == MOST_SAMPLED_STEPS
+    assert len(retimed.rank_step_ns_TR) == MOST_SAMPLED_STEPS
+
+
+def test_a_rank_feels_the_tail_of_another_one_step_later() -> None:
+    """A step's time is that of the rank that ends last; another's same step is as long as the step
+    before it was."""
+    graph = meeting_job([10, 10, 10], [10, 10, 10], tail_ns=[0, 0, 20])
+    retimed = simulate_typical(graph, RecordedDurations(graph), samples=3, steps=4)
+
+    job, first, last = (
+        ns_T.tolist() for ns_T in (retimed.job_step_ns_T, *retimed.rank_step_ns_TR.T)
+    )
+    assert sorted(job) == [15, 15, 35]
+    assert last == job
+    assert first == [job[-1], *job[:-1]]

@@ -78,7 +78,7 @@ class Job:
             with self._stage("simulate"):
                 durations = graph_durations(config, cluster, graph)
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}
-                timeline, simulated_ns_T = retime(durations, ranks=shown)
+                retimed = retime(durations, ranks=shown)
             observed = []
             if config.live:
                 observed = self._live(plan, traces, groups, cluster, captures, starter)
@@ -86,8 +86,7 @@ class Job:
             Findings(
                 graph=graph,
                 durations=durations,
-                timeline=timeline,
-                simulated_ns_T=simulated_ns_T,
+                retimed=retimed,
                 observed=observed,
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
@@ -101,7 +100,7 @@ class Job:
             peak_rss_bytes=footprint.peak_bytes,
         )
         with self._stage("report"):
-            write_report(self.folder, result, timeline, durations)
+            write_report(self.folder, result, retimed.timeline, durations)
         return result
 
     def _capture(

@@ -56,6 +56,7 @@ class LiveResult:
     """Logical step times, in order."""
     median_step_ns: int
     predicted_step_ns: int
+    """Median of the same rank's steps when the job is re-timed with captured ones."""
     waited_ns: int
     """Median time per step spent waiting for communication."""
     lag_ns: int

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prismscale.analysis.attribution import Breakdown, break_down
 from prismscale.analysis.emulated import (
@@ -32,6 +31,7 @@ from prismscale.cost.durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import ISSUE_NS
 from prismscale.sim.timeline import Timeline
+from prismscale.sim.typical import Retimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,7 @@ class Findings:
 
     graph: JobGraph
     durations: GraphDurations
-    timeline: Timeline
-    simulated_ns_T: NDArray[np.int64]
-    """Times of the steps that the timeline's last one is the median of."""
+    retimed: Retimed
     observed: Sequence[Mapping[str, Any]]
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
@@ -61,11 +59,11 @@ def summarise(
     peak_rss_bytes: int,
 ) -> RunResult:
     """The figures of a run."""
-    graph, timeline = found.graph, found.timeline
+    graph, timeline = found.graph, found.retimed.timeline
     stages = tuple(
         _stage(stage, classes, timeline) for stage, classes in classes_by_stage(graph).items()
     )
-    simulated = found.simulated_ns_T
+    simulated = found.retimed.job_step_ns_T
     kernels = kernel_kinds(found.emulated)
     return RunResult(
         # A path of undecodable bytes could be neither printed nor written.
@@ -78,7 +76,7 @@ def summarise(
         sampled_steps=len(simulated) if found.durations.n_samples > 1 else 1,
         stages=stages,
         classes=tuple(_class(graph, c) for c in graph.classes),
-        live=tuple(_live(o, timeline) for o in found.observed),
+        live=tuple(_live(o, found.retimed) for o in found.observed),
         sources=_sources(
             [s.breakdown for s in stages],
             found,
@@ -125,15 +123,14 @@ def _class(graph: JobGraph, rank_class: RankClass) -> ClassResult:
     )
 
 
-def _live(observed: Mapping[str, Any], timeline: Timeline) -> LiveResult:
+def _live(observed: Mapping[str, Any], retimed: Retimed) -> LiveResult:
     steps = np.diff(np.array(observed["step_end_ns"], dtype=np.int64))
     rank = int(observed["rank"])
-    ends = timeline.step_end_ns_TDR[:, 0, rank]
     return LiveResult(
         rank=rank,
         step_ns=tuple(int(s) for s in steps),
         median_step_ns=int(np.median(steps)) if len(steps) else 0,
-        predicted_step_ns=int(ends[-1] - ends[-2]) if len(ends) > 1 else int(ends[-1]),
+        predicted_step_ns=int(np.median(retimed.rank_step_ns_TR[:, rank])),
         waited_ns=_median(observed["step_wait_ns"][1:]),
         lag_ns=_median(observed["step_lag_ns"][1:]),
         peak_bytes=int(observed["peak_bytes"]),

@@ -31,7 +31,7 @@ from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
 from prismscale.graph.store import save_trace
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
 from prismscale.processes import die_with_parent
 
 
@@ -74,7 +74,13 @@ def _capture_in_slice(
         _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
     mates.settle(recorder.stream.steady_spans(device, *control.settle()))
     trace = _trace(spec, control, recorder, device)
-    found = {ISSUE_NS: str(mates.issue_ns), COMMON_JITTER: f"{mates.common_jitter:.3f}"}
+    node = spec.rank // spec.local_world_size
+    beside = (r for r in spec.slice if r // spec.local_world_size == node)
+    found = {
+        ISSUE_NS: str(mates.issue_ns),
+        COMMON_JITTER: f"{mates.common_jitter:.3f}",
+        MADE_WITH: ",".join(map(str, beside)),
+    }
     return replace(trace, meta={**trace.meta, **found})
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import ScriptError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, RankTrace
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
 from prismscale.progress import StageUpdate
 
-OF_SLICES = (ISSUE_NS, COMMON_JITTER)
+OF_SLICES = (ISSUE_NS, COMMON_JITTER, MADE_WITH)
 """What only a slice can tell, by its key in a trace's meta."""
 
 
@@ -106,11 +106,7 @@ def _partners(trace: RankTrace) -> Counter[frozenset[int]]:
     """Who takes part in the rank's communications, and how often in a step."""
     found: Counter[frozenset[int]] = Counter()
     for node in trace.communications(trace.n_prologue, trace.n_nodes):
-        ranks = trace.groups[int(trace.role_N[node])].ranks
-        if CollectiveOp(int(trace.op_N[node])).is_p2p:
-            at = ranks.index(trace.rank) + int(trace.peer_N[node])
-            ranks = (trace.rank, ranks[at % len(ranks)])
-        found[frozenset(ranks)] += 1
+        found[frozenset(trace.participants(node))] += 1
     return found
 
 

@@ -72,6 +72,7 @@ class GraphDurations:
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
         self._communication = [self._communication_ns(c) for c in self.graph.classes]
+        self._made = [self._really_made(c) for c in self.graph.classes]
         self._factors = [self._slow_factors(c) for c in self.graph.classes]
         self._hangs = [self._hang_steps(c) for c in self.graph.classes]
         self._prologues = [self._prologue(c) for c in self.graph.classes]
@@ -112,6 +113,17 @@ class GraphDurations:
                 cache[what] = self._modelled_ns(*what)
             out[node] = cache[what]
         return out
+
+    def _really_made(self, rank_class: RankClass) -> frozenset[int]:
+        """Steady communications that were timed with all who take part, close together as on the
+        target, where the links of all groups are alike: a model has nothing to add."""
+        trace, known = rank_class.trace, self._communication[rank_class.index]
+        together = trace.made_with
+        return frozenset(
+            node
+            for node in trace.communications(trace.n_prologue, trace.n_nodes)
+            if together.issuperset(trace.participants(node)) and not np.ndim(known[node])
+        )
 
     def _modelled_ns(self, channel: ChannelKey, op: int, n_bytes: int) -> Duration:
         table = self.graph.families[channel.family].ranks_KG
@@ -165,9 +177,10 @@ class GraphDurations:
             factors = np.ones(len(durations_MB))
         known = self._communication[rank_class.index]
         is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
+        made = self._made[rank_class.index]
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations_MB[0].tolist(), strict=True)):
-            if kind != NodeKind.COMPUTE and is_share:
+            if kind != NodeKind.COMPUTE and is_share and offset + i not in made:
                 out.append(_lifted(duration, int(mean_ns[i]), known[offset + i]))
             elif kind != NodeKind.COMPUTE:
                 # A measured communication keeps its measurement.

@@ -27,6 +27,9 @@ ISSUE_NS = "issue_ns"
 """Key of a trace's meta, where communications were really made: what issuing one took."""
 COMMON_JITTER = "common_jitter"
 """Key of a trace's meta, where ranks were timed side by side: the correlation of their jitter."""
+MADE_WITH = "made_with"
+"""Key of a trace's meta, where communications were really made: the ranks on this one's node that
+made them, itself among them."""
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
 
@@ -156,6 +159,19 @@ class RankTrace:
         """Positions of communication nodes in ``[start, stop)``, in program order."""
         found = np.flatnonzero(self.kind_N[start:stop] != NodeKind.COMPUTE) + start
         return iter(found.tolist())
+
+    def participants(self, node: int) -> tuple[int, ...]:
+        """Global ranks that take part in a communication: the group's, or both of a message's."""
+        ranks = self.groups[int(self.role_N[node])].ranks
+        if not CollectiveOp(int(self.op_N[node])).is_p2p:
+            return ranks
+        at = ranks.index(self.rank) + int(self.peer_N[node])
+        return self.rank, ranks[at % len(ranks)]
+
+    @property
+    def made_with(self) -> frozenset[int]:
+        """Ranks that are close together on the target, and really communicated here."""
+        return frozenset(int(r) for r in self.meta.get(MADE_WITH, "").split(",") if r)
 
     def site(self, node: int) -> str:
         """Call site of ``node`` as ``file:line``, or ``"unknown call site"``."""

@@ -55,8 +55,13 @@ class Timeline:
         Row 0 counts from time 0, when all ranks start together: a warm-up, not a steady step. A
         step that never ends takes :data:`NEVER`.
         """
-        ends = self.step_end_ns_TDR.max(axis=-1)
-        return np.where(ends >= NEVER, NEVER, np.diff(ends, axis=0, prepend=0))
+        return _periods(self.step_end_ns_TDR.max(axis=-1))
+
+    @property
+    def rank_step_ns_TDR(self) -> NDArray[np.int64]:
+        """Step time of each rank: from its own end of a step to its end of the next, which in a
+        pipeline may differ much from the job's. Row 0, and never, as for the job."""
+        return _periods(self.step_end_ns_TDR)
 
     @property
     def step_ns_D(self) -> NDArray[np.int64]:
@@ -67,6 +72,11 @@ class Timeline:
     def step_ns(self) -> int:
         """Steady step time of the first (or only) draw."""
         return int(self.step_ns_D[0])
+
+
+def _periods(end_ns_T: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From each end to the next, along the first axis."""
+    return np.where(end_ns_T >= NEVER, NEVER, np.diff(end_ns_T, axis=0, prepend=0))
 
 
 class _Recorder:

@@ -44,18 +44,37 @@ class LaterDurations:
         return self.durations.body(class_index, self.first + step)
 
 
-def retime(
-    durations: GraphDurations, *, ranks: Iterable[int] = ()
-) -> tuple[Timeline, NDArray[np.int64]]:
-    """The typical steady step of a job, and the times of the steps that it is typical of. One that
-    hangs has none: its steps are simulated from the first until after the hang."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retimed:
+    """A re-timed job. Axes: ``T`` its steady steps, which take the durations of captured ones in
+    turn, ``R`` ranks."""
+
+    timeline: Timeline
+    """Its last step is typical."""
+    job_step_ns_T: NDArray[np.int64]
+    """What it is typical of."""
+    rank_step_ns_TR: NDArray[np.int64]
+
+    @classmethod
+    def settled(cls, timeline: Timeline, whole: Timeline, settling: int) -> Retimed:
+        """With the steps of ``whole`` but its first, which are ``settling``."""
+        return cls(
+            timeline=timeline,
+            job_step_ns_T=whole.job_step_ns_TD[settling:, 0],
+            rank_step_ns_TR=whole.rank_step_ns_TDR[settling:, 0],
+        )
+
+
+def retime(durations: GraphDurations, *, ranks: Iterable[int] = ()) -> Retimed:
+    """The typical steady step of a job. One that hangs has none: its steps are simulated from the
+    first until after the hang."""
     graph, hang = durations.graph, durations.faults.hang
     if not hang:
         samples = durations.n_samples
         return simulate_typical(graph, durations, samples=samples, steps=STEPS, ranks=ranks)
     steps = max(STEPS, *(step + 2 for step in hang.values()))
     timeline = simulate(graph, durations, steps=steps, ranks=ranks, watch_hangs=True)
-    return timeline, timeline.job_step_ns_TD[1:, 0]
+    return Retimed.settled(timeline, timeline, 1)
 
 
 def simulate_typical(
@@ -65,21 +84,23 @@ def simulate_typical(
     samples: int,
     steps: int,
     ranks: Iterable[int] = (),
-) -> tuple[Timeline, NDArray[np.int64]]:
+) -> Retimed:
     """Re-time a job whose durations repeat after ``samples`` steps.
 
     Returns:
-        ``steps`` consecutive steps, the last of which is as long as the median one; and the times
-        of the steps that it is the median of, at most :data:`MOST_SAMPLED_STEPS`, axis ``T`` (where
-        all samples are alike: of all steps but the first). See [Note: medians do not add up].
+        A timeline of ``steps`` consecutive steps, the last of which is as long as the median one;
+        and the times of the steps that it is the median of, at most :data:`MOST_SAMPLED_STEPS`
+        (where all samples are alike: of all steps but the first). See [Note: medians do not add
+        up].
     """
     program = compile_job(graph)
     if samples == 1:
         timeline = simulate(graph, durations, steps=steps, ranks=ranks, program=program)
-        return timeline, timeline.job_step_ns_TD[1:, 0]
+        return Retimed.settled(timeline, timeline, 1)
     settling, sampled = steps - 1, min(samples, MOST_SAMPLED_STEPS)
     whole = simulate(graph, durations, steps=settling + sampled, program=program)
     step_ns_T = whole.job_step_ns_TD[settling:, 0]
     typical = int(np.argsort(step_ns_T, kind="stable")[(sampled - 1) // 2])
     shown = LaterDurations(durations=durations, first=typical)
-    return simulate(graph, shown, steps=steps, ranks=ranks, program=program), step_ns_T
+    timeline = simulate(graph, shown, steps=steps, ranks=ranks, program=program)
+    return Retimed.settled(timeline, whole, settling)
