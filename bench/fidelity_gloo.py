@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -40,6 +39,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.distributed import TCPStore
 
 from allocations import build_counter
 from keeper import Keeper
@@ -49,6 +49,7 @@ from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.timing import slices_to_time, time_in_slices
+from prismscale.errors import PrismscaleError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
@@ -74,7 +75,7 @@ TEAMS = ("real", "live", "again")
 """In the order of their turns."""
 TURN = 4
 """Steps of a turn."""
-POLL_S = 0.05
+POLL_S = 0.25
 
 
 @dataclass(kw_only=True)
@@ -234,19 +235,24 @@ def run_launch(
 
     counter = build_counter(folder)
     with Children() as children, ThreadPoolExecutor(WORLD) as pool:
-        for team in REAL_TEAMS:
-            start_real(children, folder, args, captured, steps, team, counter)
+        stores = [
+            start_real(children, folder, args, captured, steps, t, counter) for t in REAL_TEAMS
+        ]
         lives = [pool.submit(run_live, r) for r in range(WORLD)]
         for live in lives:
             # Nobody takes turns with a job that failed.
             live.add_done_callback(lambda done: keeper.close() if done.exception() else None)
-        for live in lives:
-            live.result()
-        while children.running:
-            children.finished()
+        while children.running or not all(live.done() for live in lives):
+            failed = [c for c in children.finished() if c.process.returncode]
+            if failed:
+                keeper.close()
+                raise PrismscaleError(f"{failed[0].name}: {failed[0].log_tail()}")
             # The last turn is a real job's: it has both cores.
             time.sleep(POLL_S)
+        for live in lives:
+            live.result()
     keeper.close()
+    del stores  # they served until now
     for team in REAL_TEAMS:
         real = [json.loads((folder / f"{team}-{r}.json").read_text()) for r in range(WORLD)]
         figures[team].add(
@@ -277,12 +283,11 @@ def start_real(
     steps: int,
     team: str,
     counter: dict[str, str],
-) -> None:
+) -> TCPStore:
     """Start a real job's processes with the environment that torchrun would give, and that of the
-    ``counter`` of their memory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    ``counter`` of their memory. Returns the store that they find each other through, which as
+    torchrun's is not theirs: its port is taken from the beginning."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for rank in range(WORLD):
         meta = captured.meta(rank)
         spec = {
@@ -311,12 +316,15 @@ def start_real(
                 "WORLD_SIZE": str(WORLD),
                 "LOCAL_WORLD_SIZE": str(WORLD),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
                 "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
                 **counter,
             },
         )
+    return store
 
 
 def ratios(steps_JS: NDArray[np.float64], real_JS: NDArray[np.float64]) -> NDArray[np.float64]:
