@@ -31,6 +31,9 @@ MODEL: CollectiveModel = collective_model(Cluster.load("h100-sxm"))
 class Mailbox:
     """What a live rank is told."""
 
+    process = None
+    """None at its other end."""
+
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
