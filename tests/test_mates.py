@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from prismscale.capture.gloo import End
 from prismscale.capture.hook import Collective, GroupHandle
@@ -35,9 +36,8 @@ sys.path.insert(0, sys.argv[2])
 from emulation import communicate_everything
 from marker import step_ends
 
-# A file: the first rank to end would take a TCP store with it.
 rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
+dist.init_process_group("gloo")
 pair = dist.new_group([0, 1])
 for step in range(5):
     found = communicate_everything(2, rank)
@@ -99,10 +99,24 @@ def test_a_slice_gets_the_values_that_gloo_gives(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     here = str(Path(__file__).parent)
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    # As torchrun's agent, which outlives the ranks: the first to end would take its store with it.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     command = [sys.executable, str(program), str(folders[0]), here]
-    real = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in real] == [0, 0]
+    real = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1].decode() for process in real]
+    assert [process.returncode for process in real] == [0, 0], said
     spec = spec_of(program, tmp_path, str(folders[1]), here)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     traces = runner.capture_together([0, 1], period=1, marks=4)
