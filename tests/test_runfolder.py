@@ -27,12 +27,27 @@ def test_captures_are_kept_and_results_are_not(folder: RunFolder) -> None:
     """Nobody takes an earlier run's figures for this one's, nor half a file for a whole one."""
     with folder.opened(fresh=False):
         kept = folder.captures("key") / "rank-0.parquet"
-        half = folder.captures("key") / ".rank-1.parquet.12ab.part"
-        for path in (kept, half, folder.results, folder.report):
-            path.write_text("x")
+    half = kept.with_name(".rank-1.parquet.12ab.part")
+    for path in (kept, half, folder.results, folder.report):
+        path.write_text("x")
     with folder.opened(fresh=False):
         assert kept.exists()
         assert not any(p.exists() for p in (half, folder.results, folder.report))
+
+
+def test_halves_go_when_a_run_is_interrupted(folder: RunFolder) -> None:
+    """A process that was ended while it wrote cannot remove its own."""
+    half = folder.root / "captures" / ".rank-1.parquet.12ab.part"
+
+    def interrupted() -> None:
+        with folder.opened(fresh=False):
+            half.parent.mkdir()
+            half.write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not half.exists()
 
 
 def test_fresh_forgets_everything(folder: RunFolder) -> None:

@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class RunFolder:
 
     @contextmanager
     def opened(self, *, fresh: bool) -> Iterator[RunFolder]:
-        """Create the folder, or take an earlier run's; nobody else may use it meanwhile.
+        """Create the folder, or take an earlier run's; nobody else may use it meanwhile. What
+        processes that were ended left half-written goes when the block ends.
 
         Raises:
             UsageError: a folder that is not a run's, or that another run uses.
@@ -58,7 +59,11 @@ class RunFolder:
                 if fresh:
                     self._clear()
                 self._prepare()
-            yield self
+            try:
+                yield self
+            finally:
+                with suppress(OSError):
+                    self._remove_halves()
         finally:
             os.close(handle)
 
@@ -125,9 +130,13 @@ class RunFolder:
         """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
         for path in (self.results, self.report, self.trace, self.timeline):
             path.unlink(missing_ok=True)
+        self._remove_halves()
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def _remove_halves(self) -> None:
+        """What :func:`prismscale.files.atomic_write` had begun in a process that was ended."""
         for part in self.root.rglob(".*.part"):
             part.unlink(missing_ok=True)
-        self.logs.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
