@@ -49,7 +49,6 @@ from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.timing import slices_to_time, time_in_slices
-from prismscale.errors import PrismscaleError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
@@ -57,7 +56,7 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
-from prismscale.processes import Child, Children, Program
+from prismscale.processes import Child, Children, Program, ending
 from prismscale.starter import Spawner
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
@@ -243,10 +242,10 @@ def run_launch(
             # Nobody takes turns with a job that failed.
             live.add_done_callback(lambda done: keeper.close() if done.exception() else None)
         while children.running or not all(live.done() for live in lives):
-            failed = [c for c in children.finished() if c.process.returncode]
-            if failed:
-                keeper.close()
-                raise PrismscaleError(f"{failed[0].name}: {failed[0].log_tail()}")
+            for child in children.finished():
+                if code := child.process.returncode:
+                    keeper.close()
+                    raise SystemExit(f"{child.name} {ending(code)}\n{child.log_tail()}")
             # The last turn is a real job's: it has both cores.
             time.sleep(POLL_S)
         for live in lives:
