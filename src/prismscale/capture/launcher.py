@@ -65,6 +65,7 @@ class CaptureRunner:
 
     def capture_together(self, ranks: Sequence[int], *, period: int, marks: int) -> list[RankTrace]:
         """Capture ``ranks``, no more than there are cores, as a slice that communicates for real.
+        Returns their traces in the order of ``ranks``.
 
         Args:
             ranks: the slice.
@@ -90,9 +91,9 @@ class CaptureRunner:
         if not all(spec.trace_path.exists() for spec in specs):
             # They can only run all together, and must not find what an interrupted run left.
             shutil.rmtree(out, ignore_errors=True)
-        traces: list[RankTrace] = []
-        self._run(specs, traces.append)
-        return traces
+        traces: dict[int, RankTrace] = {}
+        self._run(specs, lambda trace: traces.update({trace.rank: trace}))
+        return [traces[rank] for rank in ranks]
 
     def _run(self, specs: Sequence[CaptureSpec], add: Callable[[RankTrace], None]) -> None:
         waiting = {str(spec.rank): spec for spec in specs}
