@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prismscale.errors import StorageError, UsageError
+from prismscale.files import part_of, remove_parts
 from prismscale.runfolder import RunFolder
 
 
@@ -48,6 +49,16 @@ def test_halves_go_when_a_run_is_interrupted(folder: RunFolder) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not half.exists()
+
+
+def test_whatever_is_written_in_part_is_found_again(tmp_path: Path) -> None:
+    """Names of halves and the search for them belong together; whole files stay."""
+    whole = tmp_path / "payloads" / "broadcast.r0.s0.n0.g0.bin"
+    whole.parent.mkdir()
+    for path in (whole, part_of(whole)):
+        path.touch()
+    remove_parts(tmp_path)
+    assert list(whole.parent.iterdir()) == [whole]
 
 
 def test_fresh_forgets_everything(folder: RunFolder) -> None:

@@ -41,7 +41,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StorageError: no space, no permission, or a name that cannot be used.
     """
-    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("xb") as file:
@@ -57,6 +57,17 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def part_of(path: Path) -> Path:
+    """A temporary name beside ``path`` that nobody else has."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes that were ended had begun to write in ``folder``. Raises OSError."""
+    for part in folder.rglob(".*.part"):
+        part.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

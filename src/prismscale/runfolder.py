@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prismscale.errors import StorageError, UsageError
+from prismscale.files import remove_parts
 
 MARKER = ".prismscale"
 
@@ -62,8 +63,9 @@ class RunFolder:
             try:
                 yield self
             finally:
+                # How the run ended matters more; the next one tries again.
                 with suppress(OSError):
-                    self._remove_halves()
+                    remove_parts(self.root)
         finally:
             os.close(handle)
 
@@ -130,13 +132,8 @@ class RunFolder:
         """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
         for path in (self.results, self.report, self.trace, self.timeline):
             path.unlink(missing_ok=True)
-        self._remove_halves()
+        remove_parts(self.root)
         self.logs.mkdir(parents=True, exist_ok=True)
-
-    def _remove_halves(self) -> None:
-        """What :func:`prismscale.files.atomic_write` had begun in a process that was ended."""
-        for part in self.root.rglob(".*.part"):
-            part.unlink(missing_ok=True)
 
 
 @contextmanager

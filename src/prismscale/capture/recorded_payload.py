@@ -16,7 +16,6 @@ that fits.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ import torch
 
 from prismscale.capture.hook import Collective
 from prismscale.errors import FormatError, StorageError
+from prismscale.files import part_of
 from prismscale.graph.node import CollectiveOp
 
 _MAX_BYTES = 1 << 20
@@ -124,7 +124,8 @@ class RecordedPayload:
             for part in parts
         ]
         data = b"".join(part.view(-1).view(torch.uint8).numpy().tobytes() for part in parts)
-        partial = path.with_suffix(f".{os.getpid()}.part")
+        # Not forced to the disk: the program waits for this.
+        partial = part_of(path)
         try:
             partial.write_bytes(json.dumps(header).encode() + b"\n" + data)
             partial.replace(path)
