@@ -119,6 +119,8 @@ class GraphDurations:
         target, where the links of all groups are alike: a model has nothing to add."""
         trace, known = rank_class.trace, self._communication[rank_class.index]
         together = trace.made_with
+        if not together:
+            return frozenset()
         return frozenset(
             node
             for node in trace.communications(trace.n_prologue, trace.n_nodes)
