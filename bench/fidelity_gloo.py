@@ -25,21 +25,19 @@ the live ranks' figure is told.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.distributed import TCPStore
 
 from allocations import build_counter
 from keeper import Keeper
@@ -56,8 +54,10 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
-from prismscale.processes import Child, Children, Program, ending
+from prismscale.processes import Children, ending
 from prismscale.starter import Spawner
+from real_job import RealJob
+from seats import Seat, on_core
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 CASES = {
@@ -182,25 +182,6 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
     )
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Starts a live rank and its coordinator on the rank's core: beside another job's live rank a
-    coordinator would take what nobody takes there in a job of its own."""
-
-    rank: int
-
-    def start(self, children: Children, program: Program) -> Child:
-        """See :class:`Starter`."""
-        spawner = Spawner(prefix=lambda slot: on_core(self.rank))
-        return spawner.start(children, replace(program, slot=self.rank))
-
-
-def on_core(rank: int) -> list[str]:
-    """Words before a command that keep a rank, with all its threads, on a core of its own: a rank's
-    real and emulated steps then meet the same moods of the same core."""
-    return ["taskset", "-c", str(sorted(os.sched_getaffinity(0))[rank])]
-
-
 def run_case(args: list[str], cluster: str, steps: int, launches: int) -> dict[str, Figures]:
     """Run one parallelism; returns what each team of processes showed."""
     figures = {team: Figures() for team in TEAMS}
@@ -232,11 +213,12 @@ def run_launch(
     def run_live(rank: int) -> None:
         seen[rank] = stages[rank].run(captured.graph(rank), lambda *_: None, lambda _: None)[0]
 
+    jobs = [RealJob(team=team, folder=folder) for team in REAL_TEAMS]
+    specs = [real_spec(r, args, captured, folder, steps) for r in range(WORLD)]
     counter = build_counter(folder)
     with Children() as children, ThreadPoolExecutor(WORLD) as pool:
-        stores = [
-            start_real(children, folder, args, captured, steps, t, counter) for t in REAL_TEAMS
-        ]
+        for job in jobs:
+            job.start(children, specs, counter)
         lives = [pool.submit(run_live, r) for r in range(WORLD)]
         for live in lives:
             # Nobody takes turns with a job that failed.
@@ -251,10 +233,9 @@ def run_launch(
         for live in lives:
             live.result()
     keeper.close()
-    del stores  # they served until now
-    for team in REAL_TEAMS:
-        real = [json.loads((folder / f"{team}-{r}.json").read_text()) for r in range(WORLD)]
-        figures[team].add(
+    for job in jobs:
+        real = [job.told(r) for r in range(WORLD)]
+        figures[job.team].add(
             _of_one_job(_counted([r["step_ns"] for r in real])), [r["peak_bytes"] for r in real]
         )
     # Two jobs, each with one of its ranks live: that rank's period is the job's.
@@ -274,56 +255,18 @@ def _of_one_job(steps_RS: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.diff(ends_RTS.max(axis=0), axis=1, prepend=0.0).reshape(1, -1)
 
 
-def start_real(
-    children: Children,
-    folder: Path,
-    args: list[str],
-    captured: Captured,
-    steps: int,
-    team: str,
-    counter: dict[str, str],
-) -> TCPStore:
-    """Start a real job's processes with the environment that torchrun would give, and that of the
-    ``counter`` of their memory. Returns the store that they find each other through, which as
-    torchrun's is not theirs: its port is taken from the beginning."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for rank in range(WORLD):
-        meta = captured.meta(rank)
-        spec = {
-            "team": team,
-            "target": str(EXAMPLE),
-            "args": args,
-            "gate": str(folder / "gate"),
-            "steps": steps,
-            "out": str(folder),
-            **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
-        }
-        path = folder / f"{team}-{rank}.spec.json"
-        path.write_text(json.dumps(spec))
-        children.start(
-            f"{team} {rank}",
-            [
-                *on_core(rank),
-                sys.executable,
-                str(Path(__file__).with_name("real_rank.py")),
-                str(path),
-            ],
-            folder / "logs" / f"{team}-{rank}.log",
-            environment={
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(WORLD),
-                "LOCAL_WORLD_SIZE": str(WORLD),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "TORCHELASTIC_RESTART_COUNT": "0",
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                **counter,
-            },
-        )
-    return store
+def real_spec(
+    rank: int, args: list[str], captured: Captured, folder: Path, steps: int
+) -> dict[str, Any]:
+    """What a real rank is to do: as many steps, of the same program, as the live one."""
+    meta = captured.meta(rank)
+    return {
+        "target": str(EXAMPLE),
+        "args": args,
+        "gate": str(folder / "gate"),
+        "steps": steps,
+        **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
+    }
 
 
 def ratios(steps_JS: NDArray[np.float64], real_JS: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.gloo import End
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.launcher import CaptureRunner
@@ -101,20 +102,12 @@ def test_a_slice_gets_the_values_that_gloo_gives(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     # As torchrun's agent, which outlives the ranks: the first to end would take its store with it.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
     command = [sys.executable, str(program), str(folders[0]), here]
-    real = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
+    real = []
+    for rank in range(2):
+        torchrun = RankEnvironment(rank=rank, world_size=2, master_port=store.port).variables()
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", **torchrun}
+        real.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
     said = [process.communicate(timeout=120)[1].decode() for process in real]
     assert [process.returncode for process in real] == [0, 0], said
     spec = spec_of(program, tmp_path, str(folders[1]), here)
