@@ -38,7 +38,7 @@ from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import PrismscaleError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import collect_groups

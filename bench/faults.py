@@ -31,13 +31,14 @@ from oracle import simulate_ranks
 from prismscale.analysis.rows import Row, finish
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import DurationSource, LaterDurations
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import load_graph
-from prismscale.sim.engine import DurationSource
+from prismscale.sim.retime import MOST_SAMPLED_STEPS, STEPS
 from prismscale.sim.timeline import simulate
-from prismscale.sim.typical import MOST_SAMPLED_STEPS, STEPS, LaterDurations
 from runs import FEW, command, environment, left_running, results, write_program
 from traces import loop_trace
 

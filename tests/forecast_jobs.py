@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from prismscale.commands import forecast as commands
 from prismscale.commands import layouts
 from prismscale.cost.collective import NullCollectiveModel
+from prismscale.durations.samples import StepSamples
+from prismscale.durations.samples_io import save_samples
 from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.samples import StepSamples
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.sim.samples_store import save_samples
 
 STEPS = 20
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prismscale.durations.source import Duration
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
-from prismscale.sim.state import Duration
 
 TENSOR, DATA, PIPE = 1, 2, 3
 """Roles of the groups that every rank of :func:`pipeline_job` has; role 0 is the world."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from prismscale.durations.source import DurationSource
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import DurationSource
 
 Node = tuple[int, int]
 """(rank, stream position)"""
@@ -166,9 +166,9 @@ class _Walk:
         self._result.end[node] = time
         rank, position = node
         trace = self._programs[rank].trace
-        computations = np.flatnonzero(trace.kind_N == NodeKind.COMPUTE)
         past = position - trace.n_prologue
-        if past >= 0 and past % trace.n_body == int(computations[-1]) - trace.n_prologue:
+        if past >= 0:
+            # Events come in order of time: the last one stays.
             self._result.step_end[rank, past // trace.n_body] = time
         for reader in self._unblocks[node]:
             self._waits_for[reader] -= 1

@@ -12,13 +12,14 @@ from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+from prismscale.sim.retime import retime
 from prismscale.sim.timeline import Timeline
-from prismscale.sim.typical import retime
 
 DATA, PIPE = 1, 2
 MIB, MS = 2**20, 1_000_000

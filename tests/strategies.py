@@ -16,11 +16,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jobs import TableDurations, job_from_traces, mesh_groups
+from prismscale.durations.source import Duration
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.state import Duration
 
 PIPE = 0
 """Mesh axis whose coordinate is the pipeline stage; the other axes are all the same inside."""

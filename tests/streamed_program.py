@@ -18,7 +18,8 @@ from prismscale.capture.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.capture.recorder import Recorder
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import CollectiveModel, collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph

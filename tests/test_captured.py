@@ -7,12 +7,12 @@ import pytest
 
 from forecast_jobs import forecast_app, invoke, recorded_run, small_graph
 from prismscale.cost.collective import NullCollectiveModel
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.captured import CapturedJob, relaid_difference
 from prismscale.forecast.explore import candidates, explore
 from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
 from prismscale.forecast.montecarlo import MonteCarlo
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.variation import Variation
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MemoryRecord

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import RecordedDurations, pipeline_job
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
 from prismscale.formats.chakra import read_chakra, write_chakra
 from prismscale.formats.chakra.messages import (
@@ -27,7 +28,6 @@ from prismscale.formats.chakra.messages import (
     read_messages,
     write_message,
 )
-from prismscale.sim.samples import StepSamples
 from prismscale.sim.timeline import simulate
 from strategies import Job, durations, jobs
 

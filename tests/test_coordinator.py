@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from jobs import mesh_groups
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import CollectiveModel, collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import NEVER
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.live.coordinator import Coordinator
 from prismscale.live.messages import Kind, Message
-from prismscale.sim.engine import NEVER
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import RankTimeline, simulate
 from report_job import StageWriter

@@ -10,7 +10,9 @@ import pytest
 from jobs import pipeline_job
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS
@@ -23,7 +25,6 @@ from prismscale.live.drift import (
     captured_compute_ns,
     communication_slope,
 )
-from prismscale.sim.engine import NEVER
 
 
 def test_speed_is_as_captured_before_anything_was_observed() -> None:

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from jobs import RecordedDurations, TableDurations, job_from_traces, pipeline_job
 from oracle import expand, reachable, simulate_ranks
+from prismscale.durations.source import NEVER
 from prismscale.errors import StuckError, UsageError
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.graph.verify import verify
-from prismscale.sim.engine import NEVER, Engine
+from prismscale.sim.engine import Engine
 from prismscale.sim.program import ClassProgram, compile_job
 from prismscale.sim.timeline import Timeline, simulate
 from strategies import Job, durations, jobs
@@ -184,13 +186,17 @@ def test_extended_run_equals_long_run(data: st.DataObject) -> None:
     """Steps added one after the other give the times of a run that knew of them all."""
     job = data.draw(jobs())
     table = data.draw(durations(job.graph, steps=3))
-    ends: dict[tuple[int, int], list[int]] = {}
+    ends: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def step_end(index: int, step: int, end: NDArray[np.int64]) -> None:
+        ends[index, step] = np.maximum(ends.get((index, step), 0), end.ravel())
+
     engine = Engine(
         compile_job(job.graph),
         table,
         steps=0,
         with_prologue=True,
-        on_step_end=lambda c, step, end: ends.update({(c, step): end.flatten().tolist()}),
+        on_step_end=step_end,
     )
     for steps in data.draw(st.sampled_from([(1, 2, 3), (3,), (2, 1, 3)])):
         engine.extend(steps)

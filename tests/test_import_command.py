@@ -12,9 +12,9 @@ from jobs import RecordedDurations, pipeline_job
 from kineto_traces import two_ranks
 from prismscale.commands.exports import exports
 from prismscale.commands.imports import imports
+from prismscale.durations.samples_io import load_samples
 from prismscale.errors import UsageError
 from prismscale.formats.chakra import write_chakra
-from prismscale.sim.samples_store import load_samples
 from prismscale.sim.timeline import simulate
 from straggler_traces import make_rows, write
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from jobs import pipeline_job
 from prismscale.capture.jitter import SHORTEST_NS, Spans, shared_jitter
+from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import COMMON_JITTER
 from prismscale.live.jitter import KEPT, CommonJitter, MachineTime, share_jitter
-from prismscale.sim.engine import NEVER
 from traces import loop_trace
 
 STEPS, NODES = 200, 4

@@ -18,6 +18,7 @@ from emulation import all_reduce
 from prismscale.capture.contention import NullLoad, NullShare, Share, Took
 from prismscale.capture.hook import Collective, GroupHandle
 from prismscale.capture.payload import MirrorPayload
+from prismscale.durations.source import NEVER
 from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS
@@ -27,7 +28,6 @@ from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook
 from prismscale.live.spec import LiveSpec
-from prismscale.sim.engine import NEVER
 from runs import Ended, results, run_job, write_program
 from traces import loop_trace
 

@@ -9,7 +9,7 @@ import pytest
 from jobs import job_from_traces
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import COMMUNICATION, OWN_SHARE, GraphDurations
+from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE, GraphDurations
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MADE_WITH, GroupRecord
 from traces import loop_trace

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from test_typical import meeting_traces
 
 from jobs import job_from_traces
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.pooling import first_own_step, pool_samples
 from prismscale.sim.timeline import simulate
 from test_trace import small_trace
-from test_typical import meeting_traces
 
 MODEL = collective_model(Cluster.load("loopback-gloo"))
 

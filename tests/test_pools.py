@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.forecast.fitting import fit_laws
 from prismscale.forecast.montecarlo import Chunk, MonteCarlo, draw_steps
 from prismscale.forecast.pools import otsu_threshold, pools_of, rank_factors
 from prismscale.forecast.replay import ReplayDraws, Together, fit_step_regimes, regimes_of
-from prismscale.forecast.samples import StepSamples
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from prismscale.analysis.result import RunResult
+from prismscale.durations.source import NEVER
 from prismscale.report.remarks import job_shares
 from prismscale.report.text import print_summary
 from prismscale.report.units import Scale, duration, percent, seconds, size
 from prismscale.runfolder import RunFolder
-from prismscale.sim.engine import NEVER
 from report_job import report_run
 
 

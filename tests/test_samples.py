@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from jobs import pipeline_job, pipeline_traces
+from prismscale.durations.samples import StepSamples
+from prismscale.durations.samples_io import SAMPLES_FILE, has_samples, load_samples, save_samples
 from prismscale.errors import FormatError, UsageError
 from prismscale.formats.straggler import read_straggler
 from prismscale.graph.node import NodeKind
-from prismscale.sim.samples import StepSamples
-from prismscale.sim.samples_store import SAMPLES_FILE, has_samples, load_samples, save_samples
 from prismscale.sim.timeline import simulate
 from straggler_traces import make_rows, write
 

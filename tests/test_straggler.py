@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.formats.straggler import read_straggler
 from prismscale.formats.straggler.program import BARRIER_LABEL
 from prismscale.sim.draws import ReplicaDraws, pick
-from prismscale.sim.samples import StepSamples
 from prismscale.sim.timeline import simulate
 from straggler_traces import COLLECTIVE, LOSS_BARRIER, TRANSFER, make_rows, write
 

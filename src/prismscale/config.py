@@ -13,9 +13,9 @@ from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.capture.spec import DEVICES
 from prismscale.cluster import Cluster
-from prismscale.cost.durations import Faults
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.durations.faults import Faults
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
 

@@ -36,7 +36,7 @@ from prismscale.live.stage import LogLine
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
-from prismscale.sim.typical import retime
+from prismscale.sim.retime import retime
 from prismscale.specs import (
     capture_runner,
     emulated_ranks,

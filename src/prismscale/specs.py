@@ -12,7 +12,7 @@ from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.fork_server import ForkServer
 from prismscale.graph.job_graph import JobGraph
 from prismscale.live.spec import LiveSpec

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 

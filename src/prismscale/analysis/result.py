@@ -13,8 +13,8 @@ from prismscale.analysis.emulated import (
     ValueUse,
     coverage,
 )
+from prismscale.durations.source import NEVER
 from prismscale.errors import FormatError
-from prismscale.sim.engine import NEVER
 from prismscale.toml_dataclass import decode
 
 SCHEMA = "prismscale.results/1"

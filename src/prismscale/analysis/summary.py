@@ -27,11 +27,11 @@ from prismscale.analysis.result import (
     StageResult,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import ISSUE_NS
+from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
-from prismscale.sim.typical import Retimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def summarise(
         world_size=graph.world_size,
         cluster=cluster,
         device=device,
-        step_ns=timeline.step_ns,
+        step_ns=found.retimed.step_ns,
         step_spread_ns=(int(simulated.min()), int(simulated.max())),
         sampled_steps=len(simulated) if found.durations.n_samples > 1 else 1,
         stages=stages,

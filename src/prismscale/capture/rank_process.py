@@ -29,7 +29,7 @@ from prismscale.capture.script import ignore_breakpoints
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
-from prismscale.cost.durations import COMMUNICATION, OWN_SHARE
+from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
 from prismscale.graph.store import save_trace
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
 from prismscale.processes import die_with_parent

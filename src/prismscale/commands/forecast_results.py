@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from prismscale.analysis.result import SCHEMA
 from prismscale.commands.forecast_page import write_forecast
 from prismscale.commands.forecast_tables import Promise
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
 from prismscale.forecast.explore import Candidate
 from prismscale.forecast.montecarlo import MonteCarlo
 from prismscale.forecast.placement import HotNode, PlacementStudy
 from prismscale.forecast.recording import Model
-from prismscale.forecast.samples import StepSamples
 from prismscale.runfolder import RunFolder
 
 MEMBER = "forecast"

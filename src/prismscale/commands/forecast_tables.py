@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Column, Table
 
+from prismscale.durations.samples import StepSamples
 from prismscale.forecast.explore import Candidate
 from prismscale.forecast.guarantees import (
     DAY_S,
@@ -19,7 +20,6 @@ from prismscale.forecast.guarantees import (
     young_interval_s,
 )
 from prismscale.forecast.placement import HotNode, PlacementStudy
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.scaling import TailAtWidth
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex

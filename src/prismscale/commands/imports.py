@@ -9,6 +9,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from prismscale.durations.samples import StepSamples
+from prismscale.durations.samples_io import save_samples
 from prismscale.errors import UsageError
 from prismscale.formats.chakra import read_chakra
 from prismscale.formats.imported import ImportedTrace
@@ -16,8 +18,6 @@ from prismscale.formats.kineto import read_kineto
 from prismscale.formats.straggler import read_straggler
 from prismscale.runfolder import RunFolder
 from prismscale.sim.program import compile_job
-from prismscale.sim.samples import StepSamples
-from prismscale.sim.samples_store import save_samples
 from prismscale.sim.timeline import simulate
 
 MOST_REPAIRS = 12

@@ -39,6 +39,7 @@ from prismscale.commands.forecast_tables import (
     print_placement,
 )
 from prismscale.cost.collective import CollectiveModel, collective_model
+from prismscale.durations.samples import StepSamples, pipeline_places
 from prismscale.errors import UsageError
 from prismscale.forecast.captured import CapturedJob, relaid_difference
 from prismscale.forecast.executor import executor_named
@@ -49,7 +50,6 @@ from prismscale.forecast.nodes import Node, nodes_of_recording, read_nodes
 from prismscale.forecast.placement import Evaluator, hot_node_study
 from prismscale.forecast.placement import place as find_placement
 from prismscale.forecast.recording import cluster_of, load_recording, model_of, with_factors
-from prismscale.forecast.samples import StepSamples, pipeline_places
 from prismscale.progress import TerminalReporter
 from prismscale.runfolder import RunFolder
 

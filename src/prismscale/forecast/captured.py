@@ -21,12 +21,12 @@ import numpy as np
 import scipy
 
 from prismscale.cost.collective import CollectiveModel
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.explore_job import fullest_stage_bytes
 from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout
 from prismscale.forecast.passes import STEP, Degrees, StagePasses, read_passes
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.variation import Variation
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.timeline import simulate

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import StepSamples
 from prismscale.forecast.distributions import Fit, fit
 from prismscale.forecast.pools import Pool, pools_of, rank_factors
 from prismscale.forecast.replay import regimes_of
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import NO_LAW, LawDraws, NodeLaw
 from prismscale.forecast.variation import Variation
 from prismscale.graph.node import NodeKind

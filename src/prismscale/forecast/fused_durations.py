@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.lockstep import FusedClass, FusedGraph
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import DurationSource
-from prismscale.sim.state import Duration
 
 
 @dataclass(frozen=True, kw_only=True)

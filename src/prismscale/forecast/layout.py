@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prismscale.cost.collective import CollectiveModel
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import UsageError
 from prismscale.forecast.schedules import Action, Work, schedule
 from prismscale.graph.assemble import assemble

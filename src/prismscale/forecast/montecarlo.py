@@ -15,13 +15,14 @@ from typing import Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor, Serial
 from prismscale.graph.job_graph import JobGraph
 from prismscale.progress import StageUpdate
-from prismscale.sim.engine import DurationSource, Engine
+from prismscale.sim.engine import Engine
 from prismscale.sim.program import ClassProgram, JobProgram, compile_job
-from prismscale.sim.state import Duration, Times
+from prismscale.sim.state import Times
 
 MOST_DRAWS_A_CHUNK = 128
 """Beyond this an array of a class leaves the processor's cache and draws get dearer, not

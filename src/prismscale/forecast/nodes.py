@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.pools import rank_factors
-from prismscale.forecast.samples import StepSamples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.layout import Move
-from prismscale.forecast.samples import StepSamples
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord, RankTrace
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import NodeSignature, StepSamples
 from prismscale.forecast.distributions import Floats, check_durations
-from prismscale.forecast.samples import NodeSignature, StepSamples
 from prismscale.graph.node import NodeKind
 
 OTSU_BINS = 64

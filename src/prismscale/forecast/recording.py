@@ -10,19 +10,19 @@ import numpy as np
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.samples import StepSamples
+from prismscale.durations.samples_io import has_samples, load_samples
 from prismscale.errors import UsageError
 from prismscale.forecast.fitting import FittedPool, fit_laws
 from prismscale.forecast.lockstep import FusedGraph, fuse
 from prismscale.forecast.montecarlo import DrawSource
 from prismscale.forecast.replay import ReplayDraws, fit_step_regimes
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import LawDraws, fuse_laws
 from prismscale.forecast.variation import Variation
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.store import load_graph
-from prismscale.sim.samples_store import has_samples, load_samples
 
 ENOUGH_STEPS = 16
 """Recorded steps from which on they are recombined as they are; fewer are extended by fitted

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import NO_MICROBATCH, StepSamples
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import DurationDistribution
 from prismscale.forecast.montecarlo import Chunk, LazyBody
 from prismscale.forecast.regime import Regimes, fit_regimes
-from prismscale.forecast.samples import NO_MICROBATCH, StepSamples
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import DurationSource
-from prismscale.sim.state import Duration
 
 Rows = NDArray[np.int64]
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import DurationDistribution, Empirical
 from prismscale.forecast.lockstep import FusedGraph
 from prismscale.forecast.montecarlo import Chunk, LazyBody
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.sim.engine import DurationSource
-from prismscale.sim.state import Duration
 
 Floats = NDArray[np.float64]
 

@@ -16,13 +16,12 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor
 from prismscale.forecast.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
 from prismscale.forecast.sampling import LawDraws
 from prismscale.forecast.sensitivity import laws_by_factor
-from prismscale.sim.engine import DurationSource
-from prismscale.sim.state import Duration
 
 Floats = NDArray[np.float64]
 

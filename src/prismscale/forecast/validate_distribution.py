@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from prismscale.analysis.rows import Row
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.forecast import validate_placement
 from prismscale.forecast.distributions import Gamma, LogNormal, Normal, ks_distance
@@ -20,7 +21,6 @@ from prismscale.forecast.goodness import Agreement, agreement, random_halves
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.pools import pools_of
 from prismscale.forecast.replay import ReplayDraws, Together, regimes_of
-from prismscale.forecast.samples import StepSamples
 from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.scaling import tail_growth, widest_of
 from prismscale.formats.straggler import read_straggler

@@ -10,10 +10,10 @@ import scipy
 from numpy.typing import NDArray
 
 from prismscale.analysis.rows import Row
+from prismscale.durations.samples import StepSamples
 from prismscale.forecast.nodes import Node
 from prismscale.forecast.placement import Evaluator, PlacementStudy, place
 from prismscale.forecast.replay import ReplayDraws, regimes_of
-from prismscale.forecast.samples import StepSamples
 
 SPATIAL_CV = (0.0164, 0.1404)
 """How much a kernel's time varies between the GPUs of one fleet (PRISM, arXiv 2510.15596)."""

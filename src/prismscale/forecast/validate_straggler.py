@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.analysis.rows import Row
+from prismscale.durations.samples import ClassSamples, StepSamples
+from prismscale.durations.source import DurationSource
 from prismscale.errors import FormatError
 from prismscale.formats.straggler import read_straggler
 from prismscale.formats.straggler.program import BARRIER_LABEL, GAP
 from prismscale.graph.node import NodeKind
 from prismscale.sim.draws import ReplicaDraws, pick
-from prismscale.sim.engine import DurationSource
 from prismscale.sim.program import JobProgram, compile_job
-from prismscale.sim.samples import ClassSamples, StepSamples
 from prismscale.sim.timeline import simulate
 
 NAMES = ("ST", "SE")

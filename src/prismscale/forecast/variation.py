@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import (
     BodyAndTail,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prismscale.sim.samples import StepSamples
+from prismscale.durations.samples import StepSamples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prismscale.cost.collective import CollectiveModel
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.drift import DriftingDurations, MachineSpeed, captured_compute_ns
 from prismscale.live.jitter import CommonJitter
 from prismscale.live.messages import Kind, Message, Wire
-from prismscale.sim.engine import COMPUTE, NEVER, Engine
+from prismscale.sim.engine import COMPUTE, Engine
 from prismscale.sim.program import JobProgram
 from prismscale.sim.state import latest
 

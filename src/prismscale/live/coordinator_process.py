@@ -11,7 +11,8 @@ from typing import Any
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.cost.durations import Faults, GraphDurations
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import PrismscaleError
 from prismscale.graph.store import load_graph
 from prismscale.live.coordinator import Coordinator

@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import NEVER, Duration
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import ISSUE_NS, RankTrace
-from prismscale.sim.engine import NEVER
-from prismscale.sim.state import Duration
 
 WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones

@@ -26,10 +26,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import NEVER, Duration
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import COMMON_JITTER, RankTrace
-from prismscale.sim.engine import NEVER
-from prismscale.sim.state import Duration, Times, latest
+from prismscale.sim.state import Times, latest
 
 KEPT = 256
 """Moments that are remembered."""

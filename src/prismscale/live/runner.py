@@ -19,6 +19,7 @@ from prismscale.capture.payload import PayloadSource
 from prismscale.capture.program_time import ProgramTime, RunQueue, since_call_ns
 from prismscale.capture.work import completed, in_flight
 from prismscale.capture.workspace import take_workspace
+from prismscale.durations.source import NEVER
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.clock import Clock
@@ -27,7 +28,6 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.messages import Kind, Message, Wire
 from prismscale.live.overlap import Overlap
 from prismscale.live.position import TraceCursor
-from prismscale.sim.engine import NEVER
 
 ASK_AFTER_S = 5.0
 """A wait this long makes the live rank ask whether it ever ends."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from prismscale.analysis.result import RunResult
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json, write_text
 from prismscale.formats.perfetto import Args, write_perfetto

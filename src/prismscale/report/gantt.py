@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from prismscale.analysis.attribution import last_predecessor
 from prismscale.analysis.stages import stage_name, stage_of
+from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.report.plots import Palette
 from prismscale.report.units import counted, duration, size
-from prismscale.sim.engine import NEVER
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 STEPS = 2

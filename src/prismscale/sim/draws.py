@@ -21,10 +21,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import NO_MICROBATCH, StepSamples
+from prismscale.durations.source import Duration
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.sim.samples import NO_MICROBATCH, StepSamples
-from prismscale.sim.state import Duration
 
 SIGNIFICANCE = 0.001
 """Chance of taking pure noise for resemblance."""

@@ -9,35 +9,20 @@ axis, all Monte Carlo draws. Classes run like processes that block on each other
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from prismscale.durations.source import NEVER, Duration, DurationSource
 from prismscale.errors import GraphError, StuckError
 from prismscale.graph.node import NodeKind
 from prismscale.sim.program import ClassProgram, JobProgram
-from prismscale.sim.state import ClassState, Duration, Meeting, Times, earliest, latest
+from prismscale.sim.state import ClassState, Meeting, Times, earliest, latest
 from prismscale.sim.stuck import Hang, describe_stuck, find_hangs
 
-NEVER = 2**60
-"""A time that does not come: what a hung rank's next node lasts. Sums of ordinary durations on top
-of it stay far below the int64 limit."""
-
 COMPUTE, RECV = int(NodeKind.COMPUTE), int(NodeKind.RECV)
-
-
-class DurationSource(Protocol):
-    """Durations of template nodes. A communication's is read from one member only: the class at
-    group rank 0 of a collective, the sender of a point-to-point."""
-
-    def prologue(self, class_index: int) -> Sequence[Duration]:
-        """Durations of the prologue, by template node."""
-        ...
-
-    def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body in ``step`` (0 is the first after the prologue), by body node."""
-        ...
 
 
 class Progress(Protocol):
@@ -48,8 +33,18 @@ class Progress(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineState:
+    """Where the classes of a job stand: as much of its past as its future depends on."""
+
+    classes: tuple[tuple[int, dict[int, Times], dict[int, int]], ...]
+    """By class: next stream position, ends that are still asked for, uses of each channel."""
+    meetings: dict[tuple[int, int], Meeting]
+
+
 StepEnd = Callable[[int, int, Times], None]
-"""``(class, step, end [..., M])``: a class finished a step."""
+"""``(class, step, end [..., M])``: the end of a node that no later node of its step waits for. The
+step ends with the latest of these."""
 NodeSeen = Callable[[int, int, Times, Times, Times], None]
 """``(class, stream position, start or own arrival, last arrival, end)``, each ``[..., M]``. A
 computation waits for nobody: its last arrival is its start."""
@@ -73,6 +68,7 @@ class Engine:
         external: Iterable[int] = (),
         watch_hangs: bool = False,
         progress: Progress | None = None,
+        start: EngineState | None = None,
     ) -> None:
         """
         Args:
@@ -80,11 +76,12 @@ class Engine:
             durations: how long every node takes.
             steps: steps to run; :meth:`extend` adds more.
             with_prologue: start at the program's beginning instead of at its first steady step.
-            on_step_end: called as each class finishes each step.
+            on_step_end: called for each node that may be the last of its step.
             on_node: by class index; called for each node of the class, in stream order of ends.
             external: classes whose arrivals are told by :meth:`arrive`.
             watch_hangs: remember who came to each meeting, so that :attr:`hangs` can be answered.
             progress: how computation gets on; None: it takes its duration.
+            start: where an engine of the same job stood; ``steps`` counts those before, too.
         """
         self._job = job
         self._durations = durations
@@ -102,12 +99,19 @@ class Engine:
         self.hangs: list[Hang] = []
         outside = set(external)
         self._states = [self._initial(p, p.index in outside) for p in job.classes]
+        if start is not None:
+            self._go_on_from(start)
         self._ready.extend(p.index for p in job.classes if p.index not in outside)
 
     def _initial(self, program: ClassProgram, external: bool) -> ClassState:
         start = 0 if self._with_prologue else program.n_prologue
         stop = program.n_prologue + self._steps * program.n_body
         return ClassState(program=program, position=start, stop=stop, external=external)
+
+    def _go_on_from(self, start: EngineState) -> None:
+        for state, (position, ends, uses) in zip(self._states, start.classes, strict=True):
+            state.position, state.ends, state.uses = position, dict(ends), dict(uses)
+        self._meetings = {key: meeting.copied() for key, meeting in start.meetings.items()}
 
     def _load_durations(self, state: ClassState, x: int) -> None:
         """Make ``state.durations`` those of the prologue or step that holds position ``x``."""
@@ -161,6 +165,24 @@ class Engine:
         """Why no class can advance, in words."""
         return describe_stuck(self._job, self._states, self._meetings)
 
+    def ends_asked_for(self) -> dict[tuple[int, int], Times]:
+        """Ends that later nodes ask for, by class and distance back from where the class stands."""
+        return {
+            (state.program.index, state.position - x): end
+            for state in self._states
+            for x, end in state.ends.items()
+            if x >= state.program.n_prologue
+        }
+
+    def standing(self) -> EngineState:
+        """Where all classes stand, for another engine to go on from there."""
+        return EngineState(
+            classes=tuple(
+                (state.position, dict(state.ends), dict(state.uses)) for state in self._states
+            ),
+            meetings={key: meeting.copied() for key, meeting in self._meetings.items()},
+        )
+
     def position_of(self, class_index: int) -> int:
         """Next stream position of a class."""
         return self._states[class_index].position
@@ -211,7 +233,7 @@ class Engine:
                     ends[x] = end
                 if seen is not None:
                     seen(program.index, x, start, start, end)
-                if i == program.step_end_node and self._on_step_end is not None:
+                if program.ends_step[i] and self._on_step_end is not None:
                     self._on_step_end(program.index, (x - prologue) // program.n_body, end)
             else:
                 self._meet(state, x, start)
@@ -267,6 +289,9 @@ class Engine:
             end_M = end_G if plan is None else plan.to_members(end_G)
             if state.program.kept[i] or state.external:
                 state.ends[x] = end_M
+            if state.program.ends_step[i] and self._on_step_end is not None:
+                step = (x - state.program.n_prologue) // state.program.n_body
+                self._on_step_end(index, step, end_M)
             seen = self._on_node.get(index)
             if seen is not None:
                 own = next(a for c, a in meeting.arrivals if c == index)

@@ -15,7 +15,7 @@ from prismscale.errors import GraphError
 from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass, Seat
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import HOST, RankTrace
+from prismscale.graph.trace import RankTrace
 
 SEND = int(NodeKind.SEND)
 
@@ -59,6 +59,7 @@ class Edges:
     preds: list[tuple[int, ...]]
     frees: list[tuple[int, ...]]
     kept: list[bool]
+    ends_step: list[bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +81,9 @@ class ClassProgram:
     plans: list[SeatPlan | None]
     speaks: list[bool]
     """True where this class's duration is the communication's duration."""
-    step_end_node: int
-    """Template index of the body's last computation: where a step ends."""
+    ends_step: list[bool]
+    """True where no later node of the same step waits for this one. A step has ended when all of
+    these have: on the host, on every stream, and in the network."""
 
     def template(self, position: int) -> int:
         """Template node of a stream position."""
@@ -111,8 +113,8 @@ def compile_job(graph: JobGraph) -> JobProgram:
     """Compile every class of ``graph``.
 
     Raises:
-        GraphError: a class whose body has no computation, or a point-to-point node in a class whose
-            members sit at different positions of the group.
+        GraphError: a class whose body is empty, or a point-to-point node in a class whose members
+            sit at different positions of the group.
     """
     program = JobProgram(graph=graph)
     channel_ids: dict[ChannelKey, int] = {}
@@ -131,7 +133,23 @@ def _edges(trace: RankTrace) -> Edges:
     starts, distances = trace.pred_start_N1.tolist(), trace.pred_distance_P.tolist()
     preds = [tuple(distances[a:b]) for a, b in pairwise(starts)]
     frees, kept = _lifetimes(trace, preds)
-    return Edges(kinds=trace.kind_N.tolist(), preds=preds, frees=frees, kept=kept)
+    return Edges(
+        kinds=trace.kind_N.tolist(),
+        preds=preds,
+        frees=frees,
+        kept=kept,
+        ends_step=_last_of_step(trace, preds),
+    )
+
+
+def _last_of_step(trace: RankTrace, preds: list[tuple[int, ...]]) -> list[bool]:
+    """Which nodes of the body no later node of the same step waits for."""
+    last = [node >= trace.n_prologue for node in range(trace.n_nodes)]
+    for reader in range(trace.n_prologue, trace.n_nodes):
+        for distance in preds[reader]:
+            if reader - distance >= trace.n_prologue:
+                last[reader - distance] = False
+    return last
 
 
 def _compile_class(
@@ -143,6 +161,8 @@ def _compile_class(
 ) -> ClassProgram:
     trace = rank_class.trace
     n = trace.n_nodes
+    if trace.n_body == 0:
+        raise GraphError(f"class {rank_class.index}: a step without work has no end")
     roles, used = trace.role_N.tolist(), ClassChannels(graph, rank_class)
     plans_by_role = [_seat_plan(graph, rank_class, seat) for seat in rank_class.seats]
     node_channels = [-1] * n
@@ -172,7 +192,7 @@ def _compile_class(
         channels=node_channels,
         plans=plans,
         speaks=speaks,
-        step_end_node=_last_computation(rank_class),
+        ends_step=edges.ends_step,
     )
 
 
@@ -222,16 +242,3 @@ def _lifetimes(
             frees[reader].append(distance)
     kept = [d > 0 or r for d, r in zip(last_distance, read_by_body, strict=True)]
     return [tuple(f) for f in frees], kept
-
-
-def _last_computation(rank_class: RankClass) -> int:
-    """The node that ends a step. On a null device it is the device's own: the host of a program
-    that never asks for a result runs ahead, and its period is not the job's."""
-    trace = rank_class.trace
-    found = np.flatnonzero(trace.computes_B)
-    if len(found) == 0:
-        raise GraphError(f"class {rank_class.index}: a step without computation has no end")
-    if trace.meta.get("device") == "null":
-        on_host = trace.lane_N[trace.n_prologue + found] == trace.lanes.index(HOST)
-        found = found if on_host.all() else found[~on_host]
-    return trace.n_prologue + int(found[-1])

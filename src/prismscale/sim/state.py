@@ -7,18 +7,15 @@ length 1 stands for "the same for all" and is never expanded before it must be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration
 from prismscale.sim.program import ClassProgram
 
 Times = NDArray[np.int64]
-Duration = Any
-"""An int, or an int64 array that broadcasts against ``[D, M]`` (computation, by member of the
-class), ``[D, G]`` (communication, by group of the family)."""
 
 
 def earliest(times: Times) -> int:
@@ -44,6 +41,10 @@ class Meeting:
     """(class, stream position) of every side that has come."""
     arrivals: list[tuple[int, Times]] = field(default_factory=list)
     """Per class arrivals by group; kept only while hangs are possible."""
+
+    def copied(self) -> Meeting:
+        """The same state, apart from this one."""
+        return replace(self, present=list(self.present), arrivals=list(self.arrivals))
 
 
 @dataclass(slots=True)

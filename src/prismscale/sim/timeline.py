@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import NEVER, DurationSource
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import NEVER, DurationSource, Engine
+from prismscale.sim.engine import Engine
 from prismscale.sim.program import JobProgram, compile_job
 from prismscale.sim.state import Times
+from prismscale.sim.steady import Steady, SteadyWatch
 from prismscale.sim.stuck import Hang
+
+SHOWN_STEPS = 3
+"""Steps of a settled job whose nodes are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +87,17 @@ def _periods(end_ns_T: NDArray[np.int64]) -> NDArray[np.int64]:
 class _Recorder:
     """Keeps every node of some members of one class (first draw)."""
 
-    def __init__(self, members: NDArray[np.int64]) -> None:
+    def __init__(self, members: NDArray[np.int64], first_position: int | None = 0) -> None:
         self._members = members
+        self.first_position = first_position
+        """Of the nodes that are kept; None: none is."""
         self._rows: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def __call__(
         self, class_index: int, position: int, start: Times, ready: Times, end: Times
     ) -> None:
+        if self.first_position is None or position < self.first_position:
+            return
         self._rows[position] = (self._pick(start), self._pick(ready), self._pick(end))
 
     def _pick(self, times: Times) -> NDArray[np.int64]:
@@ -145,28 +154,87 @@ def simulate(
     if steps < 1:
         raise UsageError(f"steps is {steps}; at least 1 is needed")
     wanted = _by_class(graph, ranks)
-    ends_TDR = np.zeros((steps, draws, graph.world_size), dtype=np.int64)
-
-    def step_end(class_index: int, step: int, end: Times) -> None:
-        ends_TDR[step][:, graph.classes[class_index].members_M] = end
-
-    recorders = {
-        c: _Recorder(graph.member_of_R[np.array(members)]) for c, members in wanted.items()
-    }
+    ends = _StepEnds(graph, draws)
+    recorders = _recorders(graph, wanted)
     engine = Engine(
         program or compile_job(graph),
         durations,
         steps=steps,
         with_prologue=with_prologue,
-        on_step_end=step_end,
+        on_step_end=ends,
         on_node=recorders,
         watch_hangs=watch_hangs,
     )
     engine.run()
+    return _timeline(graph, ends, recorders, wanted, engine)
+
+
+def simulate_steady(
+    graph: JobGraph,
+    durations: DurationSource,
+    *,
+    ranks: Iterable[int] = (),
+    program: JobProgram | None = None,
+) -> tuple[Timeline, Steady]:
+    """Re-time ``graph`` until its step has settled, and :data:`SHOWN_STEPS` further steps.
+
+    For durations that are the same in every step. Nodes of ``ranks`` are kept of the further steps
+    only. Raises as :func:`simulate` does.
+    """
+    wanted = _by_class(graph, ranks)
+    ends = _StepEnds(graph, draws=1)
+    recorders = _recorders(graph, wanted, first_position=None)
+    job = program or compile_job(graph)
+    engine = Engine(job, durations, steps=0, on_step_end=ends, on_node=recorders)
+    watch, steady, done = SteadyWatch(), None, 0
+    while steady is None:
+        done += 1
+        engine.extend(done)
+        engine.run()
+        steady = watch.look(engine, int(ends.by_step[-1].max()))
+    for class_index, recorder in recorders.items():
+        recorder.first_position = engine.position_of(class_index)
+    engine.extend(done + max(SHOWN_STEPS, steady.cycle))
+    engine.run()
+    return _timeline(graph, ends, recorders, wanted, engine), steady
+
+
+class _StepEnds:
+    """When each rank ended each step: with the last of what was issued in it."""
+
+    def __init__(self, graph: JobGraph, draws: int) -> None:
+        self._graph, self._draws = graph, draws
+        self.by_step: list[NDArray[np.int64]] = []
+
+    def __call__(self, class_index: int, step: int, end: Times) -> None:
+        while step >= len(self.by_step):
+            shape = (self._draws, self._graph.world_size)
+            self.by_step.append(np.zeros(shape, dtype=np.int64))
+        members_M = self._graph.classes[class_index].members_M
+        known = self.by_step[step]
+        known[:, members_M] = np.maximum(known[:, members_M], end)
+
+
+def _recorders(
+    graph: JobGraph, wanted: dict[int, list[int]], first_position: int | None = 0
+) -> dict[int, _Recorder]:
+    return {
+        c: _Recorder(graph.member_of_R[np.array(members)], first_position)
+        for c, members in wanted.items()
+    }
+
+
+def _timeline(
+    graph: JobGraph,
+    ends: _StepEnds,
+    recorders: dict[int, _Recorder],
+    wanted: dict[int, list[int]],
+    engine: Engine,
+) -> Timeline:
     kept = (t for c, r in recorders.items() for t in r.timelines(wanted[c], c))
     return Timeline(
         graph=graph,
-        step_end_ns_TDR=ends_TDR,
+        step_end_ns_TDR=np.stack(ends.by_step),
         ranks={t.rank: t for t in kept},
         hangs=tuple(engine.hangs),
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.files import atomic_write
 from prismscale.formats.chakra.messages import (
@@ -32,8 +33,6 @@ from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import HOST
-from prismscale.sim.engine import DurationSource
-from prismscale.sim.state import Duration
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 NODE_TYPE = {

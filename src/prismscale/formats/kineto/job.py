@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.formats.imported import ImportedTrace
 from prismscale.formats.json_stream import documents
@@ -22,7 +23,6 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.graph.verify import verify
-from prismscale.sim.samples import StepSamples
 
 
 def read_kineto(traces: Sequence[Path], *, max_events: int = MAX_EVENTS) -> ImportedTrace:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.errors import FormatError
 from prismscale.formats.imported import ImportedTrace
 from prismscale.formats.straggler.barriers import hidden_barriers
@@ -26,7 +27,6 @@ from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
-from prismscale.sim.samples import ClassSamples, StepSamples
 
 
 def read_straggler(

@@ -17,11 +17,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.source import Duration
 from prismscale.errors import FormatError, UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.sim.state import Duration
 
 NO_MICROBATCH = -1
 """Microbatch of a node that belongs to none, or to one that the recording does not tell."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.errors import FormatError
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
@@ -29,7 +30,6 @@ from prismscale.graph.parquet import (
     write_table,
 )
 from prismscale.graph.store import load_graph, save_graph
-from prismscale.sim.samples import ClassSamples, StepSamples
 
 SAMPLES_FILE = "samples.parquet"
 SCHEMA = schema_of(microbatch=pa.int32(), duration_ns=integers(64))

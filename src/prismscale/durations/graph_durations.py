@@ -1,55 +1,29 @@
 """Durations for every node of a job graph: measured computation, modelled communication.
 
-Implements :class:`prismscale.sim.engine.DurationSource` by structure. Where each duration came from
-is counted, so that a result can say how much of it rests on what.
+A run has one interpretation (a :class:`~prismscale.durations.source.DurationSource`): what was
+captured, on the cluster and with the faults that the run names. Every command evaluates this one or
+draws around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cost.collective import CollectiveModel
-from prismscale.errors import UsageError
+from prismscale.durations.faults import Faults
+from prismscale.durations.source import NEVER, Duration
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.pooling import first_own_step
 
-Duration = Any
 COMMUNICATION, OWN_SHARE = "communication", "own share"
 """Key and value of a trace's meta: durations of communications are what this rank's own share of
 the work took beside its computation, on a processor that does both."""
-NEVER = 2**60
-"""What a hung rank's computation lasts; see :data:`prismscale.sim.engine.NEVER`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Faults:
-    """Ranks that are slow, or that stop."""
-
-    slow: Mapping[int, float] = field(default_factory=dict)
-    """Factor on a rank's computation."""
-    hang: Mapping[int, int] = field(default_factory=dict)
-    """Steady step (from 0) at whose beginning a rank stops for ever."""
-
-    def __post_init__(self) -> None:
-        for rank, factor in self.slow.items():
-            if not 0 < factor < 1e6:
-                raise UsageError(f"--slow {rank}={factor}: the factor must lie between 0 and 1e6")
-        for rank, step in self.hang.items():
-            if step < 0:
-                raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
-
-    def check(self, world_size: int) -> None:
-        """Refuse ranks that do not exist."""
-        for rank in (*self.slow, *self.hang):
-            if not 0 <= rank < world_size:
-                raise UsageError(f"rank {rank} does not exist; ranks are 0 … {world_size - 1}")
 
 
 @dataclass(kw_only=True)

@@ -9,39 +9,23 @@ ranks replay them, and the median of these steps is the one that is predicted an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.cost.durations import GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import DurationSource, LaterDurations
 from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.engine import DurationSource
 from prismscale.sim.program import compile_job
-from prismscale.sim.state import Duration
-from prismscale.sim.timeline import Timeline, simulate
+from prismscale.sim.steady import Steady
+from prismscale.sim.timeline import Timeline, simulate, simulate_steady
 
 STEPS = 4
-"""Simulated steps: the last one's period is the steady step."""
+"""Simulated steps where captured ones differ: the last one's period is shown."""
 MOST_SAMPLED_STEPS = 48
 """More would say little more about the median."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaterDurations:
-    """Durations of a job that begins with the step ``first`` of another."""
-
-    durations: DurationSource
-    first: int
-
-    def prologue(self, class_index: int) -> Sequence[Duration]:
-        """As they are: no step."""
-        return self.durations.prologue(class_index)
-
-    def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body in ``first + step``."""
-        return self.durations.body(class_index, self.first + step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +35,20 @@ class Retimed:
 
     timeline: Timeline
     """Its last step is typical."""
+    step_ns: int
+    """The steady step of the job."""
     job_step_ns_T: NDArray[np.int64]
     """What it is typical of."""
     rank_step_ns_TR: NDArray[np.int64]
+    steady: Steady | None = None
+    """How it settled, where every step has the same durations."""
 
     @classmethod
-    def settled(cls, timeline: Timeline, whole: Timeline, settling: int) -> Retimed:
+    def after(cls, timeline: Timeline, whole: Timeline, settling: int) -> Retimed:
         """With the steps of ``whole`` but its first, which are ``settling``."""
         return cls(
             timeline=timeline,
+            step_ns=timeline.step_ns,
             job_step_ns_T=whole.job_step_ns_TD[settling:, 0],
             rank_step_ns_TR=whole.rank_step_ns_TDR[settling:, 0],
         )
@@ -70,11 +59,10 @@ def retime(durations: GraphDurations, *, ranks: Iterable[int] = ()) -> Retimed:
     first until after the hang."""
     graph, hang = durations.graph, durations.faults.hang
     if not hang:
-        samples = durations.n_samples
-        return simulate_typical(graph, durations, samples=samples, steps=STEPS, ranks=ranks)
+        return simulate_typical(graph, durations, samples=durations.n_samples, ranks=ranks)
     steps = max(STEPS, *(step + 2 for step in hang.values()))
     timeline = simulate(graph, durations, steps=steps, ranks=ranks, watch_hangs=True)
-    return Retimed.settled(timeline, timeline, 1)
+    return Retimed.after(timeline, timeline, 1)
 
 
 def simulate_typical(
@@ -82,25 +70,30 @@ def simulate_typical(
     durations: DurationSource,
     *,
     samples: int,
-    steps: int,
     ranks: Iterable[int] = (),
 ) -> Retimed:
     """Re-time a job whose durations repeat after ``samples`` steps.
 
     Returns:
-        A timeline of ``steps`` consecutive steps, the last of which is as long as the median one;
-        and the times of the steps that it is the median of, at most :data:`MOST_SAMPLED_STEPS`
-        (where all samples are alike: of all steps but the first). See [Note: medians do not add
-        up].
+        Where all steps take the same durations: the steady step, once the job has settled.
+        Otherwise a timeline of :data:`STEPS` consecutive steps, the last of which is as long as the
+        median one, and the times of the steps that it is the median of, at most
+        :data:`MOST_SAMPLED_STEPS`. See [Note: medians do not add up].
     """
     program = compile_job(graph)
     if samples == 1:
-        timeline = simulate(graph, durations, steps=steps, ranks=ranks, program=program)
-        return Retimed.settled(timeline, timeline, 1)
-    settling, sampled = steps - 1, min(samples, MOST_SAMPLED_STEPS)
+        timeline, steady = simulate_steady(graph, durations, ranks=ranks, program=program)
+        return Retimed(
+            timeline=timeline,
+            step_ns=steady.step_ns,
+            job_step_ns_T=timeline.job_step_ns_TD[steady.steps :, 0],
+            rank_step_ns_TR=timeline.rank_step_ns_TDR[steady.steps :, 0],
+            steady=steady,
+        )
+    settling, sampled = STEPS - 1, min(samples, MOST_SAMPLED_STEPS)
     whole = simulate(graph, durations, steps=settling + sampled, program=program)
     step_ns_T = whole.job_step_ns_TD[settling:, 0]
     typical = int(np.argsort(step_ns_T, kind="stable")[(sampled - 1) // 2])
     shown = LaterDurations(durations=durations, first=typical)
-    timeline = simulate(graph, shown, steps=steps, ranks=ranks, program=program)
-    return Retimed.settled(timeline, whole, settling)
+    timeline = simulate(graph, shown, steps=STEPS, ranks=ranks, program=program)
+    return Retimed.after(timeline, whole, settling)

@@ -1,0 +1,32 @@
+"""Ranks that are slow, or that stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prismscale.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Faults:
+    """Ranks that are slow, or that stop."""
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Factor on a rank's computation."""
+    hang: Mapping[int, int] = field(default_factory=dict)
+    """Steady step (from 0) at whose beginning a rank stops for ever."""
+
+    def __post_init__(self) -> None:
+        for rank, factor in self.slow.items():
+            if not 0 < factor < 1e6:
+                raise UsageError(f"--slow {rank}={factor}: the factor must lie between 0 and 1e6")
+        for rank, step in self.hang.items():
+            if step < 0:
+                raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
+
+    def check(self, world_size: int) -> None:
+        """Refuse ranks that do not exist."""
+        for rank in (*self.slow, *self.hang):
+            if not 0 <= rank < world_size:
+                raise UsageError(f"rank {rank} does not exist; ranks are 0 … {world_size - 1}")

@@ -1,0 +1,44 @@
+"""What every reader of a run's durations asks: :class:`DurationSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+NEVER = 2**60
+"""A time that does not come: what a hung rank's next node lasts. Sums of ordinary durations on top
+of it stay far below the int64 limit."""
+
+Duration = Any
+"""Nanoseconds: an int, or an int64 array that broadcasts against ``[D, M]`` (computation, by draw
+and member of the class) or ``[D, G]`` (communication, by draw and group of the family)."""
+
+
+class DurationSource(Protocol):
+    """Durations of template nodes. A communication's is read from one member only: the class at
+    group rank 0 of a collective, the sender of a point-to-point."""
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """Durations of the prologue, by template node."""
+        ...
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body in ``step`` (0 is the first after the prologue), by body node."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaterDurations:
+    """Durations of a job that begins with the step ``first`` of another."""
+
+    durations: DurationSource
+    first: int
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        """As they are: no step."""
+        return self.durations.prologue(class_index)
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        """Durations of the body in ``first + step``."""
+        return self.durations.body(class_index, self.first + step)
