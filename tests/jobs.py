@@ -131,7 +131,9 @@ class _Stage:
 
     def trace(self, microbatches: int) -> RankTrace:
         self._builder.begin_body()
-        self._last = self._builder.add_compute(50, label="load batch", site="train.py:20")
+        self._last = self._builder.add_compute(
+            50, preds=[self._last], label="load batch", site="train.py:20"
+        )
         warm_up = min(self._n_stages - self._stage - 1, microbatches)
         for _ in range(warm_up):
             self._forward()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_typical import meeting_traces
+from test_retime import meeting_traces
 
 from jobs import RecordedDurations, job_from_traces
 from prismscale.analysis.attribution import break_down

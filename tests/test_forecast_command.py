@@ -6,9 +6,12 @@ from dataclasses import replace
 import pytest
 
 from forecast_jobs import forecast_app, invoke, recorded_run, small_graph
+from prismscale.cluster import Cluster
+from prismscale.durations.scenario import Scenario
 from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.model import model_of
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.recording import load_recording, model_of
+from prismscale.forecast.recording import load_recording
 from prismscale.forecast.variation import Variation
 from prismscale.graph.store import save_graph
 from prismscale.report.folder import read_run, write_report
@@ -108,7 +111,10 @@ def test_a_runs_own_figures_stay(app, run, tmp_path):
     folder = RunFolder(root=tmp_path / "captured")
     save_graph(timeline.graph, folder.graph)
     write_report(folder, result, timeline, durations)
-    invoke(app, "forecast", folder.root, "--cluster", "h100-sxm", "--draws", 20)
+    with pytest.raises(FormatError, match="older version"):
+        invoke(app, "forecast", folder.root, "--draws", 20)
+    Scenario(cluster=Cluster.load("h100-sxm")).save(folder.scenario)
+    invoke(app, "forecast", folder.root, "--draws", 20)
     data = json.loads(folder.results.read_text())
     assert data["world_size"] == result.world_size
     assert "step" in data["forecast"]

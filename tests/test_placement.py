@@ -36,7 +36,8 @@ def source_for():
     source = vary(graph, median_durations(graph, NullCollectiveModel()), still)
 
     def build(factor_R):
-        return LawDraws(graph=graph, laws=source.laws, law_CB=source.law_CB, factor_R=factor_R)
+        laws = LawDraws(graph=graph, laws=source.laws, law_CB=source.law_CB, factor_R=factor_R)
+        return laws, None
 
     build.graph = graph
     return build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from test_typical import meeting_traces
+from test_retime import meeting_traces
 
 from jobs import job_from_traces
 from prismscale.cluster import Cluster

@@ -13,8 +13,9 @@ from prismscale.forecast.distributions import Normal
 from prismscale.forecast.fitting import fit_laws
 from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
 from prismscale.forecast.lockstep import fuse
+from prismscale.forecast.model import model_of
 from prismscale.forecast.montecarlo import MonteCarlo
-from prismscale.forecast.recording import load_recording, model_of
+from prismscale.forecast.recording import load_recording
 from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.sensitivity import ablate, factors_of
 from prismscale.forecast.sobol import own_estimates, pick_freeze, salib_estimates, sobol_indices

@@ -16,6 +16,7 @@ from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelPrices
 from prismscale.durations.faults import Faults
+from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
 
@@ -75,10 +76,7 @@ class JobConfig:
         for name, value in (("samples", self.samples), ("steps", self.steps)):
             if not 1 <= value <= 100_000:
                 raise UsageError(f"--{name} is {value}; allowed: 1 … 100,000")
-        if not 0 < self.compute_scale < 1e4:
-            raise UsageError(
-                f"--compute-scale is {self.compute_scale}; allowed: above 0, below 10,000"
-            )
+        check_compute_scale(self.compute_scale)
         if self.device != "null" and (self.kernels is not None or self.fused):
             given = "--kernels" if self.kernels is not None else "--fused"
             raise UsageError(f"{given} prices the kernels of --device null, not of {self.device}")
@@ -92,6 +90,15 @@ class JobConfig:
     def faults(self) -> Faults:
         """Slow and hung ranks."""
         return Faults(slow=dict(self.slow), hang=dict(self.hang))
+
+    def scenario(self, cluster: Cluster) -> Scenario:
+        """What the job's graph is timed with."""
+        return Scenario(
+            cluster=cluster,
+            compute_scale=self.compute_scale,
+            faults=self.faults,
+            modelled_gpu=cluster.device.name if self.device == "null" else "",
+        )
 
     def load_cluster(self) -> Cluster:
         """The target cluster.

@@ -41,7 +41,6 @@ from prismscale.specs import (
     capture_runner,
     emulated_ranks,
     fork_server,
-    graph_durations,
     live_stage,
 )
 from prismscale.starter import Starter
@@ -76,7 +75,9 @@ class Job:
                 verify(graph)
                 save_graph(graph, self.folder.graph)
             with self._stage("simulate"):
-                durations = graph_durations(config, cluster, graph)
+                scenario = config.scenario(cluster)
+                scenario.save(self.folder.scenario)
+                durations = scenario.durations(graph)
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}
                 retimed = retime(durations, ranks=shown)
             observed = []

@@ -4,6 +4,7 @@
 
     captures/KEY/rank-0.parquet …   traces, reused while KEY (program, world, device) stays the same
     graph/                          the job's execution graph
+    scenario.json                   the cluster, speed and faults that it is timed with
     timeline.parquet                step ends of every rank, nodes of the shown ones
     live/KEY/                       observations of live ranks, reused in the same way
     logs/                           output of every process
@@ -92,6 +93,11 @@ class RunFolder:
         return self.root / "graph"
 
     @property
+    def scenario(self) -> Path:
+        """What the graph is timed with."""
+        return self.root / "scenario.json"
+
+    @property
     def live(self) -> Path:
         """Observations of live ranks."""
         return self.root / "live"
@@ -130,7 +136,7 @@ class RunFolder:
 
     def _prepare(self) -> None:
         """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
-        for path in (self.results, self.report, self.trace, self.timeline):
+        for path in (self.results, self.report, self.trace, self.timeline, self.scenario):
             path.unlink(missing_ok=True)
         remove_parts(self.root)
         self.logs.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,7 @@ from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
-from prismscale.cost.collective import collective_model
-from prismscale.durations.graph_durations import GraphDurations
 from prismscale.fork_server import ForkServer
-from prismscale.graph.job_graph import JobGraph
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
@@ -69,18 +66,6 @@ def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> t
     if config.device != "null":
         return ()
     return tuple(Emulated.load(captures / f"rank-{rank}.null.json") for rank in sorted(ranks))
-
-
-def graph_durations(config: JobConfig, cluster: Cluster, graph: JobGraph) -> GraphDurations:
-    """Durations of the job's nodes on its cluster, with its faults: step by step as captured, but
-    for a job that hangs, whose steps are counted."""
-    return GraphDurations(
-        graph=graph,
-        model=collective_model(cluster),
-        faults=config.faults,
-        sampled=not config.hang,
-        compute_scale=config.compute_scale,
-    )
 
 
 def live_stage(

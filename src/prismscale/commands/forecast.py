@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from prismscale.commands.forecast_options import (
     Address,
     ClusterName,
     CommunicationCv,
+    ComputeScale,
     Draws,
     ExecutorName,
     Fuse,
@@ -21,15 +23,19 @@ from prismscale.commands.forecast_options import (
     Method,
     Run,
     Seed,
+    Slow,
     Stalls,
     Steps,
+    Variability,
     Workers,
     assumed,
+    changes,
     draws_config,
 )
 from prismscale.commands.forecast_results import measured_ns, plain, promise_json, save_section
 from prismscale.commands.forecast_tables import (
     Promise,
+    print_base,
     print_notes,
     print_promise,
     print_sensitivity,
@@ -42,8 +48,9 @@ from prismscale.forecast.guarantees import (
     slowdown_probability,
     training_time,
 )
+from prismscale.forecast.model import RECORDED, Model, model_of
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.recording import Model, load_recording, model_of
+from prismscale.forecast.recording import load_recording
 from prismscale.forecast.sampling import LawDraws
 from prismscale.forecast.scaling import tail_growth
 from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
@@ -72,10 +79,13 @@ def forecast(
         float | None, typer.Option(help="Between checkpoints.", show_default="Daly's optimum")
     ] = None,
     cluster: ClusterName = None,
+    compute_scale: ComputeScale = None,
+    slow: Slow = None,
+    variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
     method: Method = "auto",
-    steps: Steps = 1,
+    steps: Steps = None,
     seed: Seed = 0,
     memory: Memory = 1.0,
     executor: ExecutorName = "local",
@@ -95,14 +105,20 @@ def forecast(
     )
     config = draws_config(draws, seed, steps, memory)
     where = executor_named(executor, workers=workers, address=address)
-    recording = load_recording(run, cluster, assumed(communication_cv, stalls))
-    model = model_of(recording, method=method, fused=fuse)
+    recording = load_recording(
+        run,
+        changes=changes(cluster, compute_scale, slow),
+        variation=assumed(communication_cv, stalls),
+    )
+    model = model_of(recording, method=method, fused=fuse, variability=variability)
+    config = replace(config, steps=steps or model.steps)
     with TerminalReporter(console).stage("draw") as update:
         drawn = draw_steps(
-            model.graph, model.source, config, executor=where, progress=update
+            model.graph, model.source, config, base=model.base, executor=where, progress=update
         ).step_ns_D
     promise = _promise(drawn, plan, quantile, slower, seed)
     measured = measured_ns(run, recording.samples)
+    print_base(console, model.step_ns)
     print_promise(console, promise)
     print_notes(console, [*model.notes, *measured.notes])
     save_section(run, "step", promise_json(promise, model, config, measured))
@@ -116,10 +132,13 @@ def sensitivity(
         str, typer.Option(help="Of Sobol indices: own, or salib (prismscale\\[sensitivity]).")
     ] = "own",
     cluster: ClusterName = None,
+    compute_scale: ComputeScale = None,
+    slow: Slow = None,
+    variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
     method: Method = "auto",
-    steps: Steps = 1,
+    steps: Steps = None,
     seed: Seed = 0,
     memory: Memory = 1.0,
     executor: ExecutorName = "local",
@@ -133,13 +152,21 @@ def sensitivity(
     console = Console(highlight=False)
     config = draws_config(draws, seed, steps, memory)
     where = executor_named(executor, workers=workers, address=address)
-    recording = load_recording(run, cluster, assumed(communication_cv, stalls))
-    model = model_of(recording, method=method, fused=fuse)
+    recording = load_recording(
+        run,
+        changes=changes(cluster, compute_scale, slow),
+        variation=assumed(communication_cv, stalls),
+    )
+    model = model_of(recording, method=method, fused=fuse, variability=variability)
+    config = replace(config, steps=steps or model.steps)
     names, freeze = factors_of(model.whole or model.source, model.fused)
     reporter = TerminalReporter(console)
     with reporter.stage("freeze") as update:
-        found = ablate(model.graph, names, freeze, config, executor=where, progress=update)
+        found = ablate(
+            model.graph, names, freeze, config, base=model.base, executor=where, progress=update
+        )
     sobol = _indices(model, found, config, where, estimator) if indices else []
+    print_base(console, model.step_ns)
     print_sensitivity(console, found, sobol)
     notes = [*model.notes]
     if indices and not sobol:
@@ -150,6 +177,7 @@ def sensitivity(
     values: dict[str, Any] = {
         "draws": draws,
         "seed": seed,
+        "step_without_variation_ns": model.step_ns,
         "p50_ns": found.base_p50_ns,
         "p95_ns": found.base_p95_ns,
         "ablations": [plain(a) for a in found.ablations],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,19 +10,45 @@ import typer
 
 from prismscale.errors import UsageError
 from prismscale.forecast.montecarlo import MonteCarlo
+from prismscale.forecast.recording import Changes
 from prismscale.forecast.variation import COMMUNICATION_CV, Variation
 
 Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
 ClusterName = Annotated[
     str | None,
-    typer.Option("--cluster", help="Whose model answers for communication not measured."),
+    typer.Option(
+        "--cluster",
+        help="Whose model answers for communication not measured.",
+        show_default="the run's",
+    ),
+]
+ComputeScale = Annotated[
+    float | None,
+    typer.Option("--compute-scale", help="Factor on all computation.", show_default="the run's"),
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slow", help="Ranks whose computation is slower: RANK=FACTOR.", show_default="the run's"
+    ),
+]
+Variability = Annotated[
+    str,
+    typer.Option(
+        "--variability", help="recorded: as recorded and assumed; none: every draw the run's step."
+    ),
 ]
 Draws = Annotated[int, typer.Option("--draws", help="Monte Carlo draws.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
 Method = Annotated[
     str, typer.Option("--method", help="steps: recombine recorded steps; laws: fit pools; auto.")
 ]
-Steps = Annotated[int, typer.Option("--steps", help="Simulated steps a draw; the last counts.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps", help="Steps drawn at a time; the last counts.", show_default="as the run needs"
+    ),
+]
 Memory = Annotated[float, typer.Option("--memory", help="GB for draws, in each worker.")]
 ExecutorName = Annotated[str, typer.Option("--executor", help="local, serial or ray.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Processes.", show_default="cores")]
@@ -38,7 +65,7 @@ Stalls = Annotated[
 DEFAULT_CV = COMMUNICATION_CV
 
 
-def draws_config(draws: int, seed: int, steps: int, memory_gb: float) -> MonteCarlo:
+def draws_config(draws: int, seed: int, steps: int | None, memory_gb: float) -> MonteCarlo:
     """What the options ask for."""
     return MonteCarlo(draws=draws, seed=seed, steps=steps, memory_bytes=int(memory_gb * 1e9))
 
@@ -46,6 +73,27 @@ def draws_config(draws: int, seed: int, steps: int, memory_gb: float) -> MonteCa
 def assumed(communication_cv: float, stalls: float = 0.0) -> Variation:
     """Variation of what was not measured."""
     return Variation(communication_cv=communication_cv, stall_probability=stalls)
+
+
+def changes(cluster: str | None, compute_scale: float | None, slow: list[str] | None) -> Changes:
+    """What is to be different from the run's own scenario."""
+    return Changes(
+        cluster=cluster,
+        compute_scale=compute_scale,
+        slow=dict(slow_rank(text) for text in slow) if slow else None,
+    )
+
+
+def slow_rank(text: str) -> tuple[int, float]:
+    """``17=1.3`` as a rank and its factor.
+
+    Raises:
+        UsageError: something else.
+    """
+    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
+    if found is None:
+        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
+    return int(found[1]), float(found[2])
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -22,9 +22,9 @@ from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
 from prismscale.forecast.explore import Candidate
+from prismscale.forecast.model import Model
 from prismscale.forecast.montecarlo import MonteCarlo
 from prismscale.forecast.placement import HotNode, PlacementStudy
-from prismscale.forecast.recording import Model
 from prismscale.runfolder import RunFolder
 
 MEMBER = "forecast"
@@ -78,6 +78,7 @@ def promise_json(
     return {
         "draws": config.draws,
         "seed": config.seed,
+        "step_without_variation_ns": model.step_ns,
         "quantile": promise.quantile,
         "quantiles_ns": {f"{q:g}": plain(e) for q, e in promise.quantiles.items()},
         "slowdown": {"factor": promise.slower, **plain(promise.slow)},

@@ -45,6 +45,11 @@ class Promise:
     growth: Sequence[TailAtWidth]
 
 
+def print_base(console: Console, step_ns: int) -> None:
+    """The one step that all commands on a run start from."""
+    console.print(f"step without variation, as prismscale run shows it: {step_ns / 1e6:,.3f} ms")
+
+
 def print_promise(console: Console, promise: Promise) -> None:
     """Quantiles, slow steps, days of training, wider jobs."""
     table = Table("step time", Column("ms", justify="right"), "95 % interval")

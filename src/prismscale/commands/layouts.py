@@ -17,22 +17,27 @@ from prismscale.commands.forecast_options import (
     Address,
     ClusterName,
     CommunicationCv,
+    ComputeScale,
     Draws,
     ExecutorName,
     Memory,
     Method,
     Run,
     Seed,
+    Slow,
     Stalls,
     Steps,
+    Variability,
     Workers,
     assumed,
+    changes,
     draws_config,
     factors,
     numbers,
 )
 from prismscale.commands.forecast_results import candidate_json, placement_json, save_section
 from prismscale.commands.forecast_tables import (
+    print_base,
     print_hot_nodes,
     print_layouts,
     print_notes,
@@ -46,10 +51,11 @@ from prismscale.forecast.executor import executor_named
 from prismscale.forecast.explore import OpenJob, candidates
 from prismscale.forecast.explore import explore as explore_layouts
 from prismscale.forecast.explore_job import ExploreJob
+from prismscale.forecast.model import RECORDED, model_of
 from prismscale.forecast.nodes import Node, nodes_of_recording, read_nodes
 from prismscale.forecast.placement import Evaluator, hot_node_study
 from prismscale.forecast.placement import place as find_placement
-from prismscale.forecast.recording import cluster_of, load_recording, model_of, with_factors
+from prismscale.forecast.recording import load_recording
 from prismscale.progress import TerminalReporter
 from prismscale.runfolder import RunFolder
 
@@ -74,45 +80,58 @@ def place(
     quantile: Annotated[float, typer.Option(help="Of the step time, to be made small.")] = 0.95,
     draws: Draws = 64,
     cluster: ClusterName = None,
+    compute_scale: ComputeScale = None,
+    slow: Slow = None,
+    variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
     method: Method = "auto",
-    steps: Steps = 1,
+    steps: Steps = None,
     seed: Seed = 0,
 ) -> None:
     """Which node of unequal speed should host which stage and rank."""
     if not 0 < quantile < 1:
         raise UsageError(f"--quantile {quantile}: it lies between 0 and 1")
     console = Console(highlight=False)
-    recording = load_recording(run, cluster, assumed(communication_cv, stalls))
+    recording = load_recording(
+        run,
+        changes=changes(cluster, compute_scale, slow),
+        variation=assumed(communication_cv, stalls),
+    )
     samples = recording.samples
-    model = model_of(recording, method=method, fused=False)
+    model = model_of(recording, method=method, fused=False, variability=variability)
     seats, replicas = _seats(samples, ranks_per_node)
     listed, own_R = _nodes(nodes, samples, seats)
     evaluate = Evaluator(
         model.graph,
-        lambda factor_R: with_factors(model.source, factor_R / own_R),
+        lambda factor_R: model.slowed(factor_R / own_R),
         seats,
         listed,
         draws=draws,
         seed=seed,
         quantile=quantile,
-        steps=steps,
+        steps=steps or model.steps,
     )
     study = find_placement(evaluate, listed, replicas, seed=seed, rounds=rounds)
+    print_base(console, model.step_ns)
     print_placement(console, study, samples, quantile)
     first = [s for s, replica in enumerate(replicas) if replica == replicas[0]]
-    slow = (
+    slowed = (
         hot_node_study(evaluate.with_factors, len(seats), factors(hot, "--hot"), seats=first)
         if hot
         else []
     )
-    if slow:
-        print_hot_nodes(console, slow, [seats[s][0] for s in first], samples)
+    if slowed:
+        print_hot_nodes(console, slowed, [seats[s][0] for s in first], samples)
     print_notes(console, model.notes)
     stage_S = [int(samples.stage_R[seat[0]]) for seat in seats]
     save_section(
-        run, "placement", placement_json(study, samples, quantile, slow, stage_S, model.notes)
+        run,
+        "placement",
+        {
+            "step_without_variation_ns": model.step_ns,
+            **placement_json(study, samples, quantile, slowed, stage_S, model.notes),
+        },
     )
 
 
@@ -135,7 +154,7 @@ def explore(
     ] = None,
     draws: Draws = 200,
     seed: Seed = 0,
-    steps: Steps = 1,
+    steps: Steps = None,
     memory: Memory = 1.0,
     executor: ExecutorName = "local",
     workers: Workers = None,
@@ -197,10 +216,10 @@ def _subject(path: Path, cluster: str | None, communication_cv: float | None) ->
         if communication_cv is not None:
             job = job.with_communication_cv(communication_cv)
         return _Subject(job=job, cluster=target, model=collective_model(target))
-    target = Cluster.load(cluster or cluster_of(path) or DEFAULT_CLUSTER)
-    model = collective_model(target)
     # Layouts take all communication from the model, so that they are compared on equal terms.
-    recording = load_recording(path, target.name if cluster is None else cluster)
+    recording = load_recording(path, cluster)
+    target = recording.cluster or Cluster.load(DEFAULT_CLUSTER)
+    model = collective_model(target)
     cv = DEFAULT_CV if communication_cv is None else communication_cv
     captured = CapturedJob.of(recording.samples, assumed(cv))
     own = captured.captured_layout

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from prismscale.analysis.result import RunResult
 from prismscale.capture.script import Script
+from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
 from prismscale.errors import StuckError, UsageError
 from prismscale.job import Job
@@ -120,7 +121,7 @@ def run(
         compute_scale=compute_scale,
         kernels=kernels,
         fused=fused,
-        slow=dict(_slow(s) for s in slow or []),
+        slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
     )
     config.load_cluster()
@@ -176,13 +177,6 @@ def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
         if not 0 <= last - first < MAX_WORLD_SIZE:
             raise UsageError(f"{option} {part!r} is not a range of ranks; give for example 0-3")
         yield from range(first, last + 1)
-
-
-def _slow(text: str) -> tuple[int, float]:
-    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
-    if found is None:
-        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
-    return int(found[1]), float(found[2])
 
 
 def _hang(text: str) -> tuple[int, int]:

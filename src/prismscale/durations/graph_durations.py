@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from prismscale.cost.collective import CollectiveModel
 from prismscale.durations.faults import Faults
-from prismscale.durations.source import NEVER, Duration
+from prismscale.durations.samples import (
+    NO_MICROBATCH,
+    ClassSamples,
+    StepSamples,
+    pipeline_places,
+)
+from prismscale.durations.source import NEVER, Duration, scaled, slowed
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -64,12 +70,39 @@ class GraphDurations:
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
         """Durations of the body in ``step``."""
         samples = self._bodies[class_index]
-        body = samples[step % len(samples)]
+        body = self._slowed(class_index, step % len(samples))
         hanging = self._hangs[class_index].get(step)
         if hanging is None:
             return body
         stopped = np.where(hanging, NEVER, 0).astype(np.int64)
         return [body[0] + stopped, *body[1:]]
+
+    def _slowed(self, class_index: int, row: int) -> Sequence[Duration]:
+        """A row of the class's samples, with the factors of its slow members."""
+        body, factor_M = self._bodies[class_index][row], self._factors[class_index]
+        if factor_M is None:
+            return body
+        return slowed(body, self.graph.classes[class_index].trace.computes_B, factor_M)
+
+    def samples(self) -> StepSamples:
+        """All rows as one table, for whoever recombines steps; the factors of slow ranks are not in
+        it. Classes with fewer rows repeat theirs."""
+        n_steps = self.n_samples
+        stage_R, replica_R = pipeline_places(self.graph)
+        return StepSamples(
+            graph=self.graph,
+            step_ids=tuple(range(n_steps)),
+            classes=tuple(
+                _table(rank_class, self._bodies[rank_class.index], n_steps)
+                for rank_class in self.graph.classes
+            ),
+            stage_R=stage_R,
+            replica_R=replica_R,
+        )
+
+    def is_modelled(self, class_index: int, node: int) -> bool:
+        """Whether a communication of the body takes its time from the model alone."""
+        return not self.graph.classes[class_index].trace.body_ns_SB[:, node].any()
 
     def communication_ns(self, class_index: int, node: int) -> NDArray[np.int64]:
         """Duration of a communication by group of its family."""
@@ -121,9 +154,13 @@ class GraphDurations:
                 steps[step] = steps.get(step, np.zeros(rank_class.size, dtype=bool)) | here
         return steps
 
-    def _prologue(self, rank_class: RankClass) -> list[Duration]:
+    def _prologue(self, rank_class: RankClass) -> Sequence[Duration]:
         durations = rank_class.trace.prologue_ns
-        return self._row(rank_class, durations[np.newaxis], durations, 0)
+        row = self._row(rank_class, durations[np.newaxis], durations, 0)
+        factor_M = self._factors[rank_class.index]
+        if factor_M is None:
+            return row
+        return slowed(row, rank_class.trace.kind_N[: len(row)] == NodeKind.COMPUTE, factor_M)
 
     def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
         trace = rank_class.trace
@@ -148,9 +185,6 @@ class GraphDurations:
         """Durations of some nodes, by member or (``M`` is 1) of all; ``mean_ns`` is their mean over
         all samples."""
         kinds = rank_class.trace.kind_N[offset : offset + len(mean_ns)].tolist()
-        factors = self._factors[rank_class.index]
-        if factors is None and len(durations_MB) > 1:
-            factors = np.ones(len(durations_MB))
         known = self._communication[rank_class.index]
         is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
         made = self._made[rank_class.index]
@@ -161,12 +195,34 @@ class GraphDurations:
             elif kind != NodeKind.COMPUTE:
                 # A measured communication keeps its measurement.
                 out.append(duration or known[offset + i])
-            elif factors is None:
+            elif len(durations_MB) == 1:
                 out.append(round(duration * self.compute_scale))
             else:
-                scaled = np.rint(durations_MB[:, i] * self.compute_scale * factors)
-                out.append(scaled.astype(np.int64))
+                out.append(scaled(durations_MB[:, i], self.compute_scale))
         return out
+
+
+def _table(rank_class: RankClass, rows: list[list[Duration]], n_steps: int) -> ClassSamples:
+    """Rows of durations by node: ``[T, 1]`` where all members (or groups) take the same."""
+    own = [rows[k % len(rows)] for k in range(n_steps)]
+    body_ns = tuple(_stacked([row[b] for row in own]) for b in range(rank_class.trace.n_body))
+    computes = rank_class.trace.computes_B.tolist()
+    by_member = any(
+        is_compute and ns_TX.shape[1] > 1
+        for ns_TX, is_compute in zip(body_ns, computes, strict=True)
+    )
+    column_M = np.arange(rank_class.size) if by_member else np.zeros(rank_class.size, np.int64)
+    return ClassSamples(
+        body_ns=body_ns,
+        column_M=column_M,
+        microbatch_B=np.full(rank_class.trace.n_body, NO_MICROBATCH, dtype=np.int32),
+        prologue_ns=tuple(rank_class.trace.prologue_ns.tolist()),
+    )
+
+
+def _stacked(values: Sequence[Duration]) -> NDArray[np.int64]:
+    rows = [np.atleast_1d(np.asarray(value, dtype=np.int64)) for value in values]
+    return np.stack(np.broadcast_arrays(*rows)) if len(rows) > 1 else rows[0][np.newaxis]
 
 
 def _lifted(share_ns: int, mean_ns: int, modelled: Duration) -> Duration:

@@ -81,6 +81,20 @@ def fuse(graph: JobGraph) -> FusedGraph | None:
     role = _lockstep_role(graph)
     if role is None:
         return None
+    return fuse_sets(graph, role, [_chains(c.trace, role) for c in graph.classes])
+
+
+def fuse_sets(
+    graph: JobGraph, role: int, chains_C: Sequence[tuple[tuple[int, ...], ...]]
+) -> FusedGraph:
+    """Make one rank of the members of each group that ``role`` names, and one node of each chain.
+
+    Args:
+        chains_C: by class, body nodes grouped into chains, in the order of the fused body.
+
+    Raises:
+        GraphError: the sets do not fit the job's other groups.
+    """
     set_R = _set_of_rank(graph, role)
     classes, fused = [], []
     found = [_fused_family(f, set_R) for f in graph.families]
@@ -88,7 +102,7 @@ def fuse(graph: JobGraph) -> FusedGraph | None:
     for rank_class in graph.classes:
         seat = rank_class.seats[role]
         members_KF = np.argsort(seat.slot_M, kind="stable").reshape(-1, _n_groups(graph, seat))
-        chains = _chains(rank_class.trace, role)
+        chains = chains_C[rank_class.index]
         sets_F = set_R[rank_class.members_M[members_KF[0]]]
         # Members of a class are in ascending order of rank.
         order = np.argsort(sets_F)
@@ -120,20 +134,26 @@ def _n_groups(graph: JobGraph, seat: Seat) -> int:
 
 def _lockstep_role(graph: JobGraph) -> int | None:
     """The role whose groups lie within their class in every class, and that is used most."""
-    n_roles = min(len(c.seats) for c in graph.classes)
     used = {}
-    for role in range(n_roles):
+    for role in roles_within_classes(graph):
+        if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
+            used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
+    return max(used, key=lambda r: used[r]) if used else None
+
+
+def roles_within_classes(graph: JobGraph) -> list[int]:
+    """Roles whose groups, of one size, lie within their class in every class."""
+    found = []
+    for role in range(min(len(c.seats) for c in graph.classes)):
         families = [graph.families[c.seats[role].family] for c in graph.classes]
         within = all(
             family.group_size * family.n_groups == rank_class.size
             for family, rank_class in zip(families, graph.classes, strict=True)
         )
         sizes = {family.group_size for family in families}
-        if not within or len(sizes) != 1 or sizes == {1}:
-            continue
-        if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
-            used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
-    return max(used, key=lambda r: used[r]) if used else None
+        if within and len(sizes) == 1 and sizes != {1}:
+            found.append(role)
+    return found
 
 
 def _share_meeting(trace: RankTrace, role: int) -> float:

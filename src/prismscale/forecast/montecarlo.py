@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.durations.source import Duration, DurationSource
+from prismscale.durations.source import Duration, DurationSource, FactoredDurations
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor, Serial
 from prismscale.graph.job_graph import JobGraph
@@ -23,10 +23,13 @@ from prismscale.progress import StageUpdate
 from prismscale.sim.engine import Engine
 from prismscale.sim.program import ClassProgram, JobProgram, compile_job
 from prismscale.sim.state import Times
+from prismscale.sim.steady import Start, settle, simulated
 
 MOST_DRAWS_A_CHUNK = 128
 """Beyond this an array of a class leaves the processor's cache and draws get dearer, not
 cheaper."""
+DRAWN_STEPS = 2
+"""The first lets draws enter the second one as differently as they would."""
 SAFETY = 2
 """Times what is known to be held: messages under way, and the engine's temporaries."""
 
@@ -79,16 +82,91 @@ class MonteCarlo:
 
     draws: int = 1000
     seed: int = 0
-    steps: int = 2
+    steps: int | None = None
     """Consecutive steps a draw; the last one counts. 1 is enough where a step ends at a barrier of
-    all ranks, for then the next begins as this one did."""
+    all ranks, for then the next begins as this one did. None: see [Note: drawn steps]."""
     memory_bytes: int = 2**30
     """Of one worker, for times and durations."""
 
     def __post_init__(self) -> None:
         for name in ("draws", "steps", "memory_bytes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; at least 1 is needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A run without variation: the one step that every command shows."""
+
+    graph: JobGraph
+    plain: DurationSource
+    """Without :attr:`factor_R`."""
+    factor_R: NDArray[np.float64]
+    """On each rank's computation: slow ranks."""
+    step_ns: int
+    steps: int | None
+    """Steps of the simulation that ends with it; None: until the job has settled."""
+
+    @property
+    def durations(self) -> DurationSource:
+        """What :attr:`step_ns` is made of."""
+        return FactoredDurations(graph=self.graph, durations=self.plain, factor_R=self.factor_R)
+
+    def slowed(self, factor_R: NDArray[np.float64]) -> Base:
+        """The same job with a further factor on each rank's computation; its step is not known."""
+        return replace(self, factor_R=self.factor_R * factor_R, step_ns=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadyDraws:
+    """No variation: every draw is the same (a :class:`DrawSource`)."""
+
+    base: Base
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """The run's own durations, whatever the chunk."""
+        return self.base.durations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What every worker needs."""
+
+    job: JobProgram
+    source: DrawSource
+    steps: int
+    """Drawn, after those of :attr:`start`."""
+    start: Start | None = None
+    """Where draws begin; None: at time 0, all ranks together."""
+
+
+def drawing(
+    job: JobProgram, source: DrawSource, *, base: Base | None, steps: int | None = None
+) -> Drawing:
+    """How draws come to the step that counts.
+
+    [Note: drawn steps] A step depends on how ranks enter it. So draws go on from where the run
+    without variation stands: from the settled job, or from as many steps as leave the drawn ones
+    their place in the simulation that ``prismscale run`` shows. The first drawn step makes the
+    entry into the second random, and the last one counts. Without variation that is the run's step,
+    to the nanosecond.
+
+    Args:
+        base: the run without variation; None: begin at time 0.
+        steps: to draw; None: :data:`DRAWN_STEPS`, or the run's own where it has fewer.
+    """
+    if base is None:
+        return Drawing(job=job, source=source, steps=steps or DRAWN_STEPS)
+    if base.steps is None:
+        start = settle(job, base.durations)
+        return Drawing(
+            job=job, source=source, steps=max(steps or DRAWN_STEPS, start.cycle), start=start
+        )
+    drawn = min(steps or DRAWN_STEPS, base.steps)
+    before = base.steps - drawn
+    start_or_none = simulated(job, base.durations, before) if before else None
+    return Drawing(job=job, source=source, steps=drawn, start=start_or_none)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +186,11 @@ def draw_steps(
     source: DrawSource,
     config: MonteCarlo,
     *,
+    base: Base | None = None,
     executor: Executor | None = None,
     progress: StageUpdate | None = None,
 ) -> Draws:
-    """Step times of ``config.draws`` draws.
+    """Step times of ``config.draws`` draws; see [Note: drawn steps].
 
     Raises:
         UsageError: a single draw does not fit the memory budget.
@@ -121,7 +200,7 @@ def draw_steps(
     chunks = chunks_of(config, bytes_per_draw(job))
     results: list[NDArray[np.int64]] = []
     done = 0
-    shared = (job, source, config.steps)
+    shared = drawing(job, source, base=base, steps=config.steps)
     for step_ns_D in (executor or Serial()).map(run_chunk, shared, chunks):
         results.append(step_ns_D)
         done += len(step_ns_D)
@@ -130,17 +209,30 @@ def draw_steps(
     return Draws(step_ns_D=np.concatenate(results), config=config)
 
 
-def run_chunk(shared: tuple[JobProgram, DrawSource, int], chunk: Chunk) -> NDArray[np.int64]:
-    """Step times ``[D]`` of one chunk: the period of the last simulated step."""
-    job, source, steps = shared
-    ends_TD = np.zeros((steps, chunk.draws), dtype=np.int64)
+def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
+    """Step times ``[D]`` of one chunk: the period of the last simulated step (of as many as a cycle
+    of the settled job has)."""
+    start = shared.start
+    before = start.steps if start else 0
+    # Row 0: the end of the step before the drawn ones.
+    ends_TD = np.zeros((shared.steps + 1, chunk.draws), dtype=np.int64)
+    ends_TD[0] = start.end_ns if start else 0
 
     def step_end(class_index: int, step: int, end: Times) -> None:
-        latest = end.max(axis=-1)
-        np.maximum(ends_TD[step], latest, out=ends_TD[step])
+        row = step - before + 1
+        if row >= 0:
+            np.maximum(ends_TD[row], end.max(axis=-1), out=ends_TD[row])
 
-    Engine(job, source.chunk(chunk), steps=steps, on_step_end=step_end).run()
-    return np.diff(ends_TD, axis=0, prepend=0)[-1]
+    engine = Engine(
+        shared.job,
+        shared.source.chunk(chunk),
+        steps=before + shared.steps,
+        on_step_end=step_end,
+        start=start.state if start else None,
+    )
+    engine.run()
+    cycle = start.cycle if start else 1
+    return np.rint((ends_TD[-1] - ends_TD[-1 - cycle]) / cycle).astype(np.int64)
 
 
 def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:

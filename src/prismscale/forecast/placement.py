@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.forecast.montecarlo import Chunk, DrawSource, run_chunk
+from prismscale.forecast.montecarlo import Base, Chunk, DrawSource, drawing, run_chunk
 from prismscale.forecast.nodes import Node
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.program import compile_job
@@ -74,18 +74,18 @@ class Evaluator:
     def __init__(
         self,
         graph: JobGraph,
-        source_for: Callable[[Floats], DrawSource],
+        source_for: Callable[[Floats], tuple[DrawSource, Base | None]],
         seats: Sequence[Sequence[int]],
         nodes: Sequence[Node],
         *,
         draws: int = 64,
         seed: int = 0,
         quantile: float = 0.95,
-        steps: int = 1,
+        steps: int | None = 1,
     ) -> None:
         """
         Args:
-            source_for: durations, given the factor of every rank.
+            source_for: durations, and what draws go on from, given the factor of every rank.
             seats: ranks of each seat.
             nodes: at least one a seat; spare ones may be more.
 
@@ -117,8 +117,9 @@ class Evaluator:
         """The quantile of the step time in ns, given the factor of every seat."""
         key = tuple(factor_S.tolist())
         if key not in self._known:
-            source = self._source_for(factor_S[self._seat_R])
-            drawn = run_chunk((self._job, source, self._steps), self._chunk)
+            source, base = self._source_for(factor_S[self._seat_R])
+            shared = drawing(self._job, source, base=base, steps=self._steps)
+            drawn = run_chunk(shared, self._chunk)
             self._known[key] = float(np.quantile(drawn, self._quantile))
         return self._known[key]
 

@@ -1,107 +1,212 @@
-"""What a forecast starts from: the recorded steps of a run folder, captured or imported."""
+"""What a forecast starts from: a run, captured or imported, as ``prismscale run`` reads it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
-from prismscale.cost.collective import collective_model
+from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
-from prismscale.errors import UsageError
-from prismscale.forecast.fitting import FittedPool, fit_laws
-from prismscale.forecast.lockstep import FusedGraph, fuse
-from prismscale.forecast.montecarlo import DrawSource
-from prismscale.forecast.replay import ReplayDraws, fit_step_regimes
-from prismscale.forecast.sampling import LawDraws, fuse_laws
+from prismscale.durations.scenario import Scenario, check_compute_scale
+from prismscale.durations.source import (
+    LaterDurations,
+    scaled,
+)
+from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.montecarlo import Base
 from prismscale.forecast.variation import Variation
-from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
 from prismscale.graph.store import load_graph
+from prismscale.runfolder import RunFolder
+from prismscale.sim.program import compile_job
+from prismscale.sim.retime import STEPS, retime
+from prismscale.sim.timeline import simulate
 
-ENOUGH_STEPS = 16
-"""Recorded steps from which on they are recombined as they are; fewer are extended by fitted
-laws."""
-METHODS = ("auto", "steps", "laws")
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What is to be different from the run's own scenario; None: nothing."""
+
+    cluster: str | None = None
+    compute_scale: float | None = None
+    slow: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Samples with a duration for every node."""
+    """A run's recorded steps, with a duration for every node, and its step without variation."""
 
     samples: StepSamples
+    base: Base
+    is_captured: bool = False
+    """Recorded on some ranks, which stand for all; otherwise every rank was recorded."""
     modelled: frozenset[tuple[int, int]] = frozenset()
     """(class, body node) of communication whose time is a model's."""
     variation: Variation = field(default_factory=Variation)
     """How unsteady that is."""
+    cluster: Cluster | None = None
+    """Where the run is to be; None: the import does not say."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A graph and the law of its durations."""
-
-    graph: JobGraph
-    source: LawDraws | ReplayDraws
-    whole: LawDraws | None = None
-    """The laws of the graph that :attr:`graph` was fused from; None where nothing was fused."""
-    fused: FusedGraph | None = None
-    fitted: tuple[FittedPool, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def load_recording(
-    folder: Path, cluster: str | None, variation: Variation | None = None
+    folder: Path,
+    cluster: str | None = None,
+    variation: Variation | None = None,
+    changes: Changes | None = None,
 ) -> Recording:
-    """The recorded steps in a run folder; communication that was not measured gets its time from
-    the cluster's model.
+    """The run in a folder, with the scenario that it was made with, but for ``changes``.
 
     Args:
         folder: a run folder, or the folder of a graph itself.
-        cluster: preset or TOML file; needed where communication was not measured and the run does
-            not name a preset.
+        cluster: preset or TOML file in place of the run's own; needed for a graph without a run
+            where communication was not measured.
         variation: how unsteady communication is that was not measured; None is the default.
 
     Raises:
-        UsageError: no graph there, or a cluster is needed and none was given.
-        FormatError: damaged files.
+        UsageError: no graph there, a cluster is needed and none was given, or a change that cannot
+            be made without running the program again.
+        FormatError: damaged files, or those of an older version.
     """
-    graph_folder = folder / "graph" if (folder / "graph").is_dir() else folder
+    changes = changes or Changes(cluster=cluster)
+    run = RunFolder(root=folder)
+    graph_folder = run.graph if run.graph.is_dir() else folder
     if has_samples(graph_folder):
-        return Recording(samples=load_samples(graph_folder))
-    samples = StepSamples.from_graph(load_graph(graph_folder))
-    missing = _unmeasured(samples)
-    if not missing:
-        return Recording(samples=samples)
-    cluster = cluster or cluster_of(folder)
-    if cluster is None:
-        raise UsageError(
-            f"{len(missing)} communications of {folder} have no measured time; name the cluster "
-            "whose model is to answer (--cluster h100-sxm)"
+        return _imported(load_samples(graph_folder), changes)
+    scenario = _scenario(run, changes)
+    if scenario.faults.hang:
+        raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
+    return recording_of(scenario.durations(load_graph(graph_folder)), scenario, variation)
+
+
+def _scenario(run: RunFolder, changes: Changes) -> Scenario:
+    slow, scale = changes.slow, changes.compute_scale
+    if run.scenario.is_file():
+        own = Scenario.load(run.scenario)
+        return own.changed(cluster=changes.cluster, compute_scale=scale, slow=slow)
+    if run.results.is_file() and run.timeline.is_file():
+        raise FormatError(
+            f"{run.root} was made by an older version, which did not say with which faults and on "
+            "which cluster; run the program again: captures are reused"
         )
-    loaded = Cluster.load(cluster)
-    filled = with_modelled_communication(samples, loaded)
-    assumed = variation or Variation()
-    note = (
-        f"{len(missing)} communications take their time from the model of {loaded.name}, varied "
-        f"by {assumed.communication_cv:.1%} (assumed)"
+    if changes.cluster is None:
+        raise UsageError(
+            f"{run.root} does not say on which cluster it runs; name the one whose model is to "
+            "answer for its communication (--cluster h100-sxm)"
+        )
+    own = Scenario(cluster=Cluster.load(changes.cluster))
+    return own.changed(compute_scale=scale, slow=slow)
+
+
+def recording_of(
+    durations: GraphDurations, scenario: Scenario, variation: Variation | None = None
+) -> Recording:
+    """A captured job with the durations of its scenario."""
+    retimed = retime(durations)
+    even = replace(durations, faults=Faults())
+    base = Base(
+        graph=durations.graph,
+        plain=LaterDurations(durations=even, first=retimed.first_row),
+        factor_R=_factors(durations.graph.world_size, durations.faults.slow),
+        step_ns=retimed.step_ns,
+        steps=None if retimed.steady is not None else STEPS,
     )
-    if assumed.stall_probability:
-        note += f", {assumed.stall_probability:.2g} of them stalled"
-    return Recording(samples=filled, modelled=frozenset(missing), variation=assumed, notes=(note,))
+    modelled = _modelled(durations)
+    assumed = variation or Variation()
+    name = scenario.cluster.name
+    notes = [f"{len(modelled)} communications take their time from the model of {name}"]
+    if modelled:
+        notes[0] += f", varied by {assumed.communication_cv:.1%} (assumed)"
+        if assumed.stall_probability:
+            notes[0] += f", {assumed.stall_probability:.2g} of them stalled"
+    return Recording(
+        samples=durations.samples(),
+        base=base,
+        is_captured=True,
+        modelled=modelled,
+        variation=assumed,
+        cluster=scenario.cluster,
+        notes=tuple(notes),
+    )
 
 
-def with_modelled_communication(samples: StepSamples, cluster: Cluster) -> StepSamples:
-    """The same samples; a communication whose recorded times are all 0 gets the model's."""
-    durations = GraphDurations(graph=samples.graph, model=collective_model(cluster))
+def _modelled(durations: GraphDurations) -> frozenset[tuple[int, int]]:
+    return frozenset(
+        (c.index, node - c.trace.n_prologue)
+        for c in durations.graph.classes
+        for node in c.trace.communications(c.trace.n_prologue, c.trace.n_nodes)
+        if durations.is_modelled(c.index, node - c.trace.n_prologue)
+    )
+
+
+def _imported(samples: StepSamples, changes: Changes) -> Recording:
+    """Each recorded step is re-timed alone, from the moment at which all ranks begin it; the median
+    one is the run's step."""
+    missing: frozenset[tuple[int, int]] = frozenset()
+    if changes.cluster is not None:
+        missing = _unmeasured(samples)
+        samples = _filled(samples, missing, Cluster.load(changes.cluster))
+    if changes.compute_scale is not None:
+        check_compute_scale(changes.compute_scale)
+        samples = _rescaled(samples, changes.compute_scale)
+    Faults(slow=changes.slow or {}).check(samples.graph.world_size)
+    factor_R = _factors(samples.graph.world_size, changes.slow or {})
+    bases = [
+        Base(
+            graph=samples.graph,
+            plain=samples.durations(t),
+            factor_R=factor_R,
+            step_ns=0,
+            steps=1,
+        )
+        for t in range(samples.n_steps)
+    ]
+    program = compile_job(samples.graph)
+    step_ns_T = [
+        simulate(samples.graph, b.durations, steps=1, program=program).step_ns for b in bases
+    ]
+    middle = int(np.argsort(step_ns_T, kind="stable")[(samples.n_steps - 1) // 2])
+    base = replace(bases[middle], step_ns=step_ns_T[middle])
+    cluster = Cluster.load(changes.cluster) if changes.cluster else None
+    return Recording(samples=samples, base=base, modelled=missing, cluster=cluster)
+
+
+def _factors(world_size: int, slow: Mapping[int, float]) -> NDArray[np.float64]:
+    factor_R = np.ones(world_size)
+    for rank, factor in slow.items():
+        factor_R[rank] = factor
+    return factor_R
+
+
+def _unmeasured(samples: StepSamples) -> frozenset[tuple[int, int]]:
+    """(class, body node) of communications without any recorded time, zero bytes included."""
+    found = frozenset(
+        (rank_class.index, node)
+        for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True)
+        for node, computes in enumerate(rank_class.trace.computes_B.tolist())
+        if not computes and not own.body_ns[node].any()
+    )
+    if not found:
+        raise UsageError(
+            "--cluster: all communication of this import was measured; nothing is left to a model"
+        )
+    return found
+
+
+def _filled(
+    samples: StepSamples, missing: frozenset[tuple[int, int]], cluster: Cluster
+) -> StepSamples:
+    """The same samples; communication in ``missing`` takes what the cluster's model says."""
+    durations = Scenario(cluster=cluster).durations(samples.graph)
     classes = list(samples.classes)
-    for class_index, node in _unmeasured(samples):
+    for class_index, node in missing:
         own = classes[class_index]
         trace = samples.graph.classes[class_index].trace
         modelled = durations.communication_ns(class_index, trace.n_prologue + node)
@@ -111,71 +216,13 @@ def with_modelled_communication(samples: StepSamples, cluster: Cluster) -> StepS
     return replace(samples, classes=tuple(classes))
 
 
-def model_of(recording: Recording, *, method: str = "auto", fused: bool = True) -> Model:
-    """How durations are drawn: recorded steps recombined, or laws fitted to pools.
-
-    Args:
-        method: ``steps``, ``laws``, or ``auto``: steps where there are :data:`ENOUGH_STEPS`.
-        fused: fuse ranks that move in lockstep (only with laws).
-
-    Raises:
-        UsageError: an unknown method. FormatError: impossible durations.
-    """
-    if method not in METHODS:
-        raise UsageError(f"unknown method '{method}'; allowed: {', '.join(METHODS)}")
-    samples = recording.samples
-    if method == "auto":
-        method = "steps" if samples.n_steps >= ENOUGH_STEPS else "laws"
-    if method == "steps":
-        regimes = fit_step_regimes(samples)
-        count = len(np.unique(regimes.state_S))
-        note = f"{samples.n_steps} recorded steps recombined, {count} regime(s)"
-        source = ReplayDraws(
-            samples=samples,
-            regime_T=regimes.state_S,
-            regimes=regimes,
-            modelled=recording.modelled,
-            modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
-        )
-        return Model(graph=samples.graph, source=source, notes=(*recording.notes, note))
-    laws, fitted = fit_laws(samples, modelled=recording.modelled, variation=recording.variation)
-    notes = (*recording.notes, f"{len(fitted)} fitted pools", *laws.notes)
-    small = fuse(samples.graph) if fused else None
-    if small is None:
-        return Model(graph=samples.graph, source=laws, fitted=tuple(fitted), notes=notes)
-    notes = (*notes, f"lockstep sets of {small.set_size} ranks drawn as one")
-    return Model(
-        graph=small.graph,
-        source=fuse_laws(small, laws),
-        whole=laws,
-        fused=small,
-        fitted=tuple(fitted),
-        notes=notes,
-    )
-
-
-def with_factors(source: LawDraws | ReplayDraws, factor_R: np.ndarray) -> DrawSource:
-    """The same draws with each rank's computation multiplied by a further factor."""
-    if isinstance(source, LawDraws) and source.factor_R is not None:
-        factor_R = factor_R * source.factor_R
-    return replace(source, factor_R=factor_R)
-
-
-def cluster_of(folder: Path) -> str | None:
-    """The cluster that a captured run was simulated for, where it is a preset."""
-    try:
-        name = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("cluster")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return name if name in Cluster.presets() else None
-
-
-def _unmeasured(samples: StepSamples) -> list[tuple[int, int]]:
-    """(class, body node) of communications without any recorded time, zero bytes included."""
-    found = []
+def _rescaled(samples: StepSamples, factor: float) -> StepSamples:
+    """Computation times a factor."""
+    classes = []
     for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True):
-        kinds = rank_class.trace.kind_N[rank_class.trace.n_prologue :]
-        for node, ns_TX in enumerate(own.body_ns):
-            if kinds[node] != NodeKind.COMPUTE and not ns_TX.any():
-                found.append((rank_class.index, node))
-    return found
+        computes = rank_class.trace.computes_B.tolist()
+        body = (
+            scaled(ns, factor) if c else ns for ns, c in zip(own.body_ns, computes, strict=True)
+        )
+        classes.append(replace(own, body_ns=tuple(body)))
+    return replace(samples, classes=tuple(classes), observed_step_ns_T=None)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.durations.samples import NO_MICROBATCH, StepSamples
-from prismscale.durations.source import Duration, DurationSource
+from prismscale.durations.source import Duration, DurationSource, scaled
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions import DurationDistribution
 from prismscale.forecast.montecarlo import Chunk, LazyBody
@@ -49,6 +49,10 @@ class Together:
     1995). Off: each microbatch alone."""
     collective: bool = True
     """A communication, once for all its members. Off: once for each, and the slowest counts."""
+    job: bool = False
+    """All computation of all ranks from one recorded step, too: where few ranks were captured and
+    stand for all, how much one is late when another is not is not known, and ``prismscale run``
+    lets them replay the same step. Goes before the three above."""
     regime: bool = True
     """All communication of a draw from one recorded step, and all else from steps of its regime.
     Off: every communication alone, from any step."""
@@ -74,6 +78,9 @@ class ReplayDraws:
     """(class, body node) of communication whose time is a model's, the same in every step."""
     modelled_factor: DurationDistribution | None = None
     """What a modelled time is multiplied by, drawn once for each group; None: nothing."""
+    once_G: tuple[NDArray[np.int64], ...] | None = None
+    """By family, which of these draws each of its groups takes: groups that run in parallel through
+    one node find the network in one state. None: every group draws alone."""
 
     def __post_init__(self) -> None:
         if self.regime_T is not None and len(self.regime_T) != self.samples.n_steps:
@@ -206,11 +213,29 @@ class _Body(LazyBody):
         key = (self._class_index, node)
         if source.modelled_factor is None or key not in source.modelled or key in source.frozen:
             return drawn
-        factor = source.modelled_factor.sample(self._stream(node), np.shape(drawn))
-        return np.rint(drawn * factor).astype(np.int64)
+        return np.rint(drawn * self._modelled_factor(node)).astype(np.int64)
+
+    def _modelled_factor(self, node: int) -> NDArray[np.float64]:
+        """``[D, G]``, or ``[D, 1]`` where one draw serves all groups."""
+        source = self._parent.source
+        law, draws = source.modelled_factor, self._parent.chunk.draws
+        trace = self._rank_class.trace
+        family = self._rank_class.seats[int(trace.role_N[trace.n_prologue + node])].family
+        if law is None:
+            return np.ones((draws, 1))
+        if source.once_G is None:
+            n_groups = source.samples.graph.families[family].n_groups
+            return law.sample(self._stream(node), (draws, n_groups))
+        once_G = source.once_G[family]
+        factor = law.sample(self._stream(node), (draws, int(once_G.max()) + 1))
+        return factor if factor.shape[1] == 1 else factor[:, once_G]
 
     def _computation(self, node: int, ns_TX: NDArray[np.int64]) -> Duration:
         parent = self._parent
+        if parent.source.together.job:
+            drawn = self._of_one_step(ns_TX)
+            drawn = drawn if drawn.shape[-1] == 1 else drawn[:, self._own.column_M]
+            return drawn if self._factor_M is None else scaled(drawn, self._factor_M)
         if parent.source.together.microbatch:
             microbatch = int(self._own.microbatch_B[node])
             rows = parent.of_replicas(self._step, microbatch)[
@@ -220,12 +245,18 @@ class _Body(LazyBody):
             rows = parent.alike(self._step, self._stream(node), self._rank_class.size)
         columns = self._own.column_M if ns_TX.shape[1] > 1 else np.zeros(1, dtype=np.int64)
         drawn = ns_TX[rows, columns]
-        if self._factor_M is None:
-            return drawn
-        return np.rint(drawn * self._factor_M).astype(np.int64)
+        return drawn if self._factor_M is None else scaled(drawn, self._factor_M)
+
+    def _of_one_step(self, ns_TX: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``[D, X]``, or ``[1, X]`` where all recorded steps are alike."""
+        if len(ns_TX) == 1 or (ns_TX == ns_TX[0]).all():
+            return ns_TX[:1]
+        return ns_TX[self._parent.base_D(self._step)]
 
     def _communication(self, node: int, ns_TG: NDArray[np.int64]) -> Duration:
         parent, together = self._parent, self._parent.source.together
+        if together.job:
+            return self._of_one_step(ns_TG)
         groups = np.arange(ns_TG.shape[1])
         if not together.collective:
             rng = self._stream(node)

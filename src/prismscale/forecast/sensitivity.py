@@ -19,7 +19,13 @@ import numpy as np
 from prismscale.errors import UsageError
 from prismscale.forecast.executor import Executor
 from prismscale.forecast.lockstep import FusedGraph
-from prismscale.forecast.montecarlo import DrawSource, MonteCarlo, draw_steps
+from prismscale.forecast.montecarlo import (
+    Base,
+    DrawSource,
+    MonteCarlo,
+    SteadyDraws,
+    draw_steps,
+)
 from prismscale.forecast.replay import ReplayDraws
 from prismscale.forecast.sampling import LawDraws, fuse_laws
 from prismscale.graph.job_graph import JobGraph
@@ -55,13 +61,15 @@ class Sensitivity:
 
 
 def factors_of(
-    source: LawDraws | ReplayDraws, fused: FusedGraph | None = None
+    source: LawDraws | ReplayDraws | SteadyDraws, fused: FusedGraph | None = None
 ) -> tuple[list[str], Freeze]:
     """What can be frozen: each kernel and collective by name, and each stage's computation.
 
     Args:
         fused: freeze in ``source``, the laws of its origin, and fuse what is left.
     """
+    if isinstance(source, SteadyDraws):
+        raise UsageError("--variability none leaves nothing whose variation could be told")
     if isinstance(source, LawDraws):
         return _law_factors(source, fused)
     return _replay_factors(source)
@@ -73,19 +81,21 @@ def ablate(
     freeze: Freeze,
     config: MonteCarlo,
     *,
+    base: Base | None = None,
     executor: Executor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
-    """The p95 with each factor frozen in turn.
+    """The p95 with each factor frozen in turn. ``base``: what draws go on from.
 
     Raises:
         UsageError: a factor that does not exist.
     """
-    base_D = draw_steps(graph, freeze(()), config, executor=executor).step_ns_D
+    base_D = draw_steps(graph, freeze(()), config, base=base, executor=executor).step_ns_D
     p50, p95 = np.quantile(base_D, [0.5, ALL_STEPS])
     found = []
     for i, name in enumerate(names):
-        steps_D = draw_steps(graph, freeze((name,)), config, executor=executor).step_ns_D
+        frozen = freeze((name,))
+        steps_D = draw_steps(graph, frozen, config, base=base, executor=executor).step_ns_D
         frozen_p50, frozen_p95 = np.quantile(steps_D, [0.5, ALL_STEPS])
         spread = float(base_D.std())
         found.append(

@@ -47,8 +47,8 @@ class TracePlacement:
         """Search with nodes of these factors, in the given order."""
         base = ReplayDraws(samples=self.samples, regime_T=regimes_of(self.samples))
 
-        def source_for(factor_R: NDArray[np.float64]) -> ReplayDraws:
-            return replace(base, factor_R=factor_R)
+        def source_for(factor_R: NDArray[np.float64]) -> tuple[ReplayDraws, None]:
+            return replace(base, factor_R=factor_R), None
 
         nodes = [Node(name=f"node {i}", factor=f) for i, f in enumerate(factors)]
         evaluate = Evaluator(self.samples.graph, source_for, self.seats, nodes, draws=self.draws)

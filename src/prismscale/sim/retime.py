@@ -40,14 +40,19 @@ class Retimed:
     job_step_ns_T: NDArray[np.int64]
     """What it is typical of."""
     rank_step_ns_TR: NDArray[np.int64]
+    first_row: int = 0
+    """The captured step whose durations the first step of :attr:`timeline` takes."""
     steady: Steady | None = None
     """How it settled, where every step has the same durations."""
 
     @classmethod
-    def after(cls, timeline: Timeline, whole: Timeline, settling: int) -> Retimed:
+    def after(
+        cls, timeline: Timeline, whole: Timeline, settling: int, first_row: int = 0
+    ) -> Retimed:
         """With the steps of ``whole`` but its first, which are ``settling``."""
         return cls(
             timeline=timeline,
+            first_row=first_row,
             step_ns=timeline.step_ns,
             job_step_ns_T=whole.job_step_ns_TD[settling:, 0],
             rank_step_ns_TR=whole.rank_step_ns_TDR[settling:, 0],
@@ -96,4 +101,4 @@ def simulate_typical(
     typical = int(np.argsort(step_ns_T, kind="stable")[(sampled - 1) // 2])
     shown = LaterDurations(durations=durations, first=typical)
     timeline = simulate(graph, shown, steps=STEPS, ranks=ranks, program=program)
-    return Retimed.after(timeline, whole, settling)
+    return Retimed.after(timeline, whole, settling, typical)

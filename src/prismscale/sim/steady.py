@@ -17,11 +17,14 @@ too.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from prismscale.sim.engine import Engine
+from prismscale.durations.source import DurationSource
+from prismscale.sim.engine import Engine, EngineState
+from prismscale.sim.program import JobProgram
 from prismscale.sim.state import Times
 
 MOST_STEPS = 96
@@ -89,6 +92,57 @@ class SteadyWatch:
             return False
         before = _growth(self._ends[-2], self._ends[-3])
         return before is not None and all(np.array_equal(g, before[k]) for k, g in growth.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where a simulation stands that others go on from: a job that has settled, mostly."""
+
+    state: EngineState
+    steps: int
+    """Simulated so far."""
+    end_ns: int
+    """When the job ended the last of them."""
+    cycle: int = 1
+    """Steps after which times repeat, see :class:`Steady`."""
+
+
+def settle(job: JobProgram, durations: DurationSource, *, after: Start | None = None) -> Start:
+    """Simulate until the step has settled, from the beginning or from where another stood."""
+    watch = SteadyWatch()
+    return _simulated(job, durations, lambda engine, end_ns, _: watch.look(engine, end_ns), after)
+
+
+def simulated(job: JobProgram, durations: DurationSource, steps: int) -> Start:
+    """Simulate so many steps from the beginning."""
+
+    def enough(_: Engine, end_ns: int, done: int) -> Steady | None:
+        return Steady(steps=done, cycle_ns=end_ns) if done == steps else None
+
+    return _simulated(job, durations, enough, None)
+
+
+def _simulated(
+    job: JobProgram,
+    durations: DurationSource,
+    look: Callable[[Engine, int, int], Steady | None],
+    after: Start | None,
+) -> Start:
+    done, end_ns = (after.steps, after.end_ns) if after else (0, 0)
+
+    def step_end(_: int, __: int, end: Times) -> None:
+        nonlocal end_ns
+        end_ns = max(end_ns, int(end.max()))
+
+    start = after.state if after else None
+    engine = Engine(job, durations, steps=done, on_step_end=step_end, start=start)
+    while True:
+        done += 1
+        engine.extend(done)
+        engine.run()
+        steady = look(engine, end_ns, done)
+        if steady is not None:
+            return Start(state=engine.standing(), steps=done, end_ns=end_ns, cycle=steady.cycle)
 
 
 def _growth(now: Ends, then: Ends) -> Ends | None:

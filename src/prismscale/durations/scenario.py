@@ -1,0 +1,139 @@
+"""On which cluster, how fast and with which faults a run's graph is timed.
+
+A run keeps its scenario beside its graph, and every command reads the graph with it: what changed
+after the capture is said once. Each part may be changed again when a run is read, without a new
+capture, as long as the sequence of communications stays what it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import collective_model
+from prismscale.durations.faults import Faults
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.errors import FormatError, UsageError
+from prismscale.files import write_json
+from prismscale.graph.job_graph import JobGraph
+
+SCHEMA = "prismscale.scenario/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What a graph's durations depend on besides the graph."""
+
+    cluster: Cluster
+    compute_scale: float = 1.0
+    """Factor on all computation."""
+    faults: Faults = field(default_factory=Faults)
+    modelled_gpu: str = ""
+    """The GPU whose model gave the graph its computation; empty where that was measured."""
+
+    def __post_init__(self) -> None:
+        check_compute_scale(self.compute_scale)
+
+    def durations(self, graph: JobGraph) -> GraphDurations:
+        """The durations of ``graph``: step by step as captured, but for a job that hangs, whose
+        steps are counted.
+
+        Raises:
+            UsageError: a slow or hung rank that the job does not have.
+        """
+        return GraphDurations(
+            graph=graph,
+            model=collective_model(self.cluster),
+            faults=self.faults,
+            sampled=not self.faults.hang,
+            compute_scale=self.compute_scale,
+        )
+
+    def changed(
+        self,
+        *,
+        cluster: str | None = None,
+        compute_scale: float | None = None,
+        slow: Mapping[int, float] | None = None,
+    ) -> Scenario:
+        """The same scenario but for what is given.
+
+        Raises:
+            UsageError: a value that cannot be, or a cluster of another GPU than the one whose model
+                gave the computation its time.
+        """
+        found = self
+        if cluster is not None:
+            found = replace(found, cluster=self._other_cluster(Cluster.load(cluster)))
+        if compute_scale is not None:
+            found = replace(found, compute_scale=compute_scale)
+        if slow is not None:
+            found = replace(found, faults=replace(self.faults, slow=dict(slow)))
+        return found
+
+    def _other_cluster(self, cluster: Cluster) -> Cluster:
+        if self.modelled_gpu and cluster.device.name != self.modelled_gpu:
+            raise UsageError(
+                f"the kernels of this run are priced for {self.modelled_gpu}, and {cluster.name} "
+                f"has {cluster.device.name}: run the program again with --cluster {cluster.name}"
+            )
+        if cluster.processor_communicates != self.cluster.processor_communicates:
+            raise UsageError(
+                f"{cluster.name} and {self.cluster.name} differ in who communicates, the processor "
+                f"or the network: run the program again with --cluster {cluster.name}"
+            )
+        return cluster
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises :class:`StorageError`."""
+        table = {
+            "schema": SCHEMA,
+            "cluster": self.cluster.to_toml(),
+            "compute_scale": self.compute_scale,
+            "slow": {str(r): f for r, f in self.faults.slow.items()},
+            "hang": {str(r): s for r, s in self.faults.hang.items()},
+            "modelled_gpu": self.modelled_gpu,
+        }
+        write_json(path, table)
+
+    @staticmethod
+    def load(path: Path) -> Scenario:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FormatError: not such a file.
+        """
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            return _read(table, str(path))
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{path} holds no scenario of a run: {error!r}") from error
+        except UsageError as error:
+            raise FormatError(f"{path}: {error}") from error
+
+
+def check_compute_scale(factor: float) -> None:
+    """Refuse a factor that no machine has. Raises :class:`UsageError`."""
+    if not 0 < factor < 1e4:
+        raise UsageError(f"--compute-scale is {factor}; allowed: above 0, below 10,000")
+
+
+def _read(table: Any, origin: str) -> Scenario:
+    if table["schema"] != SCHEMA:
+        raise FormatError(
+            f"{origin}: schema is {table['schema']!r}; this version reads {SCHEMA}. Run the "
+            "program again: captures are reused"
+        )
+    return Scenario(
+        cluster=Cluster.from_toml(table["cluster"], origin=origin),
+        compute_scale=float(table["compute_scale"]),
+        faults=Faults(
+            slow={int(r): float(f) for r, f in table["slow"].items()},
+            hang={int(r): int(s) for r, s in table["hang"].items()},
+        ),
+        modelled_gpu=str(table["modelled_gpu"]),
+    )

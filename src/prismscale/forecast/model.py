@@ -1,0 +1,193 @@
+"""How a run's durations are drawn: the law of a graph, around its step without variation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+from prismscale.forecast.fitting import FittedPool, fit_laws
+from prismscale.forecast.lockstep import FusedGraph, fuse
+from prismscale.forecast.montecarlo import Base, DrawSource, SteadyDraws
+from prismscale.forecast.quotient import quotient_of
+from prismscale.forecast.recording import Recording
+from prismscale.forecast.replay import ReplayDraws, Together, fit_step_regimes
+from prismscale.forecast.sampling import LawDraws, fuse_laws
+from prismscale.graph.job_graph import JobGraph
+
+ENOUGH_STEPS = 16
+"""Recorded steps of every rank from which on they are recombined as they are; fewer are extended by
+fitted laws."""
+AHEAD_OF_LAWS = 4
+"""Steps drawn from laws where a job must settle first."""
+METHODS = ("auto", "steps", "laws")
+RECORDED, NONE = "recorded", "none"
+VARIABILITIES = (RECORDED, NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A graph and the law of its durations."""
+
+    graph: JobGraph
+    source: LawDraws | ReplayDraws | SteadyDraws
+    step_ns: int
+    """The step without variation, as ``prismscale run`` shows it."""
+    base: Base | None = None
+    """What draws go on from; None: they begin at time 0, all ranks together."""
+    steps: int | None = None
+    """To draw where nobody says; None: see [Note: drawn steps] in :mod:`.montecarlo`."""
+    whole: LawDraws | None = None
+    """The laws of the graph that :attr:`graph` was fused from; None where nothing was fused."""
+    fused: FusedGraph | None = None
+    fitted: tuple[FittedPool, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def slowed(self, factor_R: NDArray[np.float64]) -> tuple[DrawSource, Base | None]:
+        """The same draws with each rank's computation multiplied by a further factor, and what they
+        go on from then."""
+        base = None if self.base is None else self.base.slowed(factor_R)
+        source = self.source
+        if isinstance(source, SteadyDraws):
+            return replace(source, base=source.base.slowed(factor_R)), base
+        own = factor_R if source.factor_R is None else factor_R * source.factor_R
+        return replace(source, factor_R=own), base
+
+
+def model_of(
+    recording: Recording,
+    *,
+    method: str = "auto",
+    fused: bool = True,
+    variability: str = RECORDED,
+) -> Model:
+    """How durations are drawn.
+
+    Args:
+        method: ``steps``: recorded steps recombined; ``laws``: laws fitted to pools; ``auto``: laws
+            where every rank was recorded, and in fewer than :data:`ENOUGH_STEPS` steps.
+        fused: draw ranks as one that move together.
+        variability: ``none`` holds every duration: all draws are the run's step.
+
+    Raises:
+        UsageError: an unknown method or variability. FormatError: impossible durations.
+    """
+    for given, allowed in ((method, METHODS), (variability, VARIABILITIES)):
+        if given not in allowed:
+            raise UsageError(f"unknown choice '{given}'; allowed: {', '.join(allowed)}")
+    if variability == NONE:
+        return _still(recording)
+    few = recording.samples.n_steps < ENOUGH_STEPS and not recording.is_captured
+    if method == "laws" or (method == "auto" and few):
+        return _by_laws(recording, fused=fused)
+    return _of_captured(recording, fused=fused) if recording.is_captured else _replayed(recording)
+
+
+def _still(recording: Recording) -> Model:
+    base = recording.base
+    return Model(
+        graph=recording.samples.graph,
+        source=SteadyDraws(base=base),
+        step_ns=base.step_ns,
+        base=base,
+        notes=(*recording.notes, "variation is off: every draw is the run's step"),
+    )
+
+
+def _replayed(recording: Recording) -> Model:
+    """Every rank was recorded: see :mod:`.replay` for what is drawn together."""
+    samples = recording.samples
+    regimes = fit_step_regimes(samples)
+    count = len(np.unique(regimes.state_S))
+    source = ReplayDraws(
+        samples=samples,
+        regime_T=regimes.state_S,
+        regimes=regimes,
+        factor_R=_unless_all_one(recording.base.factor_R),
+        modelled=recording.modelled,
+        modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
+    )
+    note = f"{samples.n_steps} recorded steps recombined, {count} regime(s)"
+    return Model(
+        graph=samples.graph,
+        source=source,
+        step_ns=recording.base.step_ns,
+        steps=1,
+        notes=(*recording.notes, note),
+    )
+
+
+def _of_captured(recording: Recording, *, fused: bool) -> Model:
+    """Few ranks were recorded and stand for all: whole recorded steps, and the assumed variation of
+    what a model answered."""
+    samples, base = recording.samples, recording.base
+    nodes_of = recording.cluster.devices_per_node if recording.cluster else 1
+    small = quotient_of(samples, base, nodes_of)
+    source = ReplayDraws(
+        samples=samples,
+        together=Together(job=True),
+        factor_R=_unless_all_one(base.factor_R),
+        modelled=recording.modelled,
+        modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
+        once_G=small.fused.fused_group if small else None,
+    )
+    notes = list(recording.notes)
+    if samples.n_steps > 1:
+        notes.append(
+            f"{samples.n_steps} captured steps, each as a whole; more say more: run with --samples"
+        )
+    if small is None or not fused:
+        return Model(
+            graph=samples.graph, source=source, step_ns=base.step_ns, base=base, notes=tuple(notes)
+        )
+    source = replace(
+        source,
+        samples=small.samples,
+        factor_R=_unless_all_one(small.base.factor_R),
+        once_G=None,
+    )
+    notes.append(f"sets of {small.fused.set_size} ranks that cannot differ, drawn as one")
+    return Model(
+        graph=small.graph,
+        source=source,
+        step_ns=base.step_ns,
+        base=small.base,
+        notes=tuple(notes),
+    )
+
+
+def _by_laws(recording: Recording, *, fused: bool) -> Model:
+    samples, step_ns = recording.samples, recording.base.step_ns
+    laws, fitted = fit_laws(samples, modelled=recording.modelled, variation=recording.variation)
+    factor_R = _unless_all_one(recording.base.factor_R)
+    if factor_R is not None:
+        own = 1.0 if laws.factor_R is None else laws.factor_R
+        laws = replace(laws, factor_R=factor_R * own)
+    steps = 1 if recording.base.steps == 1 else recording.base.steps or AHEAD_OF_LAWS
+    notes = (*recording.notes, f"{len(fitted)} fitted pools", *laws.notes)
+    small = fuse(samples.graph) if fused else None
+    if small is None:
+        return Model(
+            graph=samples.graph,
+            source=laws,
+            step_ns=step_ns,
+            steps=steps,
+            fitted=tuple(fitted),
+            notes=notes,
+        )
+    return Model(
+        graph=small.graph,
+        source=fuse_laws(small, laws),
+        step_ns=step_ns,
+        steps=steps,
+        whole=laws,
+        fused=small,
+        fitted=tuple(fitted),
+        notes=(*notes, f"lockstep sets of {small.set_size} ranks drawn as one"),
+    )
+
+
+def _unless_all_one(factor_R: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    return None if (factor_R == 1).all() else factor_R
