@@ -36,6 +36,7 @@ from prismscale.live.signals import Point, Words
 from prismscale.live.streamed import StreamedHook
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
+from recorded_steps import last_steps
 
 US, MS = 1_000, 1_000_000
 WORLD = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")
@@ -245,8 +246,7 @@ def recorded_trace(body: Callable[[Program, Any, int], None] = train) -> RankTra
         world_size=2,
         groups=recorder.groups,
         known_groups=recorder.known_groups,
-        period=1,
-        samples=2,
+        samples=last_steps(recorder.stream, 2),
         memory=None,
         meta={},
     )

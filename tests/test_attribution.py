@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from test_retime import meeting_traces
-
 from jobs import RecordedDurations, job_from_traces
 from prismscale.analysis.attribution import break_down
 from prismscale.sim.timeline import simulate
+from test_retime import meeting_traces
 
 
 def test_a_communication_is_exposed_for_as_long_as_it_took() -> None:

@@ -112,7 +112,7 @@ def test_a_slice_gets_the_values_that_gloo_gives(tmp_path: Path) -> None:
     assert [process.returncode for process in real] == [0, 0], said
     spec = spec_of(program, tmp_path, str(folders[1]), here)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
-    traces = runner.capture_together([0, 1], period=1, marks=4)
+    traces = runner.capture_together([0, 1], marks=4)
     assert values(folders[1]) == values(folders[0])
     for trace in traces:
         communicates = ~trace.computes_B
@@ -123,7 +123,7 @@ def test_both_ranks_of_a_slice_tell_the_same_durations(tmp_path: Path) -> None:
     """A communication has one."""
     spec = spec_of(write_program(tmp_path / "program"), tmp_path)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
-    first, second = runner.capture_together([0, 1], period=1, marks=4)
+    first, second = runner.capture_together([0, 1], marks=4)
     communicates = ~first.computes_B
     told = [trace.body_ns_SB[:, communicates].tolist() for trace in (first, second)]
     assert told[0] == told[1]
@@ -133,7 +133,7 @@ def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -
     """A correlation, or nothing."""
     spec = spec_of(write_program(tmp_path / "program"), tmp_path)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
-    for trace in runner.capture_together([0, 1], period=1, marks=4):
+    for trace in runner.capture_together([0, 1], marks=4):
         assert 0 <= float(trace.meta[COMMON_JITTER]) <= 1
 
 
@@ -146,7 +146,7 @@ def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
         spec_of(write_program(tmp_path / "program"), tmp_path), local_world_size=on_a_node
     )
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
-    traces = runner.capture_together([0, 1], period=1, marks=4)
+    traces = runner.capture_together([0, 1], marks=4)
     assert [trace.meta[MADE_WITH] for trace in traces] == made_with
 
 
@@ -156,7 +156,7 @@ def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) 
     text = text.replace("all_reduce(met)", "all_reduce(met)\n    dist.all_reduce(met, group=pair)")
     spec = spec_of(write_program(tmp_path / "program", text), tmp_path, world_size=4)
     CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together(
-        [0, 1], period=1, marks=4
+        [0, 1], marks=4
     )
     for rank in range(2):
         # 4 of this rank's own from the world; then 4 + 8 between the two.
@@ -171,7 +171,7 @@ def test_a_slice_that_is_there_whole_is_read(tmp_path: Path) -> None:
     def capture() -> bool:
         log.unlink(missing_ok=True)
         CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together(
-            [0, 1], period=1, marks=4
+            [0, 1], marks=4
         )
         return log.exists()
 
@@ -186,7 +186,7 @@ def test_a_program_that_ends_early_beside_others_is_told(tmp_path: Path) -> None
     spec = spec_of(write_program(tmp_path / "program"), tmp_path)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     with pytest.raises(UsageError, match="made 50 optimizer calls beside other captured ranks"):
-        runner.capture_together([0, 1], period=1, marks=60)
+        runner.capture_together([0, 1], marks=60)
 
 
 def entry(name: str, arrived_ns: int, ended_ns: int, **more: object) -> Entry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from test_retime import meeting_traces
 
 from jobs import job_from_traces
 from prismscale.cluster import Cluster
@@ -11,6 +10,7 @@ from prismscale.cost.collective import collective_model
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.pooling import first_own_step, pool_samples
 from prismscale.sim.timeline import simulate
+from test_retime import meeting_traces
 from test_trace import small_trace
 
 MODEL = collective_model(Cluster.load("loopback-gloo"))

@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.capture.steps import MAX_OPTIMIZERS, find_period, find_steady, watch_steps
+from prismscale.capture.step_kinds import (
+    MAX_OPTIMIZERS,
+    calls_per_step,
+    most_ordinary,
+    ordinary_kind,
+    steps_of,
+)
+from prismscale.capture.steps import watch_steps
 from prismscale.capture.stream import NodeStream, StreamNode
 from prismscale.errors import UsageError
 from prismscale.graph.node import NodeKind
@@ -26,7 +33,7 @@ class Listener:
         """An optimizer begins."""
         self.told.append("begins")
 
-    def optimizer_ended(self) -> None:
+    def optimizer_ended(self, optimizer: int = 0) -> None:
         """An optimizer ended."""
         self.told.append("ended")
 
@@ -90,26 +97,17 @@ def test_a_marker_that_is_not_there_is_refused(
 
 
 @given(
-    body=st.lists(st.sampled_from("abc"), min_size=1, max_size=MAX_OPTIMIZERS),
-    warm_up=st.lists(st.sampled_from("xyz"), max_size=4),
+    step=st.lists(st.integers(0, 3), min_size=1, max_size=MAX_OPTIMIZERS, unique=True),
     repeats=st.integers(2, 4),
 )
-def test_the_period_is_the_shortest_that_repeats(
-    body: list[str], warm_up: list[str], repeats: int
-) -> None:
-    """Whatever came before; a body that itself repeats has a shorter one."""
-    signatures = warm_up + body * repeats
-    period = find_period(signatures, repeats)
-    assert period is not None
-    assert period <= len(body)
-    tail = signatures[-period * repeats :]
-    assert tail == tail[:period] * repeats
+def test_a_step_calls_each_of_its_optimizers_once(step: list[int], repeats: int) -> None:
+    """However many there are: they follow each other in the same order."""
+    assert calls_per_step(step * repeats) == len(step)
 
 
-@given(signatures=st.lists(st.integers(), unique=True, max_size=40), repeats=st.integers(2, 4))
-def test_what_never_repeats_has_no_period(signatures: list[str], repeats: int) -> None:
-    """Every segment differs from all others."""
-    assert find_period(signatures, repeats) is None
+def test_optimizers_that_are_called_unequally_often_make_one_step() -> None:
+    """Two calls of the discriminator's and one of the generator's."""
+    assert calls_per_step([7, 7, 9] * 3) == 3
 
 
 HOST, GROUP = 0, 1
@@ -127,15 +125,20 @@ def step(stream: NodeStream, *, once: int = 0, follows: int | None = None) -> in
     return position
 
 
+def settled(stream: NodeStream) -> bool:
+    """Whether the ordinary step is known."""
+    return ordinary_kind(stream, steps_of(stream), 2) is not None
+
+
 def test_what_lay_between_two_of_a_lane_once_does_not_matter() -> None:
     """The third step follows the second's communication across what only the second did."""
     stream = NodeStream()
     first = step(stream)
     second = step(stream, once=1, follows=first)
     third = step(stream, follows=second)
-    assert find_steady(stream, 2) is None
+    assert not settled(stream)
     step(stream, follows=third)
-    assert find_steady(stream, 2) == 1
+    assert settled(stream)
 
 
 def test_an_edge_from_far_back_must_pass_over_equal_steps() -> None:
@@ -144,9 +147,9 @@ def test_an_edge_from_far_back_must_pass_over_equal_steps() -> None:
     positions = [step(stream), step(stream, once=2)]
     for _ in range(2):
         positions.append(step(stream, follows=positions[-2]))
-        assert find_steady(stream, 2) is None
+        assert not settled(stream)
     step(stream, follows=positions[-2])
-    assert find_steady(stream, 2) == 1
+    assert settled(stream)
 
 
 def test_an_edge_from_before_the_program_settled_never_does() -> None:
@@ -155,4 +158,46 @@ def test_an_edge_from_before_the_program_settled_never_does() -> None:
     first = step(stream)
     for _ in range(5):
         step(stream, follows=first)
-        assert find_steady(stream, 2) is None
+        assert not settled(stream)
+
+
+def program(kinds: str) -> NodeStream:
+    """One step for each letter: as many nodes of its own as its place in the alphabet."""
+    stream = NodeStream()
+    before = None
+    for letter in kinds:
+        before = step(stream, once=ord(letter) - ord("a"), follows=before)
+    return stream
+
+
+def ordinary(kinds: str) -> str | None:
+    """The letter of the ordinary step; None while it is not known."""
+    stream = program(kinds)
+    steps = steps_of(stream)
+    kind = ordinary_kind(stream, steps, 2)
+    return next((letter for letter, s in zip(kinds, steps, strict=True) if s.kind == kind), None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "letter"),
+    [("aaa", "a"), ("ab", None), ("cbabab", "a"), ("babaca", None), ("abbabb", "b"), ("aca", None)],
+)
+def test_the_ordinary_step_is_found(kinds: str, letter: str | None) -> None:
+    """Two in a row, or a pattern that was seen twice: then the one with less to do."""
+    assert ordinary("d" + kinds) == letter
+
+
+def test_of_equally_frequent_steps_the_smaller_one_is_ordinary() -> None:
+    """Evaluation every second step adds to a step, it takes nothing away."""
+    steps = steps_of(program("dababab"))[1:]
+    assert most_ordinary(steps) == steps[0].kind
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=3, max_size=12))
+def test_steps_are_numbered_and_cover_the_stream(kinds: list[str]) -> None:
+    """From 1, each beginning where the one before ended."""
+    stream = program("".join(kinds))
+    steps = steps_of(stream)
+    assert [s.number for s in steps] == list(range(1, len(kinds) + 1))
+    assert [s.start for s in steps] == [0, *(s.stop for s in steps[:-1])]
+    assert len({s.kind for s in steps[1:]}) == len(set(kinds[1:]))

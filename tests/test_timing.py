@@ -16,7 +16,7 @@ from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, GroupReco
 from traces import loop_trace
 
 REDUCE = CollectiveOp.ALL_REDUCE
-META = {"period": "1", "prologue_marks": "4"}
+META = {"period": "1", "prologue_marks": "4", "marks": "5"}
 OF_SLICE = {ISSUE_NS: "30", COMMON_JITTER: "0.5", MADE_WITH: "0,1"}
 IN_SLICE = {**META, "prologue_marks": "2", **OF_SLICE}
 
@@ -66,11 +66,11 @@ class Runner:
     spec: Any = field(
         default_factory=lambda: SimpleNamespace(device="cpu", communication_load=True)
     )
-    asked: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
+    asked: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
 
-    def capture_together(self, ranks: Sequence[int], *, period: int, marks: int) -> list[RankTrace]:
+    def capture_together(self, ranks: Sequence[int], *, marks: int) -> list[RankTrace]:
         """Note, and answer."""
-        self.asked.append((tuple(ranks), period, marks))
+        self.asked.append((tuple(ranks), marks))
         if self.error is not None:
             raise self.error
         return [self.again[r] for r in ranks if r in self.again]
@@ -86,7 +86,7 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again=of(slower(alone), slower(trace(1, (REDUCE, 8, 1)))))
     time_in_slices(runner, slices_to_time(runner))
-    assert runner.asked == [((0, 1), 1, 5)]
+    assert runner.asked == [((0, 1), 5)]
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].prologue_ns is alone.prologue_ns
     assert runner.traces[0].meta == {**META, **OF_SLICE}

@@ -14,6 +14,7 @@ from prismscale.capture.witness import Witness, in_place_of
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.store import save_trace
 from prismscale.graph.trace import GroupRecord, MemoryRecord
+from recorded_steps import last_steps
 
 WORLD = 8
 GROUPS = (GroupRecord(ranks=tuple(range(WORLD))), GroupRecord(ranks=(0, 1)))
@@ -46,14 +47,14 @@ def recorded(*steps: Step, compute_ns: int = 30, lane: str = "group") -> NodeStr
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Rank 0, captured: a first step, a steady one, and the one that was found equal to it."""
-    trace = recorded({}, {}, {}).to_trace(
+    stream = recorded({}, {}, {})
+    trace = stream.to_trace(
         CpuDevice(),
         rank=0,
         world_size=WORLD,
         groups=GROUPS,
         known_groups=GROUPS,
-        period=1,
-        samples=1,
+        samples=last_steps(stream, 1),
         memory=None,
         meta={"period": "1"},
     )

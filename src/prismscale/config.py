@@ -40,6 +40,9 @@ class JobConfig:
     clock: str = "paced"
     samples: int = 4
     """Steady steps measured in each capture."""
+    watched_steps: int = 12
+    """Steps of the program in which a captured rank of a null device is watched for what happens
+    only now and then."""
     steps: int = 8
     """Steady steps of live ranks."""
     shown: tuple[int, ...] = ()
@@ -80,6 +83,8 @@ class JobConfig:
         if self.device != "null" and (self.kernels is not None or self.fused):
             given = "--kernels" if self.kernels is not None else "--fused"
             raise UsageError(f"{given} prices the kernels of --device null, not of {self.device}")
+        if not 0 <= self.watched_steps <= 10_000:
+            raise UsageError(f"--watch-steps is {self.watched_steps}; allowed: 0 … 10,000")
         if self.max_captures < 1:
             raise UsageError(f"--max-captures is {self.max_captures}; allowed: 1 or more")
         if not self.capture_timeout_s > 0:
@@ -142,6 +147,7 @@ class JobConfig:
             self.samples,
             self.step_marker,
             self.memory,
+            self.watched_steps,
         ]
         return _digest(parts)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
+from prismscale.capture.periodic import find_events, store_events
 from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
@@ -28,6 +29,7 @@ from prismscale.config import JobConfig
 from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.periodic import PeriodicEvent, ordinary_from, scheduled
 from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
@@ -36,6 +38,7 @@ from prismscale.live.stage import LogLine
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
+from prismscale.sim.periodic import price_events
 from prismscale.sim.retime import retime
 from prismscale.specs import (
     capture_runner,
@@ -74,15 +77,21 @@ class Job:
                 graph = assemble(traces, plan.representative_R, groups)
                 verify(graph)
                 save_graph(graph, self.folder.graph)
+                events = find_events(captures, traces)
+                stored, unmatched = store_events(
+                    events, traces, plan.representative_R, groups, self.folder.periodic
+                )
             with self._stage("simulate"):
                 scenario = config.scenario(cluster)
                 scenario.save(self.folder.scenario)
                 durations = scenario.durations(graph)
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}
                 retimed = retime(durations, ranks=shown)
+                priced = () if config.hang else price_events(stored, scenario, retimed.step_ns)
             observed = []
             if config.live:
-                observed = self._live(plan, traces, groups, cluster, captures, starter)
+                running = traces if config.hang else self._scheduled(traces, events)
+                observed = self._live(plan, running, groups, cluster, captures, starter)
         result = summarise(
             Findings(
                 graph=graph,
@@ -93,6 +102,8 @@ class Job:
                 witnesses=plan.witnesses,
                 captured=tuple(sorted(traces)),
                 emulated=emulated_ranks(config, captures, traces),
+                events=tuple(priced),
+                unmatched=unmatched,
             ),
             command=config.script.command,
             cluster=cluster.name,
@@ -123,6 +134,20 @@ class Job:
             with self._stage("slices") as update:
                 time_in_slices(runner, slices, update)
         return plan, pool_samples(runner.traces, plan.representative_R)
+
+    def _scheduled(
+        self, traces: dict[int, RankTrace], events: list[PeriodicEvent]
+    ) -> dict[int, RankTrace]:
+        """The programs that live ranks and their virtual peers run: with periodic events in the
+        steps in which they come."""
+        if not events:
+            return traces
+        until = max(ordinary_from(t) for t in traces.values()) + self.config.steps + 1
+        schedules = [event.schedule for event in events]
+        return {
+            rank: scheduled(trace, [e.traces[rank] for e in events], schedules, until)
+            for rank, trace in traces.items()
+        }
 
     def _live(
         self,

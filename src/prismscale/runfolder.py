@@ -4,6 +4,7 @@
 
     captures/KEY/rank-0.parquet …   traces, reused while KEY (program, world, device) stays the same
     graph/                          the job's execution graph
+    periodic/                       the graphs of what happens only now and then
     scenario.json                   the cluster, speed and faults that it is timed with
     timeline.parquet                step ends of every rank, nodes of the shown ones
     live/KEY/                       observations of live ranks, reused in the same way
@@ -91,6 +92,11 @@ class RunFolder:
     def graph(self) -> Path:
         """The execution graph."""
         return self.root / "graph"
+
+    @property
+    def periodic(self) -> Path:
+        """What happens only now and then."""
+        return self.root / "periodic"
 
     @property
     def scenario(self) -> Path:

@@ -80,6 +80,25 @@ class SourceShare:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EventResult:
+    """What happens only in some steps: logging, evaluation, a checkpoint."""
+
+    first: int
+    """Number of the step, from 1, in which it was first seen. What a program does after the
+    optimizer of one step lies in the next."""
+    every: int
+    """Steps from one to the next; 0: it came once."""
+    seen: int
+    """How often it was seen; of an event seen once, ``every`` is assumed."""
+    extra_ns: int
+    """Time that one of them adds to the job's steps."""
+    share: float
+    """Of the time of training, 0 … 1."""
+    site: str
+    """The line of the program from which it communicates; empty where it does not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """Everything one run found out."""
 
@@ -105,6 +124,14 @@ class RunResult:
     """Fewest steps that were measured of any captured rank."""
     hangs: tuple[str, ...]
     rank_nodes: int
+    events: tuple[EventResult, ...] = ()
+    """What happens only in some steps, in the order in which it was seen."""
+    unmatched_events: tuple[str, ...] = ()
+    """Why what some ranks did in some steps could not be put together."""
+    watched_steps: int = 0
+    """Steps of the program that were seen of the first captured rank."""
+    settled_after: int = 0
+    """Simulated steps until the job had settled; 0 where captured steps differ, or it had not."""
     kernels: tuple[KernelKind, ...] = ()
     """On a null device: kernels in a step of the captured ranks, longest first."""
     largest_kernels: tuple[KernelUse, ...] = ()

@@ -21,6 +21,7 @@ from prismscale.analysis.emulated import (
 )
 from prismscale.analysis.result import (
     ClassResult,
+    EventResult,
     LiveResult,
     RunResult,
     SourceShare,
@@ -29,7 +30,9 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.periodic import WATCHED_STEPS
 from prismscale.graph.trace import ISSUE_NS
+from prismscale.sim.periodic import PricedEvent
 from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
 
@@ -47,6 +50,10 @@ class Findings:
     captured: tuple[int, ...]
     emulated: tuple[Emulated, ...] = ()
     """Of captured ranks, where the device was not there."""
+    events: tuple[PricedEvent, ...] = ()
+    """What happens only in some steps."""
+    unmatched: tuple[str, ...] = ()
+    """What of it could not be put together."""
 
 
 def summarise(
@@ -89,6 +96,10 @@ def summarise(
         samples=min(c.trace.n_samples for c in graph.classes),
         hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
+        events=_events(found),
+        unmatched_events=found.unmatched,
+        watched_steps=max(int(c.trace.meta.get(WATCHED_STEPS, "0")) for c in graph.classes),
+        settled_after=_settled_after(found.retimed),
         kernels=kernels,
         largest_kernels=largest_kernels(found.emulated),
         unknown_operators=unknown_operators(found.emulated),
@@ -96,6 +107,26 @@ def summarise(
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )
+
+
+def _events(found: Findings) -> tuple[EventResult, ...]:
+    whole_ns = found.retimed.step_ns + sum(e.per_step_ns for e in found.events)
+    return tuple(
+        EventResult(
+            first=event.facts.first,
+            every=event.facts.every,
+            seen=event.facts.seen,
+            extra_ns=event.extra_ns,
+            share=event.per_step_ns / whole_ns if whole_ns else 0.0,
+            site=event.facts.site,
+        )
+        for event in found.events
+    )
+
+
+def _settled_after(retimed: Retimed) -> int:
+    steady = retimed.steady
+    return steady.steps if steady is not None and steady.settled else 0
 
 
 def _stage(stage: int | None, classes: list[RankClass], timeline: Timeline) -> StageResult:

@@ -21,6 +21,7 @@ from prismscale.errors import (
     StuckError,
     UsageError,
 )
+from prismscale.graph.periodic import UNUSUAL
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes import Child, Children, Program, ending
@@ -61,15 +62,22 @@ class CaptureRunner:
             UsageError: a rank did not finish in time.
         """
         self._needed += len(ranks)
-        self._run([replace(self.spec, rank=rank) for rank in ranks], self._add)
+        spec = replace(self.spec, watched_steps=self._watched_steps())
+        self._run([replace(spec, rank=rank) for rank in ranks], self._add)
 
-    def capture_together(self, ranks: Sequence[int], *, period: int, marks: int) -> list[RankTrace]:
+    def _watched_steps(self) -> int:
+        """How many steps to see of the next ranks. The first ones, the corners of the world, are
+        watched for what happens only now and then; the others where these did something so."""
+        if self.traces and not any(int(t.meta.get(UNUSUAL, "0")) for t in self.traces.values()):
+            return 0
+        return self.spec.watched_steps
+
+    def capture_together(self, ranks: Sequence[int], *, marks: int) -> list[RankTrace]:
         """Capture ``ranks``, no more than there are cores, as a slice that communicates for real.
         Returns their traces in the order of ``ranks``.
 
         Args:
             ranks: the slice.
-            period: optimizer calls of a step.
             marks: optimizer calls to make.
 
         Raises:
@@ -81,7 +89,6 @@ class CaptureRunner:
                 self.spec,
                 rank=rank,
                 slice=tuple(ranks),
-                period=period,
                 marks=marks,
                 track_memory=False,
                 out=str(out),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 
 from prismscale.capture.backends import install
 from prismscale.capture.contention import CommunicationLoad, GlooLoad, LateLoad, NullLoad
-from prismscale.capture.control import CaptureControl, Control, SliceControl
+from prismscale.capture.control import CaptureControl, Control, Ordinary, SliceControl
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
@@ -30,7 +31,8 @@ from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
-from prismscale.graph.store import save_trace
+from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
+from prismscale.graph.store import save_trace, save_traces
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
 from prismscale.processes import die_with_parent
 
@@ -50,7 +52,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     witness = None
     if emulation is not None:
         witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
-    control = CaptureControl(recorder, memory, late, spec.samples, emulation, witness)
+    control = CaptureControl(
+        recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps
+    )
     memory.start()
     with ExitStack() as stack:
         if emulation is not None:
@@ -58,6 +62,8 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         _run(stack, spec, device, recorder, recorder, control)
     control.end_memory()
     trace = _trace(spec, control, recorder, device)
+    if control.followed is None:
+        _save_unusual(spec, control.settle(), recorder, device)
     if emulation is not None:
         emulation.save(spec.emulated_path, int(trace.meta["period"]))
     return trace
@@ -69,10 +75,10 @@ def _capture_in_slice(
     """Run the program beside other captured ranks: see :mod:`prismscale.capture.mates`."""
     mates = MateLoad(spec.rank, spec.slice, Path(spec.out), alone)
     recorder = Recorder(device, payload, load=mates)
-    control = SliceControl(recorder, period=spec.period, marks=spec.marks, samples=spec.samples)
+    control = SliceControl(recorder, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
         _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
-    mates.settle(recorder.stream.steady_spans(device, *control.settle()))
+    mates.settle(recorder.stream.steady_spans(device, control.settle().parts()))
     trace = _trace(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
     beside = (r for r in spec.slice if r // spec.local_world_size == node)
@@ -112,26 +118,52 @@ def _trace(
     groups, known_groups = recorder.groups, recorder.known_groups
     if control.followed is not None:
         return in_place_of(control.followed, spec.rank, groups, known_groups, memory)
-    period, samples = control.settle()
+    ordinary = control.settle()
     return recorder.stream.to_trace(
         device,
         rank=spec.rank,
         world_size=spec.world_size,
         groups=groups,
         known_groups=known_groups,
-        period=period,
-        samples=samples,
+        samples=ordinary.parts(),
         memory=memory,
         meta={
             "device": spec.device,
             "torch": torch.__version__,
             "durations": "modelled" if spec.device == "null" else "measured",
             "memory_marks": str(control.memory_marks),
-            "period": str(period),
+            "period": str(ordinary.calls),
+            "marks": str(len(recorder.stream.marks)),
+            WATCHED_STEPS: str(len(ordinary.steps)),
+            UNUSUAL: str(len(ordinary.unusual())),
             **({COMMUNICATION: OWN_SHARE} if spec.communication_load else {}),
-            "prologue_marks": str(len(recorder.stream.marks) - period * samples),
+            "prologue_marks": str((ordinary.samples[0].number - 1) * ordinary.calls),
         },
     )
+
+
+def _save_unusual(
+    spec: CaptureSpec, ordinary: Ordinary, recorder: Recorder, device: CaptureDevice
+) -> None:
+    """Write what the rank did now and then, beside its trace, if it did."""
+    found = [
+        recorder.stream.unusual(
+            device,
+            ordinary.part(step),
+            ordinary.part(ordinary.samples[-1]),
+            rank=spec.rank,
+            world_size=spec.world_size,
+            groups=recorder.groups,
+            known_groups=recorder.known_groups,
+            meta={
+                NUMBER: str(step.number),
+                KIND: hashlib.sha256(step.kind.encode()).hexdigest(),
+            },
+        )
+        for step in ordinary.unusual()
+    ]
+    if found:
+        save_traces(found, spec.unusual_path)
 
 
 def _instruments(

@@ -182,10 +182,10 @@ class Recorder:
         """What follows is the optimizer."""
         self._change_phase(OPTIMIZER)
 
-    def optimizer_ended(self) -> None:
+    def optimizer_ended(self, optimizer: int = 0) -> None:
         """A step may end here."""
         self._change_phase(FORWARD)
-        self.stream.mark()
+        self.stream.mark(optimizer)
 
     @contextmanager
     def watching_backward(self) -> Iterator[None]:

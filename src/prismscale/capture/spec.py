@@ -23,8 +23,9 @@ class CaptureSpec(RankSpec):
     slice: tuple[int, ...] = ()
     """Ranks that run beside this one, itself among them, and communicate with it for real; empty
     for a rank that runs alone. They share ``out``."""
-    period: int = 0
-    """Of a slice: optimizer calls of a step, as found when its ranks ran alone."""
+    watched_steps: int = 0
+    """Steps of the program to see at least, where time is modelled: for what happens only now and
+    then."""
     marks: int = 0
     """Of a slice: optimizer calls to make."""
 
@@ -51,6 +52,11 @@ class CaptureSpec(RankSpec):
         return Path(self.out) / f"rank-{self.rank}.parquet"
 
     @property
+    def unusual_path(self) -> Path:
+        """Where what happened now and then goes, if anything did."""
+        return unusual_path(Path(self.out), self.rank)
+
+    @property
     def emulated_path(self) -> Path:
         """Where a null device says what it ran and which values it made up."""
         return Path(self.out) / f"rank-{self.rank}.null.json"
@@ -59,3 +65,8 @@ class CaptureSpec(RankSpec):
     def error_path(self) -> Path:
         """Where a failure is described."""
         return Path(self.out) / f"rank-{self.rank}.error.json"
+
+
+def unusual_path(folder: Path, rank: int) -> Path:
+    """Where what a captured rank did now and then goes, if it did anything."""
+    return folder / f"unusual-{rank}.parquet"

@@ -1,13 +1,11 @@
-"""Finds training steps without being told: optimizer steps, and the period in which they repeat.
+"""Finds training steps without being told: hooks on every optimizer's step.
 
-A program may call several optimizers in a step, or one; it may warm up differently (DDP rebuilds
-its buckets after the first step, FSDP initialises lazily). A step is therefore the shortest run of
-optimizer calls whose communication repeats.
+What makes a step of these calls: :mod:`prismscale.capture.step_kinds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
@@ -17,11 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from prismscale.capture.stream import NodeStream
 from prismscale.errors import UsageError
-
-MAX_OPTIMIZERS = 16
-"""Optimizer calls that one step may hold."""
 
 
 class StepListener(Protocol):
@@ -31,8 +25,8 @@ class StepListener(Protocol):
         """An optimizer is about to update parameters."""
         ...
 
-    def optimizer_ended(self) -> None:
-        """An optimizer has updated parameters: perhaps the end of a step."""
+    def optimizer_ended(self, optimizer: int = 0) -> None:
+        """An optimizer (named by a number) has updated parameters: perhaps the end of a step."""
         ...
 
 
@@ -55,7 +49,9 @@ def watch_steps(listener: StepListener, marker: str | None = None) -> Iterator[N
             undo()
         return
     before = register_optimizer_step_pre_hook(lambda *_: listener.optimizer_begins())
-    after = register_optimizer_step_post_hook(lambda *_: listener.optimizer_ended())
+    after = register_optimizer_step_post_hook(
+        lambda optimizer, *_: listener.optimizer_ended(id(optimizer))
+    )
     try:
         yield
     finally:
@@ -84,40 +80,3 @@ def _wrap_marker(listener: StepListener, marker: str) -> Callable[[], None]:
 
     setattr(owner, last, wrapped)
     return lambda: setattr(owner, last, original)
-
-
-def find_period(signatures: Sequence[str], repeats: int) -> int | None:
-    """Shortest period in which the last segments repeat ``repeats`` times, or None.
-
-    Args:
-        signatures: what happened between consecutive optimizer calls, oldest first.
-        repeats: how often the period must have been seen, back to back, up to the end.
-    """
-    for period in range(1, min(MAX_OPTIMIZERS, len(signatures) // repeats) + 1):
-        if _times_seen(signatures, period, repeats) == repeats:
-            return period
-    return None
-
-
-def find_steady(stream: NodeStream, repeats: int, since: int = 0) -> int | None:
-    """Shortest period in which ``stream`` repeats ``repeats`` times since a mark, or None.
-
-    A segment's signature names some predecessors by their place on a lane. Their distance is that
-    of every later step only if all that lies between repeats as well, so it must have been seen to.
-    """
-    period = find_period(stream.signatures[since:], repeats)
-    if period is None:
-        return None
-    reach = min(stream.reaches[-period:])
-    before = sum(mark > reach for mark in stream.marks[:-period])
-    needed = 1 + -(-before // period)
-    return period if _times_seen(stream.signatures, period, needed) == needed else None
-
-
-def _times_seen(signatures: Sequence[str], period: int, at_most: int) -> int:
-    tail = signatures[-period:]
-    for k in range(1, at_most):
-        stop = len(signatures) - k * period
-        if stop < period or signatures[stop - period : stop] != tail:
-            return k
-    return at_most

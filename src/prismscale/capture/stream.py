@@ -15,7 +15,6 @@ import numpy as np
 
 from prismscale.capture.device.protocol import CaptureDevice, Mark
 from prismscale.capture.jitter import Spans
-from prismscale.errors import UsageError
 from prismscale.graph.builder import Names, TraceBuilder
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import HOST, GroupRecord, MemoryRecord, RankTrace
@@ -44,6 +43,17 @@ class StreamNode:
     """Of a computation: what in it was waiting."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A step as a part of the stream."""
+
+    start: int
+    stop: int
+    follows_its_like: bool
+    """Whether the step before is ordinary, so that edges across the border are as in the steady
+    job."""
+
+
 class NodeStream:
     """Nodes in program order and the places where steps may end."""
 
@@ -53,6 +63,10 @@ class NodeStream:
         """Stream length at each optimizer call's end."""
         self.signatures: list[str] = []
         """What lies between consecutive marks: equal text, equal structure."""
+        self.shapes: list[str] = []
+        """The same without the edges: equal text, equal work."""
+        self.owners: list[int] = []
+        """Which optimizer each mark is of."""
         self.reaches: list[int] = []
         """Of each of these, where in the stream its farthest edge that is named by place begins."""
         self.lanes = Names([HOST])
@@ -77,14 +91,15 @@ class NodeStream:
         if self.nodes[-1].kind == NodeKind.COMPUTE:
             self.nodes[-1].left_out_ns += ns
 
-    def mark(self) -> None:
-        """An optimizer call ended here."""
+    def mark(self, owner: int = 0) -> None:
+        """A call of the optimizer ``owner`` ended here."""
         start = self.marks[-1] if self.marks else 0
         self.marks.append(len(self.nodes))
+        self.owners.append(owner)
         self.signatures.append(self._signature(start, len(self.nodes)))
 
     def _signature(self, start: int, stop: int) -> str:
-        digest = hashlib.sha256()
+        digest, shape = hashlib.sha256(), hashlib.sha256()
         reach = start
         for i in range(start, stop):
             node = self.nodes[i]
@@ -92,12 +107,13 @@ class NodeStream:
             n_bytes = node.n_bytes if node.op.bytes_must_agree or node.op.is_p2p else 0
             edges = tuple(self._edge(i, p, start) for p in node.preds)
             reach = min([reach, *(p for p, e in zip(node.preds, edges, strict=True) if e < 0)])
-            digest.update(
-                repr((int(node.kind), int(node.op), node.role, node.peer, n_bytes, edges)).encode()
-            )
+            work = (int(node.kind), int(node.op), node.role, node.peer, n_bytes)
+            digest.update(repr((*work, edges)).encode())
+            shape.update(repr((*work, node.lane)).encode())
             self._places.append(self._on_lane[node.lane])
             self._on_lane[node.lane] += 1
         self.reaches.append(reach)
+        self.shapes.append(shape.hexdigest())
         return digest.hexdigest()
 
     def _edge(self, node: int, pred: int, start: int) -> int:
@@ -117,41 +133,77 @@ class NodeStream:
         world_size: int,
         groups: Sequence[GroupRecord],
         known_groups: Sequence[GroupRecord],
-        period: int,
-        samples: int,
+        samples: Sequence[Sample],
         memory: MemoryRecord | None,
         meta: dict[str, str],
     ) -> RankTrace:
-        """The trace whose body is the last ``period`` segments, sampled ``samples`` times.
+        """The trace whose body is one step, as often measured as there are ``samples`` of it.
 
-        Raises:
-            UsageError: fewer than ``period * samples + 1`` optimizer calls were seen.
+        The prologue ends where the first sample begins. Edges are those of the last sample that
+        comes after its like: its predecessors may lie in the step before it. Where none does (a
+        program that logs every second step) edges across its beginning are those by place.
         """
-        if len(self.marks) < period * samples + 1:
-            raise UsageError(
-                f"rank {rank}: the program made {len(self.marks)} optimizer calls; "
-                f"{period * samples + 1} are needed to measure {samples} steps"
-            )
-        starts = self._starts(period, samples)
-        n_body = self.marks[-1] - starts[-1]
-        builder = self._prologue(device, starts[0], rank, world_size, groups)
+        first = samples[0].start
+        with_edges = next((s for s in reversed(samples) if s.follows_its_like), samples[-1])
+        builder = self._prologue(device, first, rank, world_size, groups)
         builder.begin_body()
-        for j in range(n_body):
-            durations = [self._duration_ns(device, s + j) for s in starts]
-            # The last sample's edges: its predecessors may lie in the sample before it.
-            self._emit(builder, starts[-1] + j, durations, starts[-1] - starts[0])
+        for j in range(with_edges.stop - with_edges.start):
+            durations = [self._duration_ns(device, s.start + j) for s in samples]
+            preds = self._body_preds(with_edges, with_edges.start + j, with_edges)
+            self._emit(builder, with_edges.start + j, durations, [first + p for p in preds])
         return builder.build(known_groups=known_groups, memory=memory, meta=meta)
 
-    def _starts(self, period: int, samples: int) -> list[int]:
-        """Where the last steps begin."""
-        return [self.marks[-1 - period * (k + 1)] for k in range(samples)][::-1]
+    def unusual(
+        self,
+        device: CaptureDevice,
+        step: Sample,
+        ordinary: Sample,
+        *,
+        rank: int,
+        world_size: int,
+        groups: Sequence[GroupRecord],
+        known_groups: Sequence[GroupRecord],
+        meta: dict[str, str],
+    ) -> RankTrace:
+        """A step as a body without a prologue. Edges across its beginning lead to the end of an
+        ordinary step."""
+        builder = self._prologue(device, 0, rank, world_size, groups)
+        builder.begin_body()
+        for i in range(step.start, step.stop):
+            preds = self._body_preds(step, i, ordinary)
+            self._emit(builder, i, [self._duration_ns(device, i)], preds)
+        return builder.build(known_groups=known_groups, meta=meta)
 
-    def steady_spans(self, device: CaptureDevice, period: int, samples: int) -> Spans:
-        """Computation of the last ``samples`` steps, on a device whose marks are times."""
-        starts = self._starts(period, samples)
+    def _body_preds(self, body: Sample, i: int, before: Sample) -> list[int]:
+        """Predecessors of node ``i`` of a body, from the body's beginning; below 0 in steps before,
+        which are all like ``before``."""
+        found = []
+        for pred in self.nodes[i].preds:
+            if pred >= body.start or body.follows_its_like:
+                found.append(pred - body.start)
+                continue
+            place = self._place_before(body.start, pred, before)
+            if place is not None:
+                found.append(place)
+        return found
+
+    def _place_before(self, start: int, pred: int, before: Sample) -> int | None:
+        """Where ``pred`` lies before ``start``, if all before were steps like ``before``: as many
+        places back on its lane. None where these have nothing on that lane."""
+        lane = self.nodes[pred].lane
+        back = sum(self.nodes[x].lane == lane for x in range(pred, start))
+        own = [x for x in range(before.start, before.stop) if self.nodes[x].lane == lane]
+        if not own:
+            return None
+        steps, rest = divmod(back - 1, len(own))
+        return own[-1 - rest] - before.stop - steps * (before.stop - before.start)
+
+    def steady_spans(self, device: CaptureDevice, samples: Sequence[Sample]) -> Spans:
+        """Computation of some equal steps, on a device whose marks are times."""
+        starts = [s.start for s in samples]
         computes = [
             j
-            for j in range(self.marks[-1] - starts[-1])
+            for j in range(samples[-1].stop - samples[-1].start)
             if self.nodes[starts[-1] + j].kind == NodeKind.COMPUTE
         ]
         nodes = [[self.nodes[s + j] for j in computes] for s in starts]
@@ -182,12 +234,14 @@ class NodeStream:
         builder = TraceBuilder(rank=rank, world_size=world_size, groups=groups)
         builder.lanes, builder.labels, builder.sites = self.lanes, self.labels, self.sites
         for i in range(stop):
-            self._emit(builder, i, [self._duration_ns(device, i)], 0)
+            self._emit(builder, i, [self._duration_ns(device, i)], self.nodes[i].preds)
         return builder
 
-    def _emit(self, builder: TraceBuilder, i: int, durations: list[int], shift: int) -> None:
+    def _emit(
+        self, builder: TraceBuilder, i: int, durations: list[int], preds: Sequence[int]
+    ) -> None:
+        """Add node ``i``; its predecessors are positions in the builder."""
         node = self.nodes[i]
-        preds = [p - shift for p in node.preds]
         label = self.labels.all()[node.label]
         lane = self.lanes.all()[node.lane]
         site = self.sites.all()[node.site] if node.site >= 0 else ""

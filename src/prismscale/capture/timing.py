@@ -35,7 +35,7 @@ class TimesSlices(Protocol):
     traces: dict[int, RankTrace]
     """Of ranks that ran alone."""
 
-    def capture_together(self, ranks: Sequence[int], *, period: int, marks: int) -> list[RankTrace]:
+    def capture_together(self, ranks: Sequence[int], *, marks: int) -> list[RankTrace]:
         """Capture a slice."""
         ...
 
@@ -62,10 +62,9 @@ def time_in_slices(
         if progress is not None:
             progress(done, len(slices))
         known = [runner.traces[r] for r in ranks if r in runner.traces]
-        period = int(known[0].meta["period"])
-        marks = max(int(t.meta["prologue_marks"]) + period * t.n_samples for t in known)
+        marks = max(int(t.meta["marks"]) for t in known)
         try:
-            timed = runner.capture_together(ranks, period=period, marks=marks)
+            timed = runner.capture_together(ranks, marks=marks)
         except (ScriptError, StuckError, UsageError):
             # Its logs say why; the result says which communications were measured.
             continue

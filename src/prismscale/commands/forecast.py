@@ -35,6 +35,7 @@ from prismscale.commands.forecast_options import (
 from prismscale.commands.forecast_results import measured_ns, plain, promise_json, save_section
 from prismscale.commands.forecast_tables import (
     Promise,
+    event_notes,
     print_base,
     print_notes,
     print_promise,
@@ -116,11 +117,13 @@ def forecast(
         drawn = draw_steps(
             model.graph, model.source, config, base=model.base, executor=where, progress=update
         ).step_ns_D
+    plan = replace(plan, extra_ns=sum(event.per_step_ns for event in recording.events))
     promise = _promise(drawn, plan, quantile, slower, seed)
     measured = measured_ns(run, recording.samples)
     print_base(console, model.step_ns)
     print_promise(console, promise)
-    print_notes(console, [*model.notes, *measured.notes])
+    notes = [*event_notes(recording.events), *model.notes, *measured.notes]
+    print_notes(console, notes)
     save_section(run, "step", promise_json(promise, model, config, measured))
 
 

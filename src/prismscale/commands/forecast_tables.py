@@ -24,6 +24,7 @@ from prismscale.forecast.scaling import TailAtWidth
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex
 from prismscale.report.units import size
+from prismscale.sim.periodic import PricedEvent
 
 MOST_FACTORS = 12
 """Lines of sensitivities; ``results.json`` and the report hold all."""
@@ -63,7 +64,8 @@ def print_promise(console: Console, promise: Promise) -> None:
         f"({slow.low:.2%} … {slow.high:.2%})"
     )
     name = f"p{promise.quantile * 100:g}"
-    every = promise.quantiles[promise.quantile].value * plan.steps / 1e9 / DAY_S
+    slow_ns = promise.quantiles[promise.quantile].value + plan.extra_ns
+    every = slow_ns * plan.steps / 1e9 / DAY_S
     console.print(
         f"{plan.steps:,} steps: p50 {whole.days(0.5):,.2f}, {name} "
         f"{whole.days(promise.quantile):,.2f} days; {every:,.2f} if every step took its {name}"
@@ -160,6 +162,16 @@ def print_hot_nodes(
         costs = {h.factor: h.slowdown for h in found if h.seat == seat}
         table.add_row(f"stage {samples.stage_R[rank]}", *(f"{costs[f]:+.1%}" for f in slow))
     console.print(table)
+
+
+def event_notes(events: Sequence[PricedEvent]) -> list[str]:
+    """What happens only in some steps: in the days of training, and in no quantile of a step."""
+    return [
+        f"every {event.facts.every} steps{', assumed' if event.facts.seen == 1 else ''}: "
+        f"{event.extra_ns / 1e6:,.3f} ms more; in the days of training, not in the step time"
+        for event in events
+        if event.rate
+    ]
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:

@@ -59,6 +59,12 @@ def run(
     ] = "paced",
     steps: Annotated[int, typer.Option(help="Steady steps of each live rank.")] = 8,
     samples: Annotated[int, typer.Option(help="Steady steps measured in each capture.")] = 4,
+    watch_steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps in which a null device's program is watched for what happens now and then."
+        ),
+    ] = 12,
     show: Annotated[
         str, typer.Option(help="More ranks on the timeline.", show_default="one a stage")
     ] = "",
@@ -112,6 +118,7 @@ def run(
         clock=clock,
         steps=steps,
         samples=samples,
+        watched_steps=watch_steps,
         shown=_ranks(show, "--show"),
         step_marker=step_marker or None,
         max_captures=max_captures,

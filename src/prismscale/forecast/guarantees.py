@@ -74,6 +74,8 @@ class TrainingPlan:
     """A training run on machines that fail."""
 
     steps: int
+    extra_ns: float = 0.0
+    """What periodic events add to a step on average."""
     nodes: int = 1
     mtbf_hours: float | None = None
     """Mean time between failures of one node; None: nothing fails."""
@@ -155,7 +157,7 @@ def training_time(
     if len(step_ns_D) == 0:
         raise UsageError("no draws of the step time")
     rng = np.random.default_rng(seed)
-    mean_s, std_s = step_ns_D.mean() / 1e9, step_ns_D.std() / 1e9
+    mean_s, std_s = (step_ns_D.mean() + plan.extra_ns) / 1e9, step_ns_D.std() / 1e9
     spread = std_s * np.sqrt(plan.steps)
     work_D = np.maximum(rng.normal(mean_s * plan.steps, spread, draws), 0.0)
     interval_s, mtbf_s = plan.checkpoint_interval_s, plan.job_mtbf_s

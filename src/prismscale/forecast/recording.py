@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.periodic import load_events
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
 from prismscale.durations.scenario import Scenario, check_compute_scale
@@ -24,6 +25,7 @@ from prismscale.forecast.montecarlo import Base
 from prismscale.forecast.variation import Variation
 from prismscale.graph.store import load_graph
 from prismscale.runfolder import RunFolder
+from prismscale.sim.periodic import PricedEvent, price_events
 from prismscale.sim.program import compile_job
 from prismscale.sim.retime import STEPS, retime
 from prismscale.sim.timeline import simulate
@@ -52,6 +54,8 @@ class Recording:
     """How unsteady that is."""
     cluster: Cluster | None = None
     """Where the run is to be; None: the import does not say."""
+    events: tuple[PricedEvent, ...] = ()
+    """What happens only in some steps."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
 
@@ -83,7 +87,9 @@ def load_recording(
     scenario = _scenario(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    return recording_of(scenario.durations(load_graph(graph_folder)), scenario, variation)
+    found = recording_of(scenario.durations(load_graph(graph_folder)), scenario, variation)
+    events = price_events(load_events(run.periodic), scenario, found.base.step_ns)
+    return replace(found, events=tuple(events))
 
 
 def _scenario(run: RunFolder, changes: Changes) -> Scenario:

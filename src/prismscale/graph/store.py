@@ -7,6 +7,7 @@ from families and members, so a file cannot contradict itself about them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ def load_trace(path: Path) -> RankTrace:
     if len(traces) != 1:
         raise header.error("traces", "must hold one trace")
     return traces[0]
+
+
+def save_traces(traces: Sequence[RankTrace], path: Path) -> None:
+    """Write several traces of one job to ``path``.
+
+    Raises:
+        StorageError: it cannot be written; what was there before is still there.
+    """
+    groups = GroupTable()
+    table, sections = pack_traces(traces, groups)
+    header = {"world_size": traces[0].world_size, **groups.header(), "traces": sections}
+    write_table(path, table, kind="traces", header=header)
+
+
+def load_traces(path: Path) -> list[RankTrace]:
+    """Read what :func:`save_traces` wrote.
+
+    Raises:
+        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+    """
+    table, header = read_table(path, SCHEMA, kind="traces")
+    return unpack_traces(table, header.sections("traces"), read_groups(header))
 
 
 def save_graph(graph: JobGraph, folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from prismscale.capture.hook import Collective
 from prismscale.errors import MismatchError
+from prismscale.graph.periodic import STEP_STARTS
 from prismscale.graph.trace import RankTrace
 
 
@@ -22,6 +25,9 @@ class TraceCursor:
         # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
         columns = trace.op_N, trace.role_N, trace.peer_N, trace.bytes_N
         self._ops, self._roles, self._peers, self._bytes = (c.tolist() for c in columns)
+        written_out = [int(p) for p in trace.meta.get(STEP_STARTS, "").split(",") if p]
+        self._boundaries = {bisect_left(self._prologue, p) for p in written_out}
+        """Communications before each step that is written out in the prologue."""
         self._count = 0
         self.uncovered = 0
 
@@ -67,6 +73,8 @@ class TraceCursor:
         return self._body[index] + step * self._trace.n_body
 
     def _at_boundary(self) -> bool:
+        if self._count in self._boundaries:
+            return True
         beyond = self._count - len(self._prologue)
         return beyond >= 0 and (not self._body or beyond % len(self._body) == 0)
 

@@ -101,7 +101,7 @@ class LiveControl:
     def optimizer_begins(self) -> None:
         """Nothing to note."""
 
-    def optimizer_ended(self) -> None:
+    def optimizer_ended(self, optimizer: int = 0) -> None:
         """Count; note the end of a step."""
         self._marks += 1
         if self._emulation is not None:

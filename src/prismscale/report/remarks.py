@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
-from prismscale.analysis.result import LiveResult, RunResult
+from prismscale.analysis.result import EventResult, LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence
 from prismscale.report.units import counted, percent, signed_percent, size, span
+from prismscale.sim.steady import MOST_STEPS
 
 FEW_SAMPLES = 3
 FEW_STEPS = 5
@@ -108,15 +109,34 @@ def class_sentences(result: RunResult) -> list[str]:
     return sentences
 
 
+def event_name(event: EventResult) -> str:
+    """When it comes, in a few words."""
+    if not event.every:
+        return f"in step {event.first}, once"
+    assumed = ", assumed" if event.seen == 1 else ""
+    return f"every {counted(event.every, 'step')}{assumed}"
+
+
+def watched_sentence(result: RunResult) -> str:
+    """What was not looked at."""
+    if not result.watched_steps:
+        return ""
+    return (
+        f"{counted(result.watched_steps, 'step')} were seen; what a program does less often is in "
+        "no figure."
+    )
+
+
 def warnings_of(result: RunResult) -> list[str]:
     """What a reader must know before believing the figures; most serious first."""
     found = [*_hang_warnings(result), *_live_warnings(result)]
     low, high = result.step_spread_ns
-    if not (result.hung or result.varies) and high and (high - low) / high > SETTLED:
+    if not (result.hung or result.varies or result.settled_after):
         found.append(
-            f"Simulated steps still differ ({span(low, high)}): the job had not settled, so the "
-            "step time is that of the last one."
+            f"Simulated steps still differ ({span(low, high)}) after {MOST_STEPS}: the job did not "
+            "settle, and the step time is the mean of the later half."
         )
+    found += [f"Not priced, {sentence}" for sentence in result.unmatched_events]
     if result.samples < FEW_SAMPLES and not result.kernels:
         found.append(
             f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "

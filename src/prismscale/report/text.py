@@ -19,6 +19,7 @@ from prismscale.report.kernels import call_rows, coverage_sentence, kind_rows
 from prismscale.report.remarks import (
     class_sentences,
     difference,
+    event_name,
     highest_peak_bytes,
     job_shares,
     live_peak,
@@ -26,6 +27,7 @@ from prismscale.report.remarks import (
     parts_of,
     value_sentences,
     warnings_of,
+    watched_sentence,
 )
 from prismscale.report.units import (
     Scale,
@@ -50,6 +52,8 @@ def print_summary(result: RunResult, console: Console, folder: RunFolder | None 
     ``folder`` is where the files were written; without it they are not named.
     """
     blocks: list[RenderableType] = [_headline(result), _stage_table(result)]
+    if result.events:
+        blocks.append(_event_table(result))
     if result.live:
         blocks.append(_live_table(result))
     if result.kernels:
@@ -107,6 +111,18 @@ class _Column:
     def peak_bytes(self) -> int | None:
         """The highest peak: of memory, a mean says nothing."""
         return max((s.peak_bytes for s in self.stages if s.peak_bytes is not None), default=None)
+
+
+def _event_table(result: RunResult) -> RenderableType:
+    table = Table(**_TABLE)
+    table.add_column("", no_wrap=True)
+    table.add_column("adds", justify="right", no_wrap=True)
+    table.add_column("of training", justify="right", no_wrap=True)
+    table.add_column("communicates from", no_wrap=True, overflow="ellipsis")
+    for event in result.events:
+        share = percent(event.share) if event.every else "–"
+        table.add_row(event_name(event), duration(event.extra_ns), share, event.site or "–")
+    return Group(Text("What happens only in some steps", style="bold"), table)
 
 
 def _columns(stages: Sequence[StageResult]) -> list[_Column]:
@@ -205,6 +221,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
     grid.add_column()
     grid.add_row("Rank classes", Text(" ".join(class_sentences(result))))
     grid.add_row("Durations", _sources(result))
+    if result.kernels and result.watched_steps:
+        grid.add_row("Steps", Text(watched_sentence(result)))
     if result.kernels:
         grid.add_row("Kernels", Text(coverage_sentence(result)))
     if result.values:

@@ -1,0 +1,323 @@
+"""What a job does only now and then: every tenth step, every hundredth.
+
+Logging, evaluation, a checkpoint. A captured rank that was seen doing something else than its
+ordinary step leaves that *unusual step*, as the body of a trace without a prologue. Ranks differ in
+when they differ (only the first may print); so the steps of all ranks are laid beside each other,
+and a rank that did nothing unusual in a step takes its ordinary one. What comes out is a
+:class:`PeriodicEvent`. A graph in which it is followed by an ordinary step is re-timed like any
+graph; what it takes beyond two ordinary steps is the event's cost.
+
+[Note: places] Steps of several kinds follow one another in an order that may never have been seen.
+An edge across the border between two steps is therefore kept by its place on its lane: the last
+node of a stream, the second last communication of a group. What an ordinary step finds there in the
+step before it, whichever that is, it comes after.
+
+[Note: schedule] An event that was seen several times comes as often as its distances allow. One
+that was seen once is assumed to come as often as it took to come the first time, because a program
+counts from its beginning. Where several would come in one step, it is the rarest: logging and
+evaluation in the same step were seen as an event of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd, lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import RankTrace
+
+NUMBER = "number"
+"""Key of an unusual step's meta: which of the program's steps it is, from 1."""
+KIND = "kind"
+"""Key of an unusual step's meta: equal text, equal work."""
+STEP_STARTS = "step_starts"
+"""Key of a trace's meta: positions in its prologue at which steps begin that were written out."""
+WATCHED_STEPS = "watched_steps"
+"""Key of a trace's meta: steps of the program that were seen."""
+UNUSUAL = "unusual"
+"""Key of a trace's meta: how many of them were unusual."""
+
+
+RARE = 20_000
+"""Steps over which it is counted how often events come, and fall together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """When an event comes; see [Note: schedule]."""
+
+    first: int
+    """Number of the step in which it was first seen, from 1."""
+    every: int
+    """Steps from one to the next; 0: it came once, and did not come again when it would have."""
+    seen: int
+    """How often."""
+
+    def comes_in(self, number: int) -> bool:
+        """Whether step ``number`` is one of its."""
+        if number < self.first or not self.every:
+            return number == self.first
+        return (number - self.first) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicEvent:
+    """What the whole job does in some of its steps."""
+
+    schedule: Schedule
+    traces: Mapping[int, RankTrace]
+    """By captured rank: this step as the body of a trace without a prologue."""
+
+
+def periodic_events(
+    traces: Mapping[int, RankTrace], found: Mapping[int, Sequence[RankTrace]]
+) -> list[PeriodicEvent]:
+    """What a job does now and then, in the order in which it was first seen.
+
+    Args:
+        traces: by captured rank, its ordinary program.
+        found: by captured rank, its unusual steps.
+    """
+    by_number: dict[int, dict[int, RankTrace]] = {}
+    for rank in sorted(found):
+        for step in found[rank]:
+            by_number.setdefault(int(step.meta[NUMBER]), {})[rank] = step
+    same_work: dict[tuple[tuple[int, str], ...], list[int]] = {}
+    for number in sorted(by_number):
+        work = tuple((rank, step.meta[KIND]) for rank, step in by_number[number].items())
+        same_work.setdefault(work, []).append(number)
+    watched = min((int(t.meta.get(WATCHED_STEPS, "0")) for t in traces.values()), default=0)
+    return [
+        PeriodicEvent(
+            schedule=schedule_of(numbers, watched, by_number.keys()),
+            traces={
+                rank: by_number[numbers[0]].get(rank, ordinary_step(trace))
+                for rank, trace in traces.items()
+            },
+        )
+        for numbers in same_work.values()
+    ]
+
+
+def schedule_of(numbers: Sequence[int], watched: int, unusual: Iterable[int]) -> Schedule:
+    """When an event comes that was seen in the steps ``numbers``.
+
+    Args:
+        numbers: ascending, at least one.
+        watched: steps that were seen.
+        unusual: those of them in which anything unusual was: where two events come at once, neither
+            is seen by itself.
+    """
+    first = numbers[0]
+    if len(numbers) > 1:
+        return Schedule(
+            first=first, every=gcd(*(b - a for a, b in pairwise(numbers))), seen=len(numbers)
+        )
+    # What follows the optimizer of step n lies in step n + 1.
+    every = first - 1
+    missed = first + every <= watched and first + every not in set(unusual)
+    return Schedule(first=first, every=0 if missed or every < 1 else every, seen=1)
+
+
+def event_of(schedules: Sequence[Schedule], number: int) -> int | None:
+    """Which event comes in a step, by its place in ``schedules``; None for an ordinary step."""
+    coming = [n for n, schedule in enumerate(schedules) if schedule.comes_in(number)]
+    # What came once comes in no other step: nothing is rarer.
+    return max(coming, key=lambda n: schedules[n].every or RARE, default=None)
+
+
+def rates(schedules: Sequence[Schedule]) -> list[float]:
+    """How often each event comes, per step of a long training."""
+    if not schedules:
+        return []
+    first = max(s.first for s in schedules) + 1
+    steps = min(lcm(*(s.every or 1 for s in schedules)), RARE)
+    counts = Counter(event_of(schedules, number) for number in range(first, first + steps))
+    return [counts[n] / steps for n in range(len(schedules))]
+
+
+def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
+    """A rank's step of an event and an ordinary one, as one body."""
+    both = concatenated([event, ordinary_step(trace)], ordinary_step(trace))
+    # How durations were obtained is the same as in the ordinary step.
+    kept = {key: value for key, value in trace.meta.items() if key in ("device", "communication")}
+    return replace(both, meta=kept)
+
+
+def scheduled(
+    trace: RankTrace, events: Sequence[RankTrace], schedules: Sequence[Schedule], until: int
+) -> RankTrace:
+    """A rank's program with the steps before number ``until`` written out in its prologue, periodic
+    events among them; from then on the ordinary step repeats.
+
+    Args:
+        trace: the rank's ordinary program.
+        events: the rank's step of each event.
+        schedules: when each comes.
+        until: number of a step.
+    """
+    parts: list[RankTrace] = []
+    for k, number in enumerate(range(ordinary_from(trace), until)):
+        at = event_of(schedules, number)
+        row = trace.body_ns_SB[k % trace.n_samples][np.newaxis]
+        ordinary = part_of(trace, trace.n_prologue, trace.n_nodes, row)
+        parts.append(ordinary if at is None else events[at])
+    return _before_body(trace, parts) if parts else trace
+
+
+def ordinary_from(trace: RankTrace) -> int:
+    """Number of the step that is a trace's first body."""
+    meta = trace.meta
+    return int(meta.get("prologue_marks", "0")) // int(meta.get("period", "1")) + 1
+
+
+def ordinary_step(trace: RankTrace) -> RankTrace:
+    """The body of a trace, without its prologue, as measured in its first sample."""
+    return part_of(trace, trace.n_prologue, trace.n_nodes, trace.body_ns_SB[:1])
+
+
+def part_of(trace: RankTrace, start: int, stop: int, body_ns_SB: NDArray[np.int64]) -> RankTrace:
+    """Nodes ``[start, stop)`` as a body without a prologue."""
+    rows = slice(start, stop)
+    first, last = trace.pred_start_N1[start], trace.pred_start_N1[stop]
+    return replace(
+        trace,
+        n_prologue=0,
+        kind_N=trace.kind_N[rows],
+        op_N=trace.op_N[rows],
+        lane_N=trace.lane_N[rows],
+        role_N=trace.role_N[rows],
+        peer_N=trace.peer_N[rows],
+        bytes_N=trace.bytes_N[rows],
+        site_N=trace.site_N[rows],
+        label_N=trace.label_N[rows],
+        pred_start_N1=trace.pred_start_N1[start : stop + 1] - first,
+        pred_distance_P=trace.pred_distance_P[first:last],
+        prologue_ns=np.zeros(0, dtype=np.int64),
+        body_ns_SB=body_ns_SB,
+        memory=None,
+        meta={},
+    )
+
+
+def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
+    """Bodies without prologues, one after the other, as one body; see [Note: places].
+
+    Names of lanes, labels and sites are those of the longest list of the rank, of which the others
+    are beginnings.
+
+    Args:
+        parts: each with edges across its beginning as if ``ordinary`` came before it.
+        ordinary: the ordinary step; also what comes before the first part.
+    """
+    lane_N = np.concatenate([p.lane_N for p in parts])
+    places = _Places(lane_N=lane_N, ordinary=ordinary)
+    counts, distances, start = [], [], 0
+    for part in parts:
+        kept_counts, kept = places.of_part(part, start)
+        counts.append(kept_counts)
+        distances.append(kept)
+        start += part.n_nodes
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return replace(
+        parts[0],
+        kind_N=np.concatenate([p.kind_N for p in parts]),
+        op_N=np.concatenate([p.op_N for p in parts]),
+        lane_N=lane_N,
+        role_N=np.concatenate([p.role_N for p in parts]),
+        peer_N=np.concatenate([p.peer_N for p in parts]),
+        bytes_N=np.concatenate([p.bytes_N for p in parts]),
+        site_N=np.concatenate([p.site_N for p in parts]),
+        label_N=np.concatenate([p.label_N for p in parts]),
+        pred_start_N1=starts.astype(np.int32),
+        pred_distance_P=np.concatenate(distances).astype(np.int32),
+        body_ns_SB=np.concatenate([p.body_ns_SB[:1] for p in parts], axis=1),
+        lanes=max((p.lanes for p in parts), key=len),
+        labels=max((p.labels for p in parts), key=len),
+        sites=max((p.sites for p in parts), key=len),
+        meta={},
+    )
+
+
+@dataclass(kw_only=True)
+class _Places:
+    """Finds nodes by their place on their lane, counted back from a border between two steps."""
+
+    lane_N: NDArray[np.int16]
+    """Of all parts."""
+    ordinary: RankTrace
+
+    def of_part(self, part: RankTrace, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Number of predecessors of each node of a part that begins at ``start``, and distances."""
+        counts = np.diff(part.pred_start_N1).astype(np.int64)
+        distances = part.pred_distance_P.astype(np.int64)
+        nodes = np.repeat(np.arange(part.n_nodes), counts)
+        for entry in np.flatnonzero(distances > nodes).tolist():
+            node = int(nodes[entry])
+            distances[entry] = node + self._back(start, int(distances[entry]) - node)
+        return counts, distances
+
+    def _back(self, start: int, back: int) -> int:
+        """How many nodes before ``start`` that lies which is ``back`` nodes before the end of an
+        ordinary step."""
+        ordinary = self.ordinary.lane_N
+        whole, rest = divmod(back - 1, len(ordinary))
+        lane = ordinary[len(ordinary) - 1 - rest]
+        place = whole * int((ordinary == lane).sum()) + int((ordinary[-1 - rest :] == lane).sum())
+        before = np.flatnonzero(self.lane_N[:start] == lane)
+        if place <= len(before):
+            return start - int(before[-place])
+        place -= len(before)
+        own = np.flatnonzero(ordinary == lane)
+        steps, left = divmod(place - 1, len(own))
+        return start + steps * len(ordinary) + len(ordinary) - int(own[-1 - left])
+
+
+def _before_body(trace: RankTrace, parts: Sequence[RankTrace]) -> RankTrace:
+    """The same trace with ``parts`` between its prologue and its body."""
+    n, ordinary = trace.n_prologue, ordinary_step(trace)
+    whole = concatenated([*parts, ordinary], ordinary)
+    longer = whole.n_nodes - trace.n_body
+    starts = np.cumsum([n, *(p.n_nodes for p in parts)])[:-1]
+    prologue = part_of(trace, 0, n, trace.prologue_ns[np.newaxis])
+    columns = {
+        name: np.concatenate([getattr(prologue, name), getattr(whole, name)])
+        for name in ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "site_N", "label_N")
+    }
+    return RankTrace(
+        rank=trace.rank,
+        world_size=trace.world_size,
+        groups=trace.groups,
+        known_groups=trace.known_groups,
+        n_prologue=n + longer,
+        **columns,
+        pred_start_N1=np.concatenate(
+            [prologue.pred_start_N1, whole.pred_start_N1[1:] + prologue.pred_start_N1[-1]]
+        ),
+        pred_distance_P=np.concatenate([prologue.pred_distance_P, whole.pred_distance_P]),
+        prologue_ns=np.concatenate([trace.prologue_ns, whole.body_ns_SB[0, :longer]]),
+        body_ns_SB=trace.body_ns_SB,
+        lanes=whole.lanes,
+        labels=whole.labels,
+        sites=whole.sites,
+        memory=trace.memory,
+        meta={**trace.meta, STEP_STARTS: ",".join(map(str, starts.tolist()))},
+    )
+
+
+def further_site(event: PeriodicEvent, traces: Mapping[int, RankTrace]) -> str:
+    """The line of the program from which an event communicates and no ordinary step does; empty
+    where it does not communicate otherwise."""
+    for rank in sorted(event.traces):
+        own, ordinary = event.traces[rank], ordinary_step(traces[rank])
+        known = {ordinary.site(i) for i in ordinary.communications(0, ordinary.n_nodes)}
+        for node in np.flatnonzero(own.kind_N != NodeKind.COMPUTE).tolist():
+            if own.site(node) not in known:
+                return own.site(node)
+    return ""
