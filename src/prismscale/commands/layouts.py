@@ -223,12 +223,13 @@ def _subject(path: Path, cluster: str | None, communication_cv: float | None) ->
     cv = DEFAULT_CV if communication_cv is None else communication_cv
     captured = CapturedJob.of(recording.samples, assumed(cv))
     own = captured.captured_layout
-    off = relaid_difference(captured, recording.samples.graph, model)
+    off = relaid_difference(captured, recording.base.step_ns, model)
     vary = captured.variation
+    told = "recorded" if recording.samples.n_steps > 1 else "assumed"
     notes = (
         f"captured as {own.name}, {own.microbatches} microbatches; the same layout by rule takes "
         f"{off:+.1%} of what the captured graph does",
-        f"computation varies by {vary.compute_cv:.1%} (recorded), communication by "
+        f"computation varies by {vary.compute_cv:.1%} ({told}), communication by "
         f"{vary.communication_cv:.1%} (assumed), collectives by the model of {target.name}",
     )
     return _Subject(job=captured, cluster=target, model=model, tp=own.tp, pp=own.pp, notes=notes)

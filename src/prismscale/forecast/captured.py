@@ -28,11 +28,8 @@ from prismscale.forecast.explore_job import fullest_stage_bytes
 from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout
 from prismscale.forecast.passes import STEP, Degrees, StagePasses, read_passes
 from prismscale.forecast.variation import Variation
-from prismscale.graph.job_graph import JobGraph
-from prismscale.sim.timeline import simulate
+from prismscale.sim.retime import retime
 
-STEADY_STEPS = 3
-"""Simulated steps; the last counts."""
 WEIGHT_SHARE = 0.5
 """Of a backward pass."""
 
@@ -192,16 +189,12 @@ class CapturedJob:
         return self.stages[min(max(stage, 0), len(self.stages) - 2)].boundary_bytes
 
 
-def relaid_difference(job: CapturedJob, graph: JobGraph, model: CollectiveModel) -> float:
-    """What the rules leave out: the captured layout by rule over the captured graph, minus 1, both
+def relaid_difference(job: CapturedJob, step_ns: int, model: CollectiveModel) -> float:
+    """What the rules leave out: the captured layout by rule over the run's own step, minus 1, both
     without variation."""
     layout = job.captured_layout
     by_rule = build_layout(layout, job.pass_costs(layout))
-    ours, theirs = (
-        simulate(g, GraphDurations(graph=g, model=model), steps=STEADY_STEPS).step_ns
-        for g in (by_rule, graph)
-    )
-    return ours / theirs - 1
+    return retime(GraphDurations(graph=by_rule, model=model)).step_ns / step_ns - 1
 
 
 def _variation(

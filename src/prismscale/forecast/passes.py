@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.layout import Move
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import GroupRecord, RankTrace
+from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 
 PHASES = ("forward", "backward")
 STEP = "step"
@@ -81,6 +82,10 @@ def read_passes(samples: StepSamples) -> tuple[Degrees, list[StagePasses]]:
     return degrees, [_passes(s, degrees) for s in shown]
 
 
+LAUNCHES = ", host"
+"""End of a label on the null device: the launch path of a span, beside its work on the stream."""
+
+
 class _Stage:
     """Nodes of a stage's first rank, with their durations."""
 
@@ -93,6 +98,24 @@ class _Stage:
         self.body_ns = own.body_ns
         p2p = [r for _, kind, r in self.nodes() if kind in (NodeKind.SEND, NodeKind.RECV)]
         self.pipeline = {self.trace.groups[r].ranks for r in p2p}
+
+    def beyond_its_work_ns(self, node: int) -> NDArray[np.int64]:
+        """What a computation adds to its stage, by recorded step. A span of a device is its work
+        and, on the same lane after it, its launch path: only what exceeds the work counts. The
+        host's own lane runs ahead of the device."""
+        own_T = self._column_ns(node)
+        trace = self.trace
+        if not self.label(node).endswith(LAUNCHES):
+            return own_T
+        i = trace.n_prologue + node
+        if trace.lanes[int(trace.lane_N[i])] == HOST:
+            return np.zeros_like(own_T)
+        is_beside_work = node > 0 and trace.lane_N[i - 1] == trace.lane_N[i]
+        return np.maximum(own_T - self._column_ns(node - 1), 0) if is_beside_work else own_T
+
+    def _column_ns(self, node: int) -> NDArray[np.int64]:
+        ns_TX = self.body_ns[node]
+        return ns_TX[:, self.column if ns_TX.shape[1] > 1 else 0]
 
     def nodes(self) -> Iterator[tuple[int, NodeKind, int]]:
         """Body node, kind and role of each."""
@@ -160,8 +183,7 @@ def _passes(stage: _Stage, degrees: Degrees) -> StagePasses:
     for node, kind, role in stage.nodes():
         if kind == NodeKind.COMPUTE:
             phase = next((p for p in PHASES if p in stage.label(node)), STEP)
-            ns_TX = stage.body_ns[node]
-            ns_T = ns_TX[:, stage.column if ns_TX.shape[1] > 1 else 0]
+            ns_T = stage.beyond_its_work_ns(node)
             total_ns[phase] += float(np.median(ns_T))
             variance[phase] += float(ns_T.var())
         elif kind == NodeKind.COLLECTIVE:
