@@ -112,6 +112,10 @@ def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
         if not math.isfinite(number):
             raise FormatError(f"{origin}: key '{key}' is {number}; expected a finite number")
         return float(number)
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise FormatError(f"{origin}: key '{key}' is {value!r}; expected true or false")
+        return value
     if hint is int:
         return _expect(value, int, "a whole number", origin, key)
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -1,4 +1,5 @@
-"""What a device that is not there ran, and which values it made up: beside each trace, as JSON."""
+"""What a device that is not there ran, which values it made up, and what was written of it to
+storage: beside each trace, as JSON."""
 
 from __future__ import annotations
 
@@ -44,6 +45,19 @@ class ValueUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointUse:
+    """What a rank wrote to storage of one checkpoint."""
+
+    after_optimizer_calls: int
+    """How many the program had made when it saved."""
+    n_bytes: int
+    is_async: bool
+    """The program went on meanwhile."""
+    write_ns: int
+    """What writing takes; of the program's own time unless it is asynchronous."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Emulated:
     """Of one captured rank."""
 
@@ -51,6 +65,8 @@ class Emulated:
     """Of one steady step, longest in all first."""
     values: tuple[ValueUse, ...] = ()
     """From the program's start on, most frequent first."""
+    checkpoints: tuple[CheckpointUse, ...] = ()
+    """In the order in which they were written."""
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""

@@ -31,8 +31,10 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from prismscale.capture import checkpointing, facade, objects, store, work
+from prismscale.capture import checkpoint_saves, checkpointing, facade, objects, store, work
+from prismscale.capture.after_import import changed
 from prismscale.capture.environment import RankEnvironment
+from prismscale.capture.foreground import ForegroundHook
 from prismscale.capture.hook import CommunicationHook, GroupHandle, GroupObserver
 from prismscale.capture.process_group import EmulatedProcessGroup
 from prismscale.errors import UsageError
@@ -109,7 +111,7 @@ def install(
         )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialised already: install the emulation before")
-    groups = Groups(environment, hook, observer)
+    groups = Groups(environment, ForegroundHook(hook), observer)
     with contextlib.ExitStack() as undo:
         undo.enter_context(environment.applied())
         undo.callback(setattr, sys, "excepthook", sys.excepthook)
@@ -132,6 +134,7 @@ def install(
         # Only inside torch's group factory: elsewhere the base class is the right name for both.
         undo.enter_context(_attribute(distributed_c10d, "ProcessGroup", EmulatedProcessGroup))
         undo.enter_context(_attribute(EmulatedProcessGroup, "registry", groups))
+        undo.enter_context(changed(checkpoint_saves.changes()))
         undo.callback(objects.MIRROR.forget)
         undo.callback(checkpointing.restore)
         undo.callback(_destroy_groups)

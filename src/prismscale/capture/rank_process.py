@@ -99,7 +99,7 @@ def _run(
     control: Control,
 ) -> None:
     """Run the program with everything in place that ``stack`` is to take away."""
-    stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
+    stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
     stack.enter_context(install(spec.environment, recorder, observer))
     # The marker is found from where the program imports.
     spec.script.set_up()

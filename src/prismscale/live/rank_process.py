@@ -176,7 +176,7 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(emulation.around_program())
         elif isinstance(clock, VirtualClock):
             stack.enter_context(answering_time(clock.now_ns))
-        stack.enter_context(MIRROR.stages.shared_in(Path(spec.payloads)))
+        stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
         stack.enter_context(install(spec.environment, hook, hook))
         # The marker is found from where the program imports.
         spec.script.set_up()

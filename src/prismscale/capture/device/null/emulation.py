@@ -10,12 +10,15 @@ import torch
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.capture.device.null import custom_kernels
+from prismscale.capture.device.null.checkpoints import CheckpointLedger, CheckpointSaves
 from prismscale.capture.device.null.device import ModelledMemoryTracker, NullDevice
+from prismscale.capture.device.null.hollow import HostCopies
 from prismscale.capture.device.null.kernels import KernelLedger
 from prismscale.capture.device.null.occupants import occupants
 from prismscale.capture.device.null.runtime import activate
 from prismscale.capture.device.null.spec import target_gpu
 from prismscale.capture.logical_time import answering_time
+from prismscale.capture.storage import Storage
 from prismscale.cost.kernel_measured import KernelPrices
 
 
@@ -29,6 +32,7 @@ class NullEmulation:
         memory_bytes: int,
         devices_per_node: int,
         prices: KernelPrices,
+        storage: Storage | None = None,
     ) -> None:
         """
         Args:
@@ -36,6 +40,7 @@ class NullEmulation:
             memory_bytes: its memory.
             devices_per_node: how many of them the program sees.
             prices: what its kernels cost.
+            storage: how fast checkpoints are written; None: as the environment says.
 
         Raises:
             UsageError: no such GPU is known, or the device cannot be made here.
@@ -48,11 +53,18 @@ class NullEmulation:
         self.kernels = KernelLedger(self._runtime, model)
         self.device = NullDevice(self._runtime)
         self.memory = ModelledMemoryTracker(self._runtime)
+        self.checkpoints = CheckpointLedger(
+            self.library, storage or Storage.from_environment(), lambda: self.kernels.n_steps
+        )
+        copies = HostCopies(self._runtime.ledger)
+        self._saves = CheckpointSaves(self.library, self.checkpoints, copies)
 
     @contextmanager
     def around_program(self) -> Iterator[None]:
-        """The program's timers answer logical time; its running out of memory is explained."""
-        with answering_time(self._runtime.library.ps_host_time_ns):
+        """The program's timers answer logical time; its checkpoints are written to nowhere; its
+        running out of memory is explained."""
+        now_ns = self._runtime.library.ps_host_time_ns
+        with answering_time(now_ns), self._saves.active():
             try:
                 yield
             except torch.OutOfMemoryError as error:
@@ -67,10 +79,13 @@ class NullEmulation:
         self.kernels.optimizer_ended()
 
     def save(self, path: Path, period: int) -> None:
-        """Write the kernels of a step and the values that were made up. Raises
-        :class:`StorageError`."""
-        kernels, values = self.kernels.uses(period), self._runtime.ledger.uses()
-        Emulated(kernels=tuple(kernels), values=tuple(values)).save(path)
+        """Write the kernels of a step, the values that were made up, and what was written of
+        checkpoints. Raises :class:`StorageError`."""
+        Emulated(
+            kernels=tuple(self.kernels.uses(period)),
+            values=tuple(self._runtime.ledger.uses()),
+            checkpoints=tuple(self.checkpoints.uses),
+        ).save(path)
 
     def _occupants(self) -> str:
         library = self._runtime.library

@@ -11,7 +11,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -88,6 +89,7 @@ class ValueLedger:
         self._library = library
         self._counts: dict[tuple[str, str, str], int] = {}
         self._lock = threading.Lock()
+        self._here = threading.local()
         self._callback = ANSWER_CALLBACK(self._answer)  # kept: C++ holds a bare pointer to it
         library.ps_set_answer(ctypes.cast(self._callback, ctypes.c_void_p))
         self.policy = policy
@@ -112,6 +114,15 @@ class ValueLedger:
             for (op, site, answer), count in items
         ]
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """What this thread asks meanwhile is not entered: nobody reads the answers."""
+        self._here.silent = True
+        try:
+            yield
+        finally:
+            self._here.silent = False
+
     def clear(self) -> None:
         """Forget all uses, as at the end of warm-up."""
         with self._lock:
@@ -120,6 +131,8 @@ class ValueLedger:
     def _answer(self, op: bytes, question: int, elements: int) -> float:
         asked = Question(question)
         value = self._policy.answer(asked, elements)
+        if getattr(self._here, "silent", False):
+            return value
         key = (op.decode(), _call_site(_asking_frame()), self._wording(asked, value))
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1

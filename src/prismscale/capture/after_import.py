@@ -1,0 +1,75 @@
+"""Changes to modules that the program imports when it likes.
+
+Libraries of checkpoints are large, and most programs import none. So what has to be changed in one
+is changed at once where it is loaded already, and else right after its own code has run, before
+anybody can take a name from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[Any, ExitStack], None]
+"""Changes a module, and leaves on the stack what puts it back."""
+
+
+@contextmanager
+def changed(changes: Mapping[str, Change]) -> Iterator[None]:
+    """Meanwhile, the modules named in ``changes`` are changed, whenever they are imported."""
+    with ExitStack() as undo:
+        for name, change in changes.items():
+            if name in sys.modules:
+                change(sys.modules[name], undo)
+        watcher = _Watcher(changes, undo)
+        sys.meta_path.insert(0, watcher)
+        undo.callback(sys.meta_path.remove, watcher)
+        yield
+
+
+def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> Any:
+    """Set an attribute of a module or class, to be put back later; returns what it was."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    undo.callback(setattr, owner, name, before)
+    return before
+
+
+class _Watcher(MetaPathFinder):
+    """Finds nothing itself: changes what the other finders find."""
+
+    def __init__(self, changes: Mapping[str, Change], undo: ExitStack) -> None:
+        self._changes, self._undo = changes, undo
+        self._searched = ""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, whose loader makes the change at its end."""
+        change = self._changes.get(fullname)
+        if change is None or fullname == self._searched:
+            return None
+        # Another watcher among the finders asks this one again.
+        self._searched = fullname
+        try:
+            found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._searched = ""
+        if spec is not None and spec.loader is not None:
+            self._change_after(spec.loader, change)
+        return spec
+
+    def _change_after(self, loader: Any, change: Change) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            change(module, self._undo)
+
+        loader.exec_module = exec_module
