@@ -20,7 +20,15 @@ from prismscale.report.kernels import (
     value_rows,
 )
 from prismscale.report.plots import OBSERVED, PREDICTED, Palette, figure, markup, plain
-from prismscale.report.remarks import class_sentences, difference, live_peak, part_names, parts_of
+from prismscale.report.remarks import (
+    class_sentences,
+    difference,
+    event_name,
+    live_peak,
+    part_names,
+    parts_of,
+    watched_sentence,
+)
 from prismscale.report.units import Scale, duration, percent, seconds, signed_percent, size
 from prismscale.sim.timeline import Timeline
 
@@ -33,6 +41,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
     return [
         _steps(result, palette),
         *([_timeline(timeline, palette)] if timeline.ranks else []),
+        *([_events(result)] if result.events else []),
         *([_live(result)] if result.live else []),
         _memory(result, timeline),
         *([_kernels(result)] if result.kernels else []),
@@ -227,6 +236,21 @@ def _kernels(result: RunResult) -> Section:
         calls=(CALL_HEADS, call_rows(result)),
     )
     return Section(title="Kernels", html=html, order=62)
+
+
+def _events(result: RunResult) -> Section:
+    rows = [
+        (
+            event_name(event),
+            event.seen,
+            duration(event.extra_ns),
+            percent(event.share) if event.every else "",
+            event.site,
+        )
+        for event in result.events
+    ]
+    html = _block("events", rows=rows, watched=watched_sentence(result))
+    return Section(title="What happens only in some steps", html=html, order=25)
 
 
 def _values(result: RunResult) -> Section:
