@@ -46,6 +46,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--log-every", type=int, default=1, help="steps from line to line")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16, keep fp32 shards")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--gather-loss", action="store_true", help="log the loss of all ranks")
@@ -103,8 +104,10 @@ def main() -> None:
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             step += 1
+            if step % args.log_every:
+                continue
             shown = accelerator.gather(loss.detach()).mean() if args.gather_loss else loss.detach()
-            seconds = time.perf_counter() - start
+            seconds = (time.perf_counter() - start) / args.log_every
             accelerator.print(f"step {step:4d}  loss {shown.item():.4f}  {seconds:.4f} s")
             start = time.perf_counter()
     if torch.cuda.is_available():

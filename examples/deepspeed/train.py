@@ -29,6 +29,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--log-every", type=int, default=1, help="steps from line to line")
     parser.add_argument("--fp32", action="store_true", help="train in fp32 instead of bf16")
     parser.add_argument("--bucket", type=float, default=5e8, help="gradients reduced at once")
     parser.add_argument("--local_rank", type=int, default=0, help="given by DeepSpeed's launcher")
@@ -73,16 +74,18 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     generator = torch.Generator().manual_seed(engine.global_rank)
     shape = (args.batch_size, args.seq_length)
+    start = time.perf_counter()
     for step in range(1, args.steps + 1):
-        start = time.perf_counter()
         for _ in range(args.accumulate):
             tokens = torch.randint(0, args.vocabulary, shape, generator=generator)
             tokens = tokens.to(engine.device)
             loss = engine(input_ids=tokens, labels=tokens).loss
             engine.backward(loss)
             engine.step()
-        if engine.global_rank == 0:
-            log_step(step, loss, time.perf_counter() - start)
+        if step % args.log_every == 0:
+            if engine.global_rank == 0:
+                log_step(step, loss, (time.perf_counter() - start) / args.log_every)
+            start = time.perf_counter()
     engine.destroy()
 
 

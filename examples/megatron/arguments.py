@@ -58,6 +58,7 @@ INTEGERS = {
     "recompute-num-layers": 1,
     "rotary-base": 10000,
     "seed": 1234,
+    "log-every": 1,
 }
 NUMBERS = {
     "lr": 1.5e-4,

@@ -135,8 +135,9 @@ class Trainer:
         # Each chunk reads its own stream of the same samples.
         self.data = [samples(args) for _ in self.chunks]
 
-    def train_step(self) -> tuple[float | None, float | None]:
-        """One optimizer step; the loss where this rank has it, and the gradient norm."""
+    def train_step(self) -> tuple[torch.Tensor | None, float | None]:
+        """One optimizer step; sum and number of the losses where this rank has them, and the
+        gradient norm."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -156,16 +157,21 @@ class Trainer:
         total = torch.stack([loss["lm loss"] for loss in losses]).sum(dim=0)
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         dist.all_reduce(total, group=group)
-        return (total[0] / total[1]).item(), grad_norm
+        return total, grad_norm
 
     def train(self) -> None:
         """Run all steps; the last rank prints a line for each."""
+        every = self.args.log_every
+        start = time.perf_counter()
         for step in range(1, self.args.train_iters + 1):
-            start = time.perf_counter()
-            loss, grad_norm = self.train_step()
+            total, grad_norm = self.train_step()
+            if step % every:
+                continue
+            loss = None if total is None else (total[0] / total[1]).item()
             torch.cuda.synchronize()
             if dist.get_rank() == dist.get_world_size() - 1:
-                log_step(step, time.perf_counter() - start, loss, grad_norm)
+                log_step(step, (time.perf_counter() - start) / every, loss, grad_norm)
+            start = time.perf_counter()
 
 
 def log_step(step: int, seconds: float, loss: float | None, grad_norm: float | None) -> None:

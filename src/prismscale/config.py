@@ -12,6 +12,7 @@ from prismscale.capture.device.null.spec import target_gpu
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
 from prismscale.capture.spec import DEVICES
+from prismscale.capture.storage import Storage
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelPrices
@@ -57,6 +58,8 @@ class JobConfig:
     """Measured kernel times that go before a null device's model."""
     fused: bool = False
     """Price elementwise work as torch.compile fuses it, on a null device."""
+    storage: Storage = field(default_factory=Storage)
+    """Where each rank of a null device writes its checkpoints."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
 
@@ -148,6 +151,7 @@ class JobConfig:
             self.step_marker,
             self.memory,
             self.watched_steps,
+            self.storage.write_bytes_per_s,
         ]
         return _digest(parts)
 

@@ -77,9 +77,10 @@ class Job:
                 graph = assemble(traces, plan.representative_R, groups)
                 verify(graph)
                 save_graph(graph, self.folder.graph)
+                emulated = emulated_ranks(config, captures, traces)
                 events = find_events(captures, traces)
                 stored, unmatched = store_events(
-                    events, traces, plan.representative_R, groups, self.folder.periodic
+                    events, traces, plan.representative_R, groups, emulated, self.folder.periodic
                 )
             with self._stage("simulate"):
                 scenario = config.scenario(cluster)
@@ -101,7 +102,7 @@ class Job:
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
                 captured=tuple(sorted(traces)),
-                emulated=emulated_ranks(config, captures, traces),
+                emulated=emulated,
                 events=tuple(priced),
                 unmatched=unmatched,
             ),

@@ -118,4 +118,5 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "gpu_memory_bytes": cluster.device.memory_bytes,
         "kernels": str(config.kernels.absolute()) if config.kernels else "",
         "fused": config.fused,
+        "storage_bytes_per_s": config.storage.write_bytes_per_s,
     }

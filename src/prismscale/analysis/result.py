@@ -96,6 +96,8 @@ class EventResult:
     """Of the time of training, 0 … 1."""
     site: str
     """The line of the program from which it communicates; empty where it does not."""
+    checkpoint_bytes: int = 0
+    """What a captured rank of a null device writes of a checkpoint in it, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

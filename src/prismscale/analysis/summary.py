@@ -119,6 +119,7 @@ def _events(found: Findings) -> tuple[EventResult, ...]:
             extra_ns=event.extra_ns,
             share=event.per_step_ns / whole_ns if whole_ns else 0.0,
             site=event.facts.site,
+            checkpoint_bytes=event.facts.checkpoint_bytes,
         )
         for event in found.events
     )

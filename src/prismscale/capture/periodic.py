@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.analysis.emulated import Emulated
 from prismscale.capture.spec import unusual_path
 from prismscale.durations.periodic import EventFacts, StoredEvent, save_events
 from prismscale.errors import GraphError, MismatchError
@@ -44,9 +45,18 @@ def store_events(
     traces: Mapping[int, RankTrace],
     representative_R: NDArray[np.int64],
     groups: GroupTable,
+    emulated: Sequence[Emulated],
     folder: Path,
 ) -> tuple[list[StoredEvent], tuple[str, ...]]:
     """Make a graph of each event and write them to ``folder``.
+
+    Args:
+        events: by what the ranks did.
+        traces: by captured rank, its ordinary program.
+        representative_R: for every rank the captured rank whose trace it runs.
+        groups: the groups of every rank.
+        emulated: of captured ranks, where the device was not there: what they wrote.
+        folder: takes a graph for each.
 
     Returns:
         The events, and a sentence for each whose ranks do not fit together: some were watched for
@@ -56,6 +66,7 @@ def store_events(
         StorageError: a file cannot be written.
     """
     stored, unmatched = [], []
+    calls = max(int(t.meta.get("period", "1")) for t in traces.values())
     for event in events:
         pairs = {rank: with_ordinary_step(own, traces[rank]) for rank, own in event.traces.items()}
         graph = assemble(pairs, representative_R, groups)
@@ -69,7 +80,17 @@ def store_events(
             every=event.schedule.every,
             seen=event.schedule.seen,
             site=further_site(event, traces),
+            checkpoint_bytes=_written_bytes(emulated, calls, event.schedule.first),
         )
         stored.append(StoredEvent(facts=facts, graph=graph))
     save_events(stored, folder)
     return stored, tuple(unmatched)
+
+
+def _written_bytes(emulated: Sequence[Emulated], calls: int, number: int) -> int:
+    """What a rank writes of checkpoints in a step of ``calls`` optimizer calls, at most."""
+    written = (
+        sum(c.n_bytes for c in rank.checkpoints if c.after_optimizer_calls // calls + 1 == number)
+        for rank in emulated
+    )
+    return max(written, default=0)

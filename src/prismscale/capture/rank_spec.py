@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from prismscale.capture.environment import RankEnvironment
 from prismscale.capture.script import Script
+from prismscale.capture.storage import WRITE_BYTES_PER_S
 from prismscale.errors import FormatError
 from prismscale.files import write_json
 
@@ -42,6 +43,8 @@ class RankSpec:
     """File of measured kernel times that go before a null device's model; empty for none."""
     fused: bool = False
     """A null device prices elementwise work as torch.compile fuses it."""
+    storage_bytes_per_s: float = WRITE_BYTES_PER_S
+    """What a rank on a null device writes of a checkpoint in a second."""
 
     @property
     def script(self) -> Script:

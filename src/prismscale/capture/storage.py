@@ -7,15 +7,12 @@ what one of eight ranks has of a node's 200 Gb/s storage network when all use it
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from prismscale.errors import UsageError
 
 WRITE_BYTES_PER_S = 2e9
 """Assumed of a rank whose storage nobody has described."""
-VARIABLE = "PRISMSCALE_STORAGE_BYTES_PER_S"
-"""Environment variable with the bytes that a rank writes in a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,25 +27,10 @@ class Storage:
     def __post_init__(self) -> None:
         if not self.write_bytes_per_s > 0:
             raise UsageError(
-                f"storage that writes {self.write_bytes_per_s:g} bytes a second is not allowed: "
-                "give a number above 0, as 2e9 for 2 GB/s"
+                f"--storage: {self.write_bytes_per_s / 1e9:g} GB/s is not allowed; give a number "
+                "above 0, as 2 for 2 GB/s"
             )
 
     def write_ns(self, n_bytes: int) -> int:
         """Nanoseconds that writing takes."""
         return round(n_bytes / self.write_bytes_per_s * 1e9)
-
-    @classmethod
-    def from_environment(cls) -> Storage:
-        """As :data:`VARIABLE` says, or the default.
-
-        Raises:
-            UsageError: the variable does not hold a positive number.
-        """
-        text = os.environ.get(VARIABLE, "")
-        try:
-            return cls(write_bytes_per_s=float(text)) if text else cls()
-        except ValueError as error:
-            raise UsageError(
-                f"{VARIABLE}={text} is not a number of bytes a second: give one, as 2e9 for 2 GB/s"
-            ) from error

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from prismscale.analysis.result import RunResult
 from prismscale.capture.script import Script
+from prismscale.capture.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
 from prismscale.errors import StuckError, UsageError
@@ -90,6 +91,9 @@ def run(
             "--fused", help="Price elementwise work as torch.compile fuses it, on --device null."
         ),
     ] = False,
+    storage: Annotated[
+        float, typer.Option(help="GB/s that each rank writes of a checkpoint, on --device null.")
+    ] = WRITE_BYTES_PER_S / 1e9,
     step_marker: Annotated[
         str,
         typer.Option(
@@ -128,6 +132,7 @@ def run(
         compute_scale=compute_scale,
         kernels=kernels,
         fused=fused,
+        storage=Storage(write_bytes_per_s=storage * 1e9),
         slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
     )

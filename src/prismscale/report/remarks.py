@@ -117,6 +117,12 @@ def event_name(event: EventResult) -> str:
     return f"every {counted(event.every, 'step')}{assumed}"
 
 
+def event_source(event: EventResult) -> str:
+    """What it is, as far as is known: what it writes, and from where it communicates."""
+    written = f"checkpoint, {size(event.checkpoint_bytes)} a rank" if event.checkpoint_bytes else ""
+    return ", ".join(part for part in (written, event.site) if part) or "–"
+
+
 def watched_sentence(result: RunResult) -> str:
     """What was not looked at."""
     if not result.watched_steps:

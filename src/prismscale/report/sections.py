@@ -24,6 +24,7 @@ from prismscale.report.remarks import (
     class_sentences,
     difference,
     event_name,
+    event_source,
     live_peak,
     part_names,
     parts_of,
@@ -245,7 +246,7 @@ def _events(result: RunResult) -> Section:
             event.seen,
             duration(event.extra_ns),
             percent(event.share) if event.every else "",
-            event.site,
+            event_source(event),
         )
         for event in result.events
     ]

@@ -20,6 +20,7 @@ from prismscale.report.remarks import (
     class_sentences,
     difference,
     event_name,
+    event_source,
     highest_peak_bytes,
     job_shares,
     live_peak,
@@ -118,10 +119,10 @@ def _event_table(result: RunResult) -> RenderableType:
     table.add_column("", no_wrap=True)
     table.add_column("adds", justify="right", no_wrap=True)
     table.add_column("of training", justify="right", no_wrap=True)
-    table.add_column("communicates from", no_wrap=True, overflow="ellipsis")
+    table.add_column("what", overflow="fold")
     for event in result.events:
         share = percent(event.share) if event.every else "–"
-        table.add_row(event_name(event), duration(event.extra_ns), share, event.site or "–")
+        table.add_row(event_name(event), duration(event.extra_ns), share, event_source(event))
     return Group(Text("What happens only in some steps", style="bold"), table)
 
 

@@ -9,6 +9,7 @@ import torch
 from prismscale.capture.device.cuda import start_cuda
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.rank_spec import RankSpec
+from prismscale.capture.storage import Storage
 from prismscale.cost.kernel_measured import KernelPrices
 
 
@@ -24,6 +25,7 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
             memory_bytes=spec.gpu_memory_bytes,
             devices_per_node=spec.local_world_size,
             prices=KernelPrices(table=spec.kernels, fused=spec.fused),
+            storage=Storage(write_bytes_per_s=spec.storage_bytes_per_s),
         )
     if spec.device == "cuda":
         start_cuda()

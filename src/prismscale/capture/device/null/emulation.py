@@ -40,7 +40,7 @@ class NullEmulation:
             memory_bytes: its memory.
             devices_per_node: how many of them the program sees.
             prices: what its kernels cost.
-            storage: how fast checkpoints are written; None: as the environment says.
+            storage: how fast checkpoints are written; None: as assumed.
 
         Raises:
             UsageError: no such GPU is known, or the device cannot be made here.
@@ -54,7 +54,7 @@ class NullEmulation:
         self.device = NullDevice(self._runtime)
         self.memory = ModelledMemoryTracker(self._runtime)
         self.checkpoints = CheckpointLedger(
-            self.library, storage or Storage.from_environment(), lambda: self.kernels.n_steps
+            self.library, storage or Storage(), lambda: self.kernels.n_steps
         )
         copies = HostCopies(self._runtime.ledger)
         self._saves = CheckpointSaves(self.library, self.checkpoints, copies)
