@@ -44,7 +44,7 @@ class Watch:
     def optimizer_begins(self) -> None:
         """Nothing to note."""
 
-    def optimizer_ended(self) -> None:
+    def optimizer_ended(self, optimizer: int = 0) -> None:
         """Note a step; stop after the last one."""
         now = time.perf_counter_ns()
         self._marks += 1
