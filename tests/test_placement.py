@@ -124,3 +124,10 @@ def test_too_few_nodes_are_refused(source_for):
     """Every seat needs a node."""
     with pytest.raises(UsageError, match="2 nodes for 6 seats"):
         evaluator(source_for, np.ones(2))
+
+
+def test_thousands_of_seats_are_gone_through():
+    """One slow node among equal replicas: every place is the same."""
+    nodes = [Node(name=f"n{i}", factor=1.2 if i == 7 else 1.0) for i in range(3000)]
+    (placed,) = different_placements(nodes, list(range(3000)))
+    assert placed[-1] == 7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from jobs import job_from_traces
@@ -54,4 +56,16 @@ def test_steps_of_unlike_number_are_nobodys_own() -> None:
     """Where one rank's begin could not be told."""
     pooled = pool_samples(meeting_traces([10, 30], [30]), np.array([0, 0]))[0]
     assert pooled.n_samples == 3
+    assert first_own_step(pooled, np.array([0, 1])).tolist() == [0]
+
+
+def test_where_time_is_modelled_the_longest_of_a_class_stands_for_all() -> None:
+    """A last shard is smaller, in every step alike: that is no variation from step to step."""
+    traces = {
+        rank: replace(trace, meta={**trace.meta, "durations": "modelled"})
+        for rank, trace in meeting_traces([10], [30]).items()
+    }
+    pooled = pool_samples(traces, np.array([0, 0]))[0]
+    longest = np.maximum(traces[0].body_ns_SB, traces[1].body_ns_SB)
+    assert np.array_equal(pooled.body_ns_SB, longest)
     assert first_own_step(pooled, np.array([0, 1])).tolist() == [0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,27 +199,39 @@ def different_placements(
     holders: dict[float, list[int]] = {}
     for index, node in enumerate(nodes):
         holders.setdefault(node.factor, []).append(index)
-    factors = sorted(holders)
-    filled: list[float] = []
-
-    def fill() -> Iterator[tuple[float, ...]]:
-        if len(filled) == len(order):
-            yield tuple(filled)
-            return
-        for factor in factors:
-            if filled.count(factor) == len(holders[factor]):
-                continue
-            filled.append(factor)
-            done, rest = divmod(len(filled), width)
-            ascending = rest or done < 2 or filled[-2 * width : -width] <= filled[-width:]
-            if ascending:
-                yield from fill()
-            filled.pop()
-
-    for found in fill():
+    for found in _filled({f: len(held) for f, held in holders.items()}, len(order), width):
         free = {factor: iter(indices) for factor, indices in holders.items()}
         node_of = {seat: next(free[f]) for seat, f in zip(order, found, strict=True)}
         yield tuple(node_of[s] for s in range(len(order)))
+
+
+def _filled(held: Mapping[float, int], seats: int, width: int) -> Iterator[tuple[float, ...]]:
+    """Factors seat by seat, each as often as there are nodes of it; replicas of ``width`` seats in
+    ascending order. Without recursion: a job may have thousands of seats."""
+    factors = sorted(held)
+    filled: list[float] = []
+    left = dict(held)
+    # What is still to be tried at each seat so far.
+    choices = [iter(factors)]
+    while choices:
+        factor = next(choices[-1], None)
+        if factor is None:
+            choices.pop()
+            if filled:
+                left[filled.pop()] += 1
+            continue
+        if not left[factor]:
+            continue
+        filled.append(factor)
+        left[factor] -= 1
+        done, rest = divmod(len(filled), width)
+        ascending = rest or done < 2 or filled[-2 * width : -width] <= filled[-width:]
+        if ascending and len(filled) < seats:
+            choices.append(iter(factors))
+            continue
+        if ascending:
+            yield tuple(filled)
+        left[filled.pop()] += 1
 
 
 def _anneal(

@@ -9,6 +9,9 @@ replay these, not one and the same step: ranks that were timed side by side were
 the job is as slow as whoever is late. Each goes on with the steps of the next, so that ranks whose
 steps belong together stay together. Of members that were not captured it is not known by how much
 one is late when another is not; they replay the same step.
+
+Where time is modelled, members differ only by what they hold (a last shard may be smaller), in every
+step alike. There the longest duration of each node stands for all: the others wait for it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from numpy.typing import NDArray
 
 from prismscale.graph.trace import RankTrace
 
+DURATIONS, MODELLED = "durations", "modelled"
+"""Key and value of a trace's meta: no duration was measured."""
 POOLED = "pooled"
 """Key of a trace's meta: the ranks whose steps it holds, each as many, in order."""
 
@@ -40,9 +45,11 @@ def pool_samples(
         own = traces[rank]
         used = [own, *(t for t in others if t is not own and t.n_body == own.n_body)]
         meta = dict(own.meta)
-        if len({t.n_samples for t in used}) == 1:
+        if len({t.n_samples for t in used}) == 1 and own.meta.get(DURATIONS) != MODELLED:
             meta[POOLED] = ",".join(str(t.rank) for t in used)
         rows = np.concatenate([t.body_ns_SB for t in used])
+        if own.meta.get(DURATIONS) == MODELLED:
+            rows = rows.max(axis=0, keepdims=True)
         pooled[rank] = replace(own, body_ns_SB=rows, meta=meta)
     return pooled
 
