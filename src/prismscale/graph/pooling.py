@@ -10,8 +10,8 @@ the job is as slow as whoever is late. Each goes on with the steps of the next, 
 steps belong together stay together. Of members that were not captured it is not known by how much
 one is late when another is not; they replay the same step.
 
-Where time is modelled, members differ only by what they hold (a last shard may be smaller), in every
-step alike. There the longest duration of each node stands for all: the others wait for it.
+Where time is modelled, members differ only by what they hold (a last shard may be smaller), in
+every step alike. There the longest duration of each node stands for all: the others wait for it.
 """
 
 from __future__ import annotations
