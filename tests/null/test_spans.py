@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from span_programs import (
+    BETWEEN_POINTS,
+    CHANNELS,
+    DEPTH,
+    PROGRAM,
+    STREAMS,
+    Condensed,
+    observed,
+)
 
 from prismscale.capture.device.null.runtime import active
-from prismscale.capture.device.null.spans import NullSpans
-from prismscale.capture.stream import NodeStream, StreamNode
-from prismscale.graph.node import NodeKind
+from prismscale.capture.device.null.spans import NOT_HELD
 
-STREAMS = 3
-CHANNELS = 2
-"""Communications take turns; each comes after the one before in its channel."""
-TIME_NS = st.integers(0, 20)
-STREAM = st.integers(0, STREAMS - 1)
-STEP = st.one_of(
-    st.tuples(st.just("launch"), STREAM, TIME_NS, TIME_NS),
-    st.tuples(st.just("record"), STREAM),
-    st.tuples(st.just("wait"), STREAM, st.integers(0, 5)),
-    st.tuples(st.just("host waits"), st.integers(0, 5)),
-    st.tuples(st.just("synchronize"), STREAM),
-    st.tuples(st.just("communicate"), STREAM, st.integers(0, 60), st.booleans()),
-    st.tuples(st.just("join"), STREAM, st.integers(0, 5), st.booleans()),
-    st.tuples(
-        st.just("label"),
-    ),
-)
+
+@pytest.fixture(autouse=True)
+def short_queues() -> Iterator[None]:
+    """Queues that small programs fill."""
+    runtime = active()
+    runtime.library.ps_set_launch_queue_depth(DEPTH)
+    yield
+    runtime.library.ps_set_launch_queue_depth(runtime.spec.launch_queue_depth)
 
 
 class OpByOp:
-    """Where host and streams are, one op at a time."""
+    """Where host and streams are, one op at a time.
 
-    def __init__(self) -> None:
+    A launch waits while its stream's queue holds ``DEPTH`` that are not done. With ``at_points``
+    the host waits as in the graph, at points of the step: for the first earlier point after which,
+    with twice as many launches as lie between points, no more than ``DEPTH`` were not done.
+    """
+
+    def __init__(self, *, at_points: bool) -> None:
+        self.at_points = at_points
+        self.counts = not at_points
+        """In the graph, from the first communication or change of labels on."""
+        self.held = True
         self.host = 0
+        self.launch_ends: list[list[int]] = [[] for _ in range(STREAMS)]
+        """Of each stream, when each of its launches (at points: of this step) was done."""
+        self.points: list[list[tuple[int, int]]] = [[] for _ in range(STREAMS)]
+        """Of each stream: its launches of this step at a point, and when all it did was done."""
+        self.room = [DEPTH] * STREAMS
         self.streams = [0] * STREAMS
         self.events: list[int] = []
         self.ends: list[int] = []
@@ -47,8 +60,40 @@ class OpByOp:
             getattr(self, kind.replace(" ", "_"))(*rest)
 
     def launch(self, stream: int, device_ns: int, host_ns: int) -> None:
+        if device_ns and not self.at_points:
+            self.wait_for_room(stream)
         self.host += host_ns
         self.streams[stream] = max(self.streams[stream], self.host) + device_ns
+        if device_ns and self.counts:
+            self.launch_ends[stream].append(self.streams[stream])
+            before = self.points[stream][-1][0] if self.points[stream] else 0
+            if len(self.launch_ends[stream]) >= before + BETWEEN_POINTS:
+                self.point()
+
+    def wait_for_room(self, stream: int) -> None:
+        ends = self.launch_ends[stream]
+        if len(ends) >= DEPTH:
+            self.host = max(self.host, ends[-DEPTH])
+
+    def point(self) -> None:
+        if not self.held or not self.at_points:
+            return
+        for stream, ends in enumerate(self.launch_ends):
+            points, launches = self.points[stream], len(ends)
+            if launches > (points[-1][0] if points else 0):
+                points.append((launches, self.streams[stream]))
+            if launches + BETWEEN_POINTS > self.room[stream]:
+                needed = launches + 2 * BETWEEN_POINTS - DEPTH
+                done, done_ns = next(point for point in points if point[0] >= needed)
+                self.host = max(self.host, done_ns)
+                self.room[stream] = done + DEPTH
+
+    def step(self) -> None:
+        self.label("a")
+        if self.at_points:
+            self.launch_ends = [[] for _ in range(STREAMS)]
+            self.points = [[] for _ in range(STREAMS)]
+            self.room = [DEPTH] * STREAMS
 
     def record(self, stream: int) -> None:
         self.events.append(self.streams[stream])
@@ -69,6 +114,9 @@ class OpByOp:
         before = self.ends[-CHANNELS] if len(self.ends) >= CHANNELS else 0
         self.arrivals.append(max(issued, before))
         self.ends.append(self.arrivals[-1] + duration_ns)
+        if not by_host:
+            self.counts = True
+            self.point()
 
     def join(self, stream: int, which: int, by_host: bool) -> None:
         if which >= len(self.ends):
@@ -78,86 +126,80 @@ class OpByOp:
         else:
             self.streams[stream] = max(self.streams[stream], self.ends[which])
 
-    def label(self) -> None:
-        """Changes nothing."""
-
-
-class Condensed:
-    """The same program on the null device, recorded."""
-
-    def __init__(self) -> None:
-        self.library = active().library
-        self.nodes = NodeStream()
-        self.spans = NullSpans(self.library, self.nodes, "a")
-        self.cuda = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-        self.events: list[torch.cuda.Event] = []
-        self.calls: list[int] = []
-
-    def run(self, steps: list[tuple[Any, ...]]) -> None:
-        for kind, *rest in steps:
-            getattr(self, kind.replace(" ", "_"))(*rest)
-
-    def launch(self, stream: int, device_ns: int, host_ns: int) -> None:
-        self.library.ps_launch(0, self.cuda[stream].cuda_stream, device_ns, host_ns)
-
-    def record(self, stream: int) -> None:
-        self.events.append(self.cuda[stream].record_event())
-
-    def wait(self, stream: int, event: int) -> None:
-        if event < len(self.events):
-            self.cuda[stream].wait_event(self.events[event])
-
-    def host_waits(self, event: int) -> None:
-        if event < len(self.events):
-            self.events[event].synchronize()
-
-    def synchronize(self, stream: int) -> None:
-        self.cuda[stream].synchronize()
-
-    def communicate(self, stream: int, duration_ns: int, by_host: bool) -> None:
-        with torch.cuda.stream(self.cuda[stream]), self.spans.paused() as here:
-            behind = self.calls[-CHANNELS:][:1] if len(self.calls) >= CHANNELS else []
-            preds = (*here.issues(by_host), *behind)
-            lane = 100 + len(self.calls) % CHANNELS
-            node = StreamNode(
-                kind=NodeKind.COLLECTIVE, preds=preds, lane=lane, label=0, ended=duration_ns
-            )
-            self.calls.append(self.nodes.append(node))
-
-    def join(self, stream: int, which: int, by_host: bool) -> None:
-        if which < len(self.calls):
-            with torch.cuda.stream(self.cuda[stream]), self.spans.paused() as lane:
-                lane.joins([self.calls[which]], by_host)
-
-    def label(self) -> None:
-        self.spans.label = "b"
-
-    def ends(self) -> list[int]:
-        """End of every node."""
-        ends: list[int] = []
-        for node in self.nodes.nodes:
-            ends.append(max((ends[p] for p in node.preds), default=0) + node.ended - node.began)
-        return ends
-
-    def arrivals(self) -> list[int]:
-        """When each communication could begin."""
-        ends, nodes = self.ends(), self.nodes.nodes
-        return [max((ends[p] for p in nodes[call].preds), default=0) for call in self.calls]
-
-
-def observed(steps: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """With communications at the end that see where every stream and the host are."""
-    return [*steps, *(("communicate", s, 0, by_host) for s in range(STREAMS) for by_host in (0, 1))]
+    def label(self, label: str) -> None:
+        self.counts = True
+        self.point()
+        self.held = label != NOT_HELD
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.lists(STEP, max_size=60))
+@given(PROGRAM)
 def test_spans_take_as_long_as_their_ops_one_by_one(steps: list[tuple[Any, ...]]) -> None:
     """Every communication begins when it would if each op were a node."""
-    one_by_one, condensed = OpByOp(), Condensed()
+    one_by_one, condensed = OpByOp(at_points=True), Condensed()
     one_by_one.run(observed(steps))
     condensed.run(observed(steps))
     assert condensed.arrivals() == one_by_one.arrivals
+
+
+@settings(deadline=None, max_examples=200)
+@given(PROGRAM)
+def test_the_programs_own_time_knows_launch_queues(steps: list[tuple[Any, ...]]) -> None:
+    """The host's clock shows when a full queue let it go on."""
+    steps = [s for s in steps if s[0] not in ("communicate", "join")]
+    torch.cuda.synchronize()
+    one_by_one, condensed = OpByOp(at_points=False), Condensed()
+    began_ns = condensed.library.ps_host_time_ns()
+    one_by_one.run(steps)
+    condensed.run(steps)
+    assert condensed.library.ps_host_time_ns() - began_ns == one_by_one.host
+
+
+def test_a_queue_never_holds_more_than_its_depth() -> None:
+    """In the program's own time; in the graph a host that is quicker goes as far ahead, and is
+    never held at less than 5/8 of it."""
+    torch.cuda.synchronize()
+    condensed, began_ns = Condensed(), active().library.ps_host_time_ns()
+    condensed.label()
+    for launch in range(1, 200):
+        condensed.launch(0, 10, 0)
+        if launch % 37 == 0:
+            condensed.label()
+        host_ns = condensed.library.ps_host_time_ns() - began_ns
+        assert host_ns == 10 * max(0, launch - DEPTH)
+        condensed.communicate(0, 0, True)
+    ahead = [n - at // 10 for n, at in enumerate(condensed.arrivals(), start=1)]
+    assert max(ahead) <= DEPTH
+    assert min(ahead[DEPTH:]) > DEPTH * 5 // 8
+
+
+@pytest.mark.parametrize("depth", [DEPTH, 1024])
+@pytest.mark.parametrize("launches", [1, 3, 33, 100, 1700])
+def test_steps_of_any_length_look_equal_at_once(launches: int, depth: int) -> None:
+    """The second and the third step, after a first one that differs."""
+    condensed = Condensed()
+    condensed.library.ps_set_launch_queue_depth(depth)
+    for extra in (5, 0, 0):
+        for label, more in (("a", extra), ("b", 0), (NOT_HELD, 3 * extra)):
+            condensed.label(label)
+            for _ in range(launches + more):
+                condensed.launch(0, 3, 1)
+                condensed.launch(1, 2, 1)
+        for _ in range(CHANNELS):
+            condensed.communicate(0, 0, False)
+        condensed.step()
+    nodes = condensed.nodes
+    assert nodes.signatures[1] == nodes.signatures[2]
+    assert nodes.reaches[2] >= nodes.marks[0]  # edges end in steps that were compared
+
+
+def test_how_a_model_was_made_leaves_no_trace() -> None:
+    """Any number of launches before the first communication are two nodes, and the host."""
+    condensed = Condensed()
+    for _ in range(5 * DEPTH):
+        condensed.launch(0, 3, 2)
+    condensed.communicate(0, 0, False)
+    assert len(condensed.nodes.nodes) == 4
 
 
 def test_a_span_of_many_ops_is_two_nodes() -> None:

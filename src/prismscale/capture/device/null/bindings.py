@@ -75,6 +75,20 @@ SPAN_ROW = np.dtype(
     align=True,
 )
 
+LAUNCH_ROW = np.dtype([("signature", np.int32), ("lane", np.int16)], align=True)
+
+NODE_ROW = np.dtype(
+    [
+        ("position", np.int32),
+        ("since", np.int32),
+        ("first", np.int32),
+        ("stop", np.int32),
+        ("lane", np.int16),
+        ("path", np.int16),
+    ],
+    align=True,
+)
+
 COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64))
 ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
 
@@ -97,7 +111,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_stream_time_ns": (c_int64, (c_int, c_int64)),
     "ps_elapsed_ns": (c_int64, (c_void_p, c_void_p)),
     "ps_advance_stream": (None, (c_int, c_int64, c_int64)),
-    "ps_launch": (c_int64, (c_int, c_int64, c_int64, c_int64)),
+    "ps_launch": (c_int64, (c_int, c_int64, c_uint32, c_int64, c_int64)),
     "ps_memory_stats": (None, (c_int, c_void_p)),
     "ps_take_peaks": (None, (c_int, _IntPointer, _IntPointer)),
     "ps_reset_peaks": (None, (c_int,)),
@@ -114,13 +128,17 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_resize_storage": (None, (c_void_p, c_int64)),
     "ps_unpriced": (None, (c_int,)),
     "ps_spans_begin": (None, ()),
-    "ps_spans_label": (None, (c_int32, c_int32)),
+    "ps_spans_label": (None, (c_int32, c_int32, c_int)),
     "ps_spans_close": (None, ()),
+    "ps_spans_step_ended": (None, ()),
+    "ps_set_launch_queue_depth": (None, (c_int64,)),
     "ps_spans_issued": (c_int64, (c_int, c_int64, c_int, c_void_p, c_int64)),
     "ps_spans_took": (None, (c_int32, c_int32, c_void_p, c_int64)),
     "ps_spans_joined": (None, (c_int, c_int64, c_void_p, c_int64, c_int)),
     "ps_spans_pending": (None, (_IntPointer, _IntPointer)),
     "ps_spans_drain": (None, (c_void_p, c_void_p)),
+    "ps_log_sizes": (None, (_IntPointer, _IntPointer)),
+    "ps_log_copy": (None, (c_void_p, c_void_p)),
     "ps_count_calls": (None, (c_int,)),
     "ps_take_calls": (c_int64, (c_void_p, c_int64)),
     "ps_record_ops": (None, (c_int,)),

@@ -78,11 +78,11 @@ class NullEmulation:
         """A step may end here."""
         self.kernels.optimizer_ended()
 
-    def save(self, path: Path, period: int) -> None:
-        """Write the kernels of a step, the values that were made up, and what was written of
-        checkpoints. Raises :class:`StorageError`."""
+    def save(self, path: Path, first: int, stop: int) -> None:
+        """Write the kernels of the step that the optimizer calls ``[first, stop)`` end, the values
+        that were made up, and what was written of checkpoints. Raises :class:`StorageError`."""
         Emulated(
-            kernels=tuple(self.kernels.uses(period)),
+            kernels=tuple(self.kernels.uses(first, stop)),
             values=tuple(self._runtime.ledger.uses()),
             checkpoints=tuple(self.checkpoints.uses),
         ).save(path)

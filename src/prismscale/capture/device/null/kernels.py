@@ -42,13 +42,15 @@ class KernelLedger:
         return len(self._calls)
 
     def optimizer_ended(self) -> None:
-        """What ran since the last time belongs to one step."""
+        """What ran since the last time belongs to one step; launches are counted from here."""
+        self._library.ps_spans_step_ended()
         self._calls.append(self._take_calls())
 
-    def uses(self, period: int) -> list[KernelUse]:
-        """Kernels of the last step, of ``period`` optimizer calls, longest in all first."""
+    def uses(self, first: int, stop: int) -> list[KernelUse]:
+        """Kernels of the step that the optimizer calls ``[first, stop)`` end, longest in all
+        first."""
         total: dict[int, int] = {}
-        for calls in self._calls[-period:]:
+        for calls in self._calls[first:stop]:
             for number, count in calls.items():
                 total[number] = total.get(number, 0) + count
         found = []

@@ -69,6 +69,7 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     library = bindings.load(build_extension())
     library.ps_install(ctypes.byref(_settings(spec)))
+    library.ps_set_launch_queue_depth(spec.launch_queue_depth)
     library.ps_set_cost(None, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     ledger = ValueLedger(library, policy or ValuePolicy())
     cuda_api.install(library, spec)

@@ -21,6 +21,8 @@ from prismscale.graph.trace import HOST
 
 LAUNCH = "host"
 """Suffix of what waits for the host: a launch path's share beyond the work is launch-bound time."""
+NOT_HELD = "optimizer"
+"""Label of the phase in which full launch queues do not hold the host: see ``csrc/spans.h``."""
 _WIDEST = 64
 
 
@@ -62,7 +64,8 @@ class NullSpans:
     def label(self, label: str) -> None:
         self._label = label
         names = self._stream.labels
-        self._library.ps_spans_label(names.id(label), names.id(f"{label}, {LAUNCH}"))
+        launch = names.id(f"{label}, {LAUNCH}")
+        self._library.ps_spans_label(names.id(label), launch, label != NOT_HELD)
         self._drain()
 
     @contextmanager

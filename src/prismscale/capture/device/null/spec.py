@@ -21,6 +21,12 @@ class NullDeviceSpec:
 
     ``outside_bytes`` is device memory that torch's allocator never sees: the CUDA context, NCCL's
     buffers. It lowers ``mem_get_info`` and brings out-of-memory nearer.
+
+    ``launch_queue_depth`` is how many kernels of one stream can be launched without being finished;
+    the next launch blocks the host (``csrc/spans.h``). CUDA documents no figure. Programs that
+    launch small kernels in a loop see about 1,000, and as many for each further stream
+    (stackoverflow.com/questions/53970187, and topic 68937 of NVIDIA's developer forum). That
+    newer GPUs and drivers have as many is an assumption.
     """
 
     name: str
@@ -31,6 +37,7 @@ class NullDeviceSpec:
     l2_cache_bytes: int = 50 * _MIB
     devices_per_node: int = 8
     outside_bytes: int = 512 * _MIB
+    launch_queue_depth: int = 1024
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices_per_node <= 16:
@@ -42,6 +49,8 @@ class NullDeviceSpec:
                 f"total_memory_bytes ({self.total_memory_bytes}) must be greater than "
                 f"outside_bytes ({self.outside_bytes}), and neither may be negative"
             )
+        if self.launch_queue_depth < 1:
+            raise UsageError(f"launch_queue_depth is {self.launch_queue_depth}; at least 1")
         if self.multi_processor_count < 1:
             raise UsageError(f"multi_processor_count is {self.multi_processor_count}; at least 1")
 

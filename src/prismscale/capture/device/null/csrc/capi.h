@@ -25,6 +25,20 @@ struct SpanRow {
   int16_t lane;  // 0 is the host; streams count from 1 in order of first use
 };
 
+// What cost time, in program order: a call on a lane of the span graph, or (lane -1) the host's own
+// work, whose nanoseconds stand in place of a signature.
+struct LaunchRow {
+  int32_t signature;
+  int16_t lane;
+};
+
+// The launches that a node of the span graph is made of: rows `first` to `stop` of its lane. A launch
+// path also counts what the host did from row `since` on.
+struct NodeRow {
+  int32_t position, since, first, stop;
+  int16_t lane, path;  // path: see `Path` in spans.h
+};
+
 struct SettingsRow {
   int64_t devices, total_bytes, outside_bytes, blas_workspace_bytes;
   int64_t max_split_bytes, max_non_split_rounding_bytes, large_segment_bytes;

@@ -141,19 +141,28 @@ int64_t Device::new_stream(bool high_priority) {
   return 1 + (high_priority ? kStreamsPerPool : 0) + slot;
 }
 
-int64_t Device::launch(int64_t stream, int64_t device_ns, int64_t host_ns) {
-  const bool priced = !is_unpriced();
-  if (priced) {
-    g_host_ns.fetch_add(host_ns, std::memory_order_relaxed);
-    SpanGraph::get().launched(index_, stream, host_ns, device_ns);
-  }
+int64_t Device::launch(
+    int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.issued += 1;
-  if (!priced) return state.tail_ns;
+  if (is_unpriced()) return state.tail_ns;
+  const bool is_queued = device_ns > 0;  // a view launches nothing
+  if (is_queued) wait_for_room(state);
+  g_host_ns.fetch_add(host_ns, std::memory_order_relaxed);
+  SpanGraph::get().launched(index_, stream, signature, host_ns, device_ns);
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
+  if (is_queued) state.queue_ns.push_back(state.tail_ns);
   return start;
+}
+
+void Device::wait_for_room(StreamState& state) {
+  const auto depth = static_cast<size_t>(launch_queue_depth());
+  while (state.queue_ns.size() >= depth) {
+    host_waits_until(state.queue_ns.front());
+    state.queue_ns.pop_front();
+  }
 }
 
 void Device::record(EventState& event, int64_t stream) {

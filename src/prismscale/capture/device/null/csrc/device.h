@@ -1,12 +1,15 @@
 // The devices that are not there: streams with logical time, and one caching allocator each.
 //
 // Logical time: an op costs the host `host_ns`, then runs on its stream for `device_ns`, starting
-// when both the host has issued it and the stream is free. Events and waits carry these times.
+// when both the host has issued it and the stream is free. Events and waits carry these times. A
+// stream takes a number of launches, the depth of its queue; the next one holds the host until the
+// oldest of them is done.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <bitset>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -38,7 +41,8 @@ class Device : public StreamProgress {
 
   // Streams and logical time.
   int64_t new_stream(bool high_priority);
-  int64_t launch(int64_t stream, int64_t device_ns, int64_t host_ns);  // returns the start time
+  // Returns the start time.
+  int64_t launch(int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns);
   void record(EventState& event, int64_t stream);
   void wait(const EventState& event, int64_t stream);
   bool query(const EventState& event);
@@ -73,7 +77,9 @@ class Device : public StreamProgress {
     int64_t tail_ns = 0;
     uint64_t issued = 0;
     std::vector<uint64_t> horizon;
+    std::deque<int64_t> queue_ns;  // ends of its last launches, as many as its queue is deep
   };
+  void wait_for_room(StreamState& state);
   void complete(const std::vector<uint64_t>& horizon, int64_t time_ns);
   [[noreturn]] void raise_out_of_memory(size_t bytes);
 

@@ -265,7 +265,8 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   const bool exact = entry.small && info.exactable && !entry.cpu_fails &&
       run_exact(op, info, entry, arguments, outputs);
   if (!exact && (info.writes || info.forgets_all)) forget_written(info, arguments);
-  const int64_t start_ns = device(index).launch(stream, entry.device_ns, entry.host_ns);
+  const int64_t start_ns =
+      device(index).launch(stream, entry.id, entry.device_ns, entry.host_ns);
   record_op(entry.id, index, stream, start_ns, entry.device_ns);
 
   torch::jit::drop(*stack, info.arguments);

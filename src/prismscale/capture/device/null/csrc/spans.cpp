@@ -2,19 +2,28 @@
 #include "spans.h"
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 
 namespace prismscale {
 namespace {
 
-constexpr int16_t kHostLane = 0;
+constexpr int16_t kHostLane = 0, kNoLane = -1;
 constexpr int32_t kHostChain = 0, kNoChain = -1;
 
 thread_local bool t_unpriced = false;
+std::atomic<int64_t> g_queue_depth{std::numeric_limits<int64_t>::max()};
+
+int64_t most_between_points() { return std::max<int64_t>(1, launch_queue_depth() / 8); }
 
 }  // namespace
 
 bool is_unpriced() { return t_unpriced; }
 void set_unpriced(bool unpriced) { t_unpriced = unpriced; }
+int64_t launch_queue_depth() { return g_queue_depth.load(std::memory_order_relaxed); }
+void set_launch_queue_depth(int64_t depth) {
+  g_queue_depth = std::max<int64_t>(1, depth);
+}
 
 SpanGraph& SpanGraph::get() {
   static auto* graph = new SpanGraph();
@@ -30,15 +39,26 @@ void SpanGraph::begin() {
   nodes_.clear();
   host_frontier_.clear();
   host_cut_ns_ = host_ns_;
+  host_cut_row_ = 0;
+  counts_ = is_labelled_ = false;
+  launch_rows_.clear();
+  node_rows_.clear();
   rows_.clear();
   preds_.clear();
 }
 
-void SpanGraph::set_labels(int32_t work, int32_t launch) {
+void SpanGraph::set_labels(int32_t work, int32_t launch, bool held) {
   std::lock_guard<std::mutex> lock(mutex_);
-  cut_all();
+  counts_ = counts_ || is_labelled_;
+  is_labelled_ = true;
+  if (held_) {
+    point();
+  } else {
+    cut_all();
+  }
   work_label_ = work;
   launch_label_ = launch;
+  held_ = held;
 }
 
 void SpanGraph::close() {
@@ -46,26 +66,44 @@ void SpanGraph::close() {
   cut_all();
 }
 
+void SpanGraph::step_ended() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [key, state] : streams_) {
+    state.launches = state.at_point = state.room = 0;
+    state.points.clear();
+  }
+}
+
 void SpanGraph::host_worked(int64_t host_ns) {
   if (!on_ || t_unpriced) return;
   std::lock_guard<std::mutex> lock(mutex_);
   host_ns_ += host_ns;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  for (int64_t left = host_ns; left > 0; left -= kMost) {
+    launch_rows_.push_back({static_cast<int32_t>(std::min(left, kMost)), kNoLane});
+  }
 }
 
-void SpanGraph::launched(int device, int64_t stream, int64_t host_ns, int64_t device_ns) {
+void SpanGraph::launched(
+    int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns) {
   if (!on_ || t_unpriced) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  host_ns_ += host_ns;
   Stream& state = stream_of(device, stream);
+  host_ns_ += host_ns;
   if (state.ops == 0) {
     state.work_ns = 0;
     state.launch_ns = 0;
     state.host_frontier = host_frontier_;
     state.host_base_ns = host_cut_ns_;
+    state.first_row = row();
+    state.since_row = host_cut_row_;
   }
+  launch_rows_.push_back({static_cast<int32_t>(signature), state.lane});
   state.ops += 1;
   state.work_ns += device_ns;
   state.launch_ns = std::max(state.launch_ns, host_ns_ - state.host_base_ns) + device_ns;
+  if (device_ns > 0 && counts_) state.launches += 1;  // a view launches nothing
+  if (held_ && state.launches - state.at_point >= most_between_points()) point();
 }
 
 Frontier SpanGraph::recorded(int device, int64_t stream) {
@@ -99,7 +137,10 @@ Frontier SpanGraph::issued(int device, int64_t stream, bool by_host) {
   std::lock_guard<std::mutex> lock(mutex_);
   cut_host();
   Frontier preds = host_frontier_;
-  if (!by_host) extend(preds, frontier_of(device, stream));
+  if (by_host) return preds;
+  extend(preds, frontier_of(device, stream));
+  counts_ = true;
+  if (held_) point();
   return preds;
 }
 
@@ -159,12 +200,36 @@ void SpanGraph::host_joins(const Frontier& nodes) {
   extend(host_frontier_, nodes);
 }
 
+// Also where no queue can overflow, which depends on how long ago the step began: where nodes end must
+// not.
+void SpanGraph::point() {
+  cut_all();
+  for (auto& [key, state] : streams_) {
+    if (state.launches > state.at_point) state.points.push_back({state.launches, state.frontier});
+    state.at_point = state.launches;
+  }
+  for (auto& [key, state] : streams_) make_room(state);
+}
+
+void SpanGraph::make_room(Stream& state) {
+  const int64_t depth = launch_queue_depth();
+  state.room = std::max(state.room, depth);
+  if (state.room - state.launches >= most_between_points()) return;
+  auto& points = state.points;
+  const int64_t done = state.launches + 2 * most_between_points() - depth;
+  while (points.size() > 1 && points.front().launches < done) points.pop_front();
+  extend(host_frontier_, points.front().frontier);
+  state.room = points.front().launches + depth;
+}
+
 void SpanGraph::cut(Stream& state) {
   if (state.ops == 0) return;
   state.ops = 0;
   const int32_t work = append(state.lane, work_label_, state.work_ns, state.frontier);
   // After the work: an attribution in this order gives the launch path only what exceeds the work.
   const int32_t launch = append(state.lane, launch_label_, state.launch_ns, state.host_frontier);
+  node_rows_.push_back({work, state.first_row, state.first_row, row(), state.lane, kWork});
+  node_rows_.push_back({launch, state.since_row, state.first_row, row(), state.lane, kLaunch});
   enter(nodes_[static_cast<size_t>(work)], state.chain, work);
   // Launch paths do not follow one another; the stream's next work follows both.
   nodes_[static_cast<size_t>(launch)].chain = state.chain;
@@ -174,9 +239,11 @@ void SpanGraph::cut(Stream& state) {
 void SpanGraph::cut_host() {
   if (host_ns_ == host_cut_ns_) return;
   const int32_t node = append(kHostLane, launch_label_, host_ns_ - host_cut_ns_, host_frontier_);
+  node_rows_.push_back({node, host_cut_row_, host_cut_row_, row(), kHostLane, kHost});
   enter(nodes_[static_cast<size_t>(node)], kHostChain, node);
   host_frontier_ = {node};
   host_cut_ns_ = host_ns_;
+  host_cut_row_ = row();
 }
 
 void SpanGraph::cut_all() {
@@ -235,7 +302,11 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 void ps_spans_begin() { SpanGraph::get().begin(); }
-void ps_spans_label(int32_t work, int32_t launch) { SpanGraph::get().set_labels(work, launch); }
+void ps_spans_label(int32_t work, int32_t launch, int held) {
+  SpanGraph::get().set_labels(work, launch, held != 0);
+}
+void ps_spans_step_ended() { SpanGraph::get().step_ended(); }
+void ps_set_launch_queue_depth(int64_t depth) { set_launch_queue_depth(depth); }
 void ps_spans_close() { SpanGraph::get().close(); }
 void ps_unpriced(int on) { set_unpriced(on != 0); }
 
@@ -256,6 +327,15 @@ void ps_spans_pending(int64_t* rows, int64_t* preds) {
   *preds = SpanGraph::get().pending_preds();
 }
 void ps_spans_drain(SpanRow* rows, int32_t* preds) { SpanGraph::get().drain(rows, preds); }
+
+void ps_log_sizes(int64_t* launches, int64_t* nodes) {
+  *launches = static_cast<int64_t>(SpanGraph::get().launch_rows().size());
+  *nodes = static_cast<int64_t>(SpanGraph::get().node_rows().size());
+}
+void ps_log_copy(LaunchRow* launches, NodeRow* nodes) {
+  std::ranges::copy(SpanGraph::get().launch_rows(), launches);
+  std::ranges::copy(SpanGraph::get().node_rows(), nodes);
+}
 
 #pragma GCC visibility pop
 }  // extern "C"

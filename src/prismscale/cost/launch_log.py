@@ -1,0 +1,253 @@
+"""What the nodes of a trace are made of, so that they can be priced anew without a new capture.
+
+On the null device a node stands for many kernel launches, and its duration follows from their
+prices. A :class:`LaunchLog` holds the launches of one captured rank in program order, and for each
+node which of them it stands for. With other prices (another GPU, a table of measured kernels,
+another ``--compute-scale``) :func:`reprice` gives every node's duration as a capture with these
+prices would have it, to the nanosecond. Two things would differ in such a capture: a program that
+asks again and again whether an event is done asks more often of a slower device, and one that reads
+the clock may act on it.
+
+The file ``launches-<rank>.parquet`` lies beside the trace. It holds one row of lists.
+
+Array axes: ``E`` entries (launches in program order), ``N`` nodes of the trace that are
+computation, ``S`` signatures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from prismscale.cost.kernel import KernelModel
+from prismscale.errors import FormatError
+from prismscale.graph.parquet import (
+    integers,
+    list_column,
+    lists,
+    read_table,
+    schema_of,
+    write_table,
+)
+from prismscale.graph.trace import RankTrace
+
+HOST_ONLY = -1
+"""Signature and lane of an entry that is the host's own work and launches nothing."""
+LONGEST_NS = 2**40
+"""18 minutes: sums over all entries of a file stay exact."""
+
+
+class NodePath(IntEnum):
+    """Which of three durations a node has. ``d`` and ``h`` are what an entry costs the device and
+    the host; the formulas are those of ``csrc/spans.h``."""
+
+    WORK = 0
+    """The stream's work: the sum of ``d`` over its entries."""
+    LAUNCH = 1
+    """The way over the host: the longest, over all its entries, of the host's time from ``since``
+    up to that launch and the ``d`` of that entry and those after it."""
+    HOST = 2
+    """The host's work: the sum of ``h``, whatever the lane."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchLog:
+    """The launches of one captured rank, and which of them each node stands for."""
+
+    signatures: tuple[str, ...]
+    """Text of each distinct call; see :mod:`prismscale.cost.kernel_signature`."""
+    signature_E: NDArray[np.int32]
+    """Index into :attr:`signatures`, or :data:`HOST_ONLY`."""
+    lane_E: NDArray[np.int32]
+    """Which stream it was launched on, counted from 1 in order of first use, or
+    :data:`HOST_ONLY`."""
+    host_only_ns_E: NDArray[np.int64]
+    """What the host's own work took; 0 for launches, whose price is that of their signature."""
+    node_N: NDArray[np.int32]
+    """Position in the trace (prologue, then body), ascending."""
+    path_N: NDArray[np.int32]
+    """:class:`NodePath` of each node."""
+    lane_N: NDArray[np.int32]
+    """Stream, as in :attr:`lane_E`; 0 is the host."""
+    since_N: NDArray[np.int32]
+    """Entry from which a launch path counts the host's time; at most :attr:`first_N`."""
+    first_N: NDArray[np.int32]
+    """First entry. Entries of other lanes may lie between first and stop: they do not count,
+    except for a node of the host, which counts them all."""
+    stop_N: NDArray[np.int32]
+    """Entry after the last."""
+
+    @property
+    def n_entries(self) -> int:
+        """How many launches, and other work of the host."""
+        return len(self.signature_E)
+
+    def for_trace(self, *, prologue_stop: int, body_start: int, body_stop: int) -> LaunchLog:
+        """This log, whose nodes are positions in a capture's stream, as that of the trace.
+
+        Args:
+            prologue_stop: stream positions below this are the trace's prologue, in this order.
+            body_start: the trace's body begins at this position of the stream …
+            body_stop: … and ends before this one.
+        """
+        in_body_N = (self.node_N >= body_start) & (self.node_N < body_stop)
+        kept_N = (self.node_N < prologue_stop) | in_body_N
+        nodes = {name: getattr(self, name)[kept_N] for name in _NODE_COLUMNS}
+        nodes["node_N"] -= np.where(in_body_N[kept_N], body_start - prologue_stop, 0).astype(
+            np.int32
+        )
+        # Entries that no node counts, before and after, are dropped.
+        stop = int(nodes["stop_N"].max(initial=0))
+        start = int(nodes["since_N"].min(initial=stop))
+        for name in ("since_N", "first_N", "stop_N"):
+            nodes[name] -= start
+        entries = {name: getattr(self, name)[start:stop].copy() for name in _ENTRY_COLUMNS}
+        launches_E = entries["signature_E"] != HOST_ONLY
+        used, number_E = np.unique(entries["signature_E"][launches_E], return_inverse=True)
+        entries["signature_E"][launches_E] = number_E
+        signatures = tuple(self.signatures[s] for s in used.tolist())
+        return replace(self, signatures=signatures, **entries, **nodes)
+
+
+def prices(
+    log: LaunchLog, model: KernelModel, slowness: float = 1.0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Device and host nanoseconds of each signature (S), as a capture with ``model`` takes them.
+
+    Args:
+        log: its signatures are priced.
+        model: prices calls.
+        slowness: time of everything over what the model says. Each signature's price is rounded,
+            as in a capture: a node's duration times ``slowness`` can be off by half a nanosecond
+            for each of its launches.
+    """
+    found = [model.price(signature) for signature in log.signatures]
+    device_ns_S = [round(price.device_ns * slowness) for price in found]
+    host_ns_S = [round(price.host_ns * slowness) for price in found]
+    return np.array(device_ns_S, dtype=np.int64), np.array(host_ns_S, dtype=np.int64)
+
+
+def reprice(
+    log: LaunchLog,
+    device_ns_of_signature: NDArray[np.int64],
+    host_ns_of_signature: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Durations of the log's nodes (N) in nanoseconds, with these prices of its signatures (S)."""
+    launches_E = log.signature_E != HOST_ONLY
+    device_ns_E = np.zeros(log.n_entries, dtype=np.int64)
+    device_ns_E[launches_E] = device_ns_of_signature[log.signature_E[launches_E]]
+    host_ns_E = log.host_only_ns_E.astype(np.int64)
+    host_ns_E[launches_E] = host_ns_of_signature[log.signature_E[launches_E]]
+    host_ns_E1 = np.concatenate([[0], np.cumsum(host_ns_E)])
+    # By lane, and in program order within each: the entries of one node are then neighbours.
+    order_E = np.argsort(log.lane_E, kind="stable")
+    device_ns_E1 = np.concatenate([[0], np.cumsum(device_ns_E[order_E])])
+    place_E = log.lane_E[order_E] * np.int64(log.n_entries + 1) + order_E
+    lane_start_N = log.lane_N * np.int64(log.n_entries + 1)
+    first_N = np.searchsorted(place_E, lane_start_N + log.first_N)
+    stop_N = np.searchsorted(place_E, lane_start_N + log.stop_N)
+
+    # max(host until k + device from k on) = device until stop + max(host until k - device until k)
+    lead_ns_E = host_ns_E1[1:][order_E] - device_ns_E1[:-1]
+    launch_ns_N = device_ns_E1[stop_N] - host_ns_E1[log.since_N]
+    launch_ns_N += _most(lead_ns_E, first_N, stop_N)
+    work_ns_N = device_ns_E1[stop_N] - device_ns_E1[first_N]
+    host_ns_N = host_ns_E1[log.stop_N] - host_ns_E1[log.first_N]
+    return np.choose(log.path_N, [work_ns_N, launch_ns_N, host_ns_N])
+
+
+def _most(
+    values_E: NDArray[np.int64], first_N: NDArray[np.int64], stop_N: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The largest of ``values_E[first:stop]`` of each node (N); anything for a node of none."""
+    # reduceat takes the ranges between neighbouring bounds: every second one is a node's.
+    bounds = np.stack([first_N, stop_N], axis=1).ravel()
+    padded = np.append(values_E, 0)
+    return np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0, dtype=np.int64)
+
+
+def repriced(trace: RankTrace, log: LaunchLog, durations_ns_N: NDArray[np.int64]) -> RankTrace:
+    """``trace`` with these durations of the log's nodes, in every sampled step."""
+    prologue_ns, body_ns_SB = trace.prologue_ns.copy(), trace.body_ns_SB.copy()
+    in_body_N = log.node_N >= trace.n_prologue
+    prologue_ns[log.node_N[~in_body_N]] = durations_ns_N[~in_body_N]
+    body_ns_SB[:, log.node_N[in_body_N] - trace.n_prologue] = durations_ns_N[in_body_N]
+    return replace(trace, prologue_ns=prologue_ns, body_ns_SB=body_ns_SB)
+
+
+_ENTRY_COLUMNS = ("signature_E", "lane_E", "host_only_ns_E")
+_NODE_COLUMNS = ("node_N", "path_N", "lane_N", "since_N", "first_N", "stop_N")
+_SCHEMA = schema_of(
+    **{
+        name: integers(64 if name == "host_only_ns_E" else 32)
+        for name in (*_ENTRY_COLUMNS, *_NODE_COLUMNS)
+    }
+)
+
+
+def save_launch_log(log: LaunchLog, path: Path) -> None:
+    """Write ``log`` to ``path``.
+
+    Raises:
+        StorageError: it cannot be written; what was there before is still there.
+    """
+    columns = {}
+    for name in _SCHEMA.names:
+        values = getattr(log, name)
+        columns[name] = list_column(np.array([0, len(values)]), values, _SCHEMA.field(name).type)
+    table = pa.table(columns, schema=_SCHEMA)
+    write_table(path, table, kind="launch log", header={"signatures": log.signatures})
+
+
+def load_launch_log(path: Path) -> LaunchLog:
+    """Read what :func:`save_launch_log` wrote.
+
+    Raises:
+        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+    """
+    table, header = read_table(path, _SCHEMA, kind="launch log")
+    columns = {}
+    for name in _SCHEMA.names:
+        starts, values = lists(table, name)
+        if len(starts) != 2:
+            raise FormatError(f"{path}: column {name} must be one list; make it again")
+        columns[name] = np.array(values)
+    log = LaunchLog(signatures=header.texts("signatures"), **columns)
+    _check(path, log)
+    return log
+
+
+def _check(path: Path, log: LaunchLog) -> None:
+    """Refuse what :func:`reprice` could stumble over."""
+    for names in (_ENTRY_COLUMNS, _NODE_COLUMNS):
+        if len({len(getattr(log, name)) for name in names}) != 1:
+            raise FormatError(f"{path}: columns {', '.join(names)} differ in length")
+    most = 2**31
+    ranges = {
+        "signature_E": (HOST_ONLY, len(log.signatures)),
+        "lane_E": (HOST_ONLY, 2**15),
+        "host_only_ns_E": (0, LONGEST_NS),
+        "node_N": (0, most),
+        "path_N": (0, len(NodePath)),
+        "lane_N": (0, 2**15),
+        "since_N": (0, log.n_entries + 1),
+        "first_N": (0, log.n_entries + 1),
+        "stop_N": (0, log.n_entries + 1),
+    }
+    for name, (low, high) in ranges.items():
+        values = getattr(log, name)
+        if len(values) and not (low <= values.min() and values.max() < high):
+            raise FormatError(f"{path}: {name} has numbers outside {low} … {high - 1}")
+    if ((log.signature_E == HOST_ONLY) != (log.lane_E == HOST_ONLY)).any():
+        raise FormatError(
+            f"{path}: an entry has a signature and no lane, or a lane and no signature"
+        )
+    if (np.diff(log.node_N) <= 0).any():
+        raise FormatError(f"{path}: nodes must be in ascending order")
+    if (log.since_N > log.first_N).any() or (log.first_N > log.stop_N).any():
+        raise FormatError(f"{path}: a node ends before it begins")

@@ -1,0 +1,216 @@
+"""The launch log: what a capture's nodes are made of, priced anew without another capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from numpy.typing import NDArray
+from span_programs import DEPTH, MOST_NS, PROGRAM, Condensed, observed
+
+from prismscale.capture.device.null.device import NullDevice
+from prismscale.capture.device.null.kernels import KernelLedger
+from prismscale.capture.device.null.launch_log import launch_log
+from prismscale.capture.device.null.runtime import active
+from prismscale.capture.device.null.spans import NOT_HELD
+from prismscale.capture.stream import NodeStream
+from prismscale.cost.kernel import KernelModel, KernelPrice, load_kernel_model
+from prismscale.cost.launch_log import (
+    LaunchLog,
+    NodePath,
+    load_launch_log,
+    prices,
+    reprice,
+    save_launch_log,
+)
+from prismscale.errors import FormatError
+from prismscale.graph.node import NodeKind
+
+DEVICE_NS_S = np.repeat(np.arange(MOST_NS + 1), MOST_NS + 1)
+HOST_NS_S = np.tile(np.arange(MOST_NS + 1), MOST_NS + 1)
+"""Prices of the calls of :mod:`span_programs`."""
+
+
+def recorded(steps: list[tuple[Any, ...]], slowness: int = 1) -> tuple[Condensed, LaunchLog]:
+    """A program on the null device, and the log of its launches."""
+    condensed = Condensed(slowness)
+    condensed.library.ps_set_launch_queue_depth(DEPTH)
+    condensed.run(observed(steps))
+    condensed.spans.close()
+    condensed.library.ps_set_launch_queue_depth(active().spec.launch_queue_depth)
+    return condensed, launch_log(condensed.library)
+
+
+def durations_ns(stream: NodeStream, log: LaunchLog) -> list[int]:
+    """Of the log's nodes, as recorded."""
+    return [stream.nodes[n].ended - stream.nodes[n].began for n in log.node_N.tolist()]
+
+
+@settings(deadline=None, max_examples=300)
+@given(PROGRAM)
+def test_the_prices_of_a_capture_give_its_durations(steps: list[tuple[Any, ...]]) -> None:
+    """Of every node that is computation, to the nanosecond."""
+    condensed, log = recorded(steps)
+    kinds = [node.kind for node in condensed.nodes.nodes]
+    assert log.node_N.tolist() == [n for n, k in enumerate(kinds) if k == NodeKind.COMPUTE]
+    assert reprice(log, DEVICE_NS_S, HOST_NS_S).tolist() == durations_ns(condensed.nodes, log)
+
+
+@settings(deadline=None, max_examples=200)
+@given(PROGRAM)
+def test_other_prices_give_the_durations_of_another_capture(steps: list[tuple[Any, ...]]) -> None:
+    """One in which every launch takes twice as long."""
+    _, log = recorded(steps)
+    slow, slow_log = recorded(steps, slowness=2)
+    assert log.node_N.tolist() == slow_log.node_N.tolist()
+    assert reprice(log, 2 * DEVICE_NS_S, 2 * HOST_NS_S).tolist() == durations_ns(slow.nodes, log)
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Prices of an H100 that is slower by a factor."""
+
+    factor: int
+
+    def price(self, signature: str) -> KernelPrice:
+        """The model's figure times the factor."""
+        price = load_kernel_model("h100-sxm").price(signature)
+        return replace(
+            price, device_ns=self.factor * price.device_ns, host_ns=self.factor * price.host_ns
+        )
+
+
+def trained(model: KernelModel) -> tuple[NodeStream, LaunchLog]:
+    """Three steps of a small model on two streams, recorded as a capture does."""
+    runtime, stream = active(), NodeStream()
+    ledger = KernelLedger(runtime, model)
+    spans = NullDevice(runtime).spans(stream, "forward")
+    net = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True, device="cuda")
+    optimizer = torch.optim.AdamW(net.parameters())
+    side = torch.cuda.Stream()
+    for _ in range(3):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x = torch.randn(8, 128, 256, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        loss = net(x).square().mean()
+        spans.label = "backward"
+        loss.backward()
+        spans.label = NOT_HELD
+        optimizer.step()
+        optimizer.zero_grad()
+        spans.label = "forward"
+        stream.mark()
+        ledger.optimizer_ended()
+        torch.cuda.synchronize()
+    spans.close()
+    return stream, launch_log(runtime.library)
+
+
+def test_a_training_run_is_priced_anew() -> None:
+    """With its own prices to the nanosecond; with doubled ones as a capture that has these."""
+    stream, log = trained(Slow(1))
+    log = log.for_trace(prologue_stop=len(stream.nodes), body_start=0, body_stop=0)
+    slow_stream, slow_log = trained(Slow(2))
+    model = load_kernel_model("h100-sxm")
+    assert reprice(log, *prices(log, model)).tolist() == durations_ns(stream, log)
+    assert log.node_N.tolist() == slow_log.node_N.tolist()
+    doubled = reprice(log, *prices(log, model, slowness=2.0)).tolist()
+    assert doubled == durations_ns(slow_stream, log)
+
+
+def test_the_log_of_a_trace_counts_its_nodes() -> None:
+    """A prologue of the first step, the third step as body; the second one's nodes are left out."""
+    stream, whole = trained(Slow(1))
+    first, second, third = stream.marks
+    log = whole.for_trace(prologue_stop=first, body_start=second, body_stop=third)
+    assert log.node_N.max() < first + third - second
+    expected = [n for n in whole.node_N.tolist() if n < first or second <= n < third]
+    assert [n if n < first else n - first + second for n in log.node_N.tolist()] == expected
+    durations = reprice(log, *prices(log, load_kernel_model("h100-sxm")))
+    assert durations.tolist() == [stream.nodes[n].ended for n in expected]
+    assert len(log.signatures) < len(whole.signatures)
+    body = whole.for_trace(prologue_stop=0, body_start=second, body_stop=third)
+    assert body.n_entries < log.n_entries / 2
+    in_body = log.node_N >= first
+    own = reprice(body, *prices(body, load_kernel_model("h100-sxm")))
+    assert own.tolist() == durations[in_body].tolist()
+
+
+def test_what_the_host_does_by_itself_is_in_the_log() -> None:
+    """A program that asks whether an event is done pays for it, whatever its kernels cost."""
+    condensed = Condensed()
+    condensed.launch(0, 9, 5)
+    event = condensed.cuda[0].record_event()
+    condensed.library.ps_advance_host(2**31 + 7)
+    assert event.query()
+    condensed.communicate(0, 0, False)
+    log = launch_log(condensed.library)
+    assert log.host_only_ns_E.tolist() == [0, 2**31 - 1, 8]
+    host = reprice(log, DEVICE_NS_S, HOST_NS_S)[log.path_N == NodePath.HOST]
+    assert host.sum() == 5 + 2**31 + 7
+
+
+def logged() -> LaunchLog:
+    """A small log."""
+    condensed, log = recorded([("launch", 0, 3, 2), ("launch", 1, 4, 2), ("launch", 0, 1, 7)])
+    log = replace(log, signatures=tuple(f"call {number}" for number in range(len(DEVICE_NS_S))))
+    return log.for_trace(prologue_stop=2, body_start=2, body_stop=len(condensed.nodes.nodes))
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """All columns, and the text of each signature."""
+    log = logged()
+    save_launch_log(log, tmp_path / "log.parquet")
+    read = load_launch_log(tmp_path / "log.parquet")
+    assert read.signatures == log.signatures
+    for name in LaunchLog.__dataclass_fields__:
+        if name != "signatures":
+            np.testing.assert_array_equal(getattr(read, name), getattr(log, name))
+
+
+def changed(values: NDArray[Any], place: int, value: int) -> NDArray[Any]:
+    """A copy with one other number."""
+    values = values.copy()
+    values[place] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("signature_E", 0, 999),
+        ("signature_E", 0, -1),
+        ("lane_E", 0, -2),
+        ("host_only_ns_E", 0, -1),
+        ("node_N", 1, 0),
+        ("path_N", 0, 3),
+        ("lane_N", 0, -1),
+        ("since_N", -1, 99),
+        ("first_N", -1, 99),
+        ("stop_N", 0, -1),
+    ],
+)
+def test_a_file_that_repricing_could_stumble_over_is_refused(
+    tmp_path: Path, name: str, place: int, value: int
+) -> None:
+    """Numbers out of range, or that contradict each other."""
+    log = logged()
+    path = tmp_path / "log.parquet"
+    save_launch_log(replace(log, **{name: changed(getattr(log, name), place, value)}), path)
+    with pytest.raises(FormatError, match=r"log\.parquet"):
+        load_launch_log(path)
+
+
+def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    """A log whose entries lack a lane."""
+    path = tmp_path / "log.parquet"
+    log = logged()
+    save_launch_log(replace(log, lane_E=log.lane_E[:-1]), path)
+    with pytest.raises(FormatError, match="differ in length"):
+        load_launch_log(path)
