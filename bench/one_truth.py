@@ -39,6 +39,7 @@ from null_programs import PARTIAL, prepare
 from one_truth_gloo import compare
 from prismscale.analysis.rows import Row, finish, read_rows, write_rows
 from prismscale.cluster import Cluster
+from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -376,10 +377,19 @@ def what_if_rows(runs: Runs) -> list[Row]:
         "--slow": (("--slow", "3=1.7"), ("--slow", "3=1.7")),
         "--compute-scale": (("--compute-scale", 0.6), ("--compute-scale", 0.6)),
         "another --cluster": (("--cluster", "ours.toml"), ("--cluster", "ours.toml")),
+        "--kernels": (("--kernels", "kernels.json"), ("--kernels", "kernels.json")),
     }
     slow_links(runs)
+    own_kernels(runs)
     runs.null("what-if-plain", WORLD, script)
     rows = []
+    b200 = runs.run(
+        "what-if-b200", ("--device", "null", "--cluster", "b200", "--world-size", WORLD), script
+    )
+    drawn = forecast(runs, "what-if-plain", "--cluster", "b200")
+    rows.append(
+        Row.at_most("another GPU, given to run or to its forecast", differs(b200, drawn), 0, "ns")
+    )
     for name, (given, changed) in changes.items():
         made = runs.null(f"what-if-{name.strip('-').replace(' ', '-')}", WORLD, script, *given)
         drawn = forecast(runs, "what-if-plain", *changed)
@@ -387,6 +397,17 @@ def what_if_rows(runs: Runs) -> list[Row]:
             Row.at_most(f"{name}, given to run or to its forecast", differs(made, drawn), 0, "ns")
         )
     return rows
+
+
+def own_kernels(runs: Runs) -> None:
+    """A table of measured kernels: matrix products that take 9 µs each, whatever their shape."""
+    table = KernelTable(
+        device=Cluster.load("h100-sxm").device.name,
+        torch="made up for a bench",
+        date="2026-01-01",
+        kernels=(MeasuredKernel(signature="aten::mm", device_ns=9000, host_ns=4000, spread=0.0),),
+    )
+    table.save(runs.folder / "kernels.json")
 
 
 def slow_links(runs: Runs) -> None:

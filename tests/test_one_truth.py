@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jobs import TENSOR, pipeline_job
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
+from prismscale.durations.repricing import Prices
 from prismscale.durations.scenario import Scenario
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.model import NONE, model_of
@@ -27,6 +28,7 @@ from prismscale.sim.timeline import simulate_steady
 from strategies import jobs
 
 H100 = "h100-sxm"
+H100_NAME = Cluster.load(H100).device.name
 
 
 def saved_run(root, graph, **scenario):
@@ -162,11 +164,19 @@ def test_a_job_that_hangs_is_refused(tmp_path):
         load_recording(root)
 
 
-def test_kernels_priced_for_another_gpu_are_not_moved(tmp_path):
-    """A null run's computation belongs to its GPU: another one needs another run."""
-    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), modelled_gpu="H100-SXM")
-    with pytest.raises(UsageError, match="run the program again with --cluster b200"):
+def test_other_prices_need_the_log_of_launches(tmp_path):
+    """A null run's computation belongs to its GPU; without its launches another needs a run."""
+    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), prices=Prices(gpu=H100_NAME))
+    assert load_recording(root, H100).base.step_ns == step_of(root)
+    with pytest.raises(UsageError, match="run the program again"):
         load_recording(root, "b200")
+
+
+def test_kernel_times_are_a_null_runs(tmp_path):
+    """Where computation was measured there is nothing to be priced."""
+    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2))
+    with pytest.raises(UsageError, match="was measured"):
+        load_recording(root, changes=Changes(kernels="table.json"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "x"}', "null", '{"schema": 1}'])
@@ -184,7 +194,8 @@ def test_a_scenario_is_read_as_it_was_written(tmp_path):
         cluster=replace(Cluster.load("b200"), name="ours"),
         compute_scale=0.7,
         faults=Faults(slow={3: 1.5}, hang={1: 4}),
-        modelled_gpu="B200",
+        prices=Prices(gpu="NVIDIA B200", kernels="table.json", fused=True),
+        captures="captures/abc",
     )
     scenario.save(tmp_path / "scenario.json")
     assert Scenario.load(tmp_path / "scenario.json") == scenario

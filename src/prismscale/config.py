@@ -17,6 +17,7 @@ from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelPrices
 from prismscale.durations.faults import Faults
+from prismscale.durations.repricing import Prices
 from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
@@ -99,13 +100,16 @@ class JobConfig:
         """Slow and hung ranks."""
         return Faults(slow=dict(self.slow), hang=dict(self.hang))
 
-    def scenario(self, cluster: Cluster) -> Scenario:
-        """What the job's graph is timed with."""
+    def scenario(self, cluster: Cluster, captures: str) -> Scenario:
+        """What the job's graph is timed with, which was made of ``captures`` in the run folder."""
+        table = str(self.kernels.absolute()) if self.kernels else ""
+        prices = Prices(gpu=cluster.device.name, kernels=table, fused=self.fused)
         return Scenario(
             cluster=cluster,
             compute_scale=self.compute_scale,
             faults=self.faults,
-            modelled_gpu=cluster.device.name if self.device == "null" else "",
+            prices=prices if self.device == "null" else None,
+            captures=captures,
         )
 
     def load_cluster(self) -> Cluster:

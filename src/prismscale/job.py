@@ -83,7 +83,7 @@ class Job:
                     events, traces, plan.representative_R, groups, emulated, self.folder.periodic
                 )
             with self._stage("simulate"):
-                scenario = config.scenario(cluster)
+                scenario = config.scenario(cluster, f"captures/{captures.name}")
                 scenario.save(self.folder.scenario)
                 durations = scenario.durations(graph)
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}

@@ -16,6 +16,7 @@ from prismscale.capture.control import CaptureControl, Control, Ordinary, SliceC
 from prismscale.capture.device.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.capture.device.null.emulation import NullEmulation
+from prismscale.capture.device.null.launch_log import launch_log
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.capture.device.start import start_device
 from prismscale.capture.device.streams import StreamDevice
@@ -30,6 +31,7 @@ from prismscale.capture.script import ignore_breakpoints
 from prismscale.capture.spec import CaptureSpec
 from prismscale.capture.steps import watch_steps
 from prismscale.capture.witness import Witness, in_place_of
+from prismscale.cost.launch_log import save_launch_log
 from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
 from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
 from prismscale.graph.store import save_trace, save_traces
@@ -64,8 +66,20 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     trace = _trace(spec, control, recorder, device)
     if control.followed is None:
         _save_unusual(spec, control.settle(), recorder, device)
+    if emulation is not None and control.followed is None:
+        (step,) = control.settle().parts()
+        # Without the prologue: what is priced anew is the step.
+        log = launch_log(emulation.library).for_trace(
+            prologue_stop=0, body_start=step.start, body_stop=step.stop
+        )
+        save_launch_log(log, spec.launches_path)
     if emulation is not None:
-        emulation.save(spec.emulated_path, int(trace.meta["period"]))
+        calls = int(trace.meta["period"])
+        # A rank that ended early ended with a step that repeats.
+        first = emulation.kernels.n_steps - calls
+        if control.followed is None:
+            first = int(trace.meta["prologue_marks"])
+        emulation.save(spec.emulated_path, first, first + calls)
     return trace
 
 

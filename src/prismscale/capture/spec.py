@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prismscale.capture.rank_spec import RankSpec
+from prismscale.durations.repricing import launches_path
 from prismscale.errors import UsageError
 
 DEVICES = ("cpu", "cuda", "null")
@@ -55,6 +56,11 @@ class CaptureSpec(RankSpec):
     def unusual_path(self) -> Path:
         """Where what happened now and then goes, if anything did."""
         return unusual_path(Path(self.out), self.rank)
+
+    @property
+    def launches_path(self) -> Path:
+        """Where a null device's launches of the ordinary step go."""
+        return launches_path(Path(self.out), self.rank)
 
     @property
     def emulated_path(self) -> Path:

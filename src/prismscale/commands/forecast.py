@@ -19,6 +19,7 @@ from prismscale.commands.forecast_options import (
     Draws,
     ExecutorName,
     Fuse,
+    Kernels,
     Memory,
     Method,
     Run,
@@ -82,6 +83,7 @@ def forecast(
     cluster: ClusterName = None,
     compute_scale: ComputeScale = None,
     slow: Slow = None,
+    kernels: Kernels = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -108,7 +110,7 @@ def forecast(
     where = executor_named(executor, workers=workers, address=address)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow),
+        changes=changes(cluster, compute_scale, slow, kernels),
         variation=assumed(communication_cv, stalls),
     )
     model = model_of(recording, method=method, fused=fuse, variability=variability)
@@ -137,6 +139,7 @@ def sensitivity(
     cluster: ClusterName = None,
     compute_scale: ComputeScale = None,
     slow: Slow = None,
+    kernels: Kernels = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -157,7 +160,7 @@ def sensitivity(
     where = executor_named(executor, workers=workers, address=address)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow),
+        changes=changes(cluster, compute_scale, slow, kernels),
         variation=assumed(communication_cv, stalls),
     )
     model = model_of(recording, method=method, fused=fuse, variability=variability)

@@ -32,6 +32,12 @@ Slow = Annotated[
         "--slow", help="Ranks whose computation is slower: RANK=FACTOR.", show_default="the run's"
     ),
 ]
+Kernels = Annotated[
+    Path | None,
+    typer.Option(
+        "--kernels", help="Measured kernel times for a null run.", show_default="the run's"
+    ),
+]
 Variability = Annotated[
     str,
     typer.Option(
@@ -75,12 +81,18 @@ def assumed(communication_cv: float, stalls: float = 0.0) -> Variation:
     return Variation(communication_cv=communication_cv, stall_probability=stalls)
 
 
-def changes(cluster: str | None, compute_scale: float | None, slow: list[str] | None) -> Changes:
+def changes(
+    cluster: str | None,
+    compute_scale: float | None,
+    slow: list[str] | None,
+    kernels: Path | None = None,
+) -> Changes:
     """What is to be different from the run's own scenario."""
     return Changes(
         cluster=cluster,
         compute_scale=compute_scale,
         slow=dict(slow_rank(text) for text in slow) if slow else None,
+        kernels=None if kernels is None else str(kernels),
     )
 
 

@@ -20,6 +20,7 @@ from prismscale.commands.forecast_options import (
     ComputeScale,
     Draws,
     ExecutorName,
+    Kernels,
     Memory,
     Method,
     Run,
@@ -82,6 +83,7 @@ def place(
     cluster: ClusterName = None,
     compute_scale: ComputeScale = None,
     slow: Slow = None,
+    kernels: Kernels = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -95,7 +97,7 @@ def place(
     console = Console(highlight=False)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow),
+        changes=changes(cluster, compute_scale, slow, kernels),
         variation=assumed(communication_cv, stalls),
     )
     samples = recording.samples

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.repricing import Prices
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
+from prismscale.toml_dataclass import decode
 
 SCHEMA = "prismscale.scenario/1"
 
@@ -32,8 +34,10 @@ class Scenario:
     compute_scale: float = 1.0
     """Factor on all computation."""
     faults: Faults = field(default_factory=Faults)
-    modelled_gpu: str = ""
-    """The GPU whose model gave the graph its computation; empty where that was measured."""
+    prices: Prices | None = None
+    """What gave the graph its computation, on a null device; None where that was measured."""
+    captures: str = ""
+    """Folder of the traces that the graph was made of, in the run folder."""
 
     def __post_init__(self) -> None:
         check_compute_scale(self.compute_scale)
@@ -59,34 +63,39 @@ class Scenario:
         cluster: str | None = None,
         compute_scale: float | None = None,
         slow: Mapping[int, float] | None = None,
+        kernels: str | None = None,
     ) -> Scenario:
         """The same scenario but for what is given.
 
         Raises:
-            UsageError: a value that cannot be, or a cluster of another GPU than the one whose model
-                gave the computation its time.
+            UsageError: a value that cannot be, or kernel times where none were modelled.
         """
         found = self
         if cluster is not None:
-            found = replace(found, cluster=self._other_cluster(Cluster.load(cluster)))
+            found = self._on(Cluster.load(cluster))
+        if kernels is not None:
+            if found.prices is None:
+                raise UsageError(
+                    "--kernels prices a null device's kernels; the computation of this run was "
+                    "measured"
+                )
+            found = replace(found, prices=replace(found.prices, kernels=kernels))
         if compute_scale is not None:
             found = replace(found, compute_scale=compute_scale)
         if slow is not None:
             found = replace(found, faults=replace(self.faults, slow=dict(slow)))
         return found
 
-    def _other_cluster(self, cluster: Cluster) -> Cluster:
-        if self.modelled_gpu and cluster.device.name != self.modelled_gpu:
-            raise UsageError(
-                f"the kernels of this run are priced for {self.modelled_gpu}, and {cluster.name} "
-                f"has {cluster.device.name}: run the program again with --cluster {cluster.name}"
-            )
+    def _on(self, cluster: Cluster) -> Scenario:
         if cluster.processor_communicates != self.cluster.processor_communicates:
             raise UsageError(
                 f"{cluster.name} and {self.cluster.name} differ in who communicates, the processor "
                 f"or the network: run the program again with --cluster {cluster.name}"
             )
-        return cluster
+        found = replace(self, cluster=cluster)
+        if self.prices is None:
+            return found
+        return replace(found, prices=replace(self.prices, gpu=cluster.device.name))
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -96,7 +105,8 @@ class Scenario:
             "compute_scale": self.compute_scale,
             "slow": {str(r): f for r, f in self.faults.slow.items()},
             "hang": {str(r): s for r, s in self.faults.hang.items()},
-            "modelled_gpu": self.modelled_gpu,
+            "prices": None if self.prices is None else asdict(self.prices),
+            "captures": self.captures,
         }
         write_json(path, table)
 
@@ -128,6 +138,7 @@ def _read(table: Any, origin: str) -> Scenario:
             f"{origin}: schema is {table['schema']!r}; this version reads {SCHEMA}. Run the "
             "program again: captures are reused"
         )
+    prices = table["prices"]
     return Scenario(
         cluster=Cluster.from_toml(table["cluster"], origin=origin),
         compute_scale=float(table["compute_scale"]),
@@ -135,5 +146,6 @@ def _read(table: Any, origin: str) -> Scenario:
             slow={int(r): float(f) for r, f in table["slow"].items()},
             hang={int(r): int(s) for r, s in table["hang"].items()},
         ),
-        modelled_gpu=str(table["modelled_gpu"]),
+        prices=None if prices is None else decode(Prices, prices, origin),
+        captures=str(table["captures"]),
     )

@@ -13,6 +13,7 @@ from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.periodic import load_events
+from prismscale.durations.repricing import repriced_graph
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
 from prismscale.durations.scenario import Scenario, check_compute_scale
@@ -38,6 +39,8 @@ class Changes:
     cluster: str | None = None
     compute_scale: float | None = None
     slow: Mapping[int, float] | None = None
+    kernels: str | None = None
+    """File of measured kernel times, for a null run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +87,28 @@ def load_recording(
     graph_folder = run.graph if run.graph.is_dir() else folder
     if has_samples(graph_folder):
         return _imported(load_samples(graph_folder), changes)
-    scenario = _scenario(run, changes)
+    own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    found = recording_of(scenario.durations(load_graph(graph_folder)), scenario, variation)
+    graph = load_graph(graph_folder)
+    if scenario.prices is not None and scenario.prices != own.prices:
+        graph = repriced_graph(graph, run.root / scenario.captures, scenario.prices)
+        note = "kernels priced anew; what happens only in some steps is not in the days of training"
+        found = recording_of(scenario.durations(graph), scenario, variation)
+        return replace(found, notes=(*found.notes, note))
+    found = recording_of(scenario.durations(graph), scenario, variation)
     events = price_events(load_events(run.periodic), scenario, found.base.step_ns)
     return replace(found, events=tuple(events))
 
 
-def _scenario(run: RunFolder, changes: Changes) -> Scenario:
-    slow, scale = changes.slow, changes.compute_scale
+def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
+    """The run's own, and with the changes."""
+    slow, scale, kernels = changes.slow, changes.compute_scale, changes.kernels
     if run.scenario.is_file():
         own = Scenario.load(run.scenario)
-        return own.changed(cluster=changes.cluster, compute_scale=scale, slow=slow)
+        return own, own.changed(
+            cluster=changes.cluster, compute_scale=scale, slow=slow, kernels=kernels
+        )
     if run.results.is_file() and run.timeline.is_file():
         raise FormatError(
             f"{run.root} was made by an older version, which did not say with which faults and on "
@@ -108,7 +120,7 @@ def _scenario(run: RunFolder, changes: Changes) -> Scenario:
             "answer for its communication (--cluster h100-sxm)"
         )
     own = Scenario(cluster=Cluster.load(changes.cluster))
-    return own.changed(compute_scale=scale, slow=slow)
+    return own, own.changed(compute_scale=scale, slow=slow, kernels=kernels)
 
 
 def recording_of(
@@ -155,6 +167,8 @@ def _modelled(durations: GraphDurations) -> frozenset[tuple[int, int]]:
 def _imported(samples: StepSamples, changes: Changes) -> Recording:
     """Each recorded step is re-timed alone, from the moment at which all ranks begin it; the median
     one is the run's step."""
+    if changes.kernels is not None:
+        raise UsageError("--kernels prices a null device's kernels; this is an import")
     missing: frozenset[tuple[int, int]] = frozenset()
     if changes.cluster is not None:
         missing = _unmeasured(samples)

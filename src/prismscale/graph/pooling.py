@@ -26,6 +26,9 @@ from prismscale.graph.trace import RankTrace
 
 DURATIONS, MODELLED = "durations", "modelled"
 """Key and value of a trace's meta: no duration was measured."""
+LONGEST_OF = "longest_of"
+"""Key of a trace's meta, where time is modelled: the captured ranks of whose durations it holds the
+longest."""
 POOLED = "pooled"
 """Key of a trace's meta: the ranks whose steps it holds, each as many, in order."""
 
@@ -50,6 +53,7 @@ def pool_samples(
         rows = np.concatenate([t.body_ns_SB for t in used])
         if own.meta.get(DURATIONS) == MODELLED:
             rows = rows.max(axis=0, keepdims=True)
+            meta[LONGEST_OF] = ",".join(t.meta.get("followed", str(t.rank)) for t in used)
         pooled[rank] = replace(own, body_ns_SB=rows, meta=meta)
     return pooled
 
