@@ -121,7 +121,10 @@ class Scenario:
             table = json.loads(path.read_text(encoding="utf-8"))
             return _read(table, str(path))
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"{path} holds no scenario of a run: {error!r}") from error
+            raise FormatError(
+                f"{path} holds no scenario that this version reads ({error!r}); run the program "
+                "again: captures are reused"
+            ) from error
         except UsageError as error:
             raise FormatError(f"{path}: {error}") from error
 

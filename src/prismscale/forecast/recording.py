@@ -24,7 +24,7 @@ from prismscale.durations.source import (
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.montecarlo import Base
 from prismscale.forecast.variation import Variation
-from prismscale.graph.store import load_graph
+from prismscale.graph.store import GRAPH_FILE, load_graph
 from prismscale.runfolder import RunFolder
 from prismscale.sim.periodic import PricedEvent, price_events
 from prismscale.sim.program import compile_job
@@ -85,12 +85,16 @@ def load_recording(
     changes = changes or Changes(cluster=cluster)
     run = RunFolder(root=folder)
     graph_folder = run.graph if run.graph.is_dir() else folder
+    if not (graph_folder / GRAPH_FILE).is_file():
+        raise UsageError(
+            f"{folder} holds no run: make one with prismscale run --out {folder}, or import one"
+        )
     if has_samples(graph_folder):
-        return _imported(load_samples(graph_folder), changes)
+        return recording_of_import(load_samples(graph_folder), changes)
+    graph = load_graph(graph_folder)
     own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    graph = load_graph(graph_folder)
     if scenario.prices is not None and scenario.prices != own.prices:
         graph = repriced_graph(graph, run.root / scenario.captures, scenario.prices)
         note = "kernels priced anew; what happens only in some steps is not in the days of training"
@@ -164,7 +168,7 @@ def _modelled(durations: GraphDurations) -> frozenset[tuple[int, int]]:
     )
 
 
-def _imported(samples: StepSamples, changes: Changes) -> Recording:
+def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
     """Each recorded step is re-timed alone, from the moment at which all ranks begin it; the median
     one is the run's step."""
     if changes.kernels is not None:

@@ -18,8 +18,10 @@ from prismscale.errors import FormatError
 from prismscale.forecast import validate_placement
 from prismscale.forecast.distributions import Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.goodness import Agreement, agreement, random_halves
+from prismscale.forecast.model import NONE, model_of
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.pools import pools_of
+from prismscale.forecast.recording import Changes, recording_of_import
 from prismscale.forecast.replay import ReplayDraws, Together, regimes_of
 from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.scaling import tail_growth, widest_of
@@ -66,7 +68,18 @@ def validate(truth: Path) -> list[Row]:
         rows += distribution_rows(name, samples)
     for name, samples in traces.items():
         rows += switch_rows(name, samples)
+    rows += [still_row(name, samples) for name, samples in traces.items()]
     return [*rows, *validate_placement.validate(traces["ST"], traces["SE"])]
+
+
+def still_row(name: str, samples: StepSamples) -> Row:
+    """Draws without variation: all of them are the median re-timed step."""
+    recording = recording_of_import(samples, Changes())
+    model = model_of(recording, variability=NONE)
+    config = MonteCarlo(draws=20, steps=model.steps)
+    drawn_D = draw_steps(model.graph, model.source, config, base=model.base).step_ns_D
+    off = float(np.abs(drawn_D - recording.base.step_ns).max())
+    return Row.at_most(f"{name}, variation off: draws less the run's step", off, 0, "ns")
 
 
 def _read(truth: Path, name: str) -> StepSamples:
