@@ -19,13 +19,12 @@ from prismscale.graph.periodic import (
     KIND,
     NUMBER,
     STEP_STARTS,
+    Calendar,
     Schedule,
     concatenated,
-    event_of,
     ordinary_step,
     part_of,
     periodic_events,
-    rates,
     schedule_of,
     scheduled,
     with_ordinary_step,
@@ -69,6 +68,11 @@ def logging_step(own: RankTrace, number: int, *, extra_ns: int = 100) -> RankTra
     first = replace(first, lanes=own.lanes, labels=own.labels, sites=("train.py:9",))
     body = concatenated([first, step], step)
     return replace(body, meta={NUMBER: str(number), KIND: "log"})
+
+
+def calendar_of(*schedules: tuple[tuple[int, ...], int]) -> Calendar:
+    """Of the steps in which each event was seen, and how often it comes."""
+    return Calendar(schedules=tuple(Schedule(numbers=n, every=e) for n, e in schedules))
 
 
 def distances(found: RankTrace) -> list[list[int]]:
@@ -120,28 +124,29 @@ def test_what_did_not_come_again_came_once() -> None:
 
 def test_of_two_events_in_one_step_it_is_the_rarer() -> None:
     """Logging every 2 and evaluation every 5 steps, and both together every 10."""
-    schedules = [
-        Schedule(first=3, every=2, seen=4),
-        Schedule(first=6, every=5, seen=1),
-        Schedule(first=11, every=10, seen=1),
-    ]
-    assert [event_of(schedules, n) for n in (2, 3, 6, 9, 11, 16, 21)] == [None, 0, 1, 0, 2, 1, 2]
-    assert rates(schedules) == [0.4, 0.1, 0.1]
+    calendar = calendar_of(((3, 5, 7, 9), 2), ((6,), 5), ((11,), 10))
+    found = [calendar.event_in(n) for n in (2, 3, 6, 9, 11, 16, 21)]
+    assert found == [None, 0, 1, 0, 2, 1, 2]
+    assert calendar.rates() == [0.4, 0.1, 0.1]
+    assert all(calendar.is_known(n) for n in range(1, 40))
+
+
+def test_events_that_were_never_seen_together_are_not_known() -> None:
+    """Logging and a checkpoint every 4, evaluation every 5: all three in step 21."""
+    calendar = calendar_of(((3, 7), 4), ((5, 9), 4), ((6,), 5), ((11,), 10))
+    assert [n for n in range(1, 22) if not calendar.is_known(n)] == [21]
 
 
 def test_what_came_once_has_no_rate() -> None:
     """It is in no mean over a long training."""
-    assert rates([Schedule(first=4, every=0, seen=1), Schedule(first=3, every=2, seen=2)]) == [
-        0.0,
-        0.5,
-    ]
+    assert calendar_of(((4,), 0), ((3, 5), 2)).rates() == [0.0, 0.5]
 
 
 def test_ranks_without_anything_unusual_take_their_ordinary_step() -> None:
     """Only rank 0 logs."""
     traces = {0: trace(0), 1: trace(1)}
     (event,) = periodic_events(traces, {0: [logging_step(traces[0], n) for n in (3, 5, 7)]})
-    assert event.schedule == Schedule(first=3, every=2, seen=3)
+    assert event.schedule == Schedule(numbers=(3, 5, 7), every=2)
     assert event.traces[0].n_nodes == 5
     assert distances(event.traces[1]) == distances(ordinary_step(traces[1]))
 
@@ -174,9 +179,9 @@ def test_a_program_that_is_written_out_ends_its_steps_when_it_would(
 ) -> None:
     """Simulated from the beginning: each logging step is longer by its span, no other is."""
     own = trace()
-    schedules = [Schedule(first=n, every=0, seen=1) for n in logged]
+    calendar = calendar_of(*(((n,), 0) for n in logged))
     events = [logging_step(own, n) for n in logged]
-    longer = scheduled(own, events, schedules, until)
+    longer = scheduled(own, events, calendar, until)
     traces = {0: longer, 1: replace(longer, rank=1)}
     graph = job_from_traces(traces)
     timeline = simulate(graph, RecordedDurations(graph), steps=1, with_prologue=True, ranks=[0])
@@ -191,7 +196,7 @@ def test_a_program_that_is_written_out_ends_its_steps_when_it_would(
 def test_where_steps_begin_is_told() -> None:
     """Of those that are written out: what nobody foresaw may happen there."""
     own = trace()
-    longer = scheduled(own, [logging_step(own, 3)], [Schedule(first=3, every=0, seen=1)], 5)
+    longer = scheduled(own, [logging_step(own, 3)], calendar_of(((3,), 0)), 5)
     assert longer.meta[STEP_STARTS] == "1,4,9"
     assert longer.n_prologue == 12
 
@@ -199,14 +204,14 @@ def test_where_steps_begin_is_told() -> None:
 def test_sampled_steps_take_turns() -> None:
     """As virtual peers replay them."""
     own = trace(samples=3)
-    longer = scheduled(own, [], [], 6)
+    longer = scheduled(own, [], calendar_of(), 6)
     assert longer.prologue_ns[1::3].tolist() == [10, 11, 12, 10]
 
 
 def test_events_are_read_as_they_were_written(tmp_path) -> None:
     """Graphs and table; a run without any has no file."""
     assert load_events(tmp_path) == []
-    facts = EventFacts(first=3, every=2, seen=4, site="train.py:9")
+    facts = EventFacts(numbers=(3, 5, 7, 9), every=2, site="train.py:9")
     graph = job_from_traces({0: trace(0), 1: trace(1)})
     save_events([StoredEvent(facts=facts, graph=graph)], tmp_path)
     (event,) = load_events(tmp_path)
@@ -214,7 +219,7 @@ def test_events_are_read_as_they_were_written(tmp_path) -> None:
     assert event.graph.n_rank_nodes == graph.n_rank_nodes
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"events": 3}', '{"events": [{"first": "a"}]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"events": 3}', '{"events": [{"numbers": []}]}'])
 def test_a_damaged_table_is_refused(tmp_path, text: str) -> None:
     """By name, whatever is in it."""
     (tmp_path / "periodic.json").write_text(text)

@@ -16,10 +16,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "prismscale"
 RUN_OPTIONS = [
     *("--attach", "--capture-timeout", "--clock", "--cluster", "--compute-scale", "--device"),
     *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
-    *("--out", "--samples", "--show", "--slow", "--step-marker", "--steps", "--world-size", "-m"),
+    *("--out", "--samples", "--show", "--slow", "--step-marker", "--steps", "--storage"),
+    *("--watch-steps", "--world-size", "-m"),
 ]
 TORCHLESS = [
-    *("analysis", "cluster", "cost", "errors", "files", "forecast", "formats", "graph"),
+    *("analysis", "cluster", "cost", "durations", "errors", "files", "forecast", "formats"),
+    "graph",
     *("report", "runfolder", "sim"),
 ]
 

@@ -26,10 +26,11 @@ from prismscale.capture.slices import SlicePlan, SlicePlanner
 from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.errors import UsageError
 from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
-from prismscale.graph.periodic import PeriodicEvent, ordinary_from, scheduled
+from prismscale.graph.periodic import Calendar, PeriodicEvent, ordinary_from, scheduled
 from prismscale.graph.pooling import pool_samples
 from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
@@ -143,10 +144,18 @@ class Job:
         steps in which they come."""
         if not events:
             return traces
-        until = max(ordinary_from(t) for t in traces.values()) + self.config.steps + 1
-        schedules = [event.schedule for event in events]
+        first = max(ordinary_from(t) for t in traces.values())
+        until = first + self.config.steps + 1
+        calendar = Calendar(schedules=tuple(event.schedule for event in events))
+        unknown = next((n for n in range(first, until) if not calendar.is_known(n)), None)
+        if unknown is not None:
+            raise UsageError(
+                f"in step {unknown} of the program several periodic events fall together, as they "
+                f"did in none of the steps that were watched: give --watch-steps {unknown + 1}, or "
+                f"fewer live steps (--steps {max(unknown - first - 1, 1)})"
+            )
         return {
-            rank: scheduled(trace, [e.traces[rank] for e in events], schedules, until)
+            rank: scheduled(trace, [e.traces[rank] for e in events], calendar, until)
             for rank, trace in traces.items()
         }
 

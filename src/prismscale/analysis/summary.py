@@ -113,9 +113,9 @@ def _events(found: Findings) -> tuple[EventResult, ...]:
     whole_ns = found.retimed.step_ns + sum(e.per_step_ns for e in found.events)
     return tuple(
         EventResult(
-            first=event.facts.first,
+            first=event.facts.numbers[0],
             every=event.facts.every,
-            seen=event.facts.seen,
+            seen=len(event.facts.numbers),
             extra_ns=event.extra_ns,
             share=event.per_step_ns / whole_ns if whole_ns else 0.0,
             site=event.facts.site,

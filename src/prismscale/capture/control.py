@@ -55,8 +55,9 @@ class Ordinary:
         return Sample(start=step.start, stop=step.stop, follows_its_like=follows)
 
     def unusual(self) -> list[Step]:
-        """Steps of other kinds since the program had settled."""
-        return [s for s in self.steps if s.kind != self.kind and s.number > self.samples[0].number]
+        """Steps of other kinds since the first ordinary one."""
+        first = next(s.number for s in self.steps if s.kind == self.kind)
+        return [s for s in self.steps if s.kind != self.kind and s.number > first]
 
 
 class Control(StepListener, Protocol):

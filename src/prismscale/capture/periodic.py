@@ -76,9 +76,8 @@ def store_events(
             unmatched.append(f"step {event.schedule.first}: {error}")
             continue
         facts = EventFacts(
-            first=event.schedule.first,
+            numbers=event.schedule.numbers,
             every=event.schedule.every,
-            seen=event.schedule.seen,
             site=further_site(event, traces),
             checkpoint_bytes=_written_bytes(emulated, calls, event.schedule.first),
         )

@@ -20,6 +20,8 @@ MAX_OPTIMIZERS = 16
 """Optimizer calls that one step may hold."""
 LONGEST_PATTERN = 8
 """Steps in which kinds may follow each other, for a program without two equal steps in a row."""
+OFTEN = 3
+"""Steps of one kind that settle a program whose kinds follow each other in no such pattern."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +73,9 @@ def ordinary_kind(stream: NodeStream, steps: Sequence[Step], equal: int) -> str 
     """The ordinary kind, once the program has settled; None before.
 
     It has when ``equal`` steps in a row were equal, edges included, and as far back as these reach
-    (see :attr:`NodeStream.reaches`); or when kinds have followed each other twice in one pattern,
-    as where a program logs every second step.
+    (see :attr:`NodeStream.reaches`); when kinds have followed each other twice in one pattern, as
+    where a program logs every second step; or when one has come :data:`OFTEN` times among others,
+    as where it also evaluates every fifth.
     """
     if len(stream.marks) % calls_per_step(stream.owners) or len(steps) < 2:
         return None
@@ -84,7 +87,10 @@ def ordinary_kind(stream: NodeStream, steps: Sequence[Step], equal: int) -> str 
         # Steps of one kind whose edges still differ have not settled.
         if len(set(kinds)) > 1 and kinds == [s.kind for s in before]:
             return most_ordinary(last)
-    return None
+    later = steps[1:]
+    kind = most_ordinary(later)
+    others = {s.kind for s in later[-LONGEST_PATTERN:]} - {kind}
+    return kind if others and sum(s.kind == kind for s in later) >= OFTEN else None
 
 
 def most_ordinary(steps: Sequence[Step]) -> str:

@@ -167,7 +167,7 @@ def print_hot_nodes(
 def event_notes(events: Sequence[PricedEvent]) -> list[str]:
     """What happens only in some steps: in the days of training, and in no quantile of a step."""
     return [
-        f"every {event.facts.every} steps{', assumed' if event.facts.seen == 1 else ''}: "
+        f"every {event.facts.every} steps{', assumed' if len(event.facts.numbers) == 1 else ''}: "
         f"{event.extra_ns / 1e6:,.3f} ms more; in the days of training, not in the step time"
         for event in events
         if event.rate

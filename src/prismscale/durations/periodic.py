@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prismscale.errors import FormatError
+from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.periodic import Schedule
@@ -21,21 +21,26 @@ TABLE = "periodic.json"
 class EventFacts:
     """What is known of an event besides its graph."""
 
-    first: int
-    """Number of the step in which it was first seen, from 1."""
+    numbers: tuple[int, ...]
+    """The steps in which it was seen, from 1."""
     every: int
     """Steps from one to the next; 0: it came once."""
-    seen: int
-    """How often."""
     site: str
     """The line from which it communicates; empty where it does not."""
     checkpoint_bytes: int = 0
     """What a captured rank writes in it at most."""
 
+    def __post_init__(self) -> None:
+        if not self.numbers or min(self.numbers) < 1 or self.every < 0:
+            raise UsageError(
+                f"an event in steps {list(self.numbers)}, every {self.every}: it comes in one step "
+                "at least, and steps are numbered from 1"
+            )
+
     @property
     def schedule(self) -> Schedule:
         """When it comes."""
-        return Schedule(first=self.first, every=self.every, seen=self.seen)
+        return Schedule(numbers=self.numbers, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,7 @@ step before it, whichever that is, it comes after.
 
 [Note: schedule] An event that was seen several times comes as often as its distances allow. One
 that was seen once is assumed to come as often as it took to come the first time, because a program
-counts from its beginning. Where several would come in one step, it is the rarest: logging and
-evaluation in the same step were seen as an event of their own.
+counts from its beginning. Logging and evaluation in one step are an event of their own.
 """
 
 from __future__ import annotations
@@ -52,18 +51,65 @@ RARE = 20_000
 class Schedule:
     """When an event comes; see [Note: schedule]."""
 
-    first: int
-    """Number of the step in which it was first seen, from 1."""
+    numbers: tuple[int, ...]
+    """The steps in which it was seen, from 1, ascending."""
     every: int
     """Steps from one to the next; 0: it came once, and did not come again when it would have."""
-    seen: int
-    """How often."""
+
+    @property
+    def first(self) -> int:
+        """The step in which it was first seen."""
+        return self.numbers[0]
 
     def comes_in(self, number: int) -> bool:
         """Whether step ``number`` is one of its."""
         if number < self.first or not self.every:
             return number == self.first
         return (number - self.first) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calendar:
+    """Which event comes in which step.
+
+    Where several would come at once, what then happens was seen if they came together in a step
+    that was: it is that step's event. Otherwise it is the rarest of them, and nobody knows.
+    """
+
+    schedules: tuple[Schedule, ...]
+
+    def event_in(self, number: int) -> int | None:
+        """Place of the event in :attr:`schedules`; None for an ordinary step."""
+        coming = self._coming(number)
+        if not coming:
+            return None
+        # What came once comes in no other step: nothing is rarer.
+        rarest = max(coming, key=lambda n: self.schedules[n].every or RARE)
+        return self._seen_together().get(coming, rarest)
+
+    def is_known(self, number: int) -> bool:
+        """Whether what comes in a step was seen, alone or so together."""
+        coming = self._coming(number)
+        return len(coming) < 2 or coming in self._seen_together()
+
+    def rates(self) -> list[float]:
+        """How often each event comes, per step of a long training."""
+        if not self.schedules:
+            return []
+        first = max(s.first for s in self.schedules) + 1
+        steps = min(lcm(*(s.every or 1 for s in self.schedules)), RARE)
+        counts = Counter(self.event_in(number) for number in range(first, first + steps))
+        return [counts[n] / steps for n in range(len(self.schedules))]
+
+    def _coming(self, number: int) -> frozenset[int]:
+        return frozenset(n for n, s in enumerate(self.schedules) if s.comes_in(number))
+
+    def _seen_together(self) -> dict[frozenset[int], int]:
+        return {
+            self._coming(number): n
+            for n, schedule in enumerate(self.schedules)
+            for number in schedule.numbers
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +139,17 @@ def periodic_events(
         work = tuple((rank, step.meta[KIND]) for rank, step in by_number[number].items())
         same_work.setdefault(work, []).append(number)
     watched = min((int(t.meta.get(WATCHED_STEPS, "0")) for t in traces.values()), default=0)
-    return [
-        PeriodicEvent(
-            schedule=schedule_of(numbers, watched, by_number.keys()),
-            traces={
-                rank: by_number[numbers[0]].get(rank, ordinary_step(trace))
-                for rank, trace in traces.items()
-            },
-        )
-        for numbers in same_work.values()
-    ]
+    settled = max((ordinary_from(t) for t in traces.values()), default=0)
+    events = []
+    for numbers in same_work.values():
+        schedule = schedule_of(numbers, watched, by_number.keys())
+        if not schedule.every and schedule.first <= settled:
+            # The program was still warming up.
+            continue
+        steps = by_number[numbers[0]]
+        of_ranks = {rank: steps.get(rank, ordinary_step(t)) for rank, t in traces.items()}
+        events.append(PeriodicEvent(schedule=schedule, traces=of_ranks))
+    return events
 
 
 def schedule_of(numbers: Sequence[int], watched: int, unusual: Iterable[int]) -> Schedule:
@@ -116,30 +163,12 @@ def schedule_of(numbers: Sequence[int], watched: int, unusual: Iterable[int]) ->
     """
     first = numbers[0]
     if len(numbers) > 1:
-        return Schedule(
-            first=first, every=gcd(*(b - a for a, b in pairwise(numbers))), seen=len(numbers)
-        )
+        every = gcd(*(b - a for a, b in pairwise(numbers)))
+        return Schedule(numbers=tuple(numbers), every=every)
     # What follows the optimizer of step n lies in step n + 1.
     every = first - 1
     missed = first + every <= watched and first + every not in set(unusual)
-    return Schedule(first=first, every=0 if missed or every < 1 else every, seen=1)
-
-
-def event_of(schedules: Sequence[Schedule], number: int) -> int | None:
-    """Which event comes in a step, by its place in ``schedules``; None for an ordinary step."""
-    coming = [n for n, schedule in enumerate(schedules) if schedule.comes_in(number)]
-    # What came once comes in no other step: nothing is rarer.
-    return max(coming, key=lambda n: schedules[n].every or RARE, default=None)
-
-
-def rates(schedules: Sequence[Schedule]) -> list[float]:
-    """How often each event comes, per step of a long training."""
-    if not schedules:
-        return []
-    first = max(s.first for s in schedules) + 1
-    steps = min(lcm(*(s.every or 1 for s in schedules)), RARE)
-    counts = Counter(event_of(schedules, number) for number in range(first, first + steps))
-    return [counts[n] / steps for n in range(len(schedules))]
+    return Schedule(numbers=(first,), every=0 if missed or every < 1 else every)
 
 
 def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
@@ -151,7 +180,7 @@ def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
 
 
 def scheduled(
-    trace: RankTrace, events: Sequence[RankTrace], schedules: Sequence[Schedule], until: int
+    trace: RankTrace, events: Sequence[RankTrace], calendar: Calendar, until: int
 ) -> RankTrace:
     """A rank's program with the steps before number ``until`` written out in its prologue, periodic
     events among them; from then on the ordinary step repeats.
@@ -159,12 +188,12 @@ def scheduled(
     Args:
         trace: the rank's ordinary program.
         events: the rank's step of each event.
-        schedules: when each comes.
+        calendar: when each comes.
         until: number of a step.
     """
     parts: list[RankTrace] = []
     for k, number in enumerate(range(ordinary_from(trace), until)):
-        at = event_of(schedules, number)
+        at = calendar.event_in(number)
         row = trace.body_ns_SB[k % trace.n_samples][np.newaxis]
         ordinary = part_of(trace, trace.n_prologue, trace.n_nodes, row)
         parts.append(ordinary if at is None else events[at])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prismscale.durations.periodic import EventFacts, StoredEvent
 from prismscale.durations.scenario import Scenario
-from prismscale.graph.periodic import rates
+from prismscale.graph.periodic import Calendar
 from prismscale.sim.retime import retime
 
 
@@ -33,7 +33,7 @@ def price_events(
 ) -> list[PricedEvent]:
     """What each event adds to a job whose ordinary step takes ``step_ns``."""
     found = []
-    often = rates([event.facts.schedule for event in events])
+    often = Calendar(schedules=tuple(e.facts.schedule for e in events)).rates()
     for event, rate in zip(events, often, strict=True):
         both_ns = retime(scenario.durations(event.graph)).step_ns
         extra_ns = both_ns - 2 * step_ns
