@@ -51,7 +51,8 @@ class TerminalReporter:
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self._console) as progress:
+        # Twice a second: ranks that are timed meanwhile may need every core.
+        with Progress(*columns, console=self._console, refresh_per_second=2) as progress:
             task = progress.add_task("", total=None)
 
             def update(done: int, total: int) -> None:

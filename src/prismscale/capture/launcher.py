@@ -29,6 +29,8 @@ from prismscale.progress import StageUpdate
 from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
+TIMED_POLL_S = 0.25
+"""The same where ranks are timed on all cores: each look takes some of theirs."""
 RANK_PROCESS = "prismscale.capture.rank_process"
 BALLAST = "ballast"
 
@@ -119,7 +121,7 @@ class CaptureRunner:
                 if all(c.name == BALLAST for c in children.all_running()) and not waiting:
                     break
                 self._refuse_slow(children)
-                time.sleep(POLL_S)
+                time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
 
     def _start(
         self, children: Children, spec: CaptureSpec, add: Callable[[RankTrace], None]
