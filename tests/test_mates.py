@@ -155,9 +155,7 @@ def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) 
     text = TRAINER.replace('("gloo")', '("gloo")\npair = dist.new_group([0, 1])')
     text = text.replace("all_reduce(met)", "all_reduce(met)\n    dist.all_reduce(met, group=pair)")
     spec = spec_of(write_program(tmp_path / "program", text), tmp_path, world_size=4)
-    CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together(
-        [0, 1], marks=4
-    )
+    CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together([0, 1], marks=4)
     for rank in range(2):
         # 4 of this rank's own from the world; then 4 + 8 between the two.
         assert "together 12.0" in (tmp_path / "logs" / f"slice-rank-{rank}.log").read_text()
@@ -170,9 +168,7 @@ def test_a_slice_that_is_there_whole_is_read(tmp_path: Path) -> None:
 
     def capture() -> bool:
         log.unlink(missing_ok=True)
-        CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together(
-            [0, 1], marks=4
-        )
+        CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2).capture_together([0, 1], marks=4)
         return log.exists()
 
     assert capture()
