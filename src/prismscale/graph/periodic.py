@@ -24,12 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd, lcm
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.trace import NODE_COLUMNS, RankTrace
 
 NUMBER = "number"
 """Key of an unusual step's meta: which of the program's steps it is, from 1."""
@@ -194,9 +195,11 @@ def scheduled(
     parts: list[RankTrace] = []
     for k, number in enumerate(range(ordinary_from(trace), until)):
         at = calendar.event_in(number)
+        if at is not None:
+            parts.append(events[at])
+            continue
         row = trace.body_ns_SB[k % trace.n_samples][np.newaxis]
-        ordinary = part_of(trace, trace.n_prologue, trace.n_nodes, row)
-        parts.append(ordinary if at is None else events[at])
+        parts.append(part_of(trace, trace.n_prologue, trace.n_nodes, row))
     return _before_body(trace, parts) if parts else trace
 
 
@@ -218,14 +221,7 @@ def part_of(trace: RankTrace, start: int, stop: int, body_ns_SB: NDArray[np.int6
     return replace(
         trace,
         n_prologue=0,
-        kind_N=trace.kind_N[rows],
-        op_N=trace.op_N[rows],
-        lane_N=trace.lane_N[rows],
-        role_N=trace.role_N[rows],
-        peer_N=trace.peer_N[rows],
-        bytes_N=trace.bytes_N[rows],
-        site_N=trace.site_N[rows],
-        label_N=trace.label_N[rows],
+        **trace.columns_of(rows),
         pred_start_N1=trace.pred_start_N1[start : stop + 1] - first,
         pred_distance_P=trace.pred_distance_P[first:last],
         prologue_ns=np.zeros(0, dtype=np.int64),
@@ -256,14 +252,7 @@ def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
     starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     return replace(
         parts[0],
-        kind_N=np.concatenate([p.kind_N for p in parts]),
-        op_N=np.concatenate([p.op_N for p in parts]),
-        lane_N=lane_N,
-        role_N=np.concatenate([p.role_N for p in parts]),
-        peer_N=np.concatenate([p.peer_N for p in parts]),
-        bytes_N=np.concatenate([p.bytes_N for p in parts]),
-        site_N=np.concatenate([p.site_N for p in parts]),
-        label_N=np.concatenate([p.label_N for p in parts]),
+        **_joined(parts),
         pred_start_N1=starts.astype(np.int32),
         pred_distance_P=np.concatenate(distances).astype(np.int32),
         body_ns_SB=np.concatenate([p.body_ns_SB[:1] for p in parts], axis=1),
@@ -272,6 +261,11 @@ def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
         sites=max((p.sites for p in parts), key=len),
         meta={},
     )
+
+
+def _joined(parts: Sequence[RankTrace]) -> dict[str, Any]:
+    """What describes each node, of one part after the other."""
+    return {name: np.concatenate([getattr(p, name) for p in parts]) for name in NODE_COLUMNS}
 
 
 @dataclass(kw_only=True)
@@ -315,17 +309,13 @@ def _before_body(trace: RankTrace, parts: Sequence[RankTrace]) -> RankTrace:
     longer = whole.n_nodes - trace.n_body
     starts = np.cumsum([n, *(p.n_nodes for p in parts)])[:-1]
     prologue = part_of(trace, 0, n, trace.prologue_ns[np.newaxis])
-    columns = {
-        name: np.concatenate([getattr(prologue, name), getattr(whole, name)])
-        for name in ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "site_N", "label_N")
-    }
     return RankTrace(
         rank=trace.rank,
         world_size=trace.world_size,
         groups=trace.groups,
         known_groups=trace.known_groups,
         n_prologue=n + longer,
-        **columns,
+        **_joined([prologue, whole]),
         pred_start_N1=np.concatenate(
             [prologue.pred_start_N1, whole.pred_start_N1[1:] + prologue.pred_start_N1[-1]]
         ),

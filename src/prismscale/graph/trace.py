@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,8 @@ MADE_WITH = "made_with"
 made them, itself among them."""
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
+NODE_COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "site_N", "label_N")
+"""Fields of a trace with one value for each node, whatever its edges and durations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +109,7 @@ class RankTrace:
 
     def __post_init__(self) -> None:
         n = self.n_nodes
-        columns = (self.op_N, self.lane_N, self.role_N, self.peer_N, self.bytes_N)
-        if any(len(c) != n for c in (*columns, self.site_N, self.label_N)):
+        if any(len(getattr(self, name)) != n for name in NODE_COLUMNS):
             raise GraphError(f"rank {self.rank}: trace columns differ in length from {n} nodes")
         if len(self.pred_start_N1) != n + 1 or self.pred_start_N1[-1] != len(self.pred_distance_P):
             raise GraphError(f"rank {self.rank}: predecessor table does not fit {n} nodes")
@@ -144,6 +146,10 @@ class RankTrace:
         """Computation of each sampled step."""
         total: NDArray[np.int64] = self.body_ns_SB[:, self.computes_B].sum(axis=1)
         return total
+
+    def columns_of(self, nodes: slice | NDArray[np.int64]) -> dict[str, Any]:
+        """The :data:`NODE_COLUMNS` of some stored nodes, by name."""
+        return {name: getattr(self, name)[nodes] for name in NODE_COLUMNS}
 
     def template(self, position: int) -> int:
         """Stored node of a position in the unrolled stream ``prologue, body, body, …``."""
