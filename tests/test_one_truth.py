@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import TENSOR, pipeline_job
+from jobs import TENSOR, job_from_traces, pipeline_job
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
 from prismscale.durations.repricing import Prices
@@ -21,7 +21,9 @@ from prismscale.forecast.model import NONE, model_of
 from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.quotient import quotient_of
 from prismscale.forecast.recording import Changes, load_recording, recording_of
+from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.store import load_graph, save_graph
+from prismscale.graph.trace import GroupRecord
 from prismscale.runfolder import RunFolder
 from prismscale.sim.retime import retime
 from prismscale.sim.timeline import simulate_steady
@@ -66,6 +68,16 @@ def test_without_variation_every_draw_is_the_runs_step(data: st.DataObject) -> N
         root = saved_run(Path(folder), graph, compute_scale=scale, faults=Faults(slow=slow))
         model, steps_D = drawn(load_recording(root), variability=NONE)
         assert set(steps_D.tolist()) == {step_of(root)} == {model.step_ns}
+
+
+def test_draws_of_a_job_that_does_not_settle_are_the_runs_step(tmp_path):
+    """They are the mean of the very steps whose mean the run shows."""
+    builder = TraceBuilder(rank=0, world_size=1, groups=[GroupRecord(ranks=(0,))])
+    builder.begin_body()
+    builder.add_compute(1100, preds=[-11])
+    root = saved_run(tmp_path, job_from_traces({0: builder.build()}))
+    model, steps_D = drawn(load_recording(root), variability=NONE)
+    assert set(steps_D.tolist()) == {step_of(root)} == {model.step_ns}
 
 
 @pytest.mark.parametrize("samples", [1, 5])

@@ -50,6 +50,21 @@ def test_ranks_of_unequal_pace_that_never_meet_are_as_slow_as_the_slowest() -> N
     assert (steady.step_ns, steady.settled) == (50, True)
 
 
+def test_a_part_with_a_rhythm_of_its_own_does_not_keep_the_job_from_settling() -> None:
+    """A rank whose work follows what it did 11 steps ago, beside one that is always slower."""
+    graph = job_from_traces({0: lone_trace(0, 30, reach=11), 1: lone_trace(1, 50)})
+    _, steady = simulate_steady(graph, RecordedDurations(graph))
+    assert (steady.step_ns, steady.settled) == (50, True)
+
+
+def test_a_job_that_does_not_settle_is_shown_as_it_is() -> None:
+    """A longer rhythm than is looked for: the mean of the later half."""
+    graph = job_from_traces({0: lone_trace(0, 1100, reach=11), 1: lone_trace(1, 50)})
+    _, steady = simulate_steady(graph, RecordedDurations(graph))
+    assert not steady.settled
+    assert abs(steady.step_ns - 100) < 15
+
+
 def test_only_steps_of_the_settled_job_are_kept() -> None:
     """Node times begin where the job has settled."""
     graph = two_lane_job(host_ns=10, device_ns=100)
@@ -63,11 +78,11 @@ def test_limits_leave_room_for_a_cycle() -> None:
     assert MOST_STEPS > 2 * LONGEST_CYCLE
 
 
-def lone_trace(rank: int, ns: int) -> RankTrace:
-    """A rank that computes and meets nobody."""
+def lone_trace(rank: int, ns: int, reach: int = 1) -> RankTrace:
+    """A rank that computes and meets nobody; its work follows that of ``reach`` steps ago."""
     builder = TraceBuilder(rank=rank, world_size=2, groups=[GroupRecord(ranks=(0, 1))])
     builder.begin_body()
-    builder.add_compute(ns, preds=[-1])
+    builder.add_compute(ns, preds=[-reach])
     return builder.build()
 
 

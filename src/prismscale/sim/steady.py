@@ -6,21 +6,25 @@ largest cycle mean of the graph that repeats, is the steady step: of the host, o
 link, of a pipeline, whichever is the slowest cycle through the job (Baccelli, Cohen, Olsder and
 Quadrat, Synchronization and Linearity, 1992, chapter 3).
 
-[Note: settled] After ``c`` steps every time that a later step can still ask for has grown by the
-same amount: then all later steps repeat these, exactly. Or each has grown by as much as in the step
-before, and none by more than the job's end: parts of the job that nothing holds back (a host that
-issues ahead of its device) run at a pace of their own. The largest growth of any of them bounds the
-cycle mean from above (Collatz and Wielandt), the job's own from below, so the step is exact here,
-too.
+[Note: settled] Look at the last ``c`` steps and the ``c`` before. Let ``G`` be by how much the
+job's end grew over the last, and let no time that a later step can still ask for have grown more
+than ``G`` over either. If all that grew by ``G`` over the first grew by ``G`` over the last, too,
+the job grows by ``G`` every ``c`` steps for ever:
+
+- It cannot grow faster. The largest growth of any time never rises: each follows the latest of
+  some, and those grew by no more (Collatz and Wielandt).
+- It cannot grow slower. What grew by ``G`` followed something that grew by as much over the ``c``
+  steps before, and so, as supposed, grew by as much since: what follows it will again.
+
+Parts of the job that nothing holds back may run at a pace of their own: a host that issues ahead of
+its device.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from prismscale.durations.source import DurationSource
 from prismscale.sim.engine import Engine, EngineState
@@ -31,6 +35,10 @@ MOST_STEPS = 96
 """A job that has not settled by then is shown as it is, and said so."""
 LONGEST_CYCLE = 8
 """Steps after which times may repeat, for the job to count as settled."""
+FEWEST_KEPT = 5
+"""Ends of steps, the last among them: two of the shortest cycles that are not one step."""
+MOST_BYTES = 2**30
+"""Of kept ends: with more a large job finds short cycles only."""
 
 Ends = dict[tuple[int, int], Times]
 """Ends that later steps ask for: by class, and distance back from where the class stands."""
@@ -58,7 +66,7 @@ class SteadyWatch:
     """Looks at an engine each time that all its classes have ended a step."""
 
     def __init__(self) -> None:
-        self._ends: deque[Ends] = deque(maxlen=LONGEST_CYCLE + 1)
+        self._ends: deque[Ends] = deque(maxlen=2 * LONGEST_CYCLE + 1)
         self._job_end_ns: list[int] = []
 
     def look(self, engine: Engine, job_end_ns: int) -> Steady | None:
@@ -69,6 +77,8 @@ class SteadyWatch:
             job_end_ns: when the last rank ended that step.
         """
         self._ends.append(engine.ends_asked_for())
+        while len(self._ends) > FEWEST_KEPT and _bytes(self._ends) > MOST_BYTES:
+            self._ends.popleft()
         self._job_end_ns.append(job_end_ns)
         done = len(self._job_end_ns)
         for cycle in range(1, min(LONGEST_CYCLE, len(self._ends) - 1) + 1):
@@ -83,15 +93,18 @@ class SteadyWatch:
 
     def _repeats(self, cycle: int, grown_ns: int) -> bool:
         """See [Note: settled]."""
-        growth = _growth(self._ends[-1], self._ends[-1 - cycle])
-        if growth is None:
+        if len(self._ends) <= 2 * cycle:
             return False
-        if all((g == grown_ns).all() for g in growth.values()):
-            return True
-        if cycle > 1 or len(self._ends) < 3 or any((g > grown_ns).any() for g in growth.values()):
+        now, then, before = (self._ends[-1 - n * cycle] for n in range(3))
+        if not now.keys() == then.keys() == before.keys():
             return False
-        before = _growth(self._ends[-2], self._ends[-3])
-        return before is not None and all(np.array_equal(g, before[k]) for k, g in growth.items())
+        for key, end_M in now.items():
+            last, first = end_M - then[key], then[key] - before[key]
+            if (last > grown_ns).any() or (first > grown_ns).any():
+                return False
+            if ((first == grown_ns) & (last < grown_ns)).any():
+                return False
+        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,46 +120,46 @@ class Start:
     """Steps after which times repeat, see :class:`Steady`."""
 
 
-def settle(job: JobProgram, durations: DurationSource, *, after: Start | None = None) -> Start:
-    """Simulate until the step has settled, from the beginning or from where another stood."""
+def settle(job: JobProgram, durations: DurationSource) -> Start:
+    """Simulate until the step has settled.
+
+    Of a job that does not settle, until the steps begin whose mean is shown as its step.
+    """
     watch = SteadyWatch()
-    return _simulated(job, durations, lambda engine, end_ns, _: watch.look(engine, end_ns), after)
+    engine = Engine(job, durations, steps=0, on_step_end=(ends := _LastStep()))
+    steady, done = None, 0
+    while steady is None:
+        done += 1
+        ends.run(engine, done)
+        steady = watch.look(engine, ends.job_end_ns)
+    if not steady.settled:
+        return replace(simulated(job, durations, done - steady.cycle), cycle=steady.cycle)
+    return Start(state=engine.standing(), steps=done, end_ns=ends.job_end_ns, cycle=steady.cycle)
 
 
 def simulated(job: JobProgram, durations: DurationSource, steps: int) -> Start:
-    """Simulate so many steps from the beginning."""
+    """Simulate so many steps."""
+    engine = Engine(job, durations, steps=0, on_step_end=(ends := _LastStep()))
+    for done in range(1, steps + 1):
+        ends.run(engine, done)
+    return Start(state=engine.standing(), steps=steps, end_ns=ends.job_end_ns)
 
-    def enough(_: Engine, end_ns: int, done: int) -> Steady | None:
-        return Steady(steps=done, cycle_ns=end_ns) if done == steps else None
 
-    return _simulated(job, durations, enough, None)
+class _LastStep:
+    """Hears of ends, and keeps the job's end of the last step."""
 
+    def __init__(self) -> None:
+        self.job_end_ns = 0
 
-def _simulated(
-    job: JobProgram,
-    durations: DurationSource,
-    look: Callable[[Engine, int, int], Steady | None],
-    after: Start | None,
-) -> Start:
-    done, end_ns = (after.steps, after.end_ns) if after else (0, 0)
+    def __call__(self, class_index: int, step: int, end: Times) -> None:
+        self.job_end_ns = max(self.job_end_ns, int(end.max()))
 
-    def step_end(_: int, __: int, end: Times) -> None:
-        nonlocal end_ns
-        end_ns = max(end_ns, int(end.max()))
-
-    start = after.state if after else None
-    engine = Engine(job, durations, steps=done, on_step_end=step_end, start=start)
-    while True:
-        done += 1
-        engine.extend(done)
+    def run(self, engine: Engine, steps: int) -> None:
+        """Run until the end of so many steps, the last of which is new."""
+        self.job_end_ns = 0
+        engine.extend(steps)
         engine.run()
-        steady = look(engine, end_ns, done)
-        if steady is not None:
-            return Start(state=engine.standing(), steps=done, end_ns=end_ns, cycle=steady.cycle)
 
 
-def _growth(now: Ends, then: Ends) -> Ends | None:
-    """By how much each time has grown; None where they are not the same nodes."""
-    if now.keys() != then.keys():
-        return None
-    return {key: times - then[key] for key, times in now.items()}
+def _bytes(kept: Iterable[Ends]) -> int:
+    return sum(times.nbytes for ends in kept for times in ends.values())
