@@ -16,11 +16,8 @@ of gradient and 12 of optimizer for each parameter, over all ranks (arXiv:1910.0
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,23 +25,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from null_programs import GIB, PARTIAL, prepare, reserved_bytes
+from null_programs import GIB, prepare, reserved_bytes
 from prismscale.analysis.rows import Row, finish, read_rows, write_rows
+from runs import EXAMPLES, HERE, PARTIAL, Program, Runs, folder_name, is_installed
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parent / "examples"
 LIMIT_S = 240
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
-    """A case: a script of a framework at one layout."""
+class Case(Program):
+    """A script of a framework at one layout."""
 
-    name: str
-    package: str
-    world_size: int
-    script: Path
-    args: tuple[str, ...]
     more: Callable[[Path], list[Row]] | None = None
     """Rows of its own, from the run folder."""
 
@@ -55,10 +46,10 @@ class Program:
 
 def titan(
     name: str, world_size: int, module: str, config: str, *more: str, **layout: object
-) -> Program:
+) -> Case:
     """torchtitan with ``layout`` as its ``--parallelism`` options."""
     pairs = ((f"--parallelism.{key}", str(value)) for key, value in layout.items())
-    return Program(
+    return Case(
         name=f"torchtitan {name}",
         package="torchtitan",
         world_size=world_size,
@@ -74,12 +65,12 @@ def titan(
     )
 
 
-def megatron(name: str, world_size: int, options: str) -> Program:
+def megatron(name: str, world_size: int, options: str) -> Case:
     """megatron-core through the example trainer."""
     shape = """--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --bf16
         --micro-batch-size 1 --train-iters 6 --vocab-size 32000 --attention-dropout 0
         --no-masked-softmax-fusion"""
-    return Program(
+    return Case(
         name=f"megatron-core {name}",
         package="megatron",
         world_size=world_size,
@@ -94,9 +85,9 @@ def example(
     world_size: int,
     options: str,
     more: Callable[[Path], list[Row]] | None = None,
-) -> Program:
+) -> Case:
     """One of the examples that stands for its framework."""
-    return Program(
+    return Case(
         name=name,
         package=package,
         world_size=world_size,
@@ -127,7 +118,7 @@ LLAMA = ("llama3", "llama3_debugmodel")
 TENSOR, PIPELINE, EXPERT = (f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "expert"))
 
 
-def pipelined(schedule: str) -> Program:
+def pipelined(schedule: str) -> Case:
     """A Llama in two stages for each rank of the pipeline.
 
     Without checkpointing: torch refuses a backward in two parts over selectively kept activations.
@@ -138,7 +129,7 @@ def pipelined(schedule: str) -> Program:
 
 
 PROGRAMS = (
-    Program(
+    Case(
         name="DDP with a Triton kernel",
         package="triton",
         world_size=16,
@@ -200,41 +191,25 @@ PROGRAMS = (
 )
 
 
-def run(program: Program, folder: Path) -> list[Row]:
+def run(program: Case, runs: Runs) -> list[Row]:
     """Run one program through the command line."""
-    out = folder / "-".join("".join(c if c.isalnum() else " " for c in program.name).split())
-    command = [
-        *(sys.executable, "-m", "prismscale.cli", "run", "--device", "null"),
-        *("--cluster", "h100-sxm", "--world-size", str(program.world_size)),
-        *("--out", str(out), str(program.script), *program.args),
-    ]
+    out = folder_name(program.name)
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, cwd=folder, timeout=LIMIT_S, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        print(f"{program.name}: not done after {LIMIT_S} s", file=sys.stderr)
-        return [Row.at_least(f"{program.name}: completes", 0, 1)]
+    found = runs.null(out, program.world_size, (program.script, *program.args))
     wall_s = time.monotonic() - began
-    if done.returncode:
-        print(f"{program.name}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+    if not found:
         return [Row.at_least(f"{program.name}: completes", 0, 1)]
-    found = json.loads((out / "results.json").read_text())
+    root = runs.folder / out
+    reserved = reserved_bytes(root, found["captured"]) / GIB
     return [
         Row.at_least(f"{program.name}, {program.world_size} ranks: completes", 1, 1),
         Row.told(f"{program.name}: wall time", wall_s, "s"),
-        Row.told(f"{program.name}: reserved", reserved_bytes(out, found["captured"]) / GIB, "GiB"),
-        *(program.more(out) if program.more else []),
+        Row.told(f"{program.name}: reserved", reserved, "GiB"),
+        *(program.more(root) if program.more else []),
     ]
 
 
-def is_installed(package: str) -> bool:
-    """Whether this Python could import it."""
-    return importlib.util.find_spec(package) is not None
-
-
-def rows_kept(path: Path | None, chosen: Sequence[Program]) -> list[Row]:
+def rows_kept(path: Path | None, chosen: Sequence[Case]) -> list[Row]:
     """What earlier runs wrote to ``path`` about cases that are not run now."""
     others = [program for program in PROGRAMS if program not in chosen]
     return [row for row in read_rows(path) if any(program.owns(row) for program in others)]
@@ -257,18 +232,13 @@ def main() -> int:
         if is_installed("tokenizers") and not (folder / "tokenizer").exists():
             prepare(folder)
         for program in chosen:
-            if is_installed(program.package):
-                found = run(program, folder)
-                print(
-                    *(f"{row.name}: {row.value:g} {row.unit}" for row in found),
-                    sep="\n",
-                    flush=True,
-                )
-                rows += found
-                if options.json:
-                    write_rows(rows, options.json)
-            else:
-                print(f"left out, {program.package} is not installed: {program.name}")
+            if not program.is_installed:
+                continue
+            found = run(program, Runs(folder, limit_s=LIMIT_S))
+            print(*(f"{r.name}: {r.value:g} {r.unit}" for r in found), sep="\n", flush=True)
+            rows += found
+            if options.json:
+                write_rows(rows, options.json)
     return finish(rows, title="Frameworks on the null device", json_path=options.json)
 
 

@@ -27,10 +27,9 @@ from typing import Any
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.analysis.rows import Row, finish, read_rows
 from prismscale.graph.store import load_trace
+from runs import HERE, PARTIAL
 
-HERE = Path(__file__).parent
 GIB = 2**30
-PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs")
 SHARED = ("--dataloader.dataset", "c4_test", "--metrics.log_freq", "1", "--training.steps", "6")
 
 

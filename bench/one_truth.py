@@ -12,7 +12,7 @@ is left out, and said so. Everything goes through the command line.
 - ``forecast``: with variation off, p50 and p95 of ``forecast``, and where ``sensitivity`` and
   ``place`` start, less the step of ``run``; what changes after a capture beside a run made so.
 - ``gloo``: a real job of two ranks, and the forecast made of its capture.
-- ``scale``: 1,000 draws of a null torchtitan job at 8,192 ranks and at 512.
+- ``scale``: 1,000 draws of null torchtitan jobs: 8B at 8,192 and 65,536 ranks, 405B at 512.
 
 PATH keeps the rows of parts that a run leaves out.
 """
@@ -20,166 +20,43 @@ PATH keeps the rows of parts that a run leaves out.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from null_programs import PARTIAL, prepare
+from null_programs import prepare
 from one_truth_gloo import compare
+from one_truth_programs import LOOP, PROGRAMS, WORLD, large, user_runs, wide
 from prismscale.analysis.rows import Row, finish, read_rows, write_rows
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
+from runs import HERE, Runs, folder_name, is_installed
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parent / "examples"
-LOOP = HERE / "programs" / "fsdp_events.py"
-LIMIT_S = 900
+LIMIT_S = 1200
 FREQUENCIES = (1, 2, 3, 10, 100)
-WORLD = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A training program that logs as often as asked."""
-
-    name: str
-    package: str
-    world_size: int
-    script: Path
-    args: tuple[str, ...]
-    log_option: str
-    logs: str = "%d"
-    """How the option's value is written."""
-
-
-def titan(name: str, world_size: int, config: str, *more: str) -> Program:
-    """torchtitan with a real model's shape."""
-    return Program(
-        name=f"torchtitan {name}",
-        package="torchtitan",
-        world_size=world_size,
-        script=HERE / "titan_train.py",
-        args=(
-            *("--module", "titan_configs", "--config", config),
-            *("--hf_assets_path", "./tokenizer", "--dataloader.dataset", "c4_test"),
-            *PARTIAL,
-            *("--training.steps", "400", *more),
-        ),
-        log_option="--metrics.log_freq",
-    )
-
-
-def example(name: str, package: str, world_size: int, folder: str, options: str) -> Program:
-    """One of the examples."""
-    return Program(
-        name=name,
-        package=package,
-        world_size=world_size,
-        script=EXAMPLES / folder / "train.py",
-        args=tuple(options.split()),
-        log_option="--log-every",
-    )
-
-
-PROGRAMS = (
-    Program(
-        name="own FSDP2 loop",
-        package="torch",
-        world_size=WORLD,
-        script=LOOP,
-        args=("--steps", "200"),
-        log_option="--log-every",
-    ),
-    example("DDP", "torch", WORLD, "ddp", "--hidden 4096 --batch-size 8192 --steps 200"),
-    titan("8B", 8, "llama3_8b_2024", "--training.local_batch_size", "1"),
-    titan("70B, TP 8", 64, "llama3_70b", "--parallelism.tensor_parallel_degree", "8"),
-    example(
-        "Megatron, TP 2 PP 2",
-        "megatron",
-        WORLD,
-        "megatron",
-        """--num-layers 8 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16
-        --micro-batch-size 1 --train-iters 200 --vocab-size 32000 --attention-dropout 0
-        --no-masked-softmax-fusion --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
-        --global-batch-size 128""",
-    ),
-    example(
-        "DeepSpeed ZeRO-3",
-        "deepspeed",
-        16,
-        "deepspeed",
-        """--steps 200 --zero 3 --layers 4 --hidden 1024 --heads 16 --seq-length 1024
-        --vocabulary 32000""",
-    ),
-    example(
-        "Hugging Face, accelerate, FSDP2",
-        "accelerate",
-        16,
-        "accelerate",
-        "--steps 200 --bf16 --layers 4 --hidden 1024 --heads 16 --seq-length 1024",
-    ),
-)
-
-
-class Runs:
-    """Runs commands in one folder; a run with the same arguments is made once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def run(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
-        """``prismscale run``; its results, empty where it failed."""
-        root = self.folder / out
-        if not (root / "results.json").exists():
-            done = self.command("run", *options, "--out", root, *script)
-            if done.returncode:
-                print(f"{out}:", done.stderr[-2000:], sep="\n", file=sys.stderr)
-                return {}
-        return json.loads((root / "results.json").read_text())
-
-    def null(
-        self, out: str, world_size: int, script: Sequence[object], *more: object
-    ) -> dict[str, Any]:
-        """On null H100s."""
-        fixed = ("--device", "null", "--cluster", "h100-sxm", "--world-size", world_size)
-        return self.run(out, (*fixed, *more), script)
-
-    def command(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """One command."""
-        return subprocess.run(
-            [sys.executable, "-m", "prismscale.cli", *map(str, arguments)],
-            cwd=self.folder,
-            timeout=LIMIT_S,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
 
 
 def logging_rows(runs: Runs) -> list[Row]:
     """The step at each frequency over the step where every step logs."""
     rows = []
     for program in PROGRAMS:
-        if importlib.util.find_spec(program.package) is None:
-            print(f"left out, {program.package} is not installed: {program.name}")
+        if not program.is_installed:
             continue
         step_ns = {}
         for every in FREQUENCIES:
             found = runs.null(
-                f"log-{program.name}-{every}".replace(" ", "-").replace(",", ""),
+                folder_name(f"log-{program.name}-{every}"),
                 program.world_size,
-                (program.script, *program.args, program.log_option, every),
+                program.logging(every),
             )
             step_ns[every] = found.get("step_ns", 0)
         usual = step_ns[10]
@@ -212,7 +89,7 @@ def event_rows(runs: Runs) -> list[Row]:
     scaled = runs.null("events-scaler", WORLD, (LOOP, *never, "--scaler"), "--live", "0,8")
     rows.append(Row.at_least("GradScaler: complete, live", float(bool(scaled)), 1))
     for name, options in EVENTS.items():
-        folder = "events-" + re.sub(r"\W+", "-", name)
+        folder = folder_name(f"events-{name}")
         found = runs.null(folder, WORLD, (LOOP, *never, *options), "--live", "0,8")
         rows.append(Row.at_least(f"{name}: complete, live", float(bool(found)), 1))
         if not found:
@@ -273,7 +150,7 @@ def forecast_rows(runs: Runs) -> list[Row]:
     """Every command starts from run's step."""
     rows = []
     for name, make in user_runs(runs).items():
-        folder = "user-" + re.sub(r"\W+", "-", name)
+        folder = folder_name(name)
         found = make(folder)
         if not found:
             rows.append(Row.at_most(f"{name}: forecast against run", float("nan"), 0, "ns"))
@@ -284,74 +161,6 @@ def forecast_rows(runs: Runs) -> list[Row]:
         rows += other_commands(runs, name, folder, found)
         print(*(f"{r.name}: {r.value:g} {r.unit}" for r in rows[-4:]), sep="\n", flush=True)
     return rows + what_if_rows(runs) + import_rows(runs)
-
-
-def user_runs(runs: Runs) -> dict[str, Callable[[str], dict[str, Any]]]:
-    """Runs as users make them; those of packages that are missing left out."""
-    llama = EXAMPLES / "llama" / "train.py"
-    demo = [
-        "--model",
-        "debug",
-        "--tp",
-        "8",
-        "--pp",
-        "4",
-        "--dp-mode",
-        "fsdp2",
-        "--microbatches",
-        "8",
-        "--steps",
-        "40",
-    ]
-    by_name = {p.name: p for p in PROGRAMS}
-
-    def of(program: Program, every: int = 10) -> Callable[[str], dict[str, Any]]:
-        script = (program.script, *program.args, program.log_option, every)
-        return lambda folder: runs.null(folder, program.world_size, script)
-
-    found: dict[str, Callable[[str], dict[str, Any]]] = {
-        "README's demo, CPU, 1,024 ranks": lambda folder: runs.run(
-            folder, ("--world-size", 1024, "--cluster", "h100-sxm"), (llama, *demo)
-        ),
-        "llama, CPU, scaled and slow": lambda folder: runs.run(
-            folder,
-            ("--world-size", 64, "--compute-scale", 0.2, "--slow", "3=2.0"),
-            (llama, "--model", "debug", "--tp", 8, "--pp", 2, "--microbatches", 4, "--steps", 40),
-        ),
-        "DDP, null": of(by_name["DDP"]),
-        "own FSDP2 loop, null, live": lambda folder: runs.null(
-            folder, WORLD, (LOOP, "--log-every", 10), "--live", "0,8"
-        ),
-        "torchtitan 70B, 256 ranks": lambda folder: runs.null(
-            folder, 256, (HERE / "titan_train.py", *by_name["torchtitan 70B, TP 8"].args)
-        ),
-        "torchtitan 8B, 64 ranks, TP 8": lambda folder: runs.null(
-            folder,
-            64,
-            (
-                *(HERE / "titan_train.py", *titan("8B", 64, "llama3_8b_whole_loss").args),
-                *("--parallelism.tensor_parallel_degree", 8),
-            ),
-        ),
-        "torchtitan 8B, 8,192 ranks": wide(runs, 8192),
-        "DeepSpeed ZeRO-3": of(by_name["DeepSpeed ZeRO-3"]),
-        "Megatron, TP 2 PP 2": of(by_name["Megatron, TP 2 PP 2"]),
-    }
-    needs = {"torchtitan": "torchtitan", "DeepSpeed": "deepspeed", "Megatron": "megatron"}
-    missing = [k for k, package in needs.items() if importlib.util.find_spec(package) is None]
-    return {n: make for n, make in found.items() if not n.startswith(tuple(missing) or ("\0",))}
-
-
-def wide(runs: Runs, world_size: int) -> Callable[[str], dict[str, Any]]:
-    """torchtitan 8B, TP 8, FSDP 64, replicated over the rest."""
-    replicas = world_size // 512
-    script = (
-        *(HERE / "titan_train.py", *titan("8B", 8, "llama3_8b_whole_loss").args),
-        *("--parallelism.tensor_parallel_degree", 8),
-        *("--parallelism.data_parallel_replicate_degree", replicas),
-        *("--training.local_batch_size", 1, "--metrics.log_freq", 10),
-    )
-    return lambda folder: runs.null(folder, world_size, script)
 
 
 def other_commands(runs: Runs, name: str, folder: str, found: dict[str, Any]) -> list[Row]:
@@ -435,25 +244,15 @@ def import_rows(runs: Runs) -> list[Row]:
 
 
 def scale_rows(runs: Runs) -> list[Row]:
-    """1,000 draws of a null torchtitan job."""
-    rows = []
-    if importlib.util.find_spec("torchtitan") is None:
+    """1,000 draws of null torchtitan jobs."""
+    if not is_installed("torchtitan"):
         print("left out, torchtitan is not installed: scale")
-        return rows
-    for world_size, bar in ((8192, 120.0), (65536, None)):
-        found = wide(runs, world_size)(f"scale-{world_size}")
-        if not found:
-            rows.append(
-                Row.at_most(f"{world_size:,} ranks: 1,000 draws", float("nan"), bar or 0, "s")
-            )
-            continue
-        began = time.monotonic()
-        runs.command("forecast", f"scale-{world_size}", "--draws", 1000)
-        seconds = time.monotonic() - began
-        name = f"torchtitan 8B, {world_size:,} ranks: 1,000 draws"
-        rows.append(Row.at_most(name, seconds, bar, "s") if bar else Row.told(name, seconds, "s"))
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 2**30
-        rows.append(Row.at_most(f"{world_size:,} ranks: largest process so far", peak, 8, "GiB"))
+        return []
+    rows = [
+        *drawn_rows(runs, "torchtitan 8B, 8,192 ranks", wide(runs, 8192), 120.0),
+        *drawn_rows(runs, "torchtitan 8B, 65,536 ranks", wide(runs, 65536), None),
+        *drawn_rows(runs, "torchtitan 405B, 512 ranks, interleaved 1F1B", large(runs), 120.0),
+    ]
     wide(runs, 512)("scale-512")
     drawn = []
     for option in ("--fuse", "--no-fuse"):
@@ -462,6 +261,24 @@ def scale_rows(runs: Runs) -> list[Row]:
     apart = sum(a != b for a, b in zip(*drawn, strict=True))
     rows.append(Row.at_most("512 ranks: draws that differ, fused and not", apart, 0))
     return rows
+
+
+def drawn_rows(
+    runs: Runs, name: str, make: Callable[[str], dict[str, Any]], most_s: float | None
+) -> list[Row]:
+    """How long 1,000 draws take, and with how much memory."""
+    folder = folder_name(name)
+    if not make(folder):
+        return [Row.at_most(f"{name}: 1,000 draws", float("nan"), most_s or 0, "s")]
+    began = time.monotonic()
+    done = runs.command("forecast", folder, "--draws", 1000)
+    seconds = float("nan") if done.returncode else time.monotonic() - began
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 2**30
+    time_row = f"{name}: 1,000 draws"
+    return [
+        Row.at_most(time_row, seconds, most_s, "s") if most_s else Row.told(time_row, seconds, "s"),
+        Row.at_most(f"{name}: largest process so far", peak, 8, "GiB"),
+    ]
 
 
 def gloo_rows(runs: Runs) -> list[Row]:
@@ -492,11 +309,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        if importlib.util.find_spec("tokenizers") and not (folder / "tokenizer").exists():
+        if is_installed("tokenizers") and not (folder / "tokenizer").exists():
             prepare(folder)
             longer(folder)
         for part in chosen:
-            found = PARTS[part](Runs(folder))
+            found = PARTS[part](Runs(folder, limit_s=LIMIT_S))
             rows += [
                 Row(name=f"{part} | {r.name}", value=r.value, unit=r.unit, bar=r.bar, ok=r.ok)
                 for r in found

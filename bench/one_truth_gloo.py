@@ -1,7 +1,9 @@
-"""A real gloo job of two ranks beside the forecast of its capture: the whole distribution.
+"""A real gloo job of two ranks beside the forecasts of its captures: the whole distribution.
 
-300 steps of the real job, its capture and forecast, and 300 more steps: so drift of the machine is
-in the measured distribution and in the floor, which is how far the halves are from each other.
+The same job is a few percent faster or slower each time it is launched, and the machine drifts. So
+the real job and its capture are launched in turns (real, capture, capture, real, ...), each as
+often as the other, and what all launches gave is compared. The floor is how far the first half of
+the real steps is from the second.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from prismscale.analysis.rows import Row
 
 HERE = Path(__file__).parent
 PROGRAM = HERE.parent / "examples" / "llama" / "train.py"
-WORLD, HALF, SAMPLES, WARM_UP = 2, 300, 150, 10
+WORLD, ROUNDS, WARM_UP = 2, 6, 10
+STEPS, SAMPLES, DRAWS = 100, 50, 500
+"""Of one launch."""
 CASES = {
     "DDP": "--model tiny --dp-mode ddp --batch-size 2",
     "FSDP2": "--model tiny --dp-mode fsdp2 --batch-size 2",
@@ -32,17 +36,23 @@ def compare(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for name, options in CASES.items():
         root = folder / f"gloo-{name}"
-        halves = [real_steps(root / "first", options)]
-        drawn_D = forecast(root, options)
-        halves.append(real_steps(root / "second", options))
-        rows += rows_of(name, halves, drawn_D)
+        real: list[NDArray[np.float64]] = []
+        drawn: list[NDArray[np.float64]] = []
+        for turn in range(ROUNDS):
+            out = root / str(turn)
+            if turn % 2:
+                drawn.append(forecast(out, options))
+            real.append(real_steps(out / "real", options))
+            if not turn % 2:
+                drawn.append(forecast(out, options))
+        rows += rows_of(name, real, drawn)
     return rows
 
 
 def real_steps(out: Path, options: str) -> NDArray[np.float64]:
     """Steps of the real job: from the last rank's end of one to its end of the next, in ns."""
     out.mkdir(parents=True, exist_ok=True)
-    steps = ("--steps", str(HALF + WARM_UP + 1), "--log-every", "1000")
+    steps = ("--steps", str(STEPS + WARM_UP + 1), "--log-every", "1000")
     subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)),
@@ -67,7 +77,7 @@ def forecast(root: Path, options: str) -> NDArray[np.float64]:
             *("--samples", str(SAMPLES), "--out", str(run)),
             *(str(PROGRAM), *options.split(), *steps),
         ),
-        ("forecast", str(run), "--draws", "2000"),
+        ("forecast", str(run), "--draws", str(DRAWS)),
     ):
         subprocess.run(
             [sys.executable, "-m", "prismscale.cli", *command],
@@ -85,22 +95,33 @@ def environment() -> dict[str, str]:
 
 
 def rows_of(
-    name: str, halves: list[NDArray[np.float64]], drawn_D: NDArray[np.float64]
+    name: str, real: list[NDArray[np.float64]], drawn: list[NDArray[np.float64]]
 ) -> list[Row]:
-    """KS distance beside its floor, and the p95."""
-    measured = np.concatenate(halves)
-    floor = float(scipy.stats.ks_2samp(*halves).statistic)
+    """KS distance beside its floor, and the p95; by launch what differs between launches."""
+    measured, drawn_D = np.concatenate(real), np.concatenate(drawn)
+    half = len(measured) // 2
+    first, second = measured[:half], measured[half:]
+    floor = float(scipy.stats.ks_2samp(first, second).statistic)
     distance = float(scipy.stats.ks_2samp(measured, drawn_D).statistic)
-    p50, p95 = (
-        (float(np.quantile(drawn_D, q)) / float(np.quantile(measured, q)) - 1) * 100
-        for q in (0.5, 0.95)
-    )
-    halves_p95 = abs(float(np.quantile(halves[0], 0.95) / np.quantile(halves[1], 0.95)) - 1) * 100
+    p50, p95 = (relative(drawn_D, measured, q) for q in (0.5, 0.95))
     return [
         Row.told(f"{name}, {len(measured)} steps: median", float(np.median(measured)) / 1e6, "ms"),
+        Row.told(f"{name}: medians of {ROUNDS} launches, largest over smallest", spread(real), "%"),
+        Row.told(f"{name}: medians of {ROUNDS} forecasts, same", spread(drawn), "%"),
         Row.told(f"{name}: KS of one half against the other (floor)", floor),
         Row.at_most(f"{name}: KS of forecast against measured", distance, floor + 0.05),
         Row.told(f"{name}: p50, forecast over measured", p50, "%"),
-        Row.told(f"{name}: p95, one half against the other", halves_p95, "%"),
+        Row.told(f"{name}: p95, second half over first", relative(second, first, 0.95), "%"),
         Row.at_most(f"{name}: p95, forecast against measured", abs(p95), 3, "%"),
     ]
+
+
+def relative(a_S: NDArray[np.float64], b_S: NDArray[np.float64], q: float) -> float:
+    """By how many percent a quantile of ``a`` is above that of ``b``."""
+    return (float(np.quantile(a_S, q)) / float(np.quantile(b_S, q)) - 1) * 100
+
+
+def spread(launches: list[NDArray[np.float64]]) -> float:
+    """By how many percent the largest median is above the smallest."""
+    medians = [float(np.median(launch)) for launch in launches]
+    return (max(medians) / min(medians) - 1) * 100

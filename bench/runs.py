@@ -1,0 +1,90 @@
+"""Programs that benches run through ``prismscale``, and the folder in which they run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "examples"
+PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs")
+"""Of torchtitan 0.3.0, which torch 2.13 asks for."""
+NOT_DONE = 124
+"""Exit code of a command that ran into its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A training program at one world size."""
+
+    name: str
+    package: str
+    """That it needs beside prismscale."""
+    world_size: int
+    script: Path
+    args: tuple[str, ...]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether this Python has the package; says so where not."""
+        if is_installed(self.package):
+            return True
+        print(f"left out, {self.package} is not installed: {self.name}")
+        return False
+
+
+class Runs:
+    """Runs commands in one folder; a run with the same arguments is made once."""
+
+    def __init__(self, folder: Path, *, limit_s: float) -> None:
+        self.folder = folder
+        self._limit_s = limit_s
+
+    def run(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
+        """``prismscale run``; its results, empty where it failed."""
+        root = self.folder / out
+        if not (root / "results.json").exists():
+            done = self.command("run", *options, "--out", root, *script)
+            if done.returncode:
+                print(f"{out}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+                return {}
+        return json.loads((root / "results.json").read_text())
+
+    def null(
+        self, out: str, world_size: int, script: Sequence[object], *more: object
+    ) -> dict[str, Any]:
+        """On null H100s."""
+        fixed = ("--device", "null", "--cluster", "h100-sxm", "--world-size", world_size)
+        return self.run(out, (*fixed, *more), script)
+
+    def command(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """One command."""
+        command = [sys.executable, "-m", "prismscale.cli", *map(str, arguments)]
+        try:
+            return subprocess.run(
+                command,
+                cwd=self.folder,
+                timeout=self._limit_s,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            late = f"not done after {self._limit_s:g} s"
+            return subprocess.CompletedProcess(command, NOT_DONE, stdout="", stderr=late)
+
+
+def is_installed(package: str) -> bool:
+    """Whether this Python could import it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def folder_name(text: str) -> str:
+    """A name for a folder."""
+    return "-".join("".join(c if c.isalnum() else " " for c in text).split())
