@@ -156,8 +156,14 @@ def forecast_rows(runs: Runs) -> list[Row]:
             rows.append(Row.at_most(f"{name}: forecast against run", float("nan"), 0, "ns"))
             continue
         rows.append(Row.told(f"{name}: step", found["step_ns"] / 1e6, "ms"))
-        off = differs(found, forecast(runs, folder))
+        drawn = forecast(runs, folder)
+        off = differs(found, drawn)
         rows.append(Row.at_most(f"{name}: forecast p50 and p95 against run", off, 0, "ns"))
+        wider = max(
+            (abs(at[q] - found["step_ns"]) for at in drawn["width"] for q in ("p50_ns", "p95_ns")),
+            default=float("nan"),
+        )
+        rows.append(Row.at_most(f"{name}: step at larger widths against run", wider, 0, "ns"))
         rows += other_commands(runs, name, folder, found)
         print(*(f"{r.name}: {r.value:g} {r.unit}" for r in rows[-4:]), sep="\n", flush=True)
     return rows + what_if_rows(runs) + import_rows(runs)
