@@ -160,7 +160,11 @@ def forecast_rows(runs: Runs) -> list[Row]:
         off = differs(found, drawn)
         rows.append(Row.at_most(f"{name}: forecast p50 and p95 against run", off, 0, "ns"))
         wider = max(
-            (abs(at[q] - found["step_ns"]) for at in drawn["width"] for q in ("p50_ns", "p95_ns")),
+            (
+                abs(at[q] - found["step_ns"])
+                for at in drawn.get("width", ())
+                for q in ("p50_ns", "p95_ns")
+            ),
             default=float("nan"),
         )
         rows.append(Row.at_most(f"{name}: step at larger widths against run", wider, 0, "ns"))
