@@ -12,7 +12,7 @@ from typing import Any
 from box import INTERFACE, Box
 from prismscale.capture.environment import RankEnvironment
 from prismscale.errors import PrismscaleError
-from prismscale.processes import Children
+from prismscale.processes.children import Children
 
 PORT = 29_500
 POLL_S = 0.05

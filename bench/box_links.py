@@ -24,7 +24,7 @@ from box_job import run_ranks
 from prismscale.capture.calibrate import links_of_send
 from prismscale.cluster import Cluster, Device, Measured, MeasuredCurve
 from prismscale.graph.node import CollectiveOp
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 OPS = (
     CollectiveOp.ALL_REDUCE,

@@ -47,8 +47,8 @@ from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
+from prismscale.processes.starter import Spawner
 from prismscale.sim.timeline import simulate
-from prismscale.starter import Spawner
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"

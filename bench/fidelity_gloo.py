@@ -54,8 +54,8 @@ from prismscale.graph.pooling import pool_samples
 from prismscale.graph.trace import RankTrace
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import LiveStage
-from prismscale.processes import Children, ending
-from prismscale.starter import Spawner
+from prismscale.processes.children import Children, ending
+from prismscale.processes.starter import Spawner
 from real_job import RealJob
 from seats import Seat, on_core
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 
 def parse() -> argparse.Namespace:

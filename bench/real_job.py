@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from prismscale.capture.environment import RankEnvironment
-from prismscale.processes import Children
+from prismscale.processes.children import Children
 from seats import on_core
 
 

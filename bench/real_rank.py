@@ -19,7 +19,7 @@ from prismscale.capture.device.cpu import CpuMemoryTracker
 from prismscale.capture.script import Script, StopProgram
 from prismscale.capture.steps import watch_steps
 from prismscale.live.gate import SocketGate
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 
 class Watch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from prismscale.processes import Child, Children, Program
-from prismscale.starter import Spawner
+from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.starter import Spawner
 
 
 def on_core(rank: int) -> list[str]:

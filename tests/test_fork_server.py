@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from prismscale.errors import PrismscaleError
-from prismscale.fork_server import ForkServer
-from prismscale.processes import Child, Children, Program
+from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.fork_server import ForkServer
 from runs import eventually, runs
 
 PROGRAM = """
@@ -120,8 +120,8 @@ def test_an_owner_that_is_killed_leaves_no_fork(server: ForkServer, tmp_path: Pa
     """The server notices."""
     code = f"""
 import pathlib, time
-from prismscale.fork_server import ForkServer
-from prismscale.processes import Children, Program
+from prismscale.processes.fork_server import ForkServer
+from prismscale.processes.children import Children, Program
 folder = pathlib.Path({str(tmp_path)!r})
 with ForkServer(preload=[], log=folder / "other.log") as server, Children() as children:
     code = ("time.sleep(300)",)

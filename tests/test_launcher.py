@@ -22,7 +22,7 @@ from prismscale.errors import (
     UsageError,
 )
 from prismscale.graph.store import save_trace
-from prismscale.processes import Child
+from prismscale.processes.children import Child
 from runs import write_program
 from traces import loop_trace
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from prismscale.errors import StorageError
-from prismscale.guardian import guard
-from prismscale.processes import Children
+from prismscale.processes.children import Children
+from prismscale.processes.reaper import guard
 from runs import eventually, runs
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
@@ -51,7 +51,7 @@ def test_a_child_that_ignores_the_request_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a grace period."""
-    monkeypatch.setattr("prismscale.processes.GRACE_S", 0.05)
+    monkeypatch.setattr("prismscale.processes.children.GRACE_S", 0.05)
     program = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
     with Children() as children:
         command = [sys.executable, "-c", program + "time.sleep(300)"]
@@ -73,7 +73,7 @@ def test_an_owner_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """No child, no grandchild, no shared memory."""
     code = f"""
 import pathlib, time
-from prismscale.processes import Children
+from prismscale.processes.children import Children
 with Children() as children:
     child = children.start("a", {SLEEP!r}, pathlib.Path({str(tmp_path / "a.log")!r}))
     print(child.process.pid, children.shared_folder(), flush=True)
@@ -87,7 +87,7 @@ with Children() as children:
     assert eventually(lambda: not runs(int(pid)) and not Path(folder).exists())
 
 
-def test_the_guardian_ends_only_what_is_still_listed(tmp_path: Path) -> None:
+def test_the_reaper_ends_only_what_is_still_listed(tmp_path: Path) -> None:
     """A folder that was taken off the list stays."""
     kept, left = tmp_path / "kept", tmp_path / "left behind"
     kept.mkdir()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prismscale.capture.callsite import call_site
-from prismscale.capture.failure import FAILED, SPEECHLESS, load_failure, save_failure
 from prismscale.capture.script import Script, StopProgram
 from prismscale.errors import UsageError
+from prismscale.processes.failure import FAILED, SPEECHLESS, load_failure, save_failure
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,6 @@ from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.errors import UsageError
-from prismscale.footprint import Footprint
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.periodic import Calendar, PeriodicEvent, ordinary_from, scheduled
@@ -36,6 +35,8 @@ from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.live.stage import LogLine
+from prismscale.processes.footprint import Footprint
+from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
@@ -47,7 +48,6 @@ from prismscale.specs import (
     fork_server,
     live_stage,
 )
-from prismscale.starter import Starter
 
 
 @dataclass(kw_only=True)

@@ -11,12 +11,12 @@ from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
-from prismscale.fork_server import ForkServer
 from prismscale.live.spec import LiveSpec
 from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
+from prismscale.processes.fork_server import ForkServer
+from prismscale.processes.starter import Starter
 from prismscale.progress import StageUpdate
-from prismscale.starter import Starter
 
 PRELOADED = (
     RANK_PROCESS,

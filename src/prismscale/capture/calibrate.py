@@ -38,7 +38,7 @@ from prismscale.cluster import (
 from prismscale.errors import PrismscaleError, UsageError
 from prismscale.files import write_text
 from prismscale.graph.node import CollectiveOp
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 # torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

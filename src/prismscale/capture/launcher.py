@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prismscale.capture.failure import SPEECHLESS, load_failure
 from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import (
     FormatError,
@@ -24,9 +23,10 @@ from prismscale.errors import (
 from prismscale.graph.periodic import UNUSUAL
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
-from prismscale.processes import Child, Children, Program, ending
+from prismscale.processes.children import Child, Children, Program, ending
+from prismscale.processes.failure import SPEECHLESS, load_failure
+from prismscale.processes.starter import Spawner, Starter
 from prismscale.progress import StageUpdate
-from prismscale.starter import Spawner, Starter
 
 POLL_S = 0.02
 TIMED_POLL_S = 0.25

@@ -20,7 +20,6 @@ from prismscale.capture.device.null.launch_log import launch_log
 from prismscale.capture.device.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.capture.device.start import start_device
 from prismscale.capture.device.streams import StreamDevice
-from prismscale.capture.failure import save_failure
 from prismscale.capture.hook import GroupObserver, GroupObservers
 from prismscale.capture.mates import MateLoad
 from prismscale.capture.objects import MIRROR
@@ -36,7 +35,8 @@ from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
 from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
 from prismscale.graph.store import save_trace, save_traces
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
 
 
 def capture_rank(spec: CaptureSpec) -> RankTrace:

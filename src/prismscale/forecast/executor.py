@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from prismscale.errors import UsageError
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 ANSWER_WITHIN_S = 5.0
 """How long a Ray cluster may take to answer at all."""

@@ -18,7 +18,7 @@ from prismscale.graph.store import load_graph
 from prismscale.live.coordinator import Coordinator
 from prismscale.live.jitter import share_jitter
 from prismscale.live.messages import Kind, Wire
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 from prismscale.sim.program import compile_job
 
 

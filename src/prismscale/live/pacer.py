@@ -30,7 +30,7 @@ from prismscale.live.counters import CounterTimes, Prefixes
 from prismscale.live.messages import Kind as Said
 from prismscale.live.messages import Message, Wire
 from prismscale.live.signals import OPEN, RECORD_BYTES, Kind, Point, Record, Words
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
 
 ASK_AFTER_NS = 5_000_000_000
 """A stream held this long makes the pacer ask whether the communication ever ends."""

@@ -19,7 +19,6 @@ from prismscale.capture.device.cuda import CudaMemoryTracker
 from prismscale.capture.device.null.emulation import NullEmulation
 from prismscale.capture.device.protocol import MemoryTracker, NullMemoryTracker
 from prismscale.capture.device.start import start_device
-from prismscale.capture.failure import save_failure
 from prismscale.capture.logical_time import answering_time
 from prismscale.capture.objects import MIRROR
 from prismscale.capture.program_time import RunQueue
@@ -40,7 +39,8 @@ from prismscale.live.position import TraceCursor
 from prismscale.live.runner import LiveHook, StepEnd
 from prismscale.live.spec import LiveSpec
 from prismscale.live.streamed import StreamedHook, streamed_hook
-from prismscale.processes import die_with_parent
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
 
 
 @dataclass(kw_only=True)

@@ -19,8 +19,8 @@ from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
 from prismscale.live.spec import LiveSpec
-from prismscale.processes import Child, Children, Program
-from prismscale.starter import Spawner, Starter
+from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.starter import Spawner, Starter
 
 POLL_S = 0.05
 RANK_PROCESS = "prismscale.live.rank_process"

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-class Guardian:
+class Reaper:
     """The owner's side."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Guardian:
         self._tell(f"-{kind} {what}\n")
 
     def close(self) -> None:
-        """End the guardian, and with it whatever is still listed."""
+        """End the reaper, and with it whatever is still listed."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate()
 

@@ -1,4 +1,4 @@
-"""How a process of a job comes to be: anew, or as a fork (:mod:`prismscale.fork_server`)."""
+"""How a process of a job comes to be: anew, or as a fork (:mod:`.fork_server`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prismscale.processes import Child, Children, Program
+from prismscale.processes.children import Child, Children, Program
 
 
 class Starter(Protocol):

@@ -2,8 +2,7 @@
 
 A rank's process may have children of its own (data-loader workers), so a rank is a session, and
 ending it ends the session. If we are killed outright, the kernel ends the rank
-(``PR_SET_PDEATHSIG``), and a :class:`prismscale.guardian.Guardian` ends its session and removes the
-shared memory.
+(``PR_SET_PDEATHSIG``), and a :class:`.Reaper` ends its session and removes the shared memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from types import TracebackType
 from typing import IO, Protocol
 
 from prismscale.errors import StorageError
-from prismscale.guardian import Guardian
+from prismscale.processes.reaper import Reaper
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 3.0
@@ -84,10 +83,10 @@ class Children:
     def __init__(self) -> None:
         self._running: list[Child] = []
         self._folders: list[Path] = []
-        self._guardian: Guardian | None = None
+        self._reaper: Reaper | None = None
 
     def __enter__(self) -> Children:
-        self._guardian = Guardian()
+        self._reaper = Reaper()
         return self
 
     def __exit__(
@@ -102,8 +101,8 @@ class Children:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._forget("folder", folder)
         finally:
-            if self._guardian is not None:
-                self._guardian.close()
+            if self._reaper is not None:
+                self._reaper.close()
 
     def shared_folder(self) -> Path:
         """A new folder in shared memory, which goes when the processes do.
@@ -196,12 +195,12 @@ class Children:
         self._forget("session", child.process.pid)
 
     def _list(self, kind: str, what: int | Path) -> None:
-        if self._guardian is not None:
-            self._guardian.add(kind, what)
+        if self._reaper is not None:
+            self._reaper.add(kind, what)
 
     def _forget(self, kind: str, what: int | Path) -> None:
-        if self._guardian is not None:
-            self._guardian.remove(kind, what)
+        if self._reaper is not None:
+            self._reaper.remove(kind, what)
 
 
 def ending(code: int) -> str:

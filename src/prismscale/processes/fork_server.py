@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any
 
 from prismscale.errors import PrismscaleError
-from prismscale.processes import (
+from prismscale.processes.children import (
     Child,
     Children,
     Program,
@@ -75,7 +75,7 @@ class ForkServer:
                 self._server.wait()
 
     def start(self, children: Children, program: Program) -> Child:
-        """Start ``program`` as a fork; see :class:`prismscale.starter.Starter`.
+        """Start ``program`` as a fork; see :class:`prismscale.processes.starter.Starter`.
 
         Raises:
             PrismscaleError: the server could not be started, or has ended.

@@ -1,0 +1,1 @@
+"""Processes of a job: how they start, that they end, and what they cost."""
