@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from box import INTERFACE, Box
-from prismscale.capture.environment import RankEnvironment
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import PrismscaleError
 from prismscale.processes.children import Children
 

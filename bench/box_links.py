@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from box import Box
 from box_job import run_ranks
-from prismscale.capture.calibrate import links_of_send
 from prismscale.cluster import Cluster, Device, Measured, MeasuredCurve
 from prismscale.graph.node import CollectiveOp
+from prismscale.measure.collectives import links_of_send
 from prismscale.processes.children import die_with_parent
 
 OPS = (

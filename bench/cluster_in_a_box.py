@@ -33,9 +33,9 @@ from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
 from prismscale.analysis.rows import Row, finish, print_rows
+from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.spec import CaptureSpec
-from prismscale.capture.timing import slices_to_time, time_in_slices
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.graph_durations import GraphDurations
@@ -45,7 +45,7 @@ from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
-from prismscale.live.spec import LiveSpec
+from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import LiveStage
 from prismscale.processes.starter import Spawner
 from prismscale.sim.timeline import simulate

@@ -42,18 +42,18 @@ from numpy.typing import NDArray
 from allocations import build_counter
 from keeper import Keeper
 from prismscale.analysis.rows import Row, finish
-from prismscale.capture.calibrate import measure_collectives
+from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.slices import SlicePlan, SlicePlanner
-from prismscale.capture.spec import CaptureSpec
-from prismscale.capture.timing import slices_to_time, time_in_slices
+from prismscale.capture.plan import SlicePlan, SlicePlanner
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.pooling import pool_samples
 from prismscale.graph.trace import RankTrace
-from prismscale.live.spec import LiveSpec
+from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import LiveStage
+from prismscale.measure.collectives import measure_collectives
 from prismscale.processes.children import Children, ending
 from prismscale.processes.starter import Spawner
 from real_job import RealJob

@@ -45,7 +45,7 @@ class Watch:
         """One step more."""
         import torch
 
-        from prismscale.capture.script import StopProgram
+        from prismscale.emulation.script import StopProgram
 
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -107,14 +107,14 @@ def main() -> None:
     die_with_parent()
     options = parse()
     if options.null:
-        from prismscale.capture.device.null.runtime import activate
-        from prismscale.capture.device.null.spec import device_spec
+        from prismscale.devices.null.gpus import device_spec
+        from prismscale.devices.null.runtime import activate
 
         activate(device_spec(options.null))
     import torch
 
-    from prismscale.capture.script import Script
-    from prismscale.capture.steps import watch_steps
+    from prismscale.emulation.script import Script
+    from prismscale.emulation.step_detection import watch_steps
 
     watch, seen = Watch(options.steps), {}
     with ExitStack() as stack:

@@ -33,14 +33,14 @@ from typing import Any
 import torch
 
 from prismscale.analysis.rows import Row, print_rows
-from prismscale.capture.device.cuda import CudaStreams, require_cuda, start_cuda
+from prismscale.devices.cuda import CudaStreams, require_cuda, start_cuda
 from prismscale.errors import UsageError
 from prismscale.files import write_json
-from prismscale.live.cuda_signals import CudaSignals
-from prismscale.live.messages import Kind as Said
-from prismscale.live.messages import Message, Wire
-from prismscale.live.pacer_link import PacerLink
-from prismscale.live.signals import Kind, Points, Record, Words
+from prismscale.live.coordinator.wire import Kind as Said
+from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.pacer.client import PacerLink
+from prismscale.live.pacer.cuda_words import CudaSignals
+from prismscale.live.pacer.shared_words import Kind, Points, Record, Words
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE.parent / "examples" / "llama" / "train.py")

@@ -13,8 +13,8 @@ from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 
 from prismscale.analysis.rows import Row
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace

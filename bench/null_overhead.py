@@ -28,8 +28,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prismscale.analysis.rows import Row, finish
-from prismscale.capture.device.null import ops, runtime
-from prismscale.capture.device.null.spec import device_spec
+from prismscale.devices.null import ops, runtime
+from prismscale.devices.null.gpus import device_spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 import apex_kernels
-from prismscale.capture.backends import install
-from prismscale.capture.device.null.runtime import activate
-from prismscale.capture.device.null.spec import device_spec
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective
-from prismscale.capture.payload import MirrorPayload
-from prismscale.capture.work import EmulatedWork
+from prismscale.devices.null.gpus import device_spec
+from prismscale.devices.null.runtime import activate
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.emulation.work import EmulatedWork
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.mirror import MirrorPayload
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "megatron"
 
@@ -63,7 +63,7 @@ def run_rank(
     sys.path.insert(0, str(EXAMPLE))
     sys.argv = ["train.py", *options]
     peaks = []
-    with install(RankEnvironment(rank=rank, world_size=world_size), MirrorHook()):
+    with absent_peers(RankEnvironment(rank=rank, world_size=world_size), MirrorHook()):
         import train
         from megatron.core.transformer.moe import moe_utils
 

@@ -30,10 +30,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fidelity_gloo import CASES, capture
 from prismscale.analysis.rows import Row, finish
-from prismscale.capture.backends import install
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective
-from prismscale.capture.work import completed
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.emulation.work import completed
+from prismscale.payload.absent_peers import absent_peers
 
 BAR_US = 50.0
 BAR_SHARE = 1.0
@@ -152,7 +152,9 @@ def measure() -> list[Row]:
     """One row for each entry point and group size."""
     rows = []
     for size in GROUP_SIZES:
-        with install(RankEnvironment(rank=0, world_size=size, local_world_size=2), _NullHook()):
+        with absent_peers(
+            RankEnvironment(rank=0, world_size=size, local_world_size=2), _NullHook()
+        ):
             dist.init_process_group("gloo")
             group = dist.group.WORLD
             for calls, n_tensors in (

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from prismscale.capture.environment import RankEnvironment
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.processes.children import Children
 from seats import on_core
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from allocations import counted_peak_bytes
-from prismscale.capture.device.cpu import CpuMemoryTracker
-from prismscale.capture.script import Script, StopProgram
-from prismscale.capture.steps import watch_steps
+from prismscale.devices.cpu import CpuMemoryTracker
+from prismscale.emulation.script import Script, StopProgram
+from prismscale.emulation.step_detection import watch_steps
 from prismscale.live.gate import SocketGate
 from prismscale.processes.children import die_with_parent
 

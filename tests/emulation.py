@@ -9,12 +9,12 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
-from prismscale.capture.backends import install
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.payload import MirrorPayload, PayloadSource
-from prismscale.capture.work import EmulatedWork
+from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.emulation.work import EmulatedWork
 from prismscale.graph.node import CollectiveOp
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.mirror import MirrorPayload, PayloadSource
 
 
 def all_reduce(group: GroupHandle, *, asynchronous: bool = False, called_ns: int = 0) -> Collective:
@@ -85,7 +85,7 @@ def emulated(
 ) -> Iterator[RecordingHook]:
     """The default group of one rank, initialised; yields the hook that answers it."""
     hook = RecordingHook(payload)
-    with install(RankEnvironment(rank=rank, world_size=world_size), hook, observer):
+    with absent_peers(RankEnvironment(rank=rank, world_size=world_size), hook, observer):
         dist.init_process_group(backend)
         yield hook
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prismscale.capture.device.streams import StreamObserver
-from prismscale.live.signals import Point, Words
+from prismscale.devices.stream_device import StreamObserver
+from prismscale.live.pacer.shared_words import Point, Words
 
 HOST_STEP_NS = 1000
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from emulation import emulated
-from prismscale.capture.payload import CompositePayload, MirrorPayload
-from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.payload.mirror import CompositePayload, MirrorPayload
+from prismscale.payload.recorded import RecordedPayload
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from prismscale.capture.node_stream import NodeStream, Sample
 from prismscale.capture.step_kinds import steps_of
-from prismscale.capture.stream import NodeStream, Sample
 
 
 def last_steps(stream: NodeStream, count: int) -> list[Sample]:

@@ -12,28 +12,28 @@ import numpy as np
 import torch
 
 from logical_streams import Event, LogicalStreams, Stream
-from prismscale.capture.contention import NullLoad
-from prismscale.capture.device.streams import StreamDevice
-from prismscale.capture.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.capture.recorder import Recorder
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import CollectiveModel, collective_model
+from prismscale.devices.stream_device import StreamDevice
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.live.coordinator import Coordinator
+from prismscale.host_comm.local_work import NullLoad
+from prismscale.live.coordinator.core import Coordinator
+from prismscale.live.coordinator.wire import Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.messages import Wire
-from prismscale.live.pacer import Pacer, SocketLink
-from prismscale.live.pacer_link import PacerLink
-from prismscale.live.position import TraceCursor
-from prismscale.live.runner import StepEnd
-from prismscale.live.signals import Point, Words
-from prismscale.live.streamed import StreamedHook
+from prismscale.live.host_hook import StepEnd
+from prismscale.live.pacer.client import PacerLink
+from prismscale.live.pacer.pacer_process import Pacer, SocketLink
+from prismscale.live.pacer.shared_words import Point, Words
+from prismscale.live.stream_hook import StreamedHook
+from prismscale.live.trace_cursor import TraceCursor
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
 from recorded_steps import last_steps

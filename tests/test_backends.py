@@ -14,9 +14,9 @@ import torch
 from torch import distributed as dist
 
 from emulation import GroupLog, RecordingHook, emulated
-from prismscale.capture.backends import install
-from prismscale.capture.environment import RankEnvironment
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import PrismscaleError, UsageError
+from prismscale.payload.absent_peers import absent_peers
 
 
 def _x() -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_shrunk_group_renumbers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("init_method", ["env://", "tcp://10.0.0.1:1234", "file:///nowhere/x"])
 def test_rendezvous_needs_no_peers(init_method: str) -> None:
     """Each way to meet completes at once and touches no network or file."""
-    with install(RankEnvironment(rank=5, world_size=65_536), RecordingHook()):
+    with absent_peers(RankEnvironment(rank=5, world_size=65_536), RecordingHook()):
         named = {} if init_method == "env://" else {"rank": 5, "world_size": 65_536}
         dist.init_process_group("gloo", init_method=init_method, **named)
         assert (dist.get_rank(), dist.get_world_size()) == (5, 65_536)
@@ -169,7 +169,7 @@ def test_rendezvous_needs_no_peers(init_method: str) -> None:
 def test_torchruns_environment_is_set_and_taken_back() -> None:
     """The program sees torchrun's variables; afterwards they are as before."""
     before = dict(os.environ)
-    with install(RankEnvironment(rank=17, world_size=64, local_world_size=8), RecordingHook()):
+    with absent_peers(RankEnvironment(rank=17, world_size=64, local_world_size=8), RecordingHook()):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
         assert [os.environ[name] for name in names] == ["17", "64", "1", "2", "8"]
         assert dist.is_torchelastic_launched()
@@ -200,7 +200,7 @@ def test_groups_do_not_outlive_their_emulation() -> None:
 
 def test_one_rank_at_a_time() -> None:
     """A second emulation in the same process is refused."""
-    second = install(RankEnvironment(rank=0, world_size=1), RecordingHook())
+    second = absent_peers(RankEnvironment(rank=0, world_size=1), RecordingHook())
     with emulated(), pytest.raises(UsageError, match="already"), second:
         pass
 

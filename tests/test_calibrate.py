@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from prismscale.capture.calibrate import measure_collectives
 from prismscale.cluster import Cluster
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
+from prismscale.measure.collectives import measure_collectives
 
 
 def test_measurement_writes_a_cluster_that_loads(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from emulation import emulated
-from prismscale.capture.after_import import changed, replace
-from prismscale.capture.storage import Storage
+from prismscale.devices.storage import Storage
+from prismscale.emulation.after_import import changed, replace
 from prismscale.errors import UsageError
 
 

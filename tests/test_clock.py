@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from prismscale.capture.logical_time import answering_time
+from prismscale.emulation.logical_time import answering_time
 from prismscale.live.clock import PacedClock, VirtualClock
 
 SECOND = 10**9

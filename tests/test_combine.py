@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from prismscale.capture.hook import Collective, GroupHandle
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.combine import combine, stand_in, weights
+from prismscale.payload.combine import combine, stand_in, weights
 
 SIZE = 4
 LIVE = (1, 3)

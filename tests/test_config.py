@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from prismscale.capture.script import Script
 from prismscale.cluster import Cluster
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
+from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
 from runs import write_program
 

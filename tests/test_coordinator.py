@@ -19,8 +19,8 @@ from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.live.coordinator import Coordinator
-from prismscale.live.messages import Kind, Message
+from prismscale.live.coordinator.core import Coordinator
+from prismscale.live.coordinator.wire import Kind, Message
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import RankTimeline, simulate
 from report_job import StageWriter

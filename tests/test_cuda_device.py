@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from logical_streams import Event, LogicalStreams, Stream
-from prismscale.capture.device import cuda
-from prismscale.capture.device.cuda import CudaMemoryTracker, CudaStreams, require_cuda
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.rank_process import capture_rank
-from prismscale.capture.spec import CaptureSpec
+from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.captured_rank import capture_rank
+from prismscale.devices import cuda
+from prismscale.devices.cuda import CudaMemoryTracker, CudaStreams, require_cuda
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError
 
 

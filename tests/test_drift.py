@@ -16,7 +16,7 @@ from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS
-from prismscale.live.drift import (
+from prismscale.live.coordinator.drift import (
     MOST_MOVING,
     MOVED_BYTES_PER_NS,
     WINDOW_STEPS,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.meetings import Meetings
+from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.instance_ids import Meetings
 from prismscale.errors import StorageError, StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.exchange import Exchange

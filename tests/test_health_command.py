@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from prismscale.capture import health as check
 from prismscale.commands.health import health
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.nodes import read_nodes
+from prismscale.measure import node_speed as check
 
 
 def run(*arguments: object) -> None:

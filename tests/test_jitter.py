@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from jobs import pipeline_job
-from prismscale.capture.jitter import SHORTEST_NS, Spans, shared_jitter
 from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import COMMON_JITTER
-from prismscale.live.jitter import KEPT, CommonJitter, MachineTime, share_jitter
+from prismscale.host_comm.shared_jitter import SHORTEST_NS, Spans, shared_jitter
+from prismscale.live.coordinator.rank_jitter import KEPT, CommonJitter, MachineTime, share_jitter
 from traces import loop_trace
 
 STEPS, NODES = 200, 4

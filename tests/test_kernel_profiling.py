@@ -11,8 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 from prismscale.analysis.emulated import Emulated, KernelUse
-from prismscale.capture.kernel_inputs import build_call, make_tensor
-from prismscale.capture.kernel_timing import profile_kernels
 from prismscale.cli import app
 from prismscale.commands.profile_kernels import signatures_of
 from prismscale.cost.kernel import load_kernel_model
@@ -24,6 +22,8 @@ from prismscale.cost.kernel_measured import (
 )
 from prismscale.cost.kernel_signature import FIELD, TensorShape, parse_signature
 from prismscale.errors import FormatError, UsageError
+from prismscale.measure.kernel_inputs import build_call, make_tensor
+from prismscale.measure.kernel_timing import profile_kernels
 
 CPU = torch.device("cpu")
 MM = FIELD.join(("aten::mm", "Float[8,4];Float[4,16]@1,4", "Float[8,16]", ""))

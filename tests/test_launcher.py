@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import CaptureRunner, failure_of
-from prismscale.capture.spec import CaptureSpec
 from prismscale.errors import (
     FormatError,
     MismatchError,

@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from emulation import all_reduce
-from prismscale.capture.contention import NullLoad, NullShare, Share, Took
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.payload import MirrorPayload
 from prismscale.durations.source import NEVER
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS
+from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
+from prismscale.live.coordinator.wire import Kind, Message, Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.messages import Kind, Message, Wire
+from prismscale.live.host_hook import LiveHook
+from prismscale.live.live_spec import LiveSpec
 from prismscale.live.overlap import Overlap
-from prismscale.live.position import TraceCursor
-from prismscale.live.runner import LiveHook
-from prismscale.live.spec import LiveSpec
+from prismscale.live.trace_cursor import TraceCursor
+from prismscale.payload.mirror import MirrorPayload
 from runs import Ended, results, run_job, write_program
 from traces import loop_trace
 

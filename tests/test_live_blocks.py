@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.capture.device.cpu import LiveBlocks
+from prismscale.devices.cpu import LiveBlocks
 
 
 def test_allocations_add_up_and_frees_take_away() -> None:

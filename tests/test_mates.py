@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.gloo import End
-from prismscale.capture.hook import Collective, GroupHandle
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.mate_log import Entry, Span, durations_ns
-from prismscale.capture.mates import participants
-from prismscale.capture.spec import CaptureSpec
+from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import COMMON_JITTER, MADE_WITH
+from prismscale.host_comm.cohort_log import Entry, Span, durations_ns
+from prismscale.host_comm.cohort_peers import participants
+from prismscale.host_comm.transport import End
 from runs import TRAINER, write_program
 
 EVERYTHING = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.errors import ScriptError
 from prismscale.graph.trace import RankTrace

@@ -10,11 +10,11 @@ import pytest
 from torch import distributed as dist
 
 from emulation import emulated
-from prismscale.capture.object_lengths import ObjectLengths, rounded
-from prismscale.capture.objects import MIRROR
-from prismscale.capture.payload import CompositePayload, MirrorPayload
-from prismscale.capture.recorded_payload import RecordedPayload
 from prismscale.errors import FormatError
+from prismscale.payload.mirror import CompositePayload, MirrorPayload
+from prismscale.payload.object_lengths import ObjectLengths, rounded
+from prismscale.payload.objects import MIRROR
+from prismscale.payload.recorded import RecordedPayload
 
 
 @contextmanager

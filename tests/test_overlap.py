@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from prismscale.capture.contention import NullLoad
-from prismscale.capture.gloo import COMPUTES_NS
-from prismscale.capture.program_time import ProgramTime, RunQueue
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
+from prismscale.host_comm.compute_clock import ProgramTime, RunQueue
+from prismscale.host_comm.local_work import NullLoad
+from prismscale.host_comm.transport import COMPUTES_NS
 from prismscale.live.overlap import Overlap
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.counters import CounterTimes, Prefixes
-from prismscale.live.messages import Kind as Said
-from prismscale.live.messages import Message, Wire
-from prismscale.live.pacer_link import PacerLink
-from prismscale.live.signals import Kind, Point, Points, Record, Words
+from prismscale.live.coordinator.wire import Kind as Said
+from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.pacer.client import PacerLink
+from prismscale.live.pacer.counters import CounterTimes, Prefixes
+from prismscale.live.pacer.shared_words import Kind, Point, Points, Record, Words
 
 POINTS = st.builds(Point, st.integers(0, 1023), st.integers(0, 2**31 - 1))
 RECORDS = st.builds(

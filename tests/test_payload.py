@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import _make_nccl_premul_sum
 from torch.distributed import ReduceOp
 
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.payload import CompositePayload, MirrorPayload, RulePayload
-from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError
 from prismscale.graph.node import CollectiveOp
+from prismscale.payload.mirror import CompositePayload, MirrorPayload, RulePayload
+from prismscale.payload.recorded import RecordedPayload
 
 SIZE, RANK = 4, 1
 MIRROR = MirrorPayload()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from prismscale.capture.hook import Collective, GroupHandle
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import MismatchError
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.live.position import TraceCursor
+from prismscale.live.trace_cursor import TraceCursor
 from traces import loop_trace
 
 ALL = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")

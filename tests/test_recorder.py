@@ -12,15 +12,15 @@ import torch
 from torch import distributed as dist
 
 from emulation import all_reduce
-from prismscale.capture.backends import install
-from prismscale.capture.contention import NullLoad, NullShare, Share, Took
-from prismscale.capture.device.cpu import CpuDevice
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.payload import MirrorPayload
 from prismscale.capture.recorder import Recorder, ordering
+from prismscale.devices.cpu import CpuDevice
+from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
+from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.mirror import MirrorPayload
 from recorded_steps import last_steps
 
 WORLD = 4
@@ -47,7 +47,7 @@ class Program:
         self._backend = backend
 
     def __enter__(self) -> Program:
-        self._installed = install(self._environment, self.recorder, self.recorder)
+        self._installed = absent_peers(self._environment, self.recorder, self.recorder)
         self._installed.__enter__()
         dist.init_process_group(self._backend)
         return self

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prismscale.capture.callsite import call_site
-from prismscale.capture.script import Script, StopProgram
+from prismscale.emulation.call_site import call_site
+from prismscale.emulation.script import Script, StopProgram
 from prismscale.errors import UsageError
 from prismscale.processes.failure import FAILED, SPEECHLESS, load_failure, save_failure
 
@@ -65,7 +65,7 @@ def test_a_programs_own_exit_code_is_passed_up() -> None:
 def test_stopping_a_program_runs_its_finally_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     """But not its ``except Exception``."""
     text = (
-        "from prismscale.capture.script import StopProgram\n"
+        "from prismscale.emulation.script import StopProgram\n"
         "try:\n    raise StopProgram\nexcept Exception:\n    print('swallowed')\n"
         "finally:\n    print('cleaned up')\n"
     )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import mesh_groups
-from prismscale.capture.slices import SlicePlan, SlicePlanner, find_axes
+from prismscale.capture.plan import SlicePlan, SlicePlanner, find_axes
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace

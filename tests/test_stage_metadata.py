@@ -11,7 +11,7 @@ from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
 from torch.distributed.pipelining._utils import _DTensorMeta, _StageForwardMeta, _TensorMeta
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from prismscale.capture.stage_metadata import StageMetadata
+from prismscale.payload.pipeline_shapes import StageMetadata
 
 PLAIN = _TensorMeta(
     shape=torch.Size([2, 8]), stride=(8, 1), dtype=torch.bfloat16, requires_grad=True

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.step_kinds import (
     MAX_OPTIMIZERS,
     calls_per_step,
@@ -17,8 +18,7 @@ from prismscale.capture.step_kinds import (
     ordinary_kind,
     steps_of,
 )
-from prismscale.capture.steps import watch_steps
-from prismscale.capture.stream import NodeStream, StreamNode
+from prismscale.emulation.step_detection import watch_steps
 from prismscale.errors import UsageError
 from prismscale.graph.node import NodeKind
 

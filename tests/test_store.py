@@ -11,17 +11,17 @@ from torch.distributed import distributed_c10d
 from torch.distributed.elastic.utils import store as store_util
 
 from emulation import RecordingHook
-from prismscale.capture.backends import install
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.store import EmulatedStore
+from prismscale.emulation.rendezvous_store import EmulatedStore
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError
+from prismscale.payload.absent_peers import absent_peers
 
 RANK, WORLD_SIZE = 5, 16
 
 
 @pytest.fixture(autouse=True)
 def _as_one_rank() -> Iterator[None]:
-    with install(RankEnvironment(rank=RANK, world_size=WORLD_SIZE), RecordingHook()):
+    with absent_peers(RankEnvironment(rank=RANK, world_size=WORLD_SIZE), RecordingHook()):
         yield
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logical_streams import Event, LogicalStreams
-from prismscale.capture.device.streams import MAX_OPEN_MARKS, EventTimes
+from prismscale.devices.stream_device import MAX_OPEN_MARKS, EventTimes
 from prismscale.graph.node import CollectiveOp
 from streamed_program import (
     MS,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from prismscale.capture.hook import Collective
-from prismscale.capture.meetings import Meetings
-from prismscale.capture.payload import MirrorPayload
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import Meetings
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.exchange import Exchange
+from prismscale.payload.mirror import MirrorPayload
 from streamed_program import (
     MS,
     US,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.capture.timing import slices_for, slices_to_time, time_in_slices
+from prismscale.capture.co_run import slices_for, slices_to_time, time_in_slices
 from prismscale.errors import ScriptError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, GroupRecord, RankTrace

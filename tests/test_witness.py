@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prismscale.capture.device.cpu import CpuDevice
-from prismscale.capture.stream import NodeStream, StreamNode
+from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.witness import Witness, in_place_of
+from prismscale.devices.cpu import CpuDevice
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.store import save_trace
 from prismscale.graph.trace import GroupRecord, MemoryRecord

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from prismscale.capture import work
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.work import EmulatedWork, completed, in_flight
+from prismscale.emulation import work
+from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.work import EmulatedWork, completed, in_flight
 from prismscale.graph.node import CollectiveOp
 
 

@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prismscale.capture.device.null.spec import target_gpu
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.script import Script
-from prismscale.capture.spec import DEVICES
-from prismscale.capture.storage import Storage
+from prismscale.capture.capture_spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.devices.null.gpus import target_gpu
+from prismscale.devices.storage import Storage
 from prismscale.durations.faults import Faults
 from prismscale.durations.repricing import Prices
 from prismscale.durations.scenario import Scenario, check_compute_scale
+from prismscale.emulation.script import Script
+from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
-from prismscale.live.spec import CLOCKS, refuse_virtual_gpu
+from prismscale.live.live_spec import CLOCKS, refuse_virtual_gpu
 
 MAX_WORLD_SIZE = 1 << 20
 

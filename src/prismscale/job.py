@@ -21,9 +21,9 @@ from pathlib import Path
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
-from prismscale.capture.periodic import find_events, store_events
-from prismscale.capture.slices import SlicePlan, SlicePlanner
-from prismscale.capture.timing import slices_to_time, time_in_slices
+from prismscale.capture.co_run import slices_to_time, time_in_slices
+from prismscale.capture.plan import SlicePlan, SlicePlanner
+from prismscale.capture.unusual_steps import find_events, store_events
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.errors import UsageError

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import Emulated
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
-from prismscale.capture.spec import CaptureSpec
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
-from prismscale.live.spec import LiveSpec
+from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.processes.fork_server import ForkServer

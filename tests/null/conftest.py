@@ -80,7 +80,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 def null_device() -> None:
     """An active null H100 node, in the child only."""
     if os.environ.get(_CHILD):
-        from prismscale.capture.device.null.runtime import activate
-        from prismscale.capture.device.null.spec import device_spec
+        from prismscale.devices.null.gpus import device_spec
+        from prismscale.devices.null.runtime import activate
 
         activate(device_spec("h100-sxm"))

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from prismscale.capture.device.null.runtime import active
-from prismscale.capture.device.null.spans import NOT_HELD, NullSpans
-from prismscale.capture.stream import NodeStream, StreamNode
+from prismscale.capture.node_stream import NodeStream, StreamNode
+from prismscale.devices.null.condensed_spans import NOT_HELD, NullSpans
+from prismscale.devices.null.runtime import active
 from prismscale.graph.node import NodeKind
 
 STREAMS = 3

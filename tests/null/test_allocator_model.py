@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.capture.device.null import memory, runtime
-from prismscale.capture.device.null.spec import NullDeviceSpec
 from prismscale.cost.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
 from prismscale.cost.allocator_config import AllocatorConfig, parse_config
+from prismscale.devices.null import memory_stats, runtime
+from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.errors import UsageError
 
 MIB = 1 << 20
@@ -53,7 +53,7 @@ class CppAllocator:
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         words = (ctypes.c_int64 * self.library.ps_stats_words())()
         self.library.ps_replay_stats(self.handle, words)
-        return memory.nested_stats(list(words))
+        return memory_stats.nested_stats(list(words))
 
     def close(self) -> None:
         self.library.ps_replay_delete(self.handle)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prismscale.capture.device.null import build, runtime
-from prismscale.capture.device.null.spec import PRESETS, NullDeviceSpec, device_spec
+from prismscale.devices.null import build, runtime
+from prismscale.devices.null.gpus import PRESETS, NullDeviceSpec, device_spec
 from prismscale.errors import StorageError, UsageError
 
 

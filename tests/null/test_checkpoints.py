@@ -16,14 +16,14 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.fsdp import fully_shard
 
-from prismscale.capture.backends import install
-from prismscale.capture.device.null import runtime
-from prismscale.capture.device.null.checkpoints import CheckpointLedger, CheckpointSaves
-from prismscale.capture.device.null.hollow import LARGE_BYTES, HostCopies
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.payload import MirrorPayload
-from prismscale.capture.storage import Storage
-from prismscale.capture.work import EmulatedWork
+from prismscale.devices.null import runtime
+from prismscale.devices.null.checkpoints import CheckpointLedger, CheckpointSaves
+from prismscale.devices.null.hollow import LARGE_BYTES, HostCopies
+from prismscale.devices.storage import Storage
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.emulation.work import EmulatedWork
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.mirror import MirrorPayload
 
 RANK, RANKS = 3, 8
 BYTES_PER_S = 1e6
@@ -46,7 +46,7 @@ class CountingHook:
 def hook() -> Iterator[CountingHook]:
     """Rank 3 of 8."""
     hook = CountingHook()
-    with install(RankEnvironment(rank=RANK, world_size=RANKS), hook):
+    with absent_peers(RankEnvironment(rank=RANK, world_size=RANKS), hook):
         torch.cuda.set_device(RANK)
         dist.init_process_group("cpu:gloo,cuda:nccl")
         yield hook

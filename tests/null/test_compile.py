@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from prismscale.capture.device.null import ops
+from prismscale.devices.null import ops
 
 
 def train_step(model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from prismscale.capture.device.null import custom_kernels, ops, values
+from prismscale.devices.null import custom_kernels, ops, value_policy
 
 
 def test_an_operator_without_a_shape_rule_is_named_with_the_way_to_give_one() -> None:
@@ -59,7 +59,7 @@ def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
 
     assert record.signature.name == "triton::add_kernel"
     assert [tensor.shape for tensor in record.signature.inputs] == [(4,), (4,)]
-    assert values.known(target) is None
+    assert value_policy.known(target) is None
 
 
 def test_a_triton_launch_without_tensors_does_nothing() -> None:
@@ -99,8 +99,8 @@ def test_a_missing_triton_is_explained() -> None:
 
 _READS_AN_ADDRESS = """
 import ctypes, torch
-from prismscale.capture.device.null.runtime import activate
-from prismscale.capture.device.null.spec import device_spec
+from prismscale.devices.null.runtime import activate
+from prismscale.devices.null.gpus import device_spec
 activate(device_spec("h100-sxm"))
 def use_pointer():
     ctypes.string_at(torch.empty(4, device="cuda").data_ptr(), 16)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from prismscale.capture.device.null.device import ModelledMemoryTracker, NullDevice
-from prismscale.capture.device.null.kernels import KernelLedger
-from prismscale.capture.device.null.ops import set_cost_model
-from prismscale.capture.device.null.runtime import active
 from prismscale.cost.kernel import KernelPrice
+from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
+from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.ops import set_cost_model
+from prismscale.devices.null.runtime import active
 
 MIB = 1 << 20
 

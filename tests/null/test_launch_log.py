@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 from span_programs import DEPTH, MOST_NS, PROGRAM, Condensed, observed
 
-from prismscale.capture.device.null.device import NullDevice
-from prismscale.capture.device.null.kernels import KernelLedger
-from prismscale.capture.device.null.launch_log import launch_log
-from prismscale.capture.device.null.runtime import active
-from prismscale.capture.device.null.spans import NOT_HELD
-from prismscale.capture.stream import NodeStream
+from prismscale.capture.node_stream import NodeStream
 from prismscale.cost.kernel import KernelModel, KernelPrice, load_kernel_model
 from prismscale.cost.launch_log import (
     LaunchLog,
@@ -28,6 +23,11 @@ from prismscale.cost.launch_log import (
     reprice,
     save_launch_log,
 )
+from prismscale.devices.null.condensed_spans import NOT_HELD
+from prismscale.devices.null.device import NullDevice
+from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.launch_reader import launch_log
+from prismscale.devices.null.runtime import active
 from prismscale.errors import FormatError
 from prismscale.graph.node import NodeKind
 

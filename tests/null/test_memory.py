@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 
-from prismscale.capture.device.null import memory, runtime
 from prismscale.cost.allocator import CachingAllocator
+from prismscale.devices.null import memory_stats, runtime
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ def test_live_blocks_name_the_op_that_made_them() -> None:
     """The largest live block is the matrix product's result."""
     left = torch.empty(4096, 256, device="cuda", dtype=torch.bfloat16)
     product = left @ left.t()
-    largest = memory.live_blocks(runtime.active().library, 0)
+    largest = memory_stats.live_blocks(runtime.active().library, 0)
 
     assert "aten::mm" in [block.made_by for block in largest if block.size_bytes == product.nbytes]
 
@@ -120,7 +120,7 @@ def test_mem_get_info_counts_what_others_hold() -> None:
 
 
 def test_the_snapshot_adds_up() -> None:
-    """Segments of memory._snapshot sum to the reserved bytes."""
+    """Segments of memory_stats._snapshot sum to the reserved bytes."""
     tensor = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
     segments = [s for s in torch.cuda.memory._snapshot()["segments"] if s["device"] == 0]
 

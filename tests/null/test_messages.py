@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from prismscale.capture.device.null import runtime, values
-from prismscale.capture.device.null.messages import ZeroIntegers, exact_value
-from prismscale.capture.hook import Collective, GroupHandle
-from prismscale.capture.recorded_payload import RecordedPayload
+from prismscale.devices.null import runtime, value_policy
+from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.graph.node import CollectiveOp
+from prismscale.payload.null_integers import ZeroIntegers, exact_value
+from prismscale.payload.recorded import RecordedPayload
 
 
 def broadcast(rank: int, tensor: torch.Tensor) -> Collective:
@@ -54,4 +54,4 @@ def test_what_this_rank_broadcasts_itself_stays() -> None:
     """It is the root, and knows no better."""
     own = torch.empty((), dtype=torch.int32, device="cuda")
     ZeroIntegers().offer(broadcast(0, own))
-    assert values.known(own) is None
+    assert value_policy.known(own) is None

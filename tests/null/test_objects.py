@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from prismscale.capture.backends import install
-from prismscale.capture.environment import RankEnvironment
-from prismscale.capture.payload import MirrorPayload
-from prismscale.capture.work import EmulatedWork
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.emulation.work import EmulatedWork
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.mirror import MirrorPayload
 
 LARGE = {"names": [f"layers.{i}.weight" for i in range(4_000)]}
 """Pickled, larger than any value that the device remembers."""
@@ -26,7 +26,7 @@ class MirrorHook:
 
 @pytest.fixture(autouse=True)
 def nccl_group():
-    with install(RankEnvironment(rank=1, world_size=4), MirrorHook()):
+    with absent_peers(RankEnvironment(rank=1, world_size=4), MirrorHook()):
         dist.init_process_group("nccl", device_id=torch.device("cuda", 1))
         yield
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prismscale.capture.device.null import ops
+from prismscale.devices.null import ops
 
 
 @pytest.fixture(autouse=True)

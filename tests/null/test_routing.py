@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prismscale.capture.device.null.runtime import active
-from prismscale.capture.device.null.values import ValuePolicy
+from prismscale.devices.null.runtime import active
+from prismscale.devices.null.value_policy import ValuePolicy
 
 TOKENS, EXPERTS = 4096, 8
 

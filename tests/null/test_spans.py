@@ -18,8 +18,8 @@ from span_programs import (
     observed,
 )
 
-from prismscale.capture.device.null.runtime import active
-from prismscale.capture.device.null.spans import NOT_HELD
+from prismscale.devices.null.condensed_spans import NOT_HELD
+from prismscale.devices.null.runtime import active
 
 
 @pytest.fixture(autouse=True)

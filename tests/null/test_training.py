@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from prismscale.capture.device.null import ops
+from prismscale.devices.null import ops
 
 
 class Block(nn.Module):

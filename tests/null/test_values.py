@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from prismscale.capture.device.null import runtime, values
+from prismscale.devices.null import runtime, value_policy
 from prismscale.errors import UsageError
 
 
@@ -69,7 +69,7 @@ def test_an_unknown_write_forgets_the_value() -> None:
     counter = torch.zeros((), device="cuda")
     counter += unknown(64, 64).mean()
 
-    assert values.known(counter) is None
+    assert value_policy.known(counter) is None
 
 
 def test_an_unknown_float_is_finite_and_counted_with_its_line() -> None:
@@ -115,14 +115,14 @@ def test_copies_to_the_host_are_filled_by_the_policy() -> None:
 def test_data_dependent_shapes_follow_the_policy() -> None:
     """A mask of unknown values keeps the policy's share of the elements."""
     ledger = runtime.active().ledger
-    ledger.policy = values.ValuePolicy(nonzero_fraction=0.25)
+    ledger.policy = value_policy.ValuePolicy(nonzero_fraction=0.25)
     try:
         tensor = unknown(100)
         assert tensor.nonzero().shape == (25, 1)
         assert tensor[tensor > 0].shape == (25,)
         assert torch.masked_select(tensor, tensor > 0).shape == (25,)
     finally:
-        ledger.policy = values.ValuePolicy()
+        ledger.policy = value_policy.ValuePolicy()
 
 
 def test_routing_is_uniform_and_adds_up() -> None:
@@ -137,12 +137,12 @@ def test_routing_is_uniform_and_adds_up() -> None:
 def test_routing_given_by_the_user_is_followed() -> None:
     """policy.routing weighs the bins of a histogram with as many bins."""
     ledger = runtime.active().ledger
-    ledger.policy = values.ValuePolicy(routing=(3, 1))
+    ledger.policy = value_policy.ValuePolicy(routing=(3, 1))
     try:
         counts = torch.bincount(unknown(100, dtype=torch.int64), minlength=2)
         assert counts.tolist() == [75, 25]
     finally:
-        ledger.policy = values.ValuePolicy()
+        ledger.policy = value_policy.ValuePolicy()
 
 
 def test_grad_scaler_finds_no_infinity_and_grows() -> None:
@@ -161,17 +161,17 @@ def test_grad_scaler_finds_no_infinity_and_grows() -> None:
 def test_a_value_can_be_stated() -> None:
     """set_known gives a received message its value; forget takes it away."""
     flag = unknown(2)
-    values.set_known(flag, torch.tensor([1.0, 2.0]))
+    value_policy.set_known(flag, torch.tensor([1.0, 2.0]))
     assert flag.tolist() == [1.0, 2.0]
-    values.forget(flag)
+    value_policy.forget(flag)
 
-    assert values.known(flag) is None
+    assert value_policy.known(flag) is None
 
 
 def test_a_policy_that_cannot_be_is_refused() -> None:
     """Fractions and loads out of range are usage errors."""
     with pytest.raises(UsageError, match="nonzero_fraction is 2"):
-        values.ValuePolicy(nonzero_fraction=2)
+        value_policy.ValuePolicy(nonzero_fraction=2)
 
 
 def test_a_value_asked_for_in_backward_names_the_line() -> None:

@@ -9,29 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prismscale.capture.spec import CaptureSpec
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.errors import (
     FormatError,
-    GraphError,
-    MismatchError,
-    PrismscaleError,
-    ScriptError,
-    StorageError,
-    StuckError,
     UsageError,
 )
 from prismscale.graph.periodic import UNUSUAL
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
-from prismscale.processes.children import Child, Children, Program, ending
-from prismscale.processes.failure import SPEECHLESS, load_failure
+from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Spawner, Starter
 from prismscale.progress import StageUpdate
 
 POLL_S = 0.02
 TIMED_POLL_S = 0.25
 """The same where ranks are timed on all cores: each look takes some of theirs."""
-RANK_PROCESS = "prismscale.capture.rank_process"
+RANK_PROCESS = "prismscale.capture.captured_rank"
 BALLAST = "ballast"
 
 
@@ -182,38 +176,3 @@ class CaptureRunner:
                     f"(--capture-timeout); the end of its output ({child.log}):\n"
                     f"{child.log_tail()}"
                 )
-
-
-def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
-    """The error that a rank's process died of."""
-    found = load_failure(error_path)
-    code = child.process.wait()
-    output = f"the end of its output ({child.log}):\n{child.log_tail()}"
-    if code == SPEECHLESS and found is None:
-        return StorageError(
-            f"rank {rank} could not write to {error_path.parent} during {stage}: free some space "
-            "there or choose another --out"
-        )
-    if found is None:
-        how = f"{ending(code)} during {stage}, without a Python error"
-        return ScriptError(f"rank {rank} {how}; {output}", rank=rank)
-    summary = str(found["summary"])
-    if found["ours"]:
-        who = f"rank {rank}"
-        text = summary if summary.startswith(who) else f"{who}: {summary}"
-        return _OURS.get(found["kind"], PrismscaleError)(text)
-    if found["kind"] == SystemExit.__name__:
-        return ScriptError(
-            f"the program gave up on rank {rank} during {stage} ({summary}); {output}", rank=rank
-        )
-    return ScriptError(
-        f"the program failed on rank {rank} during {stage}: {summary}",
-        rank=rank,
-        traceback=found["traceback"],
-    )
-
-
-_OURS: dict[str, type[PrismscaleError]] = {
-    kind.__name__: kind
-    for kind in (UsageError, GraphError, MismatchError, StuckError, FormatError, StorageError)
-}

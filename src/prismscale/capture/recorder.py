@@ -20,22 +20,20 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from prismscale.capture.callsite import call_site
-from prismscale.capture.contention import CommunicationLoad, NullLoad
-from prismscale.capture.device.protocol import CaptureDevice, CommunicationEnd, ProgramLane
-from prismscale.capture.gloo import GLOO_THREADS
-from prismscale.capture.hook import Collective
-from prismscale.capture.payload import PayloadSource
-from prismscale.capture.program_time import ProgramTime, moment
-from prismscale.capture.stream import NodeStream, StreamNode
-from prismscale.capture.work import EmulatedWork, in_flight
-from prismscale.capture.workspace import take_workspace
+from prismscale.capture.node_stream import NodeStream, StreamNode
+from prismscale.devices.protocol import CaptureDevice, CommunicationEnd, ProgramLane
+from prismscale.emulation.backend_memory import take_workspace
+from prismscale.emulation.backend_order import blocks_host, is_in_host_memory, ordering
+from prismscale.emulation.call_site import call_site
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord
+from prismscale.host_comm.compute_clock import ProgramTime, moment
+from prismscale.host_comm.local_work import CommunicationLoad, NullLoad
+from prismscale.payload.mirror import PayloadSource
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-
-UNORDERED = 0
 
 
 @dataclass(slots=True)
@@ -236,31 +234,3 @@ class Recorder:
                 site=site,
             )
         )
-
-
-def ordering(batch: Sequence[Collective]) -> tuple[str, int]:
-    """The lane of a batch, and how many batches that lane runs at a time (0: without order).
-
-    NCCL puts a group's collectives and batched point-to-point on the group's one stream, and a
-    single send or recv on a stream of that pair. gloo runs one collective of a group on each of
-    its threads and keeps no order between point-to-point messages.
-    """
-    group, op = batch[0].group, batch[0].op
-    name = group.name or f"group {group.role}"
-    if group.backend == "gloo":
-        return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, GLOO_THREADS)
-    if op.is_p2p and len(batch) == 1:
-        return f"{name} pair {batch[0].root}", 1
-    return name, 1
-
-
-def blocks_host(batch: Sequence[Collective]) -> bool:
-    """Whether waiting for the batch stops the program, not only its stream: barriers do, and what
-    the host reads from its own memory must be there."""
-    return all(t.is_cpu for c in batch for t in (*c.inputs, *c.outputs))
-
-
-def is_in_host_memory(batch: Sequence[Collective]) -> bool:
-    """Whether the batch never sees the device: the host's own tensors, or a barrier among hosts."""
-    tensors = [t for c in batch for t in (*c.inputs, *c.outputs)]
-    return all(t.is_cpu for t in tensors) if tensors else batch[0].group.backend == "gloo"

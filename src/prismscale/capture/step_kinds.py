@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prismscale.capture.stream import NodeStream
+from prismscale.capture.node_stream import NodeStream
 
 MAX_OPTIMIZERS = 16
 """Optimizer calls that one step may hold."""

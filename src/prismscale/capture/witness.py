@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prismscale.capture.device.protocol import CaptureDevice
-from prismscale.capture.stream import NodeStream
+from prismscale.capture.node_stream import NodeStream
+from prismscale.devices.protocol import CaptureDevice
 from prismscale.graph.store import load_trace
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
 

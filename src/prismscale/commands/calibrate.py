@@ -26,7 +26,7 @@ def collectives(
 ) -> None:
     """Measure gloo collectives between processes of this machine; use the file as --cluster."""
     # Imported here: torch takes seconds, and no other command line needs it.
-    from prismscale.capture.calibrate import DEFAULT_SIZES, measure_collectives
+    from prismscale.measure.collectives import DEFAULT_SIZES, measure_collectives
 
     console = Console(highlight=False)
     sizes = [s for s in DEFAULT_SIZES if s <= max_bytes]

@@ -24,7 +24,7 @@ def health(
 ) -> None:
     """Time the same matrix product on this node; run it on every node, with one CSV."""
     # torch is imported by the commands that need it alone.
-    from prismscale.capture.health import check_seconds
+    from prismscale.measure.node_speed import check_seconds
 
     known = _read(out)
     node = name or platform.node()

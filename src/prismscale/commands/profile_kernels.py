@@ -30,7 +30,7 @@ def profile_kernels(
     # Imported here: torch takes seconds, and a wrong path is told without it.
     import torch
 
-    from prismscale.capture.kernel_timing import profile_kernels as measure
+    from prismscale.measure.kernel_timing import profile_kernels as measure
 
     if not torch.cuda.is_available():
         raise UsageError(

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from prismscale.analysis.result import RunResult
-from prismscale.capture.script import Script
-from prismscale.capture.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
+from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
+from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
 from prismscale.job import Job
 from prismscale.progress import TerminalReporter

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from prismscale.capture.hook import Collective
+from prismscale.emulation.hook import Collective
 from prismscale.errors import StorageError, StuckError
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.position import describe
+from prismscale.live.trace_cursor import describe
 
 POLL_S = 0.001
 

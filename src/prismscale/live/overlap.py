@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prismscale.capture.gloo import COMPUTES_NS
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import ISSUE_NS, RankTrace
+from prismscale.host_comm.transport import COMPUTES_NS
 
 
 class Overlap:

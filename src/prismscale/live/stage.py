@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prismscale.capture.launcher import failure_of
 from prismscale.errors import PrismscaleError, StuckError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.store import save_graph, save_trace
-from prismscale.live.spec import LiveSpec
+from prismscale.live.live_spec import LiveSpec
 from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Spawner, Starter
 
 POLL_S = 0.05
-RANK_PROCESS = "prismscale.live.rank_process"
-COORDINATOR_PROCESS = "prismscale.live.coordinator_process"
+RANK_PROCESS = "prismscale.live.live_rank"
+COORDINATOR_PROCESS = "prismscale.live.coordinator.coordinator_process"
 COORDINATOR = "coordinator"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""

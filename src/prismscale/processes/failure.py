@@ -1,4 +1,4 @@
-"""How a rank's process tells its parent what went wrong."""
+"""How a rank's process tells its parent what went wrong, and what the parent says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from prismscale.errors import PrismscaleError
+from prismscale.errors import (
+    FormatError,
+    GraphError,
+    MismatchError,
+    PrismscaleError,
+    ScriptError,
+    StorageError,
+    StuckError,
+    UsageError,
+)
+from prismscale.processes.children import Child, ending
 
 OURS = str(Path(__file__).parents[1])
 FAILED = 3
@@ -56,6 +66,35 @@ def load_failure(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
+    """The error that a rank's process died of."""
+    found = load_failure(error_path)
+    code = child.process.wait()
+    output = f"the end of its output ({child.log}):\n{child.log_tail()}"
+    if code == SPEECHLESS and found is None:
+        return StorageError(
+            f"rank {rank} could not write to {error_path.parent} during {stage}: free some space "
+            "there or choose another --out"
+        )
+    if found is None:
+        how = f"{ending(code)} during {stage}, without a Python error"
+        return ScriptError(f"rank {rank} {how}; {output}", rank=rank)
+    summary = str(found["summary"])
+    if found["ours"]:
+        who = f"rank {rank}"
+        text = summary if summary.startswith(who) else f"{who}: {summary}"
+        return _OURS.get(found["kind"], PrismscaleError)(text)
+    if found["kind"] == SystemExit.__name__:
+        return ScriptError(
+            f"the program gave up on rank {rank} during {stage} ({summary}); {output}", rank=rank
+        )
+    return ScriptError(
+        f"the program failed on rank {rank} during {stage}: {summary}",
+        rank=rank,
+        traceback=found["traceback"],
+    )
+
+
 def _without_our_frames(error: BaseException) -> BaseException:
     """The traceback from the user's first frame on: how we started the program is noise."""
     frame = error.__traceback__
@@ -65,3 +104,9 @@ def _without_our_frames(error: BaseException) -> BaseException:
             return error.with_traceback(frame)
         frame = frame.tb_next
     return error
+
+
+_OURS: dict[str, type[PrismscaleError]] = {
+    kind.__name__: kind
+    for kind in (UsageError, GraphError, MismatchError, StuckError, FormatError, StorageError)
+}

@@ -1,0 +1,205 @@
+"""The process of one captured rank: ``python -m prismscale.capture.captured_rank SPEC``."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.recorder import Recorder
+from prismscale.capture.stop_rules import CaptureControl, Control, Ordinary, SliceControl
+from prismscale.capture.witness import Witness, in_place_of
+from prismscale.cost.launch_log import save_launch_log
+from prismscale.devices.cpu import CpuDevice, CpuMemoryTracker
+from prismscale.devices.cuda import CudaMemoryTracker, CudaStreams
+from prismscale.devices.null.launch_reader import launch_log
+from prismscale.devices.null.session import NullEmulation
+from prismscale.devices.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
+from prismscale.devices.select import start_device
+from prismscale.devices.stream_device import StreamDevice
+from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
+from prismscale.emulation.hook import GroupObserver, GroupObservers
+from prismscale.emulation.script import ignore_breakpoints
+from prismscale.emulation.step_detection import watch_steps
+from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
+from prismscale.graph.store import save_trace, save_traces
+from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
+from prismscale.host_comm.cohort_peers import MateLoad
+from prismscale.host_comm.local_work import CommunicationLoad, GlooLoad, LateLoad, NullLoad
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.chain import rank_payload
+from prismscale.payload.mirror import PayloadSource
+from prismscale.payload.objects import MIRROR
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
+
+
+def capture_rank(spec: CaptureSpec) -> RankTrace:
+    """Run the program as one rank of the target job and return its trace."""
+    ignore_breakpoints()
+    emulation = start_device(spec)
+    device, tracker = _instruments(spec.device, emulation)
+    memory = tracker if spec.track_memory else NullMemoryTracker()
+    payload = rank_payload(Path(spec.payloads), emulation, is_captured_now=spec.is_captured_now)
+    load = GlooLoad() if spec.communication_load else NullLoad()
+    if spec.slice:
+        return _capture_in_slice(spec, device, payload, load)
+    late = LateLoad(load)
+    recorder = Recorder(device, payload, load=late)
+    witness = None
+    if emulation is not None:
+        witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
+    control = CaptureControl(
+        recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps
+    )
+    memory.start()
+    with ExitStack() as stack:
+        if emulation is not None:
+            stack.enter_context(emulation.around_program())
+        _run(stack, spec, device, recorder, recorder, control)
+    control.end_memory()
+    trace = _trace(spec, control, recorder, device)
+    if control.followed is None:
+        _save_unusual(spec, control.settle(), recorder, device)
+    if emulation is not None and control.followed is None:
+        (step,) = control.settle().parts()
+        # Without the prologue: what is priced anew is the step.
+        log = launch_log(emulation.library).for_trace(
+            prologue_stop=0, body_start=step.start, body_stop=step.stop
+        )
+        save_launch_log(log, spec.launches_path)
+    if emulation is not None:
+        calls = int(trace.meta["period"])
+        # A rank that ended early ended with a step that repeats.
+        first = emulation.kernels.n_steps - calls
+        if control.followed is None:
+            first = int(trace.meta["prologue_marks"])
+        emulation.save(spec.emulated_path, first, first + calls)
+    return trace
+
+
+def _capture_in_slice(
+    spec: CaptureSpec, device: CaptureDevice, payload: PayloadSource, alone: CommunicationLoad
+) -> RankTrace:
+    """Run the program beside other captured ranks: see :mod:`prismscale.host_comm.cohort_peers`."""
+    mates = MateLoad(spec.rank, spec.slice, Path(spec.out), alone)
+    recorder = Recorder(device, payload, load=mates)
+    control = SliceControl(recorder, marks=spec.marks, samples=spec.samples)
+    with ExitStack() as stack:
+        _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
+    mates.settle(recorder.stream.steady_spans(device, control.settle().parts()))
+    trace = _trace(spec, control, recorder, device)
+    node = spec.rank // spec.local_world_size
+    beside = (r for r in spec.slice if r // spec.local_world_size == node)
+    found = {
+        ISSUE_NS: str(mates.issue_ns),
+        COMMON_JITTER: f"{mates.common_jitter:.3f}",
+        MADE_WITH: ",".join(map(str, beside)),
+    }
+    return replace(trace, meta={**trace.meta, **found})
+
+
+def _run(
+    stack: ExitStack,
+    spec: CaptureSpec,
+    device: CaptureDevice,
+    recorder: Recorder,
+    observer: GroupObserver,
+    control: Control,
+) -> None:
+    """Run the program with everything in place that ``stack`` is to take away."""
+    stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
+    stack.enter_context(absent_peers(spec.environment, recorder, observer))
+    # The marker is found from where the program imports.
+    spec.script.set_up()
+    stack.enter_context(watch_steps(control, spec.step_marker))
+    stack.enter_context(recorder.watching_backward())
+    stack.enter_context(device.observed(recorder))
+    recorder.resume()
+    spec.script.run()
+    recorder.finish()
+
+
+def _trace(
+    spec: CaptureSpec, control: Control, recorder: Recorder, device: CaptureDevice
+) -> RankTrace:
+    memory = control.memory_record if spec.track_memory else None
+    groups, known_groups = recorder.groups, recorder.known_groups
+    if control.followed is not None:
+        return in_place_of(control.followed, spec.rank, groups, known_groups, memory)
+    ordinary = control.settle()
+    return recorder.stream.to_trace(
+        device,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        groups=groups,
+        known_groups=known_groups,
+        samples=ordinary.parts(),
+        memory=memory,
+        meta={
+            "device": spec.device,
+            "torch": torch.__version__,
+            "durations": "modelled" if spec.device == "null" else "measured",
+            "memory_marks": str(control.memory_marks),
+            "period": str(ordinary.calls),
+            "marks": str(len(recorder.stream.marks)),
+            WATCHED_STEPS: str(len(ordinary.steps)),
+            UNUSUAL: str(len(ordinary.unusual())),
+            **({COMMUNICATION: OWN_SHARE} if spec.communication_load else {}),
+            "prologue_marks": str((ordinary.samples[0].number - 1) * ordinary.calls),
+        },
+    )
+
+
+def _save_unusual(
+    spec: CaptureSpec, ordinary: Ordinary, recorder: Recorder, device: CaptureDevice
+) -> None:
+    """Write what the rank did now and then, beside its trace, if it did."""
+    found = [
+        recorder.stream.unusual(
+            device,
+            ordinary.part(step),
+            ordinary.part(ordinary.samples[-1]),
+            rank=spec.rank,
+            world_size=spec.world_size,
+            groups=recorder.groups,
+            known_groups=recorder.known_groups,
+            meta={
+                NUMBER: str(step.number),
+                KIND: hashlib.sha256(step.kind.encode()).hexdigest(),
+            },
+        )
+        for step in ordinary.unusual()
+    ]
+    if found:
+        save_traces(found, spec.unusual_path)
+
+
+def _instruments(
+    device: str, emulation: NullEmulation | None
+) -> tuple[CaptureDevice, MemoryTracker]:
+    if emulation is not None:
+        return emulation.device, emulation.memory
+    if device == "cuda":
+        return StreamDevice(CudaStreams(), name=device), CudaMemoryTracker(per_step=True)
+    return CpuDevice(), CpuMemoryTracker()
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = CaptureSpec.load(Path(arguments[0]))
+    try:
+        save_trace(capture_rank(spec), spec.trace_path)
+    except BaseException as error:
+        return save_failure(spec.error_path, spec.rank, error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What a program computes on: a CPU, a GPU, or a GPU that is not there."""

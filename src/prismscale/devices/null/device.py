@@ -1,0 +1,78 @@
+"""The null device as a place to record on: its time is modelled, its memory too."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from prismscale.devices.null.condensed_spans import NullSpans
+from prismscale.devices.null.runtime import NullRuntime
+from prismscale.devices.protocol import CommunicationEnd, LaneObserver, SpanSink
+from prismscale.graph.trace import MemoryRecord
+
+
+class NullDevice:
+    """A :class:`~prismscale.devices.protocol.CaptureDevice` whose marks are durations."""
+
+    name = "null"
+
+    def __init__(self, runtime: NullRuntime) -> None:
+        self._library = runtime.library
+
+    def spans(self, stream: SpanSink, label: str) -> NullSpans:
+        """What the extension condenses from now on."""
+        return NullSpans(self._library, stream, label)
+
+    def elapsed_ns(self, began: int, ended: int) -> int:
+        """Their difference."""
+        return ended - began
+
+    def communicate(
+        self, channel: object, fill: Callable[[], None], *, blocks_host: bool
+    ) -> CommunicationEnd:
+        """Fill at once. The result holds what was issued, and with it the tensors, until somebody
+        waits: as NCCL's work objects do, so that their memory is not given to others before."""
+        fill()
+        held = [fill]
+        return held.clear
+
+    def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
+        """The extension sees what the program does with its streams."""
+        return nullcontext()
+
+
+class ModelledMemoryTracker:
+    """Peaks of the allocator model on the program's device, apart from those that ``torch.cuda``
+    shows: a program may reset those, and never sees these."""
+
+    def __init__(self, runtime: NullRuntime) -> None:
+        self._library = runtime.library
+        self._peaks: list[tuple[int, int]] = []
+
+    def start(self) -> None:
+        """Begin with what is allocated now."""
+        self._take()
+
+    def step_ended(self) -> None:
+        """Note the peaks since the last step."""
+        self._peaks.append(self._take())
+
+    def stop(self) -> MemoryRecord:
+        """The peaks of all steps."""
+        self.step_ended()
+        allocated = tuple(peak for peak, _ in self._peaks)
+        return MemoryRecord(
+            peak_bytes=max(allocated),
+            peak_step=allocated.index(max(allocated)),
+            step_peak_bytes=allocated,
+            reserved_bytes=max(reserved for _, reserved in self._peaks),
+            source="modelled",
+        )
+
+    def _take(self) -> tuple[int, int]:
+        allocated, reserved = ctypes.c_int64(), ctypes.c_int64()
+        self._library.ps_take_peaks(
+            self._library.ps_current_device(), ctypes.byref(allocated), ctypes.byref(reserved)
+        )
+        return allocated.value, reserved.value

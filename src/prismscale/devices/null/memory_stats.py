@@ -1,0 +1,152 @@
+"""Memory figures of the null device in the shapes that ``torch.cuda.memory`` wants."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from prismscale.cost.kernel_signature import FIELD
+from prismscale.devices.null.bindings import BlockRow
+
+_METRICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+_POOLS = ("all", "small_pool", "large_pool")
+_STATS = ("current", "peak", "allocated", "freed")
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveBlock:
+    """One allocation that is alive: its size and the op that made it."""
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    stream: int
+    made_by: str
+    outputs: str
+    """Shapes of that op's results, as in its signature."""
+
+
+def nested_stats(words: list[int]) -> dict[str, Any]:
+    """The nested dictionary of ``torch._C._cuda_memoryStats`` from the extension's flat words."""
+    source = iter(words)
+    stats: dict[str, Any] = {
+        metric: {pool: {name: next(source) for name in _STATS} for pool in _POOLS}
+        for metric in _METRICS
+    }
+    for metric in _OVERSIZE:
+        stats[metric] = {name: next(source) for name in _STATS}
+    for counter in _COUNTERS:
+        stats[counter] = next(source)
+    return stats | {"max_split_size": -1}
+
+
+def read_stats(library: ctypes.PyDLL, device: int) -> dict[str, Any]:
+    """Statistics of ``device`` now."""
+    words = (ctypes.c_int64 * library.ps_stats_words())()
+    library.ps_memory_stats(device, words)
+    return nested_stats(list(words))
+
+
+def read_blocks(library: ctypes.PyDLL, device: int) -> list[BlockRow]:
+    """All blocks of ``device`` by stream and address, allocated or not."""
+    count = library.ps_blocks(device, None, 0)
+    rows = (BlockRow * count)()
+    library.ps_blocks(device, rows, count)
+    return list(rows)
+
+
+def live_blocks(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
+    """What occupies the memory of ``device``, largest first: the answer to "who ate it?"."""
+    return _allocated(library, read_blocks(library, device))
+
+
+def blocks_at_out_of_memory(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
+    """What occupied it when it last ran out; an exception's unwinding frees much of that."""
+    count = library.ps_oom_blocks(device, None, 0)
+    rows = (BlockRow * count)()
+    library.ps_oom_blocks(device, rows, count)
+    return _allocated(library, list(rows))
+
+
+def _allocated(library: ctypes.PyDLL, blocks: list[BlockRow]) -> list[LiveBlock]:
+    rows = [row for row in blocks if row.allocated]
+    rows.sort(key=lambda row: -row.size_bytes)
+    return [_live_block(row, library.ps_signature(row.made_by).decode()) for row in rows]
+
+
+def _live_block(row: BlockRow, signature: str) -> LiveBlock:
+    made_by, _, shapes = signature.partition(FIELD)
+    return LiveBlock(
+        address=row.address,
+        size_bytes=row.size_bytes,
+        requested_bytes=row.requested_bytes,
+        stream=row.stream,
+        made_by=made_by,
+        outputs=shapes.split(FIELD)[1] if FIELD in shapes else "",
+    )
+
+
+def snapshot(library: ctypes.PyDLL, devices: int) -> dict[str, Any]:
+    """What ``torch.cuda.memory._snapshot`` returns: segments with their blocks; no traces."""
+    segments: list[dict[str, Any]] = []
+    for device in range(devices):
+        for row in read_blocks(library, device):
+            if not row.mapped:
+                continue
+            if row.starts_segment:
+                segments.append(_segment(row, device))
+            _add_block(segments[-1], row)
+    return {"segments": segments, "device_traces": [], "allocator_settings": {}}
+
+
+def _segment(row: BlockRow, device: int) -> dict[str, Any]:
+    return {
+        "device": device,
+        "address": row.address,
+        "stream": row.stream,
+        "segment_type": "small" if row.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "total_size": 0,
+        "allocated_size": 0,
+        "active_size": 0,
+        "requested_size": 0,
+        "frames": [],
+        "blocks": [],
+    }
+
+
+def _add_block(segment: dict[str, Any], row: BlockRow) -> None:
+    segment["total_size"] += row.size_bytes
+    if row.allocated:
+        segment["allocated_size"] += row.size_bytes
+        segment["active_size"] += row.size_bytes
+        segment["requested_size"] += row.requested_bytes
+    segment["blocks"].append(
+        {
+            "address": row.address,
+            "size": row.size_bytes,
+            "requested_size": row.requested_bytes,
+            "state": "active_allocated" if row.allocated else "inactive",
+            "frames": [],
+        }
+    )

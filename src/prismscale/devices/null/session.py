@@ -1,0 +1,99 @@
+"""A program on the null device, from its start to what is known afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from prismscale.analysis.emulated import Emulated
+from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.devices.null import custom_kernels
+from prismscale.devices.null.checkpoints import CheckpointLedger, CheckpointSaves
+from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
+from prismscale.devices.null.gpus import target_gpu
+from prismscale.devices.null.hollow import HostCopies
+from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.oom_report import occupants
+from prismscale.devices.null.runtime import activate
+from prismscale.devices.storage import Storage
+from prismscale.emulation.logical_time import answering_time
+
+
+class NullEmulation:
+    """The null device of one process with its ledgers."""
+
+    def __init__(
+        self,
+        gpu: str,
+        *,
+        memory_bytes: int,
+        devices_per_node: int,
+        prices: KernelPrices,
+        storage: Storage | None = None,
+    ) -> None:
+        """
+        Args:
+            gpu: name of the GPU, as the cluster gives it.
+            memory_bytes: its memory.
+            devices_per_node: how many of them the program sees.
+            prices: what its kernels cost.
+            storage: how fast checkpoints are written; None: as assumed.
+
+        Raises:
+            UsageError: no such GPU is known, or the device cannot be made here.
+            FormatError: a damaged table of prices.
+        """
+        key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
+        model = prices.model(key)
+        self._runtime = activate(spec)
+        self.library = self._runtime.library
+        self.kernels = KernelLedger(self._runtime, model)
+        self.device = NullDevice(self._runtime)
+        self.memory = ModelledMemoryTracker(self._runtime)
+        self.checkpoints = CheckpointLedger(
+            self.library, storage or Storage(), lambda: self.kernels.n_steps
+        )
+        copies = HostCopies(self._runtime.ledger)
+        self._saves = CheckpointSaves(self.library, self.checkpoints, copies)
+
+    @contextmanager
+    def around_program(self) -> Iterator[None]:
+        """The program's timers answer logical time; its checkpoints are written to nowhere; its
+        running out of memory is explained."""
+        now_ns = self._runtime.library.ps_host_time_ns
+        with answering_time(now_ns), self._saves.active():
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                error.add_note(self._occupants())
+                raise
+            except ModuleNotFoundError as error:
+                custom_kernels.explain_missing(error)
+                raise
+
+    def optimizer_ended(self) -> None:
+        """A step may end here."""
+        self.kernels.optimizer_ended()
+
+    def save(self, path: Path, first: int, stop: int) -> None:
+        """Write the kernels of the step that the optimizer calls ``[first, stop)`` end, the values
+        that were made up, and what was written of checkpoints. Raises :class:`StorageError`."""
+        Emulated(
+            kernels=tuple(self.kernels.uses(first, stop)),
+            values=tuple(self._runtime.ledger.uses()),
+            checkpoints=tuple(self.checkpoints.uses),
+        ).save(path)
+
+    def _occupants(self) -> str:
+        library = self._runtime.library
+        steps = self.kernels.n_steps
+        when = (
+            f"in step {steps + 1}, after {steps} optimizer calls"
+            if steps
+            else "before the first optimizer call"
+        )
+        head = f"Out of memory {when}. What held the memory of this GPU:"
+        return "\n".join([head, *occupants(library, library.ps_current_device())])

@@ -1,0 +1,80 @@
+"""What the process of any rank, captured or live, is told: a JSON file, because nothing is pickled
+between processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from prismscale.devices.storage import WRITE_BYTES_PER_S
+from prismscale.emulation.script import Script
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.errors import FormatError
+from prismscale.files import write_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSpec:
+    """One rank of a job: its program and what stands in for the rest."""
+
+    WHAT = "rank"
+    """What such a file describes, in errors."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    target: str
+    is_module: bool
+    args: tuple[str, ...]
+    device: str
+    step_marker: str | None
+    communication_load: bool
+    """Do this rank's share of communication work on the local cores."""
+    payloads: str
+    """Folder of recorded payloads, shared by all ranks of a job."""
+    out: str
+    """Folder for what the rank leaves."""
+    gpu: str = ""
+    """Name of the GPU that a null device pretends to be."""
+    gpu_memory_bytes: int = 0
+    kernels: str = ""
+    """File of measured kernel times that go before a null device's model; empty for none."""
+    fused: bool = False
+    """A null device prices elementwise work as torch.compile fuses it."""
+    storage_bytes_per_s: float = WRITE_BYTES_PER_S
+    """What a rank on a null device writes of a checkpoint in a second."""
+
+    @property
+    def script(self) -> Script:
+        """The program."""
+        return Script(target=self.target, args=self.args, is_module=self.is_module)
+
+    @property
+    def environment(self) -> RankEnvironment:
+        """The environment variables that torchrun would set."""
+        return RankEnvironment(
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+            shares_device=self.device == "cuda",
+        )
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises :class:`StorageError`."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FormatError: not such a file.
+        """
+        try:
+            fields: dict[str, Any] = dict(json.loads(path.read_text()))
+            lists = {name: tuple(v) for name, v in fields.items() if isinstance(v, list)}
+            return cls(**{**fields, **lists})
+        except (OSError, ValueError, TypeError) as error:
+            raise FormatError(f"{path} does not describe a {cls.WHAT}: {error}") from error

@@ -1,0 +1,1 @@
+"""``torch.distributed`` without peers: every communication becomes a record for one hook."""

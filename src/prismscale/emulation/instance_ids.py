@@ -1,0 +1,48 @@
+"""Names for communications that are the same on every member."""
+
+from __future__ import annotations
+
+import zlib
+
+from prismscale.emulation.hook import Collective
+from prismscale.graph.node import CollectiveOp
+
+
+class Meetings:
+    """Names for communications: group, kind, running number. It observes groups."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, str] = {}
+        self._occurrences: dict[tuple[int, ...], int] = {}
+        self._uses: dict[str, int] = {}
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Two groups may hold the same ranks: the how-many-th is part of the name."""
+        if role is None:
+            return
+        n = self._occurrences.get(ranks, 0)
+        self._occurrences[ranks] = n + 1
+        self._groups[role] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
+
+    def group(self, role: int) -> str:
+        """The name of a group."""
+        return self._groups[role]
+
+    def channel(self, collective: Collective) -> str:
+        """The name of those that meet in order: a group's collectives, or the messages of a pair
+        in one direction."""
+        group, channel = collective.group, "c"
+        if collective.op.is_p2p:
+            ends = (group.group_rank, collective.root)
+            sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
+            channel = f"{sender}-{receiver}"
+        return f"{self._groups[group.role]}.{channel}"
+
+    def name(self, collective: Collective) -> str:
+        """The name of this use of its channel."""
+        stem = self.channel(collective)
+        n = self._uses.get(stem, 0)
+        self._uses[stem] = n + 1
+        return f"{stem}.{n}"

@@ -1,0 +1,265 @@
+"""Key-value stores without peers, for rendezvous and for programs that talk through a store.
+
+Nothing is bound, connected or written to disk. This rank's own writes are kept; what absent ranks
+would have written is answered by these rules, in this order:
+
+1. **Own write.** A key that this rank set is read back.
+2. **Counter.** ``add(key, n)`` counts as if every rank adds the same, in rank order: this rank's
+   first ``add(key, 1)`` answers ``rank + 1`` (its ticket), and a later read or ``add(key, 0)``
+   answers ``world_size``: all have arrived.
+3. **Arrival flag.** A key that belongs to such a counter (``<counter>…``, or a neighbour in the
+   counter's folder such as ``…/last_member`` beside ``…/num_members``) is what the last arrival
+   would set; it reads as ``b"1"``.
+4. **Analogous key.** A key that equals one this rank wrote, but for the rank number in it, reads
+   as this rank's own value.
+5. Anything else would wait for ever: ``get`` and ``wait`` raise :class:`UsageError` with the key
+   and the line of the program that waits; ``check`` answers False.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from torch.distributed.distributed_c10d import Store
+
+from prismscale.emulation.call_site import call_site
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.errors import UsageError
+
+_ARRIVED = b"1"
+_NUMBER = re.compile(r"\d+")
+
+
+class KeySpace:
+    """The keys of one job, seen from one rank; stores of the same address share it."""
+
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._rank = environment.rank
+        self._world_size = environment.world_size
+        own = (environment.rank, environment.local_rank, environment.node_rank)
+        self._own_numbers = tuple(dict.fromkeys(str(number) for number in own))
+        self.values: dict[str, bytes] = {}
+        self._counters: dict[str, int] = {}
+        self.queues: dict[str, list[bytes]] = {}
+
+    def add(self, key: str, amount: int) -> int:
+        """Raise a counter, see rule 2."""
+        before = self._counters.get(key)
+        if before is None and key in self.values:
+            # A number that this rank wrote as text: an ordinary value, not a shared counter.
+            value = int(self.values[key]) + amount
+            self.values[key] = str(value).encode()
+            return value
+        if amount == 0:
+            return (before or 0) * self._world_size
+        self._counters[key] = (before or 0) + amount
+        return (before or 0) * self._world_size + amount * (self._rank + 1)
+
+    def lookup(self, key: str) -> bytes | None:
+        """The value by rules 1 to 4, None where no rule answers."""
+        if key in self.values:
+            return self.values[key]
+        if key in self._counters:
+            return str(self.add(key, 0)).encode()
+        if any(_is_flag_of(counter, key) for counter in self._counters):
+            return _ARRIVED
+        return self._analogous(key)
+
+    def _analogous(self, key: str) -> bytes | None:
+        for match in _NUMBER.finditer(key):
+            for own in self._own_numbers:
+                value = self.values.get(key[: match.start()] + own + key[match.end() :])
+                if value is not None:
+                    return value
+        return None
+
+    def remove(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+        removed = self.values.pop(key, None) is not None
+        return self._counters.pop(key, None) is not None or removed
+
+    def keys(self) -> list[str]:
+        """All keys that this rank wrote."""
+        return [*self.values, *self._counters]
+
+
+def _is_flag_of(counter: str, key: str) -> bool:
+    folder, slash, _ = counter.rpartition("/")
+    return key.startswith(counter) or (bool(slash) and key.rpartition("/")[0] == folder)
+
+
+class EmulatedStore(Store):
+    """A ``torch.distributed.Store`` on a :class:`KeySpace`."""
+
+    _environment: ClassVar[RankEnvironment | None] = None
+    _spaces: ClassVar[dict[str, KeySpace]] = {}
+    _alive: ClassVar[list[EmulatedStore]] = []
+    """C++ holders (PrefixStore) keep the C++ half of a store alive, not the Python half."""
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__()
+        environment = EmulatedStore._environment
+        if environment is None:
+            raise UsageError(
+                "an emulated store was created outside `with install(...)`: create it inside"
+            )
+        spaces = EmulatedStore._spaces
+        if address is None:
+            self._space = KeySpace(environment)
+        else:
+            self._space = spaces.setdefault(address, KeySpace(environment))
+        self._timeout = timedelta(minutes=5)
+        EmulatedStore._alive.append(self)
+
+    def _value(self, key: str) -> bytes:
+        value = self._space.lookup(key)
+        if value is None:
+            raise UsageError(
+                f"the store key {key!r} is written only by a rank that does not exist here, so "
+                f"{call_site()} would wait for ever: let every rank write its own key, or pass "
+                "the value through torch.distributed.broadcast_object_list"
+            )
+        return value
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a key."""
+        self._space.values[key] = _bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """Read a key by the module's rules."""
+        return self._value(key)
+
+    def add(self, key: str, value: int) -> int:
+        """Raise a counter by the module's rules."""
+        return self._space.add(key, value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Lengthen a key's value."""
+        self._space.values[key] = self._space.values.get(key, b"") + _bytes(value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether :meth:`wait` would return."""
+        return all(self._space.lookup(key) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return when every key is answered, which is at once or never."""
+        for key in keys:
+            self._value(key)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write ``desired`` where the key holds ``expected`` (or nothing, if that is empty)."""
+        current = self._space.lookup(key)
+        if current == _bytes(expected) or (current is None and not expected):
+            self._space.values[key] = _bytes(desired)
+            return _bytes(desired)
+        return _bytes(expected) if current is None else current
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+        return self._space.remove(key)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read several keys."""
+        return [self._value(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def num_keys(self) -> int:
+        """Keys that this rank wrote."""
+        return len(self._space.keys())
+
+    def list_keys(self) -> list[str]:
+        """Keys that this rank wrote."""
+        return self._space.keys()
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Append to a queue."""
+        self._space.queues.setdefault(key, []).append(_bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take from a queue; what only absent ranks would push raises."""
+        queue = self._space.queues.get(key)
+        return queue.pop(0) if queue else self._value(key)
+
+    def queue_len(self, key: str) -> int:
+        """Entries in a queue."""
+        return len(self._space.queues.get(key, ()))
+
+    def has_extended_api(self) -> bool:
+        """append, multi_get and multi_set are there."""
+        return True
+
+    def clone(self) -> EmulatedStore:
+        """Another handle on the same keys."""
+        twin = EmulatedStore()
+        twin._space = self._space
+        return twin
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Kept; nothing here takes time."""
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        """As set."""
+        return self._timeout
+
+
+class EmulatedTCPStore(EmulatedStore):
+    """``TCPStore``: neither listens nor connects, and waits for no worker."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int = 0,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        super().__init__(f"tcp://{host_name}:{port}")
+        self._timeout = timeout
+        self.host = host_name
+        self.port = port
+        self.libuvBackend = use_libuv
+
+
+class EmulatedFileStore(EmulatedStore):
+    """``FileStore``: the file is not created."""
+
+    def __init__(self, path: str, world_size: int = -1) -> None:
+        super().__init__(f"file://{path}")
+        self.path = path
+
+
+class EmulatedHashStore(EmulatedStore):
+    """``HashStore``: keys of this object alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+@contextlib.contextmanager
+def shared_by(environment: RankEnvironment) -> Iterator[None]:
+    """Stores created in the block belong to this rank and share keys by address."""
+    EmulatedStore._environment = environment
+    try:
+        yield
+    finally:
+        EmulatedStore._environment = None
+        EmulatedStore._spaces.clear()
+        EmulatedStore._alive.clear()
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,224 @@
+"""The handle of a communication that this process answers by itself.
+
+Two kinds of code wait for a communication. Python code, functional collectives and FSDP call
+``Work.wait()``, which reaches :meth:`EmulatedWork.wait` (through a trampoline when C++ calls it).
+DDP's Reducer instead takes ``Work.get_future()`` inside the backward pass and waits for the future
+in C++, where no Python method is asked: a future that completes only when somebody *Python* waits
+for it would block for ever. So a pending future is settled by whichever comes first:
+
+* ``wait``, ``value`` or ``done`` of the future, of a future chained to it with ``then``, or
+  ``wait`` of the work: at that moment, as a real wait would;
+* if it was taken inside a backward pass, an autograd engine callback at the end of that pass. The
+  Reducer queues its own finalising callback only after the last bucket's future was taken and the
+  engine runs callbacks in the order in which they were queued, so ours runs immediately before the
+  Reducer's wait: the wait is observed where it happens, and overlap with the backward pass is kept;
+* if it was taken inside such a callback (the first step of a static graph, where the Reducer issues
+  everything at the end and waits in the same callback): at once;
+* ``torch.futures.collect_all`` and ``wait_all`` chain in C++ and never ask Python; these two are
+  rebound by :mod:`prismscale.emulation.install` to :func:`collect_all` and :func:`wait_all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.distributed import Work
+
+from prismscale.emulation.backend_memory import handle_keeps_inputs
+from prismscale.emulation.hook import Collective
+
+OnWait = Callable[[timedelta | None], None]
+_NO_TIMEOUT = timedelta(0)
+
+
+class SettlingFuture(torch.futures.Future[Any]):
+    """A future whose wait is somebody's business: it calls ``settle`` before it blocks."""
+
+    def __init__(
+        self,
+        settle: Callable[[], None],
+        is_done: Callable[[], bool] | None = None,
+        devices: list[int | str | torch.device] | None = None,
+    ) -> None:
+        super().__init__(devices=devices)
+        self._settle = settle
+        self._is_done = is_done
+        self._on_devices = devices
+
+    def done(self) -> bool:
+        """Whether the value is there; never blocks."""
+        if not super().done() and (self._is_done is None or self._is_done()):
+            self._settle()
+        return super().done()
+
+    def wait(self) -> Any:
+        """Settle, then the value."""
+        self._settle()
+        return super().wait()
+
+    def value(self) -> Any:
+        """Settle, then the value."""
+        self._settle()
+        return super().value()
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> SettlingFuture:
+        """A future of ``callback(self)`` that settles this one when it is waited for."""
+        child = SettlingFuture(self._settle, self._is_done, self._on_devices)
+
+        def run(_: torch.futures.Future[Any]) -> None:
+            try:
+                child.set_result(callback(self))
+            except Exception as error:
+                child.set_exception(error)
+
+        self.add_done_callback(run)
+        return child
+
+
+class EmulatedWork(Work):
+    """A communication in flight, or done.
+
+    ``outputs`` are what ``result()`` and the future hold. ``on_wait(timeout)`` is called once, at
+    the first wait, and returns when the communication has completed for this rank; None where
+    nothing is left to wait for. ``is_done`` answers a poll without blocking; None means that a
+    poll finds the communication completed. ``inputs`` live until the wait, or (``keeps_inputs``) as
+    long as the handle, as ``outputs`` do.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor] = (),
+        on_wait: OnWait | None = None,
+        is_done: Callable[[], bool] | None = None,
+        source: int = -1,
+        inputs: Sequence[torch.Tensor] = (),
+        keeps_inputs: bool = False,
+    ) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._inputs, self._keeps_inputs = inputs, keeps_inputs
+        self._on_wait = on_wait
+        self._is_done = is_done
+        self._future: SettlingFuture | None = None
+        self.source = source
+        """Group rank of the sender, for a receive from any source."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Block until the communication has completed for this rank; always True."""
+        on_wait = self._on_wait
+        if on_wait is not None:
+            # Cleared first: a wait inside on_wait, or a second waiter, must not wait again.
+            self._on_wait = None
+            on_wait(timeout if timeout > _NO_TIMEOUT else None)
+            # What it holds in its closure goes with it.
+            self._is_done = None
+            if not self._keeps_inputs:
+                self._inputs = ()
+        future = self._future
+        if future is not None:
+            self._future = None
+            future.set_result(list(self._outputs))
+        return True
+
+    def is_completed(self) -> bool:
+        """Poll without blocking."""
+        return self._on_wait is None or self._is_done is None or self._is_done()
+
+    def is_success(self) -> bool:
+        """Whether it has completed; emulated communications do not fail."""
+        return self.is_completed()
+
+    def exception(self) -> None:
+        """Emulated communications do not fail."""
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors, after completion."""
+        self.wait()
+        return list(self._outputs)
+
+    def synchronize(self) -> None:
+        """Order what follows after the communication."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Order what follows on the current stream after the communication."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Group rank of the sender of a receive."""
+        return self.source
+
+    def _source_rank(self) -> int:
+        return self.source
+
+    def get_future(self) -> SettlingFuture:
+        """A future of the list of outputs; the module's docstring says when it completes."""
+        if self._future is not None:
+            return self._future
+        on_cuda = {t.device for t in self._outputs if t.device.type == "cuda"}
+        devices: list[int | str | torch.device] = sorted(on_cuda, key=str)
+        future = SettlingFuture(self._settle, self._is_done, devices or None)
+        if self._on_wait is None:
+            future.set_result(list(self._outputs))
+            return future
+        self._future = future
+        if torch._C._current_graph_task_id() != -1:
+            if torch._C._current_autograd_node() is None:
+                self._settle()
+            else:
+                Variable._execution_engine.queue_callback(self._settle)
+        return future
+
+    def _settle(self) -> None:
+        self.wait()
+
+
+def completed(outputs: Sequence[torch.Tensor] = ()) -> EmulatedWork:
+    """A communication that has already completed."""
+    return EmulatedWork(outputs)
+
+
+def in_flight(
+    batch: Sequence[Collective], on_wait: OnWait, is_done: Callable[[], bool] | None = None
+) -> EmulatedWork:
+    """The handle of an asynchronous ``batch``, with the tensors that its backend keeps alive."""
+    return EmulatedWork(
+        tuple(t for c in batch for t in c.outputs),
+        on_wait,
+        is_done,
+        inputs=tuple(t for c in batch for t in c.inputs),
+        keeps_inputs=handle_keeps_inputs(batch),
+    )
+
+
+def collect_all(futures: list[torch.futures.Future[Any]]) -> SettlingFuture:
+    """``torch.futures.collect_all`` that settles its parts when it is waited for."""
+    parts = list(futures)
+
+    def settle() -> None:
+        for part in parts:
+            part.wait()
+        gathered.set_result(parts)
+
+    gathered = SettlingFuture(_once(settle), lambda: all(part.done() for part in parts))
+    return gathered
+
+
+def wait_all(futures: list[torch.futures.Future[Any]]) -> list[Any]:
+    """``torch.futures.wait_all`` that settles its parts."""
+    return [future.wait() for future in futures]
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    pending = [function]
+
+    def run() -> None:
+        if pending:
+            pending.pop()()
+
+    return run

@@ -1,0 +1,1 @@
+"""Real communication between rank processes on this machine, over gloo."""

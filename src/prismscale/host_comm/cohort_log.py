@@ -1,0 +1,99 @@
+"""What a slice's communications took, from the logs of its ranks.
+
+Logs are on the monotonic clock, which is one for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prismscale.emulation.backend_order import GLOO_THREADS
+from prismscale.host_comm.transport import End
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """One communication, as one member of it saw it."""
+
+    channel: str
+    """Those of one channel meet in order; see :class:`Meetings`."""
+    name: str
+    """The same on every member."""
+    kind: str
+    """Those of one kind take about as long as each other."""
+    members: int
+    """How many take part."""
+    is_message: bool
+    receives: bool
+    arrived_ns: int = 0
+    ended_ns: int = 0
+    """0 while it has not."""
+    is_met: bool = False
+    """The program waited for the end, and this is when it ran again."""
+    is_exact: bool = True
+    """False where the communication was over when the program came to wait: it ended earlier."""
+
+    def ended(self, now_ns: int, how: End) -> None:
+        """A program that waits notices the end later than gloo does: that is what counts."""
+        if how is not End.NOTICED or not self.ended_ns:
+            self.ended_ns = now_ns
+            self.is_met, self.is_exact = how is End.MET, how is not End.FOUND
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """When a communication ended for the first of its members, and how long after its last
+    arrival."""
+
+    ended_ns: int
+    took_ns: int
+
+
+def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
+    """What each communication took, by name: from its last arrival to its first end (of a message:
+    as received). Where nobody met the end, the median of its kind.
+
+    ``logs`` hold each rank's entries in the order of arrival. What was not met by all its members
+    is left out.
+    """
+    met: dict[str, list[tuple[Entry, int]]] = defaultdict(list)
+    for log in logs:
+        for entry, began_ns in _begun(log):
+            met[entry.name].append((entry, began_ns))
+    spans: dict[str, Span] = {}
+    at_most: dict[str, tuple[str, Span]] = {}
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for name, seen in met.items():
+        kind, last_ns = seen[0][0].kind, max(began_ns for _, began_ns in seen)
+        ends = [e for e, _ in seen if e.ended_ns and (e.receives or not e.is_message)]
+        if len(seen) < seen[0][0].members or not ends:
+            continue
+        exact = [e.ended_ns for e in ends if e.is_exact]
+        ended_ns = min(exact or [e.ended_ns for e in ends])
+        span = Span(ended_ns=ended_ns, took_ns=max(1, ended_ns - last_ns))
+        if exact:
+            spans[name] = span
+            by_kind[kind].append(span.took_ns)
+        else:
+            at_most[name] = kind, span
+    for name, (kind, span) in at_most.items():
+        typical_ns = round(np.median(by_kind.get(kind, [span.took_ns])))
+        spans[name] = replace(span, took_ns=min(span.took_ns, typical_ns))
+    return spans
+
+
+def _begun(log: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
+    """Entries, and when gloo could begin: it runs so many collectives of a group at a time, and the
+    graph's edges say so too."""
+    running: dict[str, deque[int]] = {}
+    for entry in log:
+        if entry.is_message:
+            yield entry, entry.arrived_ns
+            continue
+        ends_ns = running.setdefault(entry.channel, deque([0] * GLOO_THREADS, GLOO_THREADS))
+        yield entry, max(entry.arrived_ns, ends_ns[0])
+        ends_ns.append(entry.ended_ns)

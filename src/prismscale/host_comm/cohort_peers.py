@@ -1,0 +1,227 @@
+"""Communications that the ranks of a slice really make with each other.
+
+[Note: slices that communicate] A rank that is captured alone does its share of a communication with
+itself (:mod:`prismscale.host_comm.local_work`): on one core, with nobody to wait for. On a target
+whose processors communicate, that is neither the time nor the wake-ups of a real one. So ranks that
+fit the local cores run the program again as a *slice*, side by side, and communicate for real
+wherever all who take part are of the slice (PrismLLM, section 4.2): real tensors, in gloo, at the
+program's own places. What others take part in is answered as in any capture.
+
+What a communication took is the time after its last arrival, and arrivals are the members' own. So
+each rank keeps a log (:mod:`.cohort_log`), and when the program has ended they read
+each other's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns  # by name: a program's ``time`` may be logical
+from typing import Any
+
+import numpy as np
+from torch.distributed import FileStore, PrefixStore
+
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import Meetings
+from prismscale.errors import StuckError
+from prismscale.files import write_text
+from prismscale.host_comm.cohort_log import Entry, durations_ns
+from prismscale.host_comm.local_work import CommunicationLoad, Share, Took
+from prismscale.host_comm.shared_jitter import Spans, shared_jitter
+from prismscale.host_comm.transport import COMPUTES_NS, Transfer, connect, prepare, start
+
+PATIENCE_S = 120.0
+"""How long a rank whose program has ended waits for those of its slice."""
+_POLL_S = 0.01
+
+Tell = Callable[[int, int], None]
+"""What a communication took, and how much later the program ran again."""
+
+
+class MateLoad:
+    """Communicates with the other ranks of the slice; ``alone`` does what they take no part in."""
+
+    interrupts = True
+
+    def __init__(self, rank: int, slice_: Sequence[int], folder: Path, alone: CommunicationLoad):
+        """``folder`` is the slice's own: where its ranks find each other, and leave their logs."""
+        self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
+        self._alone = alone
+        self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        self._meetings = Meetings()
+        self._contexts: dict[str, Any] = {}
+        self._log: list[tuple[Entry, Tell]] = []
+        self.issues_ns: list[int] = []
+        """What issuing took from the program's thread, one by one."""
+        self.watched: set[str] = set()
+        """Kinds of whose ends gloo tells."""
+        self.common_jitter = 0.0
+        """What of this rank's jitter others have at the same time: a correlation."""
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Groups are named for the ranks of the slice."""
+        self._meetings.group_created(ranks, name, backend, role)
+
+    def answers(self, collective: Collective) -> bool:
+        """Whether all who take part are of the slice."""
+        taking_part = participants(collective)
+        return len(taking_part) > 1 and self._slice.issuperset(taking_part)
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """What the slice makes together, and this rank's share of the rest."""
+        together = [i for i, c in enumerate(batch) if self.answers(c)]
+        rest = [i for i in range(len(batch)) if i not in together]
+        shares: list[Share] = [self._made(batch[i], _told(took, i)) for i in together]
+        if rest:
+            shares.append(self._alone.share([batch[i] for i in rest], _told_of(took, rest)))
+        return shares[0] if len(shares) == 1 else MateShare(shares)
+
+    def _made(self, collective: Collective, took: Tell) -> Share:
+        op, ranks = collective.op, participants(collective)
+        entry = Entry(
+            channel=self._meetings.channel(collective),
+            name=self._meetings.name(collective),
+            kind=f"{'message' if op.is_p2p else op.spelling} of {collective.n_bytes}",
+            members=len(ranks),
+            is_message=op.is_p2p,
+            receives=bool(collective.outputs),
+        )
+        self._log.append((entry, took))
+        context = self._context(collective, ranks)
+        if ranks != collective.group.ranks:
+            peer = collective.group.ranks[collective.root]
+            collective = replace(collective, root=ranks.index(peer))
+        return RealShare(self, context, collective, entry)
+
+    def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
+        """The context of ``ranks``; made at its first use, which the others share."""
+        name = f"{self._meetings.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
+        if name not in self._contexts:
+            store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
+            self._contexts[name] = connect(
+                store, ranks.index(self._rank), len(ranks), interface=self._interface
+            )
+        return self._contexts[name]
+
+    @property
+    def issue_ns(self) -> int:
+        """What issuing a communication takes from the program's thread."""
+        return int(np.median(self.issues_ns)) if self.issues_ns else 0
+
+    def settle(self, spans: Spans) -> None:
+        """The program has ended: what did each communication take, and what of this rank's jitter
+        do others have? ``spans``: this rank's computation.
+
+        Raises:
+            StuckError: a rank of the slice does not come to its end.
+        """
+        np.save(self._spans_path(self._rank), spans.table())
+        own = [entry for entry, _ in self._log]
+        lines = (json.dumps(asdict(entry)) for entry in own)
+        write_text(self._path(self._rank), "\n".join(lines))
+        logs = [own if r == self._rank else self._read(r) for r in sorted(self._slice)]
+        # A rank's spans are there before its log is.
+        others = [np.load(self._spans_path(r)) for r in self._slice if r != self._rank]
+        self.common_jitter = shared_jitter(spans, [Spans.from_table(o) for o in others])
+        made = durations_ns(logs)
+        for entry, took in self._log:
+            if entry.name in made:
+                span = made[entry.name]
+                took(span.took_ns, max(0, entry.ended_ns - span.ended_ns) if entry.is_met else 0)
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"communications-{rank}.jsonl"
+
+    def _spans_path(self, rank: int) -> Path:
+        return self._folder / f"spans-{rank}.npy"
+
+    def _read(self, rank: int) -> list[Entry]:
+        path, deadline = self._path(rank), time.monotonic() + PATIENCE_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise StuckError(
+                    f"rank {self._rank} has ended its captured steps and rank {rank}, captured "
+                    f"beside it, has not within {PATIENCE_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+        return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+class RealShare:
+    """One communication of the slice."""
+
+    def __init__(self, load: MateLoad, context: Any, collective: Collective, entry: Entry) -> None:
+        self._load, self._entry = load, entry
+        self._calls = prepare(context, collective)
+        self._transfer = Transfer(entry.ended, watched=entry.kind in load.watched)
+        self.wait = self._transfer.wait
+
+    def begin(self) -> None:
+        """Arrive."""
+        self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
+        self._transfer.begin(start(self._calls))
+        self._load.issues_ns.append(thread_time_ns() - own_ns)
+
+    def waited(self, since_issue: bool) -> None:
+        """Note the end, and whether gloo is to tell of the next one's: for a program that waits at
+        once that would be work on the core that is timed."""
+        self._transfer.waited(since_issue)
+        entry = self._entry
+        if not entry.is_exact and perf_counter_ns() - entry.arrived_ns > COMPUTES_NS:
+            self._load.watched.add(entry.kind)
+
+
+class MateShare:
+    """What is made together, and the rest, as one."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._shares = shares
+
+    def begin(self) -> None:
+        """Start all: those that others wait for first."""
+        for share in self._shares:
+            share.begin()
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for share in self._shares:
+            share.wait()
+
+    def waited(self, since_issue: bool) -> None:
+        """Note all ends."""
+        for share in self._shares:
+            share.waited(since_issue)
+
+
+def participants(collective: Collective) -> tuple[int, ...]:
+    """Global ranks that take part, in the order of their context: a message's two ends have one of
+    their own, unless the group has no more members."""
+    group = collective.group
+    if not collective.op.is_p2p or group.size == 2:
+        return group.ranks
+    return tuple(group.ranks[i] for i in sorted((group.group_rank, collective.root)))
+
+
+def _told(took: Took | None, index: int) -> Tell:
+    if took is None:
+        return lambda ns, late_ns: None
+    return lambda ns, late_ns: took(ns, index, late_ns)
+
+
+def _told_of(took: Took | None, indices: Sequence[int]) -> Took | None:
+    """``took`` of a batch, for some of it."""
+    if took is None:
+        return None
+
+    def tell(ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
+        for i in indices if index is None else [indices[index]]:
+            took(ns, i, late_ns)
+
+    return tell

@@ -1,0 +1,254 @@
+"""What communication takes from computation on the same processor.
+
+On a GPU target the network's work is not the host's. On a CPU target gloo's threads copy, send and
+reduce on the very cores that compute (a 2-rank DDP step of 92 ms computation costs 102 ms with 4 ms
+of all-reduce), so a rank that runs alone must do its share of that work too.
+
+[Note: a rank's share] In a ring over ``K`` members a rank sends and receives ``2 (K - 1) / K`` of
+an all-reduced tensor and adds up half of that. Two gloo contexts inside this process that
+all-reduce ``M`` bytes together send ``2 M`` and add up ``M``: with ``M = (K - 1) / K * bytes`` the
+pair does, over the same sockets and in gloo's own threads, exactly the work of one rank. The other
+collectives follow in the same way.
+
+How long the pair took beside this program's computation is noted too: gloo's threads wait for a
+core that computes (a 128 KiB all-reduce of 0.4 ms takes 1 to 2 ms under a backward pass), and no
+calibration of communication alone knows that. Where the program waits for the pair, it is done when
+the program runs again: on a busy core that is another wake-up.
+
+[Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
+the pair are not the rank's (see :mod:`prismscale.emulation.backend_memory`). So the pair works only
+once the program's memory is no longer followed; steps before that are not timed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import distributed as dist
+from torch.distributed import Work
+
+from prismscale.emulation.backend_order import GLOO_THREADS
+from prismscale.emulation.hook import Collective
+from prismscale.graph.node import CollectiveOp
+from prismscale.host_comm.transport import End, Transfer, connect
+
+SMALLEST_BYTES = 1024
+"""Below this, handling the pair would cost more than the work it stands for."""
+LARGEST_BYTES = 256 << 20
+"""Scratch memory; larger communications do this much work."""
+
+
+class Took(Protocol):
+    """Told, perhaps from a thread of the backend's, how long communications of a batch took."""
+
+    def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
+        """So many nanoseconds: the ``index``-th of the batch, or (None) each of them. The program,
+        which waited for it, ran again ``late_ns`` later."""
+        ...
+
+
+class Share(Protocol):
+    """A rank's part in one batch of communications."""
+
+    def begin(self) -> None:
+        """Start it in the background: no more than a backend does when it is asked."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the end, and do nothing before."""
+        ...
+
+    def waited(self, since_issue: bool) -> None:
+        """After :meth:`wait`. ``since_issue``: the program had waited before, since it began."""
+        ...
+
+
+class CommunicationLoad(Protocol):
+    """Performs this rank's share of a communication's work on the local processor."""
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the work takes the core of the program's thread."""
+        ...
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """The work of a batch, which has not begun."""
+        ...
+
+    def answers(self, collective: Collective) -> bool:
+        """Whether the work gives the outputs their values, too: other ranks take part."""
+        ...
+
+
+class NullShare:
+    """No work."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def waited(self, since_issue: bool) -> None:
+        """Nothing to tell."""
+
+
+class NullLoad:
+    """Communication costs the local processor nothing."""
+
+    interrupts = False
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """No work."""
+        return NullShare()
+
+    def answers(self, collective: Collective) -> bool:
+        """Nobody takes part."""
+        return False
+
+
+class LateLoad:
+    """Costs nothing before :meth:`start`: see [Note: the pair's buffers]."""
+
+    def __init__(self, load: CommunicationLoad) -> None:
+        self._load = load
+        self._now: CommunicationLoad = NullLoad()
+
+    def start(self) -> None:
+        """From now on each communication costs what it does; safe to call again."""
+        self._now = self._load
+
+    @property
+    def interrupts(self) -> bool:
+        """As the load itself, once started."""
+        return self._now.interrupts
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """As the load itself, once started."""
+        return self._now.share(batch, took)
+
+    def answers(self, collective: Collective) -> bool:
+        """As the load itself, once started."""
+        return self._now.answers(collective)
+
+
+class GlooLoad:
+    """A pair of gloo contexts in this process that do one rank's share of the work."""
+
+    interrupts = True
+
+    def __init__(self) -> None:
+        self._pair = _connect_pair()
+        self._scratch: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.ended_ns: deque[int] = deque([0] * GLOO_THREADS, maxlen=GLOO_THREADS)
+        """When as many batches as gloo has threads have ended, oldest first."""
+
+    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+        """The pair's communication."""
+        return PairShare(self, batch, took)
+
+    def answers(self, collective: Collective) -> bool:
+        """Both ends are this rank's: nobody else takes part."""
+        return False
+
+    def start(self, collective: Collective) -> list[Work]:
+        """Let the two contexts do this rank's share."""
+        size, op = collective.group.size, collective.op
+        tensors = collective.inputs or collective.outputs
+        if size < 2 or not tensors:
+            return []
+        share = (size - 1) / size
+        if op.is_p2p:
+            self._message(collective)
+            return []
+        if op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.GATHER):
+            share = 0.5
+        n_bytes = min(int(collective.n_bytes * share), LARGEST_BYTES)
+        if n_bytes < SMALLEST_BYTES:
+            return []
+        n = n_bytes // tensors[0].element_size() // 2 * 2
+        a, b = (t[:n] for t in self._tensors(tensors[0].dtype, n))
+        first, second = self._pair
+        if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.REDUCE_SCATTER):
+            return [first.allreduce([a]), second.allreduce([b])]
+        if op in (CollectiveOp.ALL_GATHER, CollectiveOp.ALL_TO_ALL):
+            half = n // 2
+            return [
+                first._allgather_base(a, a[:half]),
+                second._allgather_base(b, b[half:]),
+            ]
+        # The receiver first: what comes before it is asked for costs it twice.
+        received = second.recv([b], 0, 0)
+        return [first.send([a], 1, 0), received]
+
+    def _message(self, collective: Collective) -> None:
+        """gloo writes a message to the socket in the sender's own thread, and reads one while the
+        receiver waits. A pair would do both here, at ten times the cost: its reader, on the
+        sender's core, is woken for every segment."""
+        if collective.op == CollectiveOp.SEND:
+            sent = collective.inputs[0]
+            n = min(sent.numel(), LARGEST_BYTES // sent.element_size())
+            a, b = self._tensors(sent.dtype, n)
+            b[:n].copy_(a[:n])
+
+    def _tensors(self, dtype: torch.dtype, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two zeroed buffers: sums of zeros stay zero, so no value ever overflows.
+
+        They are NumPy's memory, so that tracking torch's allocator does not see them.
+        """
+        held = self._scratch.get(dtype)
+        if held is None or held[0].numel() < n:
+            width = torch.empty(0, dtype=dtype).element_size()
+            fresh = [
+                torch.from_numpy(np.zeros(n * width, dtype=np.uint8)).view(dtype) for _ in range(2)
+            ]
+            held = (fresh[0], fresh[1])
+            self._scratch[dtype] = held
+        return held
+
+
+class PairShare:
+    """The pair's work on one batch; tells how long it took since a thread of gloo's was free."""
+
+    def __init__(self, pair: GlooLoad, batch: Sequence[Collective], took: Took | None) -> None:
+        self._pair, self._batch, self._took = pair, batch, took
+        self._began_ns = 0
+        self._transfer = Transfer(self._ended, watched=took is not None)
+        self.wait, self.waited = self._transfer.wait, self._transfer.waited
+
+    def begin(self) -> None:
+        """Start the pair's communication."""
+        self._began_ns = perf_counter_ns()
+        self._transfer.begin([w for c in self._batch for w in self._pair.start(c)])
+
+    def _ended(self, now_ns: int, how: End) -> None:
+        if self._took is None:
+            return
+        if how is End.NOTICED:
+            self._began_ns = max(self._began_ns, self._pair.ended_ns[0])
+            self._pair.ended_ns.append(now_ns)
+        elif not self._transfer.notices:
+            # A wait that comes late tells too late an end.
+            return
+        self._took(now_ns - self._began_ns)
+
+
+def _connect_pair() -> tuple[Any, Any]:
+    store = dist.HashStore()
+    made: dict[int, Any] = {}
+
+    def join(rank: int) -> None:
+        made[rank] = connect(store, rank, 2)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return made[0], made[1]

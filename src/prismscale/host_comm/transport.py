@@ -1,0 +1,215 @@
+"""gloo itself, for work that is really done: contexts, and one call for each normalised record.
+
+The classes are taken from torch before a program's emulated groups take their names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import Work
+
+from prismscale.emulation.hook import Collective
+from prismscale.graph.node import CollectiveOp
+
+COMPUTES_NS = 1_000_000
+"""A program that computes this long between a communication's issue and its wait computes beside
+it; one that computes for less waits at once."""
+_KIND: Any = c10d.ProcessGroupGloo
+_TIMEOUT = timedelta(minutes=10)
+"""For members that never come; one whose process ended is noticed at once."""
+
+
+def connect(store: Any, rank: int, size: int, *, interface: str | None = None) -> Any:
+    """One member of a gloo context on a network interface (None: on loopback); returns when the
+    others have come."""
+    where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
+    options = _KIND._Options()
+    options._timeout = _TIMEOUT
+    options._devices = [_KIND.create_device(**where)]
+    return _KIND(store, rank, size, options)
+
+
+Call = Callable[[], Work]
+"""Starts a communication, and does nothing else: what a program's own call of gloo does."""
+
+
+def prepare(context: Any, collective: Collective) -> list[Call]:
+    """What is to be called to make ``collective`` in ``context``, whose ranks are the group's;
+    values and all."""
+    return _CALLS[collective.op](context, collective)
+
+
+def start(calls: Sequence[Call]) -> list[Work]:
+    """Call them below autograd, as a backend is that the program calls."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return [call() for call in calls]
+
+
+class End(Enum):
+    """How the end of a communication became known."""
+
+    NOTICED = "by gloo's own thread, as it ended"
+    MET = "by a program that waited for it, as it ran again"
+    FOUND = "by a program that did not have to wait: it was earlier"
+
+
+AT_ONCE_NS = 50_000
+"""A wait that returns sooner was none."""
+
+
+class Transfer:
+    """Works that are started together; tells when the last of them has ended.
+
+    ``ended(now_ns, how)`` may be told twice: by gloo, from a thread of its own, and by the program.
+    """
+
+    def __init__(self, ended: Callable[[int, End], None], *, watched: bool = True) -> None:
+        """``watched``: let gloo tell of the end, which costs its thread some Python."""
+        self._tell, self._watched = ended, watched
+        self._works: Sequence[Work] = ()
+        self._left = 0
+        self._began_ns = self._waited_ns = 0
+        self._was_over = False
+        self._lock = threading.Lock()
+        self.notices = False
+        """Whether gloo tells of the end."""
+
+    def begin(self, works: Sequence[Work]) -> None:
+        """These have been started; there may be none."""
+        self._works, self._left = works, len(works)
+        try:
+            futures = [work.get_future() for work in works] if self._watched else []
+        except RuntimeError:
+            # gloo's point-to-point and broadcast tell nobody of their end but who waits.
+            futures = []
+        self.notices = bool(futures)
+        for future in futures:
+            future.add_done_callback(self._ended)
+
+    def wait(self) -> None:
+        """Wait for the end, and for nothing else: what a thread does before it waits, gloo's wait
+        for."""
+        self._began_ns = perf_counter_ns()
+        self._was_over = self.notices and all(work.is_completed() for work in self._works)
+        for work in self._works:
+            work.wait()
+        self._waited_ns = perf_counter_ns()
+
+    def waited(self, since_issue: bool) -> None:
+        """After :meth:`wait`: tell how it ended. A program that had to wait there, or has done so
+        ``since_issue``, noticed the end when it ran again."""
+        if not self._works or (self._was_over and not since_issue):
+            return
+        with self._lock:
+            had_to = since_issue or self.notices or self._waited_ns - self._began_ns > AT_ONCE_NS
+            self._tell(self._waited_ns, End.MET if had_to else End.FOUND)
+
+    def _ended(self, _: object) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self._tell(perf_counter_ns(), End.NOTICED)
+
+
+def _options(kind: Any, collective: Collective) -> Any:
+    options = kind()
+    if hasattr(options, "rootRank"):
+        options.rootRank = collective.root
+    if hasattr(options, "reduceOp") and collective.reduce_op is not None:
+        options.reduceOp = collective.reduce_op
+    return options
+
+
+def _all_reduce(context: Any, c: Collective) -> list[Call]:
+    options = _options(c10d.AllreduceOptions, c)
+    return [partial(context.allreduce, [tensor], options) for tensor in c.outputs]
+
+
+def _broadcast(context: Any, c: Collective) -> list[Call]:
+    options = _options(c10d.BroadcastOptions, c)
+    return [partial(context.broadcast, [tensor], options) for tensor in c.outputs]
+
+
+def _reduce(context: Any, c: Collective) -> list[Call]:
+    options = _options(c10d.ReduceOptions, c)
+    return [partial(context.reduce, [tensor], options) for tensor in c.outputs]
+
+
+def _all_gather(context: Any, c: Collective) -> list[Call]:
+    if len(c.inputs) == len(c.outputs):
+        pairs = zip(c.outputs, c.inputs, strict=True)
+        return [partial(context._allgather_base, output, source) for output, source in pairs]
+    size = c.group.size
+    lists = [list(c.outputs[k * size : (k + 1) * size]) for k in range(len(c.inputs))]
+    pairs_of_lists = zip(lists, c.inputs, strict=True)
+    return [partial(context.allgather, [outputs], [source]) for outputs, source in pairs_of_lists]
+
+
+def _reduce_scatter(context: Any, c: Collective) -> list[Call]:
+    options = _options(c10d.ReduceScatterOptions, c)
+    if len(c.inputs) == len(c.outputs):
+        pairs = zip(c.outputs, c.inputs, strict=True)
+        return [
+            partial(context._reduce_scatter_base, output, source, options)
+            for output, source in pairs
+        ]
+    size = c.group.size
+    lists = [list(c.inputs[k * size : (k + 1) * size]) for k in range(len(c.outputs))]
+    pairs_of_lists = zip(c.outputs, lists, strict=True)
+    return [
+        partial(context.reduce_scatter, [out], [sources], options)
+        for out, sources in pairs_of_lists
+    ]
+
+
+def _gather(context: Any, c: Collective) -> list[Call]:
+    outputs = [list(c.outputs)] if c.outputs else []
+    return [partial(context.gather, outputs, list(c.inputs), _options(c10d.GatherOptions, c))]
+
+
+def _scatter(context: Any, c: Collective) -> list[Call]:
+    inputs = [list(c.inputs)] if c.inputs else []
+    return [partial(context.scatter, list(c.outputs), inputs, _options(c10d.ScatterOptions, c))]
+
+
+def _all_to_all(context: Any, c: Collective) -> list[Call]:
+    if len(c.inputs) == len(c.outputs) == 1:
+        splits = list(c.output_splits), list(c.input_splits)
+        return [partial(context.alltoall_base, c.outputs[0], c.inputs[0], *splits)]
+    return [partial(context.alltoall, list(c.outputs), list(c.inputs))]
+
+
+def _send(context: Any, c: Collective) -> list[Call]:
+    return [partial(context.send, list(c.inputs), c.root, c.tag)]
+
+
+def _recv(context: Any, c: Collective) -> list[Call]:
+    return [partial(context.recv, list(c.outputs), c.root, c.tag)]
+
+
+def _barrier(context: Any, c: Collective) -> list[Call]:
+    return [context.barrier]
+
+
+_CALLS: dict[CollectiveOp, Callable[[Any, Collective], list[Call]]] = {
+    CollectiveOp.ALL_REDUCE: _all_reduce,
+    CollectiveOp.BROADCAST: _broadcast,
+    CollectiveOp.REDUCE: _reduce,
+    CollectiveOp.ALL_GATHER: _all_gather,
+    CollectiveOp.REDUCE_SCATTER: _reduce_scatter,
+    CollectiveOp.GATHER: _gather,
+    CollectiveOp.SCATTER: _scatter,
+    CollectiveOp.ALL_TO_ALL: _all_to_all,
+    CollectiveOp.SEND: _send,
+    CollectiveOp.RECV: _recv,
+    CollectiveOp.BARRIER: _barrier,
+}

@@ -1,0 +1,1 @@
+"""Who tells live ranks when their communications end: the engine beside them."""

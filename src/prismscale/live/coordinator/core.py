@@ -1,0 +1,271 @@
+"""Replays all virtual ranks around the live ones.
+
+The engine runs ahead of every live rank as far as causality allows: a class stops at the first node
+that needs a live arrival which has not come. When a live rank arrives, everything that its group
+needs is already known, so the answer is one maximum away. A live rank that is late makes everyone
+late; a virtual rank is never earlier than its own predecessors allow.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prismscale.cost.collective import CollectiveModel
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.source import NEVER
+from prismscale.graph.job_graph import RankClass
+from prismscale.graph.node import CollectiveOp
+from prismscale.live.coordinator.drift import DriftingDurations, MachineSpeed, captured_compute_ns
+from prismscale.live.coordinator.rank_jitter import CommonJitter
+from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.sim.engine import COMPUTE, Engine
+from prismscale.sim.program import JobProgram
+from prismscale.sim.state import latest
+
+LOOKAHEAD_STEPS = 2
+"""Steps that virtual ranks may be ahead of the furthest live rank."""
+
+
+@dataclass(kw_only=True)
+class LiveRank:
+    """A live rank as the coordinator sees it."""
+
+    rank: int
+    wire: Wire
+    rank_class: RankClass
+    told: dict[int, int] = field(default_factory=dict)
+    """Arrivals whose earlier communications on the same lane are still under way."""
+    waiting: set[int] = field(default_factory=set)
+    """Positions that were told but not yet released."""
+    blocked: bool = False
+    finished: bool = False
+
+
+class Coordinator:
+    """Keeps the engine and answers live ranks."""
+
+    def __init__(
+        self,
+        job: JobProgram,
+        durations: GraphDurations,
+        model: CollectiveModel,
+        live: list[int],
+        *,
+        follow_speed: bool = False,
+        jitter: CommonJitter | None = None,
+    ) -> None:
+        """``follow_speed``: ranks share this processor; see [Note: machine drift]. ``jitter``: what
+        they share of it was measured; see [Note: common jitter]."""
+        self._job = job
+        self._model = model
+        graph = job.graph
+        self._classes = {r: graph.classes[int(graph.class_of_R[r])] for r in live}
+        self._ranks: dict[int, LiveRank] = {}
+        self._steps = LOOKAHEAD_STEPS
+        self._jitter = jitter
+        self._speed = MachineSpeed(
+            captured_ns={r: captured_compute_ns(c.trace) for r, c in self._classes.items()}
+        )
+        drifting = DriftingDurations(durations=durations, speed=self._speed)
+        self._engine = Engine(
+            job,
+            drifting if follow_speed else durations,
+            steps=self._steps,
+            with_prologue=True,
+            external=[c.index for c in self._classes.values()],
+            watch_hangs=bool(durations.faults.hang),
+            progress=jitter,
+        )
+
+    @property
+    def expected(self) -> int:
+        """Live ranks that must say hello."""
+        return len(self._classes)
+
+    def join(self, rank: int, wire: Wire) -> None:
+        """A live rank is ready."""
+        self._ranks[rank] = LiveRank(rank=rank, wire=wire, rank_class=self._classes[rank])
+
+    def go(self) -> None:
+        """All are there: the job begins now."""
+        processes = {rank: live.wire.process for rank, live in self._ranks.items()}
+        origin = time.perf_counter_ns()
+        for live in self._ranks.values():
+            others = [pid for rank, pid in processes.items() if pid and rank != live.rank]
+            _send(live, Message(Kind.GO, 0, origin, {"processes": others}))
+        # Virtual ranks begin while live ones still build their models.
+        self._engine.advance()
+
+    def handle(self, rank: int, message: Message) -> None:
+        """Act on one message."""
+        live = self._ranks[rank]
+        if message.kind == Kind.ARRIVE:
+            self._arrive(live, message)
+        elif message.kind == Kind.UNCOVERED:
+            self._uncovered(live, message)
+        elif message.kind == Kind.COMPUTED:
+            self._speed.observe(rank, message.time_ns)
+        elif message.kind == Kind.WHY:
+            live.blocked = True
+            # What was left for later is needed now.
+            self._engine.advance()
+            self._settle()
+            self._explain(live, message.position)
+        elif message.kind == Kind.BYE:
+            self.gone(rank)
+
+    def gone(self, rank: int) -> None:
+        """A live rank's process ended."""
+        self._ranks[rank].finished = True
+        # Others may have to go on without what it would have told.
+        self._settle()
+
+    @property
+    def finished(self) -> bool:
+        """True once no live rank is left."""
+        return all(r.finished for r in self._ranks.values())
+
+    def _arrive(self, live: LiveRank, message: Message) -> None:
+        trace = live.rank_class.trace
+        live.blocked = False
+        if self._jitter is not None and message.time_ns < NEVER:
+            factor = self._speed.factor
+            self._jitter.observe(
+                live.rank, message.position, message.time_ns, message.computed_ns, factor
+            )
+        live.told[message.position] = message.time_ns
+        live.waiting.add(message.position)
+        step = (message.position - trace.n_prologue) // trace.n_body
+        if step + LOOKAHEAD_STEPS > self._steps:
+            self._steps = step + LOOKAHEAD_STEPS
+            self._engine.extend(self._steps)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let told arrivals into the engine, release what ended, until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            for live in self._ranks.values():
+                if self._enter(live):
+                    # Where everybody else has come, the answer needs nothing more. It leaves before
+                    # virtual ranks are taken further: the live rank's computation hides that.
+                    self._release(live)
+                    moved = True
+            self._advance()
+            for live in self._ranks.values():
+                moved |= self._release(live)
+            # Only an arrival that waits for its lane has anything from another round.
+            moved = moved and any(live.told for live in self._ranks.values())
+
+    def _advance(self) -> None:
+        """Take virtual ranks on: as far as is known how the machine ran, and as far as it takes for
+        somebody to be answered."""
+        if self._jitter is None:
+            self._engine.advance()
+            return
+        later = self._engine.advance(self._jitter.known_ns)
+        while later is not None and not any(self._may_go_on(r) for r in self._ranks.values()):
+            later = self._engine.advance(later)
+
+    def _may_go_on(self, live: LiveRank) -> bool:
+        """Whether a live rank will do something without being told anything new."""
+        if live.finished:
+            return False
+        ends = [self._engine.end_of(live.rank_class.index, p) for p in live.waiting]
+        return all(end is not None for end in ends)
+
+    def _enter(self, live: LiveRank) -> bool:
+        entered = False
+        for position in sorted(live.told):
+            start = self._lane_free(live, position)
+            if start is None:
+                break
+            time_ns = max(live.told.pop(position), start)
+            self._engine.arrive(live.rank_class.index, position, time_ns)
+            entered = True
+        return entered
+
+    def _lane_free(self, live: LiveRank, position: int) -> int | None:
+        """When earlier communications on the node's lane end; None while that is unknown."""
+        program = self._job.classes[live.rank_class.index]
+        free = 0
+        for distance in program.preds[program.template(position)]:
+            before = position - distance
+            if before < 0 or program.kinds[program.template(before)] == COMPUTE:
+                continue
+            if before in live.told:
+                return None
+            end = self._engine.end_of(live.rank_class.index, before)
+            if end is None:
+                if before in live.waiting:
+                    return None
+                continue
+            free = max(free, latest(end))
+        return free
+
+    def _release(self, live: LiveRank) -> bool:
+        released = False
+        for position in sorted(live.waiting):
+            end = self._engine.end_of(live.rank_class.index, position)
+            if end is None:
+                continue
+            live.waiting.discard(position)
+            live.blocked = False
+            released = True
+            time_ns = latest(end)
+            if time_ns >= NEVER:
+                self._fault(live, self._hang_text())
+            else:
+                _send(live, Message(Kind.RELEASE, position, time_ns))
+        if released and not live.waiting:
+            horizon = max(live.rank_class.trace.n_body, 1)
+            newest = self._engine.position_of(live.rank_class.index)
+            self._engine.forget_before(live.rank_class.index, newest - 2 * horizon)
+        return released
+
+    def _uncovered(self, live: LiveRank, message: Message) -> None:
+        text = message.text or {}
+        op = CollectiveOp[str(text["op"]).upper()]
+        seat = live.rank_class.seats[int(text["role"])]
+        column = int(seat.group_M[0])
+        table = self._job.graph.families[seat.family].ranks_KG[:, [column]]
+        duration = self._model.duration_ns(op, int(text["n_bytes"]), table)
+        end = message.time_ns + int(np.max(duration))
+        if end >= NEVER:
+            self._fault(live, self._hang_text())
+        else:
+            _send(live, Message(Kind.RELEASE, message.position, end))
+
+    def _explain(self, live: LiveRank, position: int) -> None:
+        """Tell a waiting live rank that it waits for ever, if nobody can change that."""
+        running = [r for r in self._ranks.values() if not (r.finished or r.blocked)]
+        if running or position not in live.waiting:
+            return
+        error = self._engine.stuck()
+        for other in self._ranks.values():
+            self._fault(other, str(error))
+
+    def _fault(self, live: LiveRank, summary: str) -> None:
+        _send(live, Message(Kind.FAULT, 0, 0, {"summary": summary[:200_000]}))
+
+    def _hang_text(self) -> str:
+        lines = list(dict.fromkeys(h.sentence() for h in self._engine.hangs))
+        hung = sorted({r for h in self._engine.hangs for r in h.missing})
+        return (
+            f"the job hangs: first missing are ranks {hung[:8]}. On a cluster the process group's "
+            "timeout would end it. Groups that wait:\n  " + "\n  ".join(lines)
+        )
+
+
+def _send(live: LiveRank, message: Message) -> None:
+    """Tell a live rank; one that is gone needs no answer, the others still do."""
+    if live.finished:
+        return
+    try:
+        live.wire.send(message)
+    except OSError:
+        live.finished = True

@@ -1,0 +1,304 @@
+"""The hook of a live rank: real computation, payloads of other live ranks, calibrated waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+import psutil
+import torch
+from torch.distributed import Work
+
+from prismscale.durations.source import NEVER
+from prismscale.emulation.backend_memory import take_workspace
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.work import completed, in_flight
+from prismscale.errors import StuckError
+from prismscale.graph.node import CollectiveOp
+from prismscale.host_comm.compute_clock import ProgramTime, RunQueue, since_call_ns
+from prismscale.host_comm.local_work import CommunicationLoad, NullShare, Share
+from prismscale.live.clock import Clock
+from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.exchange import Exchange
+from prismscale.live.overlap import Overlap
+from prismscale.live.trace_cursor import TraceCursor
+from prismscale.payload.combine import combine
+from prismscale.payload.mirror import PayloadSource
+
+ASK_AFTER_S = 5.0
+"""A wait this long makes the live rank ask whether it ever ends."""
+UNCOVERED_BASE = 1 << 62
+"""Positions of communications that the graph does not have."""
+
+
+class StepEnd(NamedTuple):
+    """The end of a steady step, in logical time, and what it came to so far."""
+
+    end_ns: int
+    waited_ns: int
+    """Spent waiting for communications."""
+    lag_ns: int
+    """What the emulation cost, which is not in ``end_ns``."""
+
+
+@dataclass(kw_only=True)
+class Pending:
+    """One batch in flight."""
+
+    batch: Sequence[Collective]
+    positions: list[int]
+    meetings: list[str]
+    workspace: object = None
+    """What the backend holds until the end."""
+    share: Share = field(default_factory=NullShare)
+    """This rank's share of the work."""
+    filled: bool = False
+
+    @property
+    def is_work_here(self) -> bool:
+        """Whether this machine does something for it while the program goes on."""
+        return not isinstance(self.share, NullShare)
+
+
+@dataclass(kw_only=True)
+class LiveHook:
+    """Answers a live rank's communications from the coordinator's timeline."""
+
+    cursor: TraceCursor
+    wire: Wire
+    clock: Clock
+    payload: PayloadSource
+    exchange: Exchange
+    load: CommunicationLoad
+    overlap: Overlap
+    queue: RunQueue = field(default_factory=RunQueue)
+    """For its core, with the coordinator and the other live ranks."""
+    compute_factor: float = 1.0
+    """Logical time of a computation over the time it takes here."""
+    hung: bool = False
+    """From now on this rank arrives nowhere."""
+    lag_ns: int = 0
+    """What the emulation cost so far, taken out of logical time."""
+    communications: int = 0
+    waited_ns: int = 0
+    """Logical time spent waiting for communications."""
+    boot_s: float = 0.0
+    """From the start of the process to the first communication."""
+    _computing_since_ns: int | None = None
+    _arrived: tuple[int, int] = (0, 0)
+    """When the rank last reached a communication, and how long it had waited by then."""
+    _steps: list[StepEnd] = field(default_factory=list)
+    _meetings: Meetings = field(default_factory=Meetings)
+    _time: ProgramTime = field(default_factory=ProgramTime)
+    _at_work: int = 0
+    """Batches under way whose work is done here."""
+    _ends: dict[int, int] = field(default_factory=dict)
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Groups are named for the exchange with other live ranks."""
+        self._meetings.group_created(ranks, name, backend, role)
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """Tell the coordinator; a synchronous call returns at the calibrated end."""
+        self._stop()
+        waiting_ns = self._time.waiting_since(self.load)
+        self._forgive(since_call_ns(batch, self.load))
+        self.stretch()
+        now = self.clock.now_ns()
+        if self.communications == 0:
+            self.boot_s = time.time() - psutil.Process().create_time()
+        pending = Pending(batch=batch, positions=[], meetings=[])
+        for collective in batch:
+            self._arrive(collective, pending, now)
+        self._arrived = now, self.waited_ns
+        self.communications += len(batch)
+        pending.workspace = take_workspace(batch)
+        matters = self.overlap.matters(pending.positions)
+        if matters:
+            pending.share = self.load.share(batch)
+            self._at_work += pending.is_work_here
+        if not batch[0].asynchronous:
+            work = completed(tuple(t for c in batch for t in c.outputs))
+            pending.share.begin()
+            self._complete(pending, now)
+            return work
+
+        def wait(_: timedelta | None) -> None:
+            called = self.clock.now_ns()
+            self._time.stop()
+            self._forgive(self.clock.now_ns() - called)
+            self.stretch()
+            self._complete(pending, self.clock.now_ns() - waiting_ns())
+
+        work = in_flight(batch, wait, lambda: self._is_done(pending))
+        self._go(now)
+        # In the program's own time: a real enqueue takes as much.
+        pending.share.begin()
+        if not matters:
+            self.clock.wait_until(self.clock.now_ns() + self.overlap.issue_ns)
+        return work
+
+    def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
+        now = NEVER if self.hung else now
+        position = self.cursor.next_position(collective)
+        meeting = self._meetings.name(collective)
+        peers = self.exchange.peers(collective)
+        if peers and collective.op != CollectiveOp.RECV:
+            self.exchange.offer(meeting, collective, peers)
+        if position is None:
+            position = UNCOVERED_BASE + self.cursor.uncovered
+            text = {
+                "op": collective.op.spelling,
+                "n_bytes": collective.n_bytes,
+                "role": collective.group.role,
+            }
+            self.wire.send(Message(Kind.UNCOVERED, position, now, text))
+        else:
+            self.wire.send(Message(Kind.ARRIVE, position, now, computed_ns=self._computed_ns(now)))
+        pending.positions.append(position)
+        pending.meetings.append(meeting)
+
+    def _computed_ns(self, now: int) -> int:
+        """What was computed since the last communication, at this machine's speed."""
+        arrived_ns, waited_ns = self._arrived
+        computed_ns = now - arrived_ns - (self.waited_ns - waited_ns)
+        return round(computed_ns / self.compute_factor)
+
+    def _complete(self, pending: Pending, began: int) -> None:
+        """Fill the outputs while the communication is under way, then wait for its end.
+
+        The program waits since ``began``, which may lie before now: see [Note: interruptions] in
+        ``host_comm/compute_clock.py``. How long this rank's share of the work takes is in the
+        coordinator's answer already, as it was captured: to wait for both would be to wait for the
+        later of two draws, which is longer than either on average. What the share takes beyond that
+        end is the emulation's; for a synchronous call that includes its start.
+        """
+        alone = [not self.exchange.peers(c) for c in pending.batch]
+        for collective, is_alone in zip(pending.batch, alone, strict=True):
+            if is_alone and not pending.filled:
+                self.payload.fill(collective)
+        end = max(self._end_of(p) for p in pending.positions)
+        for collective, meeting, is_alone in zip(
+            pending.batch, pending.meetings, alone, strict=True
+        ):
+            if not is_alone and not pending.filled:
+                combine_with_peers(self.exchange, self.payload, meeting, collective)
+        pending.filled = True
+        pending.share.wait()
+        pending.workspace = None
+        self._at_work -= pending.is_work_here
+        self.clock.wait_until(end)
+        due = max(began, end)
+        self.waited_ns += due - began
+        self._go(due)
+
+    def _go(self, since: int) -> None:
+        """The program runs; nothing was its own that came after ``since``, in logical time."""
+        if self.load.interrupts:
+            self.queue.go()
+        self._computing_since_ns = since
+        self._time.go()
+        self._forgive(self.clock.now_ns() - since)
+
+    def _stop(self) -> None:
+        """The program calls. While nothing is done for its communications, what the coordinator and
+        other live ranks had of its core is the emulation's: a rank on a core of its own would have
+        gone on."""
+        self._time.stop()
+        if self.load.interrupts and not self._at_work:
+            self._forgive(self.queue.delayed_ns())
+
+    def stretch(self) -> None:
+        """Let logical time pass as if the computation since the last communication had taken
+        :attr:`compute_factor` times as long. What comes before the first one is starting up."""
+        since = self._computing_since_ns
+        if self.compute_factor == 1.0 or since is None:
+            return
+        now = self.clock.now_ns()
+        extra = round((self.compute_factor - 1) * (now - since))
+        if extra < 0:
+            self.clock.forgive(-extra)
+        else:
+            self.clock.wait_until(now + extra)
+        self._computing_since_ns = self.clock.now_ns()
+
+    def step_ended(self) -> None:
+        """The program is at the end of a steady step."""
+        self._stop()
+        self.stretch()
+        now = self.clock.now_ns()
+        self._steps.append(StepEnd(now, self.waited_ns, self.lag_ns))
+        if len(self._steps) > 1:
+            before, ended = self._steps[-2:]
+            computed = ended.end_ns - before.end_ns - (ended.waited_ns - before.waited_ns)
+            self.wire.send(Message(Kind.COMPUTED, 0, round(computed / self.compute_factor)))
+        self._go(now)
+
+    def finish(self) -> list[StepEnd]:
+        """What was seen of each steady step."""
+        return self._steps
+
+    def close(self) -> None:
+        """Nothing outlives the program."""
+        self.queue.close()
+
+    def _forgive(self, lag_ns: int) -> None:
+        """Time that only the emulation took: it is no part of the rank's logical time."""
+        if lag_ns > 0:
+            self.clock.forgive(lag_ns)
+            self.lag_ns += lag_ns
+
+    def _is_done(self, pending: Pending) -> bool:
+        self._read(0.0)
+        ends = [self._ends.get(p) for p in pending.positions]
+        now = self.clock.now_ns()
+        return all(end is not None and end <= now for end in ends)
+
+    def _end_of(self, position: int) -> int:
+        while position not in self._ends:
+            if not self._read(ASK_AFTER_S):
+                self.wire.send(Message(Kind.WHY, position, self.clock.now_ns()))
+        return self._ends.pop(position)
+
+    def _read(self, timeout_s: float) -> bool:
+        messages = self.wire.receive(timeout_s)
+        if messages is None:
+            raise StuckError("the coordinator ended; its log says why")
+        for message in messages:
+            if message.kind == Kind.RELEASE:
+                self._ends[message.position] = message.time_ns
+            elif message.kind == Kind.FAULT:
+                text = message.text or {}
+                raise StuckError(str(text.get("summary", "the communication never ends")))
+        return bool(messages)
+
+
+def combine_with_peers(
+    exchange: Exchange, payload: PayloadSource, meeting: str, collective: Collective
+) -> None:
+    """Outputs of a communication that other live ranks take part in."""
+    group = collective.group
+    if collective.op == CollectiveOp.SEND:
+        return
+    contributions = {
+        group.ranks.index(peer): exchange.take(meeting, peer, collective)
+        for peer in exchange.peers(collective)
+    }
+    if not collective.op.is_p2p:
+        own = collective.inputs or collective.outputs
+        contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
+    device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
+    if device.type != "cpu":
+        contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
+    rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
+    with torch.no_grad():
+        if rooted and collective.root not in contributions:
+            payload.fill(collective)
+        else:
+            combine(collective, contributions)

@@ -1,0 +1,251 @@
+"""The process of one live rank: ``python -m prismscale.live.live_rank SPEC``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from prismscale.devices.cpu import CpuMemoryTracker
+from prismscale.devices.cuda import CudaMemoryTracker
+from prismscale.devices.null.session import NullEmulation
+from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
+from prismscale.devices.select import start_device
+from prismscale.emulation.logical_time import answering_time
+from prismscale.emulation.script import StopProgram, ignore_breakpoints
+from prismscale.emulation.step_detection import watch_steps
+from prismscale.errors import StuckError
+from prismscale.files import write_json
+from prismscale.graph.store import load_trace
+from prismscale.graph.trace import RankTrace
+from prismscale.host_comm.compute_clock import RunQueue
+from prismscale.host_comm.local_work import GlooLoad, LateLoad, NullLoad
+from prismscale.live.clock import Clock, PacedClock, VirtualClock
+from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.exchange import Exchange
+from prismscale.live.gate import Gate, OpenGate, SocketGate
+from prismscale.live.host_hook import LiveHook, StepEnd
+from prismscale.live.live_spec import LiveSpec
+from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
+from prismscale.live.overlap import Overlap
+from prismscale.live.stream_hook import StreamedHook, streamed_hook
+from prismscale.live.trace_cursor import TraceCursor
+from prismscale.payload.absent_peers import absent_peers
+from prismscale.payload.chain import rank_payload
+from prismscale.payload.objects import MIRROR
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
+
+
+@dataclass(kw_only=True)
+class Observation:
+    """What was seen of a live rank; the contents of ``live-<r>.json``."""
+
+    rank: int
+    step_end_ns: list[int] = field(default_factory=list)
+    """Logical time at the end of each steady step."""
+    step_wait_ns: list[int] = field(default_factory=list)
+    """Logical time spent in waits, by step."""
+    step_lag_ns: list[int] = field(default_factory=list)
+    """What the emulation cost, by step; not in ``step_end_ns``."""
+    warmup_steps: int = 0
+    boot_s: float = 0.0
+    """From the start of the process to the program's first communication."""
+    communications: int = 0
+    uncovered: int = 0
+    peak_bytes: int = 0
+    step_peak_bytes: list[int] = field(default_factory=list)
+    reserved_bytes: int | None = None
+    """Highest bytes held by the caching allocator, where there is one."""
+
+    def add_steps(self, steps: list[StepEnd]) -> None:
+        """Steady steps, in order."""
+        for before, step in pairwise([StepEnd(0, 0, 0), *steps]):
+            self.step_end_ns.append(step.end_ns)
+            self.step_wait_ns.append(step.waited_ns - before.waited_ns)
+            self.step_lag_ns.append(step.lag_ns - before.lag_ns)
+
+
+class LiveControl:
+    """Listens to steps: observes them, and stops the program after enough."""
+
+    def __init__(
+        self,
+        hook: LiveHook | StreamedHook,
+        clock: Clock,
+        memory: MemoryTracker,
+        load: LateLoad,
+        trace: RankTrace,
+        steps: int,
+        seen: Observation,
+        gate: Gate,
+        hang_step: int | None = None,
+        emulation: NullEmulation | None = None,
+    ) -> None:
+        self._hang_step = hang_step
+        self._emulation = emulation
+        self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
+        self._load, self._gate = load, gate
+        self._period = int(trace.meta.get("period", "1"))
+        self._memory_marks = int(trace.meta.get("memory_marks", "0"))
+        self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
+        self._last_mark = self._prologue_marks + steps * self._period
+        self._marks = 0
+
+    def optimizer_begins(self) -> None:
+        """Nothing to note."""
+
+    def optimizer_ended(self, optimizer: int = 0) -> None:
+        """Count; note the end of a step."""
+        self._marks += 1
+        if self._emulation is not None:
+            self._emulation.optimizer_ended()
+        if self._marks <= self._memory_marks:
+            self._memory.step_ended()
+        if self._marks == self._memory_marks:
+            self.end_memory()
+        since = self._marks - self._prologue_marks
+        if since >= 0 and since % self._period == 0:
+            self._hook.step_ended()
+        if self._marks >= self._last_mark:
+            raise StopProgram
+        if since >= 0 and since % self._period == 0:
+            self._hook.hung = since // self._period == self._hang_step or self._hook.hung
+            held = self._clock.now_ns()
+            self._gate.hold()
+            self._clock.forgive(self._clock.now_ns() - held)
+
+    def end_memory(self) -> None:
+        """Stop tracking memory; safe to call again."""
+        if self._seen.peak_bytes == 0:
+            record = self._memory.stop()
+            self._seen.peak_bytes = record.peak_bytes
+            self._seen.step_peak_bytes = list(record.step_peak_bytes)
+            self._seen.reserved_bytes = record.reserved_bytes
+        self._load.start()
+
+
+def run_live(spec: LiveSpec) -> Observation:
+    """Run the program as a live rank."""
+    if not spec.attached:
+        ignore_breakpoints()
+    emulation = start_device(spec)
+    if emulation is not None:
+        emulation.kernels.slowness = spec.compute_factor
+    trace = load_trace(Path(spec.trace))
+    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
+    wire = _connect(spec)
+    origin_ns, others = _wait_for_go(wire)
+    clock = _clock(spec, origin_ns, emulation)
+    cursor = TraceCursor(trace)
+    payload = rank_payload(Path(spec.payloads), emulation)
+    exchange_of = Exchange if emulation is None else HostExchange
+    exchange = exchange_of(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
+    parts: dict[str, Any] = {
+        "cursor": cursor,
+        "wire": wire,
+        "payload": payload,
+        "exchange": exchange,
+        "load": load,
+        "compute_factor": spec.compute_factor,
+    }
+    hook: LiveHook | StreamedHook
+    if spec.device == "cuda":
+        hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
+    elif isinstance(clock, NullClock):
+        hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
+    else:
+        queue = RunQueue(others)
+        hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
+    seen = Observation(rank=spec.rank)
+    memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
+    gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
+    control = LiveControl(
+        hook, clock, memory, load, trace, spec.steps, seen, gate, spec.hang_step, emulation
+    )
+    memory.start()
+    with ExitStack() as stack:
+        stack.callback(hook.close)
+        if emulation is not None:
+            stack.enter_context(emulation.around_program())
+        elif isinstance(clock, VirtualClock):
+            stack.enter_context(answering_time(clock.now_ns))
+        stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
+        stack.enter_context(absent_peers(spec.environment, hook, hook))
+        # The marker is found from where the program imports.
+        spec.script.set_up()
+        stack.enter_context(watch_steps(control, spec.step_marker))
+        spec.script.run()
+        seen.add_steps(hook.finish())
+    control.end_memory()
+    seen.communications, seen.uncovered = hook.communications, hook.cursor.uncovered
+    seen.boot_s = hook.boot_s
+    wire.send(Message(Kind.BYE))
+    return seen
+
+
+def _clock(spec: LiveSpec, origin_ns: int, emulation: NullEmulation | None) -> Clock:
+    if emulation is not None:
+        return NullClock(emulation.library)
+    return VirtualClock(origin_ns) if spec.clock == "virtual" else PacedClock(origin_ns)
+
+
+def _memory_tracker(spec: LiveSpec, emulation: NullEmulation | None) -> MemoryTracker:
+    if emulation is not None:
+        return emulation.memory
+    # The program's own log shows its device's peaks: they are left to it.
+    return CudaMemoryTracker(per_step=False) if spec.device == "cuda" else CpuMemoryTracker()
+
+
+def _connect(spec: LiveSpec) -> Wire:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection.connect(spec.socket)
+            break
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise StuckError("the coordinator does not listen; its log says why") from None
+            time.sleep(0.005)
+    wire = Wire(connection)
+    wire.send(Message(Kind.HELLO, spec.rank))
+    return wire
+
+
+def _wait_for_go(wire: Wire) -> tuple[int, list[int]]:
+    """When the job begins, and the processes that emulation runs beside this one."""
+    while True:
+        messages = wire.receive(None)
+        if messages is None:
+            raise StuckError("the coordinator ended before the job began; its log says why")
+        for message in messages:
+            if message.kind == Kind.GO:
+                text = message.text or {}
+                coordinator = [wire.process] if wire.process else []
+                return message.time_ns, coordinator + list(text.get("processes", ()))
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = LiveSpec.load(Path(arguments[0]))
+    try:
+        write_json(spec.result_path, asdict(run_live(spec)))
+    except BaseException as error:
+        # Its output is shown as it comes, and the parent shows the traceback.
+        return save_failure(spec.error_path, spec.rank, error, echo=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Daemon threads of the program (data loaders, profilers) must not hold up the end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""What a live rank's process is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismscale.devices.rank_spec import RankSpec
+from prismscale.errors import UsageError
+
+CLOCKS = ("paced", "virtual")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveSpec(RankSpec):
+    """One live rank; ``out`` takes ``live-<r>.json`` or ``live-<r>.error.json``."""
+
+    WHAT = "live rank"
+
+    steps: int
+    """Steady steps to run before the program is stopped."""
+    clock: str
+    live: tuple[int, ...]
+    """All live ranks."""
+    trace: str
+    """File of the trace that this rank follows."""
+    exchange: str
+    """Folder in shared memory for tensors between live ranks."""
+    socket: str
+    """Where the coordinator listens."""
+    gate: str | None
+    """Socket of a keeper that lets steps begin; None lets them run."""
+    compute_factor: float = 1.0
+    """How much longer this rank computes than it does here."""
+    attached: bool = False
+    """This rank has the command's terminal: ``breakpoint()`` asks there."""
+    hang_step: int | None = None
+    """Steady step at whose beginning this rank stops for ever."""
+
+    def __post_init__(self) -> None:
+        if self.clock not in CLOCKS:
+            raise UsageError(f"clock {self.clock!r}; allowed: {', '.join(CLOCKS)}")
+        refuse_virtual_gpu(self.clock, self.device)
+
+    @property
+    def result_path(self) -> Path:
+        """Where the observations go."""
+        return Path(self.out) / f"live-{self.rank}.json"
+
+    @property
+    def error_path(self) -> Path:
+        """Where a failure is described."""
+        return Path(self.out) / f"live-{self.rank}.error.json"
+
+
+def refuse_virtual_gpu(clock: str, device: str) -> None:
+    """A GPU has no virtual clock.
+
+    Raises:
+        UsageError: the two are asked for together.
+    """
+    if clock == "virtual" and device == "cuda":
+        raise UsageError(
+            "--clock virtual skips waits, and a GPU computes in real time: use --clock paced "
+            "with --device cuda, or --device cpu"
+        )

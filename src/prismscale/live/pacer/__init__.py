@@ -1,0 +1,1 @@
+"""Who holds a live rank on a GPU back until its communications end."""

@@ -1,0 +1,108 @@
+"""A live rank's end of its pacer: starts the process, tells it what is issued, hears of faults."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from prismscale.errors import StuckError
+from prismscale.live.coordinator.wire import Wire
+from prismscale.live.pacer.shared_words import OPEN, Point, Record, Words
+
+POLL_S = 20e-6
+
+
+class PacerLink:
+    """Speaks with the pacer over the words and a socket."""
+
+    def __init__(
+        self,
+        words: Words,
+        connection: socket.socket,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self._words = words
+        self._connection = connection
+        self._process = process
+        self._lines = connection.makefile("rb")
+
+    @staticmethod
+    def start(
+        path: Path, words: Words, wire: Wire, origin_ns: int, compute_factor: float
+    ) -> PacerLink:
+        """Start the pacer of a rank; the coordinator's wire is the pacer's from here on."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        spec = {
+            "words": str(path),
+            "link": theirs.fileno(),
+            "wire": wire.fileno(),
+            "origin_ns": origin_ns,
+            "compute_factor": compute_factor,
+        }
+        # Not a session of its own: whoever ends this rank ends its pacer.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prismscale.live.pacer.pacer_process", json.dumps(spec)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), wire.fileno()),
+        )
+        theirs.close()
+        link = PacerLink(words, ours, process)
+        link.hear()
+        return link
+
+    def tell(self, *records: Record) -> None:
+        """Say what was issued.
+
+        Raises:
+            StuckError: the pacer knows that the job cannot go on.
+        """
+        self.check()
+        try:
+            self._connection.sendall(b"".join(record.pack() for record in records))
+        except OSError:
+            self.hear()
+
+    def check(self) -> None:
+        """Raise what the pacer has to say, if anything.
+
+        Raises:
+            StuckError: the job cannot go on.
+        """
+        if self._words.answers[0] >= OPEN:
+            self.hear()
+
+    def is_answered(self, gate: Point) -> bool:
+        """Whether the end of the batch with this gate is known."""
+        return bool(self._words.answers[gate.word] >= gate.value)
+
+    def await_answer(self, gate: Point) -> None:
+        """Block the host until the end of the batch with this gate is known."""
+        while not self.is_answered(gate):
+            time.sleep(POLL_S)
+        self.check()
+
+    def hear(self) -> dict[str, Any]:
+        """The next thing that the pacer says.
+
+        Raises:
+            StuckError: it is a fault, or the pacer has ended.
+        """
+        line = self._lines.readline()
+        if not line:
+            raise StuckError("the process that paces this live rank ended; the rank's log says why")
+        body: dict[str, Any] = json.loads(line)
+        if "fault" in body:
+            raise StuckError(str(body["fault"]))
+        return body
+
+    def close(self) -> None:
+        """Go; the pacer opens every gate and ends."""
+        self._lines.close()
+        self._connection.close()
+        if self._process is not None:
+            self._process.wait()

@@ -1,0 +1,307 @@
+"""Paces one live rank's device: ``python -m prismscale.live.pacer.pacer_process SPEC``.
+
+Reads off the counters when the device got where, tells the coordinator of arrivals, and opens each
+gate when logical time has reached the communication's end. :mod:`.shared_words` says why this is a
+process.
+
+*Logical* time is the monotonic clock less an origin that moves by what only the emulation cost: a
+stream that waited for a communication and went on later than its end was held up by us, by so much.
+The moves are made in program order for the rank as a whole; a stream that did not wait joins the
+one that did before it matters.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import select
+import socket
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+from prismscale.durations.source import NEVER
+from prismscale.graph.node import CollectiveOp
+from prismscale.live.coordinator.wire import Kind as Said
+from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.pacer.counters import CounterTimes, Prefixes
+from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Kind, Point, Record, Words
+from prismscale.processes.children import die_with_parent
+
+ASK_AFTER_NS = 5_000_000_000
+"""A stream held this long makes the pacer ask whether the communication ever ends."""
+UNCOVERED_BASE = 1 << 62
+KEPT_LATE = 4096
+IDLE_AFTER_NS = 100_000_000
+IDLE_S = 100e-6
+
+
+class RankLink(Protocol):
+    """The other end: the live rank."""
+
+    def records(self) -> Sequence[Record] | None:
+        """What came since the last call; None when the rank is gone. Never blocks."""
+        ...
+
+    def answer(self, body: dict[str, Any]) -> None:
+        """Tell the rank: a ``fault``, or what was seen."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """Communications that were issued together."""
+
+    unanswered: set[int] = field(default_factory=set)
+    issued: bool = False
+    end_ns: int = 0
+
+
+@dataclass(kw_only=True)
+class Pacer:
+    """One pass after another over counters, records, the coordinator, and gates that are due."""
+
+    words: Words
+    link: RankLink
+    """To the live rank."""
+    wire: Wire
+    origin_ns: int
+    compute_factor: float = 1.0
+    waited_ns: int = 0
+    lag_ns: int = 0
+    finished: bool = False
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    """Logical end, waited and lag so far, of each steady step."""
+    late_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_LATE))
+    """How long after their end the latest gates were opened."""
+
+    def __post_init__(self) -> None:
+        self._times = CounterTimes(self.words)
+        self._gates, self._answers = Prefixes(self.words.gates), Prefixes(self.words.answers)
+        self._arrivals: dict[int, deque[Record]] = {}
+        self._order: deque[Record] = deque()
+        self._batches: dict[Point, Batch] = {}
+        self._batch_of: dict[int, Point] = {}
+        self._due: list[tuple[int, Point]] = []
+        self._uncovered = 0
+        self._computing_since_ns: int | None = None
+        self._asked_ns = 0
+        self._busy_ns = 0
+
+    def poll(self, now_ns: int) -> None:
+        """One pass."""
+        if self._times.look(now_ns):
+            self._busy_ns = now_ns
+        records = self.link.records()
+        if records is None:
+            self.finished = True
+            return
+        for record in records:
+            self._busy_ns = now_ns
+            self._accept(record)
+        while self._order and self._settle(self._order[0], now_ns):
+            self._order.popleft()
+        for queue in self._arrivals.values():
+            while queue and self._report(queue[0]):
+                queue.popleft()
+        self._hear()
+        self._open_due(now_ns)
+
+    def is_idle(self, now_ns: int) -> bool:
+        """Whether nothing is expected within the next moments."""
+        expected = self._order or self._due or any(self._arrivals.values())
+        return not expected and now_ns - self._busy_ns > IDLE_AFTER_NS
+
+    def fail(self, text: str) -> None:
+        """Let the device run free and tell the rank why."""
+        self.words.gates[:] = OPEN
+        self.words.answers[:] = OPEN
+        self.link.answer({"fault": text})
+        self.finished = True
+
+    def _accept(self, record: Record) -> None:
+        if record.kind in (Kind.ARRIVE, Kind.UNCOVERED):
+            if record.kind == Kind.UNCOVERED:
+                self._uncovered += 1
+                record = record._replace(position=UNCOVERED_BASE + self._uncovered)
+            batch = self._batches.setdefault(record.gate, Batch())
+            batch.unanswered.add(record.position)
+            self._batch_of[record.position] = record.gate
+            self._arrivals.setdefault(record.role, deque()).append(record)
+        elif record.kind == Kind.ISSUED:
+            self._batches[record.gate].issued = True
+            self._answered(record.gate, self._batches[record.gate])
+        else:
+            self._order.append(record)
+
+    def _report(self, record: Record) -> bool:
+        """Tell the coordinator, if the device is there. A group's communications are told in
+        program order, whatever streams they come from: the coordinator counts them."""
+        reached = self._times.at(record.at)
+        if reached is None:
+            return False
+        now = NEVER if record.hung else reached - self.origin_ns
+        if record.kind == Kind.ARRIVE:
+            self.wire.send(Message(Said.ARRIVE, record.position, now))
+        else:
+            op = CollectiveOp(record.op).spelling
+            text = {"op": op, "n_bytes": record.n_bytes, "role": record.role}
+            self.wire.send(Message(Said.UNCOVERED, record.position, now, text))
+        return True
+
+    def _hear(self) -> None:
+        messages = self.wire.receive(0.0)
+        if messages is None:
+            self.fail("the coordinator ended; its log says why")
+            return
+        for message in messages:
+            if message.kind == Said.RELEASE:
+                gate = self._batch_of.pop(message.position)
+                batch = self._batches[gate]
+                batch.unanswered.discard(message.position)
+                batch.end_ns = max(batch.end_ns, message.time_ns)
+                self._answered(gate, batch)
+            elif message.kind == Said.FAULT:
+                text = message.text or {}
+                self.fail(str(text.get("summary", "the communication never ends")))
+
+    def _answered(self, gate: Point, batch: Batch) -> None:
+        if batch.issued and not batch.unanswered:
+            self._answers.pass_(gate)
+            heapq.heappush(self._due, (batch.end_ns, gate))
+
+    def _open_due(self, now_ns: int) -> None:
+        while self._due and self._due[0][0] + self.origin_ns <= now_ns:
+            end_ns, gate = heapq.heappop(self._due)
+            self._gates.pass_(gate)
+            self.late_ns.append(now_ns - self.origin_ns - end_ns)
+
+    def _settle(self, record: Record, now_ns: int) -> bool:
+        """Act on what is next in program order; False while the device is not there yet."""
+        if record.kind == Kind.END:
+            self._end()
+            return True
+        reached = self._times.at(record.at)
+        if reached is None:
+            return False
+        if record.kind == Kind.STEP:
+            self.steps.append((reached - self.origin_ns, self.waited_ns, self.lag_ns))
+        elif record.kind == Kind.STRETCH:
+            self._stretch(record.gate, reached)
+        else:
+            after = self._times.at(Point(record.at.word, record.at.value + 1))
+            if after is None:
+                self._ask(record.gate, now_ns)
+                return False
+            self._join(self._batches.pop(record.gate), reached, after)
+        return True
+
+    def _join(self, batch: Batch, before: int, after: int) -> None:
+        arrived = before - self.origin_ns
+        due = max(arrived, batch.end_ns)
+        lag = after - self.origin_ns - due
+        # May be negative by the error of the two times: left so, errors cancel out over a step.
+        self.origin_ns += lag
+        self.lag_ns += lag
+        self.waited_ns += due - arrived
+        self._computing_since_ns = after
+        self._asked_ns = 0
+
+    def _stretch(self, gate: Point, reached: int) -> None:
+        since = self._computing_since_ns
+        extra = 0 if since is None else round((self.compute_factor - 1) * (reached - since))
+        if extra < 0:
+            self.origin_ns -= extra
+        heapq.heappush(self._due, (reached - self.origin_ns + max(0, extra), gate))
+        self._computing_since_ns = reached + max(0, extra)
+
+    def _ask(self, gate: Point, now_ns: int) -> None:
+        """A stream waits: does the communication ever end?"""
+        unanswered = self._batches[gate].unanswered
+        if self._asked_ns == 0 or not unanswered:
+            self._asked_ns = now_ns
+        elif now_ns - self._asked_ns > ASK_AFTER_NS:
+            self._asked_ns = now_ns
+            self.wire.send(Message(Said.WHY, min(unanswered), now_ns - self.origin_ns))
+
+    def _end(self) -> None:
+        late = sorted(self.late_ns) or [0]
+        self.link.answer(
+            {
+                "steps": self.steps,
+                "late_ns": {"median": late[len(late) // 2], "max": late[-1]},
+            }
+        )
+        self.finished = True
+
+
+class SocketLink:
+    """The live rank at the other end of a stream socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._connection.fileno()
+
+    def records(self) -> Sequence[Record] | None:
+        """Whole records that have come."""
+        try:
+            chunk = self._connection.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ()
+        if not chunk:
+            return None
+        self._buffer += chunk
+        whole = len(self._buffer) // RECORD_BYTES * RECORD_BYTES
+        records = Record.unpack(self._buffer[:whole])
+        del self._buffer[:whole]
+        return records
+
+    def answer(self, body: dict[str, Any]) -> None:
+        """One line of JSON."""
+        self._connection.sendall(json.dumps(body).encode() + b"\n")
+
+
+def pace(pacer: Pacer, link: SocketLink) -> None:
+    """Run until the rank has ended; on the way out every gate is open."""
+    try:
+        while not pacer.finished:
+            now = perf_counter_ns()
+            pacer.poll(now)
+            if pacer.is_idle(now):
+                select.select([link.fileno(), pacer.wire.fileno()], [], [], IDLE_S)
+    finally:
+        pacer.words.gates[:] = OPEN
+        pacer.words.answers[:] = OPEN
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = json.loads(arguments[0])
+    link = SocketLink(socket.socket(fileno=spec["link"]))
+    pacer = Pacer(
+        words=Words.open(Path(spec["words"])),
+        link=link,
+        wire=Wire(socket.socket(fileno=spec["wire"])),
+        origin_ns=spec["origin_ns"],
+        compute_factor=spec["compute_factor"],
+    )
+    link.answer({"ready": True})
+    try:
+        pace(pacer, link)
+    except (BrokenPipeError, ConnectionResetError):
+        # One of the two others ended first. The rank finds its gates open and says so.
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

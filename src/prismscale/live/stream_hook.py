@@ -1,0 +1,237 @@
+"""The hook of a live rank on a device with streams: nothing here waits for the device.
+
+A communication goes to its own stream: after the work that the program has issued so far, its
+outputs are filled, and the stream is held until the pacer opens its gate. ``Work.wait()`` is an
+order between two streams. The host stops only where a real one would (barriers, CPU tensors), and
+where another live rank takes part: their tensors meet in host memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+from torch.distributed import Work
+
+from prismscale.devices.cuda import CudaStreams
+from prismscale.devices.stream_device import CommunicationStreams, DeviceStreams, Stream
+from prismscale.emulation.backend_order import blocks_host, ordering
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.work import EmulatedWork, in_flight
+from prismscale.graph.node import CollectiveOp
+from prismscale.host_comm.local_work import CommunicationLoad
+from prismscale.live.coordinator.wire import Wire
+from prismscale.live.exchange import Exchange
+from prismscale.live.host_hook import StepEnd, combine_with_peers
+from prismscale.live.live_spec import LiveSpec
+from prismscale.live.pacer.client import PacerLink
+from prismscale.live.pacer.cuda_words import CudaSignals
+from prismscale.live.pacer.shared_words import Kind, Point, Points, Record, Signals, Words
+from prismscale.live.trace_cursor import TraceCursor
+from prismscale.payload.mirror import PayloadSource
+
+Join = Callable[[], None]
+IsDone = Callable[[], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Issued:
+    """One batch on its way."""
+
+    batch: Sequence[Collective]
+    meetings: Sequence[str]
+    channel: object
+    """Whose stream it is on."""
+    gate: Point
+
+
+@dataclass(kw_only=True)
+class StreamedHook:
+    """Answers a live rank's communications; its pacer knows when they end."""
+
+    cursor: TraceCursor
+    streams: DeviceStreams
+    signals: Signals
+    link: PacerLink
+    payload: PayloadSource
+    exchange: Exchange
+    load: CommunicationLoad
+    compute_factor: float = 1.0
+    """Logical time of a computation over the time it takes here."""
+    hung: bool = False
+    """From now on this rank arrives nowhere."""
+    communications: int = 0
+    boot_s: float = 0.0
+    """From the start of the process to the first communication."""
+
+    def __post_init__(self) -> None:
+        self._communication = CommunicationStreams(self.streams)
+        self._home = self.streams.current()
+        self._counters, self._gates = Points(), Points()
+        self._meetings = Meetings()
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+    ) -> None:
+        """Groups are named for the exchange with other live ranks."""
+        self._meetings.group_created(ranks, name, backend, role)
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """Issue the batch; the host goes on."""
+        if self.communications == 0:
+            self.boot_s = time.time() - psutil.Process().create_time()
+        self.communications += len(batch)
+        self.stretch()
+        meetings = [self._meetings.name(c) for c in batch]
+        is_shared = any(self.exchange.peers(c) for c in batch)
+        channel = (batch[0].group.role, ordering(batch)[0], is_shared)
+        gate = self._gates.next(channel)
+        issued = Issued(batch=batch, meetings=meetings, channel=channel, gate=gate)
+        arrival = self._count(self.streams.current())
+        records = [self._arrival(c, arrival, gate) for c in batch]
+        if is_shared:
+            self._offer(issued)
+        self.link.tell(*records, Record(Kind.ISSUED, gate=gate))
+        share = self.load.share(batch)
+        share.begin()
+        join, is_done = self._shared(issued) if is_shared else self._alone(issued)
+
+        def wait(_: timedelta | None) -> None:
+            share.wait()
+            stream = self.streams.current()
+            self.link.tell(Record(Kind.JOIN, at=self._count(stream), gate=gate))
+            join()
+            self._count(stream)
+            self.link.check()
+
+        def wait_later(timeout: timedelta | None) -> None:
+            self.stretch()
+            wait(timeout)
+
+        if not batch[0].asynchronous:
+            wait(None)
+            return EmulatedWork(tuple(t for c in batch for t in c.outputs))
+        return in_flight(batch, wait_later, is_done)
+
+    def stretch(self) -> None:
+        """Let the computation since the last communication take :attr:`compute_factor` times as
+        long. Streams beside the program's own are taken to follow it."""
+        stream = self.streams.current()
+        if self.compute_factor == 1.0 or self.communications == 0 or stream != self._home:
+            return
+        gate = self._gates.next("stretch")
+        self.link.tell(Record(Kind.STRETCH, at=self._count(stream), gate=gate))
+        self.signals.hold(stream, gate)
+
+    def step_ended(self) -> None:
+        """The program is at the end of a steady step; the device will be."""
+        self.stretch()
+        self.link.tell(Record(Kind.STEP, at=self._count(self.streams.current())))
+
+    def finish(self) -> list[StepEnd]:
+        """Wait for the device; what was seen of each steady step."""
+        self.streams.synchronize()
+        self.link.tell(Record(Kind.END))
+        return [StepEnd(*step) for step in self.link.hear()["steps"]]
+
+    def close(self) -> None:
+        """Open every gate: the rank is going away, and a held stream would keep it."""
+        self.link.close()
+
+    def _alone(self, issued: Issued) -> tuple[Join, IsDone]:
+        """With virtual peers only: everything is issued at once."""
+        batch, gate = issued.batch, issued.gate
+
+        def work(stream: Stream) -> None:
+            for collective in batch:
+                self.payload.fill(collective)
+            self.signals.hold(stream, gate)
+
+        flight = self._communication.issue(issued.channel, work)
+        blocks = blocks_host(batch)
+        return lambda: flight.join(blocks), lambda: self.streams.reached(flight.ended)
+
+    def _offer(self, issued: Issued) -> None:
+        """Show other live ranks what this one contributes, once its stream has it."""
+        self.streams.synchronize(self.streams.record(self.streams.current()))
+        for collective, meeting in zip(issued.batch, issued.meetings, strict=True):
+            peers = self.exchange.peers(collective)
+            if peers and collective.op != CollectiveOp.RECV:
+                self.exchange.offer(meeting, collective, peers)
+
+    def _shared(self, issued: Issued) -> tuple[Join, IsDone]:
+        """With other live ranks: their tensors are there once the coordinator has answered."""
+
+        def work(stream: Stream) -> None:
+            for collective, meeting in zip(issued.batch, issued.meetings, strict=True):
+                if self.exchange.peers(collective):
+                    self._combine(meeting, collective)
+                else:
+                    self.payload.fill(collective)
+            self.signals.hold(stream, issued.gate)
+
+        def join() -> None:
+            self.link.await_answer(issued.gate)
+            self._communication.issue(issued.channel, work).join(blocks_host(issued.batch))
+
+        return join, lambda: self.link.is_answered(issued.gate)
+
+    def _combine(self, meeting: str, collective: Collective) -> None:
+        """In host memory, so that the device's memory figures stay the program's own."""
+        on_host = replace(
+            collective,
+            inputs=tuple(t.detach().cpu() for t in collective.inputs),
+            outputs=tuple(t.detach().cpu() for t in collective.outputs),
+        )
+        combine_with_peers(self.exchange, self.payload, meeting, on_host)
+        with torch.no_grad():
+            for output, value in zip(collective.outputs, on_host.outputs, strict=True):
+                output.copy_(value)
+
+    def _count(self, stream: Stream) -> Point:
+        point = self._counters.next(stream)
+        self.signals.count(stream, point)
+        return point
+
+    def _arrival(self, collective: Collective, arrival: Point, gate: Point) -> Record:
+        position = self.cursor.next_position(collective)
+        return Record(
+            Kind.UNCOVERED if position is None else Kind.ARRIVE,
+            at=arrival,
+            gate=gate,
+            position=position or 0,
+            role=collective.group.role,
+            op=int(collective.op),
+            n_bytes=collective.n_bytes,
+            hung=self.hung,
+        )
+
+
+def streamed_hook(
+    spec: LiveSpec,
+    wire: Wire,
+    origin_ns: int,
+    cursor: TraceCursor,
+    payload: PayloadSource,
+    exchange: Exchange,
+    load: CommunicationLoad,
+) -> StreamedHook:
+    """The hook of a live rank on this machine's GPU, with its pacer running."""
+    path = Path(spec.exchange) / f"words-{spec.rank}"
+    words = Words.create(path)
+    return StreamedHook(
+        cursor=cursor,
+        streams=CudaStreams(),
+        signals=CudaSignals(words),
+        link=PacerLink.start(path, words, wire, origin_ns, spec.compute_factor),
+        payload=payload,
+        exchange=exchange,
+        load=load,
+        compute_factor=spec.compute_factor,
+    )

@@ -1,0 +1,1 @@
+"""What absent peers contribute to a rank that runs without them."""

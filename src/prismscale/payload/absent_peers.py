@@ -1,0 +1,33 @@
+"""A rank of a job whose other ranks do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from prismscale.emulation.after_import import changed
+from prismscale.emulation.hook import CommunicationHook, GroupObserver
+from prismscale.emulation.install import Groups, install, rebound
+from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.payload import checkpoint_plans, checkpoint_saves
+from prismscale.payload.background_hook import BackgroundAnswers
+from prismscale.payload.objects import MIRROR
+
+
+@contextmanager
+def absent_peers(
+    environment: RankEnvironment, hook: CommunicationHook, observer: GroupObserver | None = None
+) -> Iterator[Groups]:
+    """Let ``torch.distributed`` believe in ``environment``, and in what peers would say.
+
+    ``hook`` answers every communication of the program's. Object collectives, checkpoints and what
+    runs in the background are answered here. Raises as :func:`.install`.
+    """
+    with ExitStack() as undo:
+        groups = undo.enter_context(install(environment, BackgroundAnswers(hook), observer))
+        undo.callback(MIRROR.forget)
+        undo.callback(checkpoint_plans.restore)
+        undo.enter_context(changed(checkpoint_saves.changes()))
+        for name, replacement in MIRROR.wrapped().items():
+            undo.enter_context(rebound(name, replacement))
+        yield groups

@@ -1,0 +1,164 @@
+"""Collectives of several live ranks: their real contributions, and virtual peers in between.
+
+A virtual peer contributes what one of the live members contributes (*mirror*): members are dealt to
+the live ones in turn, so live member ``l`` counts ``weight(l)`` times. With a single live member
+this is what :class:`prismscale.payload.mirror.MirrorPayload` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from prismscale.emulation.hook import Collective
+from prismscale.graph.node import CollectiveOp
+
+Contributions = Mapping[int, Sequence[torch.Tensor]]
+"""By group rank of each live member: its inputs."""
+
+
+def stand_in(group_rank: int, live: Sequence[int]) -> int:
+    """The live member whose contribution ``group_rank`` makes."""
+    return group_rank if group_rank in live else live[group_rank % len(live)]
+
+
+def weights(size: int, live: Sequence[int]) -> dict[int, int]:
+    """How many members each live one stands for, itself included."""
+    out = dict.fromkeys(live, 0)
+    for group_rank in range(size):
+        out[stand_in(group_rank, live)] += 1
+    return out
+
+
+def combine(collective: Collective, contributions: Contributions) -> None:
+    """Write what the group's members produce together into ``collective.outputs``."""
+    op, group = collective.op, collective.group
+    live = sorted(contributions)
+    if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE):
+        if op == CollectiveOp.ALL_REDUCE or collective.root == group.group_rank:
+            for i, output in enumerate(collective.outputs):
+                parts = {m: contributions[m][i] for m in live}
+                _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
+    elif op == CollectiveOp.REDUCE_SCATTER:
+        for i, output in enumerate(collective.outputs):
+            parts = {m: _chunk(contributions[m], i, collective) for m in live}
+            _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
+    elif op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER):
+        _gather(collective, contributions, live)
+    elif op == CollectiveOp.BROADCAST:
+        source = contributions[stand_in(collective.root, live)]
+        for output, value in zip(collective.outputs, source, strict=True):
+            output.copy_(value.view(output.shape))
+    elif op == CollectiveOp.SCATTER:
+        if collective.root in contributions:
+            chunk = contributions[collective.root][group.group_rank]
+            collective.outputs[0].copy_(chunk.view(collective.outputs[0].shape))
+    elif op == CollectiveOp.ALL_TO_ALL:
+        _all_to_all(collective, contributions, live)
+    elif op == CollectiveOp.RECV:
+        for output, value in zip(collective.outputs, contributions[collective.root], strict=True):
+            output.copy_(value.view(output.shape))
+
+
+def _reduce_into(
+    output: torch.Tensor,
+    parts: Mapping[int, torch.Tensor],
+    own: int,
+    reduce_op: ReduceOp | None,
+    size: int,
+) -> None:
+    """Reduce ``parts`` into ``output`` without allocating: the program's memory peak is measured.
+
+    Own contribution first, because it may be ``output`` itself.
+    """
+    kind = getattr(reduce_op, "op", reduce_op) or ReduceOp.SUM
+    share = weights(size, sorted(parts))
+    output.copy_(parts[own].view(output.shape))
+    _repeat(output, kind, share[own])
+    for member, part in parts.items():
+        if member == own:
+            continue
+        term = part.view(output.shape)
+        if kind in (ReduceOp.SUM, ReduceOp.AVG) and output.is_floating_point():
+            output.add_(term, alpha=share[member])
+            continue
+        _repeat(term, kind, share[member])
+        _PAIRWISE[kind](output, term, out=output)
+    if kind == ReduceOp.AVG:
+        output.div_(size)
+
+
+def _repeat(tensor: torch.Tensor, kind: Any, times: int) -> None:
+    """Reduce ``times`` equal contributions, in place; ours to change: a copy or the output."""
+    if times == 1:
+        return
+    if kind in (ReduceOp.SUM, ReduceOp.AVG):
+        tensor.mul_(times)
+    elif kind == ReduceOp.PRODUCT:
+        tensor.pow_(times)
+    elif kind == ReduceOp.BXOR and times % 2 == 0:
+        tensor.zero_()
+
+
+_PAIRWISE: dict[Any, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def _chunk(inputs: Sequence[torch.Tensor], i: int, collective: Collective) -> torch.Tensor:
+    """This rank's part of a member's i-th reduce_scatter input: flat, or a list of K."""
+    size, mine = collective.group.size, collective.group.group_rank
+    if len(inputs) == len(collective.outputs):
+        flat = inputs[i].reshape(-1)
+        return flat.view(size, -1)[mine]
+    return inputs[i * size + mine]
+
+
+def _gather(collective: Collective, contributions: Contributions, live: Sequence[int]) -> None:
+    size, outputs = collective.group.size, collective.outputs
+    if not outputs:
+        return
+    n = len(contributions[live[0]])
+    for i in range(n):
+        slots: Sequence[torch.Tensor]
+        if len(outputs) == n:
+            slots = outputs[i].view(-1).view(size, -1).unbind(0)
+        else:
+            slots = outputs[i * size : (i + 1) * size]
+        for member, slot in enumerate(slots):
+            slot.copy_(contributions[stand_in(member, live)][i].view(slot.shape))
+
+
+def _all_to_all(collective: Collective, contributions: Contributions, live: Sequence[int]) -> None:
+    size, mine = collective.group.size, collective.group.group_rank
+    outputs = _split(collective.outputs, collective.output_splits, size)
+    for member in range(size):
+        # A peer's own split is not known here: its rows for us are taken to be where ours are.
+        source = contributions[stand_in(member, live)]
+        rows = _split(source, collective.input_splits, size)[mine].reshape(-1)
+        target = outputs[member]
+        flat = target.new_zeros(target.numel())
+        n = min(flat.numel(), rows.numel())
+        flat[:n] = rows[:n]
+        target.copy_(flat.view(target.shape))
+
+
+def _split(
+    tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
+) -> Sequence[torch.Tensor]:
+    if len(tensors) == size:
+        return tensors
+    flat = tensors[0]
+    if splits:
+        return flat.split(list(splits))
+    return flat.chunk(size) if flat.shape[0] % size == 0 else flat.view(size, -1).unbind(0)

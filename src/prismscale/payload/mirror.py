@@ -1,0 +1,320 @@
+"""What absent peers contribute: values for the outputs of a communication.
+
+Every fill writes below autograd, as a real backend does: no graph, no version bump, inference
+tensors allowed. Meta tensors have no values and are left alone. No output is left undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import ReduceOp
+
+from prismscale.emulation.hook import Collective
+from prismscale.graph.node import CollectiveOp
+from prismscale.payload import objects
+from prismscale.payload.pipeline_vote import PipelineVote
+
+_RECEIVED_STD = 0.02
+"""Of what an absent peer sends: small and finite, like an initialised weight or activation."""
+_BLOCK_NUMEL = 1 << 16
+_SEED = 0x5EED
+
+_IMPLAUSIBLE = 1 << 32
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
+_KIND: Any = ReduceOp.RedOpType
+_IDEMPOTENT = frozenset({_KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.BAND, _KIND.BOR})
+
+
+class PayloadSource(Protocol):
+    """Gives the outputs of a communication the values that absent peers would contribute."""
+
+    def fill(self, collective: Collective) -> None:
+        """Define every output of ``collective``."""
+        ...
+
+
+class PayloadRule(Protocol):
+    """A source that knows some communications only."""
+
+    def offer(self, collective: Collective) -> bool:
+        """Define the outputs and answer True, or touch nothing and answer False."""
+        ...
+
+
+class RulePayload:
+    """User functions ``(Collective) -> bool``, asked in order."""
+
+    def __init__(self, rules: Sequence[Callable[[Collective], bool]]) -> None:
+        self._rules = tuple(rules)
+
+    def offer(self, collective: Collective) -> bool:
+        """Whether one of the rules filled the outputs."""
+        return any(rule(collective) for rule in self._rules)
+
+
+class CompositePayload:
+    """Rules in order; what none of them knows goes to ``otherwise``."""
+
+    def __init__(self, rules: Sequence[PayloadRule], otherwise: PayloadSource) -> None:
+        self._rules = tuple(rules)
+        self._otherwise = otherwise
+
+    def fill(self, collective: Collective) -> None:
+        """Define every output."""
+        if not any(rule.offer(collective) for rule in self._rules):
+            self._otherwise.fill(collective)
+
+
+class MirrorPayload:
+    """Every peer contributes what this rank does.
+
+    ============== =======================================================================
+    all_reduce     SUM ×K, PRODUCT ^K, BXOR 0 for even K, all others: the tensor itself
+    reduce         the same on the root, nothing elsewhere
+    all_gather     this rank's input in each place
+    reduce_scatter this rank's own chunk, reduced as above
+    all_to_all     the rows for this rank, from each member (repeated or cut to its split)
+    gather         this rank's input in each place, on the root
+    broadcast      absent root: the tensor itself, as ranks that agree would see it; values that
+                   only uninitialised memory holds (not finite, integers beyond 32 bits) become 0
+    scatter, recv  absent peer: small Gaussian values for floats, zero for everything else
+    ============== =======================================================================
+
+    Pickled objects from absent peers are answered by :mod:`prismscale.payload.objects`.
+    """
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        # Made up front, so that no later receive shows in the program's own memory figures.
+        self._block = torch.randn(_BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
+        self._vote = PipelineVote()
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._fills: dict[CollectiveOp, Callable[[Collective], None]] = {
+            CollectiveOp.ALL_REDUCE: _all_reduce,
+            CollectiveOp.REDUCE: _reduce,
+            CollectiveOp.ALL_GATHER: _all_gather,
+            CollectiveOp.REDUCE_SCATTER: _reduce_scatter,
+            CollectiveOp.ALL_TO_ALL: _all_to_all,
+            CollectiveOp.GATHER: _gather,
+            CollectiveOp.BROADCAST: _broadcast,
+            CollectiveOp.SCATTER: self._scatter,
+            CollectiveOp.SEND: _nothing,
+            CollectiveOp.RECV: self._recv,
+        }
+
+    def fill(self, collective: Collective) -> None:
+        """Define every output of ``collective``."""
+        fill = self._fills.get(collective.op)
+        outputs = collective.outputs
+        if fill is None or not (outputs or collective.inputs):
+            return
+        if (outputs or collective.inputs)[0].is_meta or self._vote.offer(collective):
+            return
+        if collective.op in _FROM_ONE and self._answers_object(collective):
+            return
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            fill(collective)
+
+    def _answers_object(self, collective: Collective) -> bool:
+        is_absent = collective.root != collective.group.group_rank
+        return is_absent and objects.MIRROR.offer(collective.outputs)
+
+    def _scatter(self, collective: Collective) -> None:
+        if collective.inputs:
+            collective.outputs[0].copy_(collective.inputs[collective.group.group_rank])
+        else:
+            self._recv(collective)
+
+    def _recv(self, collective: Collective) -> None:
+        for tensor in collective.outputs:
+            self._receive(tensor)
+
+    def _receive(self, tensor: torch.Tensor) -> None:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not tensor.is_floating_point():
+            tensor.zero_()
+        elif tensor.device.type != "cpu":
+            self._receive_on_device(tensor)
+        elif not tensor.is_contiguous():
+            tensor.copy_(self._tiled(torch.empty(tensor.shape)))
+        else:
+            self._tiled(tensor)
+
+    def _tiled(self, tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.view(-1)
+        n_whole = flat.numel() // _BLOCK_NUMEL
+        whole = flat[: n_whole * _BLOCK_NUMEL].view(n_whole, _BLOCK_NUMEL)
+        whole.copy_(self._block)
+        rest = flat[n_whole * _BLOCK_NUMEL :]
+        rest.copy_(self._block[: rest.numel()])
+        return tensor
+
+    def _receive_on_device(self, tensor: torch.Tensor) -> None:
+        # Drawn in place: a cached block would show in the device's memory figures. The generator
+        # is our own, so that the program's random numbers stay what they are.
+        generator = self._generators.get(tensor.device)
+        if generator is None:
+            generator = torch.Generator(tensor.device).manual_seed(_SEED)
+            self._generators[tensor.device] = generator
+        if tensor.element_size() == 1:
+            tensor.zero_()
+        else:
+            tensor.normal_(0.0, _RECEIVED_STD, generator=generator)
+
+
+def _nothing(collective: Collective) -> None:
+    """A send has no outputs."""
+
+
+def _all_reduce(collective: Collective) -> None:
+    for tensor in collective.outputs:
+        _reduce_copies(tensor, collective.reduce_op, collective.group.size)
+
+
+def _reduce(collective: Collective) -> None:
+    if collective.root == collective.group.group_rank:
+        _all_reduce(collective)
+
+
+def _all_gather(collective: Collective) -> None:
+    inputs, outputs = collective.inputs, collective.outputs
+    if len(inputs) == len(outputs):
+        for source, output in zip(inputs, outputs, strict=True):
+            _repeat(source, output, collective.group.size)
+        return
+    size = collective.group.size
+    for k, source in enumerate(inputs):
+        for output in outputs[k * size : (k + 1) * size]:
+            _fit(source, output)
+
+
+def _reduce_scatter(collective: Collective) -> None:
+    inputs, outputs = collective.inputs, collective.outputs
+    size, rank = collective.group.size, collective.group.group_rank
+    is_flat = len(inputs) == len(outputs)
+    for k, output in enumerate(outputs):
+        own = _chunk(inputs[k], rank, output) if is_flat else inputs[k * size + rank]
+        if own.data_ptr() != output.data_ptr():
+            output.copy_(own)
+        _reduce_copies(output, collective.reduce_op, size)
+
+
+def _all_to_all(collective: Collective) -> None:
+    inputs, outputs = collective.inputs, collective.outputs
+    size, rank = collective.group.size, collective.group.group_rank
+    if len(outputs) > 1 or (size == 1 and not collective.output_splits):
+        for output in outputs:
+            _fit(inputs[rank], output)
+        return
+    rows, received = inputs[0], outputs[0]
+    splits = collective.input_splits or (rows.shape[0] // size,) * size
+    start = sum(splits[:rank])
+    own = rows[start : start + splits[rank]]
+    wanted = collective.output_splits
+    if not wanted or all(n == own.shape[0] for n in wanted):
+        _repeat(own, received, size)
+    else:
+        _repeat_uneven(own, received, wanted)
+
+
+def _gather(collective: Collective) -> None:
+    for output in collective.outputs:
+        _fit(collective.inputs[0], output)
+
+
+def _broadcast(collective: Collective) -> None:
+    if collective.root == collective.group.group_rank:
+        return
+    for tensor in collective.outputs:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            if tensor.element_size() == 8 and tensor.dtype.is_signed:
+                tensor.masked_fill_((tensor >= _IMPLAUSIBLE) | (tensor <= -_IMPLAUSIBLE), 0)
+        elif tensor.element_size() == 1:
+            _in_float32(tensor, lambda part: part.nan_to_num_(0.0, 0.0, 0.0))
+        else:
+            tensor.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _reduce_copies(tensor: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
+    """Reduce ``size`` copies of ``tensor`` into itself."""
+    tensor = tensor.view(_UNSIGNED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
+    kind = _KIND.SUM if reduce_op is None else reduce_op.op  # type: ignore[attr-defined]
+    if kind == _KIND.PREMUL_SUM:
+        _scale(tensor, reduce_op.factor * size)  # type: ignore[union-attr]
+    elif size == 1 or kind in _IDEMPOTENT:
+        return
+    elif kind == _KIND.SUM:
+        _scale(tensor, size)
+    elif kind == _KIND.PRODUCT:
+        if tensor.dtype is not torch.bool:
+            tensor.pow_(size)
+    elif size % 2 == 0:
+        tensor.zero_()
+
+
+def _scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
+    if tensor.dtype is torch.bool:
+        return
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        _in_float32(tensor, lambda part: part.mul_(factor))
+    else:
+        tensor.mul_(factor)
+
+
+def _in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:
+    """Change an 8-bit float tensor, which has no arithmetic of its own, a block at a time."""
+    blocks = torch.split(tensor.view(-1), _BLOCK_NUMEL) if tensor.is_contiguous() else (tensor,)
+    for block in blocks:
+        wide = block.float()
+        change(wide)
+        block.copy_(wide)
+
+
+def _chunk(flat: torch.Tensor, rank: int, like: torch.Tensor) -> torch.Tensor:
+    """The ``rank``-th part of a contiguous tensor, in the shape of ``like``."""
+    start = rank * like.numel()
+    return flat.reshape(-1)[start : start + like.numel()].view(like.shape)
+
+
+def _repeat(source: torch.Tensor, output: torch.Tensor, size: int) -> None:
+    """``output`` is ``size`` copies of ``source`` (concatenated or stacked)."""
+    shape = (size, *source.shape)
+    if not output.is_contiguous():
+        output.copy_(source.expand(shape).reshape(output.shape))
+        return
+    parts = output.view(shape)
+    offset = source.data_ptr() - output.data_ptr()
+    if 0 <= offset < output.nbytes and source.nbytes:
+        # In place, as FSDP gathers: the input is its own slot of the output.
+        slot = offset // source.nbytes
+        parts[:slot].copy_(source)
+        parts[slot + 1 :].copy_(source)
+    else:
+        parts.copy_(source)
+
+
+def _repeat_uneven(own: torch.Tensor, output: torch.Tensor, splits: Sequence[int]) -> None:
+    """Member k's ``splits[k]`` rows are ``own``'s rows in a cycle."""
+    if own.shape[0] == 0:
+        output.zero_()
+        return
+    counts = torch.tensor(splits, device=output.device)
+    starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    row = torch.arange(output.shape[0], device=output.device).sub_(starts).remainder_(own.shape[0])
+    output.copy_(own.index_select(0, row))
+
+
+def _fit(source: torch.Tensor, output: torch.Tensor) -> None:
+    """``output`` is ``source``, cut or filled with zeros where the member's size differs."""
+    if source.shape == output.shape:
+        output.copy_(source)
+        return
+    fitted = torch.zeros(output.numel(), dtype=output.dtype, device=output.device)
+    n_common = min(source.numel(), output.numel())
+    fitted[:n_common].copy_(source.reshape(-1)[:n_common])
+    output.copy_(fitted.view(output.shape))

@@ -1,0 +1,150 @@
+"""What pipeline stages without static shapes tell each other before the first step.
+
+Each stage receives, as a pickled object, the shapes that the stage before it sends forward and
+those that the stage after it sends back. An absent stage is answered for:
+
+- *backward*, by the receiver's own outputs: a gradient has the shape of what it belongs to;
+- *forward*, by what a stage of this rank, or of the rank with the first stage, sent: between two
+  stages of one pipeline there is always the same hidden state. The rank with the first stage, which
+  alone needs nobody, leaves it in a folder that captured ranks share, as JSON.
+
+What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from prismscale.files import write_json
+
+FILE = "pipeline-forward.json"
+PATIENCE_S = 300.0
+"""How long a rank waits for the one with the first stage, which is captured at the same time."""
+_POLL_S = 0.05
+_MAX_FRAMES = 24
+
+
+class StageMetadata:
+    """Of one emulated rank."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._forward: Any = None
+
+    @contextmanager
+    def shared_in(self, folder: Path) -> Iterator[None]:
+        """Tell other ranks, and ask them, through ``folder``."""
+        self._folder = folder
+        try:
+            yield
+        finally:
+            self._folder, self._forward = None, None
+
+    def sent(self, objects: Sequence[Any]) -> None:
+        """This rank sends objects to a peer: perhaps a stage its shapes."""
+        if len(objects) != 1 or type(objects[0]).__name__ != "_StageForwardMeta":
+            return
+        self._forward = objects[0]
+        if self._folder is not None and not (self._folder / FILE).exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_json(self._folder / FILE, _encode(objects[0].forward_metas))
+
+    def expected(self, frame: FrameType | None) -> Any:
+        """The object that the stage which is receiving, if one is, would be sent; or None."""
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                return None
+            if frame.f_code.co_name == "_recv_meta":
+                stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]
+                return self._forward_of() if source < stage.stage_index else _backward_of(stage)
+            frame = frame.f_back
+        return None
+
+    def _forward_of(self) -> Any:
+        if self._forward is None and self._folder is not None:
+            rows = _wait_for(self._folder / FILE)
+            self._forward = None if rows is None else _decode(rows)
+        return self._forward
+
+
+def _kinds() -> Any:
+    """Imported for pipelines only: importing it makes a tensor, in the program's own memory."""
+    return import_module("torch.distributed.pipelining._utils")
+
+
+def _backward_of(stage: Any) -> Any:
+    """The gradients of the stage's outputs; those of DTensors are taken to be placed like them."""
+    metas = [
+        replace(meta, requires_grad=False) if meta.requires_grad else None
+        for meta in stage._stage_meta.outputs
+    ]
+    return _kinds()._StageBackwardMeta(tuple(metas))
+
+
+def _encode(metas: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{name: _plain(getattr(meta, name)) for name in _names(meta)} for meta in metas]
+
+
+def _names(meta: Any) -> list[str]:
+    return [spec.name for spec in fields(meta)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, _MeshLayout):
+        return [[list(axis.shape), list(axis.stride)] for axis in value.axes]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Shard):
+        return {"shard": value.dim}
+    if isinstance(value, Partial):
+        return {"partial": value.reduce_op}
+    return "replicate" if isinstance(value, Replicate) else value
+
+
+def _decode(rows: Sequence[Mapping[str, Any]]) -> Any:
+    return _kinds()._StageForwardMeta(tuple(_meta_of(row) for row in rows))
+
+
+def _meta_of(row: Mapping[str, Any]) -> Any:
+    values: dict[str, Any] = {name: _tuple(value) for name, value in row.items()}
+    values["shape"], values["dtype"] = torch.Size(row["shape"]), getattr(torch, row["dtype"])
+    if "placements" not in row:
+        return _kinds()._TensorMeta(**values)
+    values["global_shape"] = torch.Size(row["global_shape"])
+    values["placements"] = tuple(_placement_of(value) for value in row["placements"])
+    axes = [_FlatLayout(*_tuple(axis)) for axis in row["mesh_layout"]]
+    values["mesh_layout"] = _MeshLayout(axes)
+    return _kinds()._DTensorMeta(**values)
+
+
+def _placement_of(value: Any) -> Any:
+    if value == "replicate":
+        return Replicate()
+    return Shard(value["shard"]) if "shard" in value else Partial(value["partial"])
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def _wait_for(path: Path) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+    return json.loads(path.read_text())
