@@ -32,7 +32,6 @@ from box import INTERFACE, Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
-from prismscale.analysis.rows import Row, finish, print_rows
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
@@ -49,6 +48,7 @@ from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import LiveStage
 from prismscale.processes.starter import Spawner
 from prismscale.sim.timeline import simulate
+from prismscale.validation.rows import Row, finish, print_rows
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"

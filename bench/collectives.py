@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.analysis.rows import Row, finish
 from prismscale.cluster import Cluster, Link
 from prismscale.cost.collective import AnalyticCollectiveModel
-from prismscale.cost.placement import Placement
+from prismscale.cost.topology import TopologyFootprint
 from prismscale.cost.validation import summarize_errors
 from prismscale.graph.node import CollectiveOp
+from prismscale.validation.rows import Row, finish
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 MIB = 2**20
@@ -195,7 +195,7 @@ def _fitted_h100(point: Point) -> bool:
 
 def _predict(model: AnalyticCollectiveModel, point: Point) -> float:
     per_node = point.n_ranks // point.nodes
-    at = Placement(size=point.n_ranks, nodes=point.nodes, most=per_node, least=per_node)
+    at = TopologyFootprint(size=point.n_ranks, nodes=point.nodes, most=per_node, least=per_node)
     return float(model.time_ns(point.op, point.n_bytes, at))
 
 

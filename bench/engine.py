@@ -22,14 +22,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from jobs import RecordedDurations, job_from_traces, pipeline_traces
-from prismscale.analysis.rows import Row, finish
 from prismscale.durations.source import Duration, DurationSource
+from prismscale.graph.io import GRAPH_FILE, load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.graph.store import GRAPH_FILE, load_graph, save_graph
 from prismscale.graph.verify import verify
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
+from prismscale.validation.rows import Row, finish
 
 STEPS = 3
 

@@ -28,17 +28,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from jobs import job_from_traces
 from oracle import simulate_ranks
-from prismscale.analysis.rows import Row, finish
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import DurationSource, LaterDurations
+from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.graph.store import load_graph
 from prismscale.sim.retime import MOST_SAMPLED_STEPS, STEPS
 from prismscale.sim.timeline import simulate
+from prismscale.validation.rows import Row, finish
 from runs import FEW, command, environment, left_running, results, write_program
 from traces import loop_trace
 

@@ -41,7 +41,6 @@ from numpy.typing import NDArray
 
 from allocations import build_counter
 from keeper import Keeper
-from prismscale.analysis.rows import Row, finish
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
@@ -56,6 +55,7 @@ from prismscale.live.stage import LiveStage
 from prismscale.measure.collectives import measure_collectives
 from prismscale.processes.children import Children, ending
 from prismscale.processes.starter import Spawner
+from prismscale.validation.rows import Row, finish
 from real_job import RealJob
 from seats import Seat, on_core
 

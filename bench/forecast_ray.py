@@ -13,12 +13,12 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster as RayTestCluster
 
-from prismscale.analysis.rows import Row, finish
 from prismscale.cost.collective import NullCollectiveModel
-from prismscale.forecast.executor import RayCluster, Serial
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.draws.executor import RayCluster, Serial
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.validation.rows import Row, finish
 
 COSTS = PassCosts(
     forward_ns=10**7, input_gradient_ns=10**7, weight_gradient_ns=10**7, optimizer_ns=10**6

@@ -1,6 +1,6 @@
 """What a forecast costs: draws of a job of 8,192 ranks, and the curve to 65,536.
 
-The same rows as ``prismscale validate forecast``, alone; see ``prismscale.forecast.validate_scale``
+The same rows as ``prismscale validate forecast``, alone; see ``prismscale.validation.scale``
 for the job.
 """
 
@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from prismscale.analysis.rows import finish
-from prismscale.forecast.validate_scale import validate
+from prismscale.validation.rows import finish
+from prismscale.validation.scale import validate
 
 
 def main() -> int:

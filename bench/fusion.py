@@ -22,7 +22,7 @@ from torch._inductor import config, graph, scheduler
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prismscale.analysis.rows import Row, finish
+from prismscale.validation.rows import Row, finish
 
 DIM, HIDDEN, HEADS, LENGTH = 1024, 3584, 8, 512
 SEPARATE = ("mm", "bmm", "addmm", "_scaled_dot_product", "flash_attention")

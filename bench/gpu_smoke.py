@@ -32,15 +32,15 @@ from typing import Any
 
 import torch
 
-from prismscale.analysis.rows import Row, print_rows
 from prismscale.devices.cuda import CudaStreams, require_cuda, start_cuda
 from prismscale.errors import UsageError
 from prismscale.files import write_json
-from prismscale.live.coordinator.wire import Kind as Said
 from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.coordinator.wire import WordKind as Said
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
-from prismscale.live.pacer.shared_words import Kind, Points, Record, Words
+from prismscale.live.pacer.shared_words import Points, Record, WordKind, Words
+from prismscale.validation.rows import Row, print_rows
 
 HERE = Path(__file__).parent
 SCRIPT = str(HERE.parent / "examples" / "llama" / "train.py")
@@ -219,8 +219,8 @@ def measure_release(options: argparse.Namespace, scratch: Path) -> list[Row]:
         for _ in range(REPEATS):
             position += 1
             at, gate = counters.next(0), gates.next(0)
-            arrive = Record(Kind.ARRIVE, at=at, gate=gate, position=position)
-            link.tell(arrive, Record(Kind.ISSUED, gate=gate))
+            arrive = Record(WordKind.ARRIVE, at=at, gate=gate, position=position)
+            link.tell(arrive, Record(WordKind.ISSUED, gate=gate))
             began = streams.record(stream)
             signals.count(stream, at)
             signals.hold(stream, gate)

@@ -23,9 +23,9 @@ import numpy as np
 from fit_kernels import DEFAULT_TRUTH, by_kind, held_out_errors
 from kernel_layers import load_iterations, predicted_ns
 from kernel_truth import FIELD, ModelRun, distinct, load_runs
-from prismscale.analysis.rows import Row, finish
 from prismscale.cost.kernel import KernelModel, load_kernel_model
 from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.validation.rows import Row, finish
 
 # Maximum achievable matmul (tables/stas00__ml-engineering_network_mamf.csv): GPU, element type,
 # M x N x K, TFLOPS.

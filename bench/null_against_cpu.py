@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import chain, cycle, islice, zip_longest
 from pathlib import Path
 
-from prismscale.analysis.rows import Row
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
+from prismscale.validation.rows import Row
 
 PROGRAM = Path(__file__).with_name("llama_state.py")
 WORLD_SIZE = 4

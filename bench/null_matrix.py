@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from null_programs import GIB, prepare, reserved_bytes
-from prismscale.analysis.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import EXAMPLES, HERE, PARTIAL, Program, Runs, folder_name, is_installed
 
 LIMIT_S = 240

@@ -32,7 +32,7 @@ import numpy as np
 
 from megatron_records import Case, load_cases
 from null_against_cpu import against_cpu_rows
-from prismscale.analysis.rows import Row, finish
+from prismscale.validation.rows import Row, finish
 
 RANK_PROGRAM = Path(__file__).with_name("null_rank.py")
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"

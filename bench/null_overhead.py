@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prismscale.analysis.rows import Row, finish
 from prismscale.devices.null import ops, runtime
 from prismscale.devices.null.gpus import device_spec
+from prismscale.validation.rows import Row, finish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import KernelKind, coverage
-from prismscale.analysis.rows import Row, finish, read_rows
-from prismscale.graph.store import load_trace
+from prismscale.graph.io import load_trace
+from prismscale.validation.rows import Row, finish, read_rows
 from runs import HERE, PARTIAL
 
 GIB = 2**30

@@ -36,9 +36,9 @@ from typing import Any
 from null_programs import prepare
 from one_truth_gloo import compare
 from one_truth_programs import LOOP, PROGRAMS, WORLD, large, user_runs, wide
-from prismscale.analysis.rows import Row, finish, read_rows, write_rows
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
+from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import HERE, Runs, folder_name, is_installed
 
 LIMIT_S = 1200

@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from prismscale.analysis.rows import Row
+from prismscale.validation.rows import Row
 
 HERE = Path(__file__).parent
 PROGRAM = HERE.parent / "examples" / "llama" / "train.py"

@@ -29,11 +29,11 @@ from torch.distributed import Work, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fidelity_gloo import CASES, capture
-from prismscale.analysis.rows import Row, finish
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.emulation.work import completed
 from prismscale.payload.absent_peers import absent_peers
+from prismscale.validation.rows import Row, finish
 
 BAR_US = 50.0
 BAR_SHARE = 1.0

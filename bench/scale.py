@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import engine
-from prismscale.analysis.rows import Row, finish
+from prismscale.validation.rows import Row, finish
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 GIB = 1 << 30

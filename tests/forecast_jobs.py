@@ -15,7 +15,7 @@ from prismscale.commands import layouts
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import save_samples
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 

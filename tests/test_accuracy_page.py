@@ -2,9 +2,9 @@
 
 import pytest
 
-from prismscale.analysis.accuracy_page import renew, section
-from prismscale.analysis.rows import Row
 from prismscale.errors import FormatError
+from prismscale.validation.accuracy_page import renew, section
+from prismscale.validation.rows import Row
 
 ROWS = [Row.at_most("error", 0.5, 1.0, "%"), Row.at_most("tail", 3.0, 2.0, "%"), Row.told("n", 7)]
 

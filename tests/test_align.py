@@ -14,9 +14,9 @@ from jobs import RecordedDurations, job_from_traces, pipeline_traces
 from prismscale.errors import MismatchError
 from prismscale.graph.align import aligned, unrolled
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.store import load_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.sim.timeline import simulate

@@ -10,11 +10,17 @@ from prismscale.cost.collective import NullCollectiveModel
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
-from prismscale.forecast.captured import CapturedJob, relaid_difference
-from prismscale.forecast.explore import candidates, explore
-from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
-from prismscale.forecast.montecarlo import MonteCarlo
-from prismscale.forecast.variation import Variation
+from prismscale.forecast.draws.montecarlo import MonteCarlo
+from prismscale.forecast.draws.variation import Variation
+from prismscale.forecast.layouts.captured import CapturedJob, relaid_difference
+from prismscale.forecast.layouts.explore import candidates, explore
+from prismscale.forecast.layouts.layout import (
+    Layout,
+    Move,
+    PassCosts,
+    build_layout,
+    median_durations,
+)
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MemoryRecord
 from prismscale.sim.retime import retime

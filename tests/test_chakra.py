@@ -18,7 +18,7 @@ from jobs import RecordedDurations, pipeline_job
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
 from prismscale.formats.chakra import read_chakra, write_chakra
-from prismscale.formats.chakra.messages import (
+from prismscale.formats.chakra.protobuf import (
     CommType,
     GlobalMetadata,
     Node,

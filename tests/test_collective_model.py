@@ -16,7 +16,7 @@ from prismscale.cost.collective import (
     TableCollectiveModel,
     collective_model,
 )
-from prismscale.cost.placement import Placement, PlacementCache, place
+from prismscale.cost.topology import PlacementCache, TopologyFootprint, place
 from prismscale.cost.validation import summarize_errors
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
@@ -25,19 +25,19 @@ H100 = Cluster.load("h100-sxm")
 MODEL = AnalyticCollectiveModel(H100)
 ANALYTIC_PRESETS = ["a100-80g", "b200", "h100-sxm", "h200-sxm"]
 COLLECTIVES = [op for op in CollectiveOp if not op.is_p2p]
-EIGHT = Placement(size=8, nodes=1, most=8, least=8)
+EIGHT = TopologyFootprint(size=8, nodes=1, most=8, least=8)
 MIB, GIB = 2**20, 2**30
 
 
 @st.composite
-def placements(draw: st.DrawFn) -> Placement:
+def placements(draw: st.DrawFn) -> TopologyFootprint:
     """Groups of up to 64 nodes, evenly or unevenly filled."""
     nodes = draw(st.integers(1, 64))
     least = draw(st.integers(1, 8))
     most = least if nodes == 1 else draw(st.integers(least, 8))
     extra = 0 if nodes == 1 else draw(st.integers(0, (nodes - 2) * (most - least)))
     size = least if nodes == 1 else least * (nodes - 1) + most + extra
-    return Placement(size=size, nodes=nodes, most=most, least=least)
+    return TopologyFootprint(size=size, nodes=nodes, most=most, least=least)
 
 
 ops = st.sampled_from(list(CollectiveOp))
@@ -46,7 +46,7 @@ sizes = st.integers(0, 2**36)
 
 @given(ops, placements(), sizes, sizes, st.sampled_from(ANALYTIC_PRESETS))
 def test_time_is_monotone_in_bytes(
-    op: CollectiveOp, at: Placement, first: int, second: int, preset: str
+    op: CollectiveOp, at: TopologyFootprint, first: int, second: int, preset: str
 ) -> None:
     """A larger message never takes less time, and none takes negative time."""
     model = AnalyticCollectiveModel(Cluster.load(preset))
@@ -57,7 +57,7 @@ def test_time_is_monotone_in_bytes(
 
 @given(ops, placements(), sizes, st.floats(1, 100), st.booleans())
 def test_more_bandwidth_is_never_slower(
-    op: CollectiveOp, at: Placement, n_bytes: int, factor: float, is_intra: bool
+    op: CollectiveOp, at: TopologyFootprint, n_bytes: int, factor: float, is_intra: bool
 ) -> None:
     """Raising either link's bandwidth helps or changes nothing."""
     link = H100.intra_node if is_intra else H100.inter_node
@@ -86,7 +86,7 @@ def test_placement_counts_members_by_node(ranks: list[int]) -> None:
 
     (at,), _ = place(np.array(ranks).reshape(-1, 1), 8)
 
-    assert at == Placement(
+    assert at == TopologyFootprint(
         size=len(ranks), nodes=len(counts), most=int(counts.max()), least=int(counts.min())
     )
 
@@ -136,14 +136,14 @@ def test_switch_reduction_beats_the_ring_in_a_full_node() -> None:
 
 def test_small_messages_are_bound_by_latency() -> None:
     """A few bytes cost steps and launch only."""
-    at = Placement(size=64, nodes=8, most=8, least=8)
+    at = TopologyFootprint(size=64, nodes=8, most=8, least=8)
 
     assert MODEL.explain(CollectiveOp.ALL_REDUCE, 64, at).bound_by == "latency"
 
 
 def test_one_member_per_node_is_bound_by_the_network() -> None:
     """Data-parallel groups across nodes live on one card each."""
-    at = Placement(size=10, nodes=10, most=1, least=1)
+    at = TopologyFootprint(size=10, nodes=10, most=1, least=1)
 
     assert MODEL.explain(CollectiveOp.ALL_GATHER, GIB, at).bound_by == "inter_node"
 
@@ -153,12 +153,22 @@ def test_one_member_per_node_is_bound_by_the_network() -> None:
     [
         (CollectiveOp.ALL_REDUCE, GIB, EIGHT, 4001.3),
         (CollectiveOp.ALL_GATHER, GIB, EIGHT, 2722.3),
-        (CollectiveOp.ALL_TO_ALL, GIB, Placement(size=40, nodes=10, most=4, least=4), 21521.0),
-        (CollectiveOp.ALL_REDUCE, GIB, Placement(size=10, nodes=10, most=1, least=1), 39744.4),
+        (
+            CollectiveOp.ALL_TO_ALL,
+            GIB,
+            TopologyFootprint(size=40, nodes=10, most=4, least=4),
+            21521.0,
+        ),
+        (
+            CollectiveOp.ALL_REDUCE,
+            GIB,
+            TopologyFootprint(size=10, nodes=10, most=1, least=1),
+            39744.4,
+        ),
     ],
 )
 def test_h100_agrees_with_public_measurements(
-    op: CollectiveOp, n_bytes: int, at: Placement, measured_us: float
+    op: CollectiveOp, n_bytes: int, at: TopologyFootprint, measured_us: float
 ) -> None:
     """nccl-tests times of xxrjun/nccl-tests-cluster (example-cluster01) within 5 %."""
     assert MODEL.time_ns(op, n_bytes, at) == pytest.approx(1e3 * measured_us, rel=0.05)

@@ -20,7 +20,7 @@ from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.live.coordinator.core import Coordinator
-from prismscale.live.coordinator.wire import Kind, Message
+from prismscale.live.coordinator.wire import Message, MessageKind
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import RankTimeline, simulate
 from report_job import StageWriter
@@ -44,11 +44,11 @@ class Mailbox:
 
     def released(self) -> dict[int, int]:
         """End by position."""
-        return {m.position: m.time_ns for m in self.messages if m.kind == Kind.RELEASE}
+        return {m.position: m.time_ns for m in self.messages if m.kind == MessageKind.RELEASE}
 
     def faults(self) -> list[str]:
         """What never ends, and why."""
-        texts = [m.text or {} for m in self.messages if m.kind == Kind.FAULT]
+        texts = [m.text or {} for m in self.messages if m.kind == MessageKind.FAULT]
         return [str(t["summary"]) for t in texts]
 
 
@@ -108,7 +108,7 @@ def test_live_ranks_that_act_like_their_captures_see_the_simulation(live: tuple[
     expected = {r: list(communications(graph, t)) for r, t in simulated(graph, live).items()}
     arrivals = sorted((start, r, x) for r, seen in expected.items() for x, start, _ in seen)
     for start, rank, x in arrivals:
-        made.handle(rank, Message(Kind.ARRIVE, x, start))
+        made.handle(rank, Message(MessageKind.ARRIVE, x, start))
     for rank, seen in expected.items():
         assert boxes[rank].released() == {x: end for x, _, end in seen}
 
@@ -122,7 +122,7 @@ def test_a_late_live_rank_makes_everyone_late(factor: float, rank: int) -> None:
     made, boxes = coordinator(graph, (rank,))
     seen = list(communications(graph, simulated(graph, (rank,), slow)[rank]))
     for x, start, _ in seen:
-        made.handle(rank, Message(Kind.ARRIVE, x, start))
+        made.handle(rank, Message(MessageKind.ARRIVE, x, start))
     assert boxes[rank].released() == {x: end for x, _, end in seen}
 
 
@@ -133,7 +133,7 @@ def test_a_virtual_rank_is_never_early() -> None:
     seen = list(communications(graph, simulated(graph, (3,))[3]))
     last = 0
     for x, _, _ in seen:
-        made.handle(3, Message(Kind.ARRIVE, x, last))
+        made.handle(3, Message(MessageKind.ARRIVE, x, last))
         last = max(last, boxes[3].released()[x])
     assert 0 < last <= seen[-1][2]
 
@@ -143,9 +143,9 @@ def test_two_live_ranks_wait_for_each_other() -> None:
     graph = job((0, 1))
     made, boxes = coordinator(graph, (0, 1))
     first = first_calls(graph)[0]
-    made.handle(0, Message(Kind.ARRIVE, first, 1_000_000))
+    made.handle(0, Message(MessageKind.ARRIVE, first, 1_000_000))
     assert boxes[0].released() == {}
-    made.handle(1, Message(Kind.ARRIVE, first, 5_000_000))
+    made.handle(1, Message(MessageKind.ARRIVE, first, 5_000_000))
     assert boxes[0].released() == boxes[1].released()
     assert boxes[0].released()[first] > 5_000_000
 
@@ -157,7 +157,7 @@ def test_a_hung_virtual_rank_is_named_to_those_that_wait() -> None:
     made, boxes = coordinator(graph, (0,), hang)
     trace = graph.classes[int(graph.class_of_R[0])].trace
     for x, start, _ in communications(graph, simulated(graph, (0,))[0]):
-        made.handle(0, Message(Kind.ARRIVE, x, start))
+        made.handle(0, Message(MessageKind.ARRIVE, x, start))
         if boxes[0].faults():
             break
     assert x >= trace.n_prologue + trace.n_body
@@ -169,8 +169,8 @@ def test_a_hung_live_rank_is_named_to_the_others() -> None:
     graph = job((0, 1))
     made, boxes = coordinator(graph, (0, 1), Faults(hang={1: 0}))
     first = first_calls(graph)[0]
-    made.handle(1, Message(Kind.ARRIVE, first, NEVER))
-    made.handle(0, Message(Kind.ARRIVE, first, 1_000))
+    made.handle(1, Message(MessageKind.ARRIVE, first, NEVER))
+    made.handle(0, Message(MessageKind.ARRIVE, first, 1_000))
     assert "ranks 0, 2, 3 wait for rank 1" in boxes[0].faults()[0]
     assert boxes[0].released() == {}
 
@@ -180,11 +180,11 @@ def test_why_is_answered_only_when_nobody_can_help() -> None:
     graph = job((0, 1))
     made, boxes = coordinator(graph, (0, 1))
     first = first_calls(graph)[0]
-    made.handle(0, Message(Kind.ARRIVE, first, 1_000))
-    made.handle(0, Message(Kind.WHY, first, 2_000))
+    made.handle(0, Message(MessageKind.ARRIVE, first, 1_000))
+    made.handle(0, Message(MessageKind.WHY, first, 2_000))
     assert boxes[0].faults() == []
     made.gone(1)
-    made.handle(0, Message(Kind.WHY, first, 3_000))
+    made.handle(0, Message(MessageKind.WHY, first, 3_000))
     assert "waits for rank" in boxes[0].faults()[0]
 
 
@@ -193,11 +193,11 @@ def test_a_rank_that_was_released_counts_as_running_again() -> None:
     graph = job((0, 1))
     made, boxes = coordinator(graph, (0, 1))
     first, second = first_calls(graph)[:2]
-    made.handle(0, Message(Kind.ARRIVE, first, 1_000))
-    made.handle(0, Message(Kind.WHY, first, 2_000))
-    made.handle(1, Message(Kind.ARRIVE, first, 9_000))
-    made.handle(1, Message(Kind.ARRIVE, second, 10_000))
-    made.handle(1, Message(Kind.WHY, second, 20_000))
+    made.handle(0, Message(MessageKind.ARRIVE, first, 1_000))
+    made.handle(0, Message(MessageKind.WHY, first, 2_000))
+    made.handle(1, Message(MessageKind.ARRIVE, first, 9_000))
+    made.handle(1, Message(MessageKind.ARRIVE, second, 10_000))
+    made.handle(1, Message(MessageKind.WHY, second, 20_000))
     assert boxes[1].faults() == []
 
 
@@ -205,14 +205,14 @@ def test_a_call_that_the_graph_lacks_is_answered_by_the_model_alone() -> None:
     """An all-reduce between steps."""
     made, boxes = coordinator(job((0,)), (0,))
     call = {"op": "all_reduce", "n_bytes": 1 << 20, "role": 1}
-    made.handle(0, Message(Kind.UNCOVERED, 1 << 62, 5_000, call))
+    made.handle(0, Message(MessageKind.UNCOVERED, 1 << 62, 5_000, call))
     assert boxes[0].released()[1 << 62] > 5_000
 
 
 def test_the_job_ends_when_every_live_rank_has() -> None:
     """By saying goodbye, or by going without."""
     made, _ = coordinator(job((0, 3)), (0, 3))
-    made.handle(0, Message(Kind.BYE))
+    made.handle(0, Message(MessageKind.BYE))
     assert not made.finished
     made.gone(3)
     assert made.finished
@@ -227,6 +227,10 @@ def test_a_rank_that_is_gone_does_not_stop_the_others() -> None:
         raise BrokenPipeError
 
     boxes[3].send = closed  # type: ignore[method-assign]
-    made.handle(3, Message(Kind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1}))
-    made.handle(0, Message(Kind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1}))
+    made.handle(
+        3, Message(MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1})
+    )
+    made.handle(
+        0, Message(MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1})
+    )
     assert boxes[0].released()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.errors import FormatError
-from prismscale.forecast.distributions import (
+from prismscale.forecast.laws.distributions import (
     BodyAndTail,
     Empirical,
     Gamma,

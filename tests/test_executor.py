@@ -8,10 +8,10 @@ import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.executor import LocalProcesses, RayCluster, Serial, executor_named
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.draws.executor import LocalProcesses, RayCluster, Serial, executor_named
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 
 
 def test_draws_do_not_depend_on_the_number_of_workers():

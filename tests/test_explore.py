@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.explore import candidates, explore
-from prismscale.forecast.explore_job import ExploreJob
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.montecarlo import MonteCarlo
-from prismscale.forecast.schedules import SCHEDULES, Work, in_flight, schedule
+from prismscale.forecast.draws.montecarlo import MonteCarlo
+from prismscale.forecast.layouts.explore import candidates, explore
+from prismscale.forecast.layouts.explore_job import ExploreJob
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.layouts.schedules import SCHEDULES, Work, in_flight, schedule
 from prismscale.graph.verify import verify
 from prismscale.sim.timeline import simulate
 

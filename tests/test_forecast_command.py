@@ -9,11 +9,11 @@ from forecast_jobs import forecast_app, invoke, recorded_run, small_graph
 from prismscale.cluster import Cluster
 from prismscale.durations.scenario import Scenario
 from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.variation import Variation
 from prismscale.forecast.model import model_of
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.recording import load_recording
-from prismscale.forecast.variation import Variation
-from prismscale.graph.store import save_graph
+from prismscale.graph.io import save_graph
 from prismscale.report.folder import read_run, write_report
 from prismscale.runfolder import RunFolder
 from report_job import report_run

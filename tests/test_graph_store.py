@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from jobs import RecordedDurations, pipeline_job, pipeline_traces
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
+from prismscale.graph.io import load_graph, load_trace, save_graph, save_trace
 from prismscale.graph.parquet import DIGEST_KEY, HEADER_KEY, Header, to_runs
-from prismscale.graph.store import load_graph, load_trace, save_graph, save_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.graph.trace_columns import PLAIN
-from prismscale.sim.store import load_timeline, save_timeline
 from prismscale.sim.timeline import simulate
+from prismscale.sim.timeline_io import load_timeline, save_timeline
 from strategies import Job, jobs
 
 in_one_folder = settings(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from prismscale.commands.health import health
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.nodes import read_nodes
+from prismscale.forecast.placement.nodes import read_nodes
 from prismscale.measure import node_speed as check
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prismscale.analysis.result import RunResult
-from prismscale.graph.store import load_graph
+from prismscale.graph.io import load_graph
 from prismscale.graph.verify import verify
 from runs import Ended, prismscale, results
 

@@ -21,7 +21,7 @@ from prismscale.errors import (
     StuckError,
     UsageError,
 )
-from prismscale.graph.store import save_trace
+from prismscale.graph.io import save_trace
 from prismscale.processes.children import Child
 from runs import write_program
 from traces import loop_trace

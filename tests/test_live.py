@@ -21,7 +21,7 @@ from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import ISSUE_NS
 from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
-from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
 from prismscale.live.host_hook import LiveHook
 from prismscale.live.live_spec import LiveSpec
@@ -100,7 +100,7 @@ class ManualClock:
 class ScriptedWire:
     """A coordinator that releases everything ``late_ns`` after it arrived."""
 
-    def __init__(self, late_ns: int = 0, answer: Kind = Kind.RELEASE) -> None:
+    def __init__(self, late_ns: int = 0, answer: MessageKind = MessageKind.RELEASE) -> None:
         self.sent: list[Message] = []
         self._late_ns, self._answer = late_ns, answer
 
@@ -250,7 +250,7 @@ def test_a_slow_rank_computes_longer_in_logical_time(
 
 def test_a_hung_rank_never_arrives(clock: ManualClock, tmp_path: Path) -> None:
     """The coordinator hears of an arrival that does not come, and says what that means."""
-    wire = ScriptedWire(answer=Kind.FAULT)
+    wire = ScriptedWire(answer=MessageKind.FAULT)
     hook = make_hook(clock, wire, tmp_path)
     hook.hung = True
     with pytest.raises(StuckError, match="rank 3 hangs"):
@@ -273,7 +273,7 @@ def test_a_call_that_the_capture_lacks_is_told_as_such(clock: ManualClock, tmp_p
     call = reduce_one()
     call.op = CollectiveOp.BARRIER
     hook.communicate([call])
-    assert [m.kind for m in wire.sent] == [Kind.UNCOVERED]
+    assert [m.kind for m in wire.sent] == [MessageKind.UNCOVERED]
     assert wire.sent[0].text == {"op": "barrier", "n_bytes": 4, "role": 0}
     assert hook.cursor.uncovered == 1
 

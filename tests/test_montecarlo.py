@@ -9,19 +9,25 @@ from scipy import stats
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
+from prismscale.forecast.draws.lockstep import fuse
+from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
+from prismscale.forecast.draws.sampling import LawDraws, NodeLaw, fuse_laws
+from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.fused_durations import FusedDurations
-from prismscale.forecast.goodness import ks_two_sample
-from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
-from prismscale.forecast.lockstep import fuse
-from prismscale.forecast.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
-from prismscale.forecast.sampling import LawDraws, NodeLaw, fuse_laws
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.laws.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
+from prismscale.forecast.layouts.layout import (
+    Layout,
+    Move,
+    PassCosts,
+    build_layout,
+    median_durations,
+)
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.node import CollectiveOp
 from prismscale.sim.timeline import simulate
+from prismscale.validation.goodness import ks_two_sample
 
 
 def barrier_job(ranks):

@@ -17,12 +17,12 @@ from prismscale.durations.faults import Faults
 from prismscale.durations.repricing import Prices
 from prismscale.durations.scenario import Scenario
 from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.quotient import quotient_of
 from prismscale.forecast.model import NONE, model_of
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.quotient import quotient_of
 from prismscale.forecast.recording import Changes, load_recording, recording_of
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.store import load_graph, save_graph
+from prismscale.graph.io import load_graph, save_graph
 from prismscale.graph.trace import GroupRecord
 from prismscale.runfolder import RunFolder
 from prismscale.sim.retime import retime

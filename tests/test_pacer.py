@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.coordinator.wire import Kind as Said
 from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.coordinator.wire import WordKind as Said
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.counters import CounterTimes, Prefixes
-from prismscale.live.pacer.shared_words import Kind, Point, Points, Record, Words
+from prismscale.live.pacer.shared_words import Point, Points, Record, WordKind, Words
 
 POINTS = st.builds(Point, st.integers(0, 1023), st.integers(0, 2**31 - 1))
 RECORDS = st.builds(
     Record,
-    st.sampled_from(Kind),
+    st.sampled_from(WordKind),
     at=POINTS,
     gate=POINTS,
     position=st.integers(0, 2**63),
@@ -89,8 +89,8 @@ class TestPacerProcess:
         """A counter makes the pacer report, the coordinator's answer makes it open the gate."""
         link, words, wire = pacer_process
         gate = Point(4, 1)
-        link.tell(Record(Kind.ARRIVE, at=Point(0, 1), gate=gate, position=7))
-        link.tell(Record(Kind.ISSUED, gate=gate))
+        link.tell(Record(WordKind.ARRIVE, at=Point(0, 1), gate=gate, position=7))
+        link.tell(Record(WordKind.ISSUED, gate=gate))
         words.counters[0] = 1
         arrived = hear_one(wire)
         assert (arrived.kind, arrived.position) == (Said.ARRIVE, 7)
@@ -98,7 +98,7 @@ class TestPacerProcess:
         wire.send(Message(Said.RELEASE, 7, arrived.time_ns))
         link.await_answer(gate)
         words.counters[1] = 1
-        link.tell(Record(Kind.STEP, at=Point(1, 1)), Record(Kind.END))
+        link.tell(Record(WordKind.STEP, at=Point(1, 1)), Record(WordKind.END))
         assert len(link.hear()["steps"]) == 1
         assert words.gates[4] >= 1
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import RecordedDurations, job_from_traces
-from prismscale.durations.periodic import EventFacts, StoredEvent, load_events, save_events
+from prismscale.durations.stored_events import EventFacts, StoredEvent, load_events, save_events
 from prismscale.errors import FormatError
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.node import CollectiveOp

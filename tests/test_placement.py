@@ -7,17 +7,17 @@ import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.nodes import Node, read_nodes
-from prismscale.forecast.placement import (
+from prismscale.forecast.draws.sampling import LawDraws
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.forecast.placement.node_placement import (
     Evaluator,
     count_placements,
     different_placements,
     hot_node_study,
     place,
 )
-from prismscale.forecast.sampling import LawDraws
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.placement.nodes import ClusterNode, read_nodes
 
 PP, DP = 3, 2
 SEATS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
@@ -44,7 +44,7 @@ def source_for():
 
 
 def evaluator(source_for, factors):
-    nodes = [Node(name=f"n{i}", factor=f) for i, f in enumerate(factors)]
+    nodes = [ClusterNode(name=f"n{i}", factor=f) for i, f in enumerate(factors)]
     return Evaluator(source_for.graph, source_for, SEATS, nodes, draws=1), nodes
 
 
@@ -83,7 +83,7 @@ def test_spare_nodes_stand_in_for_slow_ones(source_for):
 
 def test_placements_are_counted_up_to_symmetry():
     """One slow node among equal ones has as many places as a replica has seats."""
-    nodes = [Node(name=str(i), factor=1.0 + (i == 0)) for i in range(6)]
+    nodes = [ClusterNode(name=str(i), factor=1.0 + (i == 0)) for i in range(6)]
     assert len(list(different_placements(nodes, REPLICAS))) == PP
     assert count_placements(nodes, REPLICAS) == PP
 
@@ -128,6 +128,6 @@ def test_too_few_nodes_are_refused(source_for):
 
 def test_thousands_of_seats_are_gone_through():
     """One slow node among equal replicas: every place is the same."""
-    nodes = [Node(name=f"n{i}", factor=1.2 if i == 7 else 1.0) for i in range(3000)]
+    nodes = [ClusterNode(name=f"n{i}", factor=1.2 if i == 7 else 1.0) for i in range(3000)]
     (placed,) = different_placements(nodes, list(range(3000)))
     assert placed[-1] == 7

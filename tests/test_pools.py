@@ -7,10 +7,10 @@ import pytest
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
-from prismscale.forecast.fitting import fit_laws
-from prismscale.forecast.montecarlo import Chunk, MonteCarlo, draw_steps
-from prismscale.forecast.pools import otsu_threshold, pools_of, rank_factors
-from prismscale.forecast.replay import ReplayDraws, Together, fit_step_regimes, regimes_of
+from prismscale.forecast.draws.fitting import fit_laws
+from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, draw_steps
+from prismscale.forecast.draws.replay import ReplayDraws, Together, fit_step_regimes, regimes_of
+from prismscale.forecast.laws.pools import otsu_threshold, pools_of, rank_factors
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups

@@ -8,10 +8,10 @@ from ray.cluster_utils import Cluster
 from forecast_jobs import small_graph
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.executor import RayCluster, Serial
-from prismscale.forecast.layout import median_durations
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.draws.executor import RayCluster, Serial
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.layouts.layout import median_durations
 
 
 @pytest.fixture(scope="module")

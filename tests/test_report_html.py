@@ -22,7 +22,7 @@ from prismscale.analysis.result import (
     StageResult,
 )
 from prismscale.errors import FormatError, UsageError
-from prismscale.graph.store import save_graph
+from prismscale.graph.io import save_graph
 from prismscale.report.folder import read_run, write_page, write_report
 from prismscale.report.gantt import Gantt
 from prismscale.report.html import Section, render, render_page

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prismscale.analysis.rows import Row, finish, print_rows, read_rows, write_rows
 from prismscale.errors import StorageError
+from prismscale.validation.rows import Row, finish, print_rows, read_rows, write_rows
 
 
 @pytest.mark.parametrize(("value", "ok"), [(0.4, True), (0.5, True), (0.6, False)])

@@ -5,11 +5,11 @@ import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.distributions import Normal, ks_distance
-from prismscale.forecast.layout import Layout, PassCosts, build_layout, median_durations
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.scaling import carry_over, tail_growth, widest_of
-from prismscale.forecast.variation import Variation, vary
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.laws.distributions import Normal, ks_distance
+from prismscale.forecast.laws.scaling import carry_over, tail_growth, widest_of
+from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 
 
 def drawn_at(dp, draws):

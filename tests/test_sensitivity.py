@@ -9,22 +9,28 @@ from forecast_jobs import recorded_run, small_graph
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.distributions import Normal
-from prismscale.forecast.fitting import fit_laws
-from prismscale.forecast.layout import Layout, Move, PassCosts, build_layout, median_durations
-from prismscale.forecast.lockstep import fuse
+from prismscale.forecast.draws.fitting import fit_laws
+from prismscale.forecast.draws.lockstep import fuse
+from prismscale.forecast.draws.montecarlo import MonteCarlo
+from prismscale.forecast.draws.sampling import LawDraws, NodeLaw
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.laws.distributions import Normal
+from prismscale.forecast.layouts.layout import (
+    Layout,
+    Move,
+    PassCosts,
+    build_layout,
+    median_durations,
+)
 from prismscale.forecast.model import model_of
-from prismscale.forecast.montecarlo import MonteCarlo
 from prismscale.forecast.recording import load_recording
-from prismscale.forecast.sampling import LawDraws, NodeLaw
 from prismscale.forecast.sensitivity import ablate, factors_of
 from prismscale.forecast.sobol import own_estimates, pick_freeze, salib_estimates, sobol_indices
-from prismscale.forecast.variation import Variation, vary
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
+from prismscale.graph.io import save_graph
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.store import save_graph
 
 
 def fork_job():

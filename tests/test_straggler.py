@@ -11,9 +11,9 @@ import pytest
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.formats.straggler import read_straggler
-from prismscale.formats.straggler.program import BARRIER_LABEL
-from prismscale.sim.draws import ReplicaDraws, pick
+from prismscale.formats.straggler.rank_programs import BARRIER_LABEL
 from prismscale.sim.timeline import simulate
+from prismscale.validation.recorded_draws import ReplicaDraws, pick
 from straggler_traces import COLLECTIVE, LOSS_BARRIER, TRANSFER, make_rows, write
 
 

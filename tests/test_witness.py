@@ -11,8 +11,8 @@ import pytest
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.devices.cpu import CpuDevice
+from prismscale.graph.io import save_trace
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.store import save_trace
 from prismscale.graph.trace import GroupRecord, MemoryRecord
 from recorded_steps import last_steps
 

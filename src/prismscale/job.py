@@ -29,25 +29,25 @@ from prismscale.config import JobConfig
 from prismscale.errors import UsageError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.io import save_graph
 from prismscale.graph.periodic import Calendar, PeriodicEvent, ordinary_from, scheduled
 from prismscale.graph.pooling import pool_samples
-from prismscale.graph.store import save_graph
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
+from prismscale.job_parts import (
+    capture_runner,
+    emulated_ranks,
+    fork_server,
+    live_stage,
+)
 from prismscale.live.stage import LogLine
 from prismscale.processes.footprint import Footprint
 from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
-from prismscale.sim.periodic import price_events
+from prismscale.sim.event_cost import price_events
 from prismscale.sim.retime import retime
-from prismscale.specs import (
-    capture_runner,
-    emulated_ranks,
-    fork_server,
-    live_stage,
-)
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.fsdp import fully_shard
 
 from prismscale.devices.null import runtime
-from prismscale.devices.null.checkpoints import CheckpointLedger, CheckpointSaves
-from prismscale.devices.null.hollow import LARGE_BYTES, HostCopies
+from prismscale.devices.null.saves.checkpoints import CheckpointLedger, CheckpointSaves
+from prismscale.devices.null.saves.host_copies import LARGE_BYTES, HostCopies
 from prismscale.devices.storage import Storage
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.emulation.work import EmulatedWork

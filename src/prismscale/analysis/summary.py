@@ -32,7 +32,7 @@ from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.periodic import WATCHED_STEPS
 from prismscale.graph.trace import ISSUE_NS
-from prismscale.sim.periodic import PricedEvent
+from prismscale.sim.event_cost import PricedEvent
 from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
 

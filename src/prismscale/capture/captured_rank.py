@@ -26,8 +26,8 @@ from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
 from prismscale.emulation.hook import GroupObserver, GroupObservers
 from prismscale.emulation.script import ignore_breakpoints
 from prismscale.emulation.step_detection import watch_steps
+from prismscale.graph.io import save_trace, save_traces
 from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
-from prismscale.graph.store import save_trace, save_traces
 from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
 from prismscale.host_comm.cohort_peers import MateLoad
 from prismscale.host_comm.local_work import CommunicationLoad, GlooLoad, LateLoad, NullLoad

@@ -14,8 +14,8 @@ from prismscale.errors import (
     FormatError,
     UsageError,
 )
+from prismscale.graph.io import load_trace
 from prismscale.graph.periodic import UNUSUAL
-from prismscale.graph.store import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.capture.capture_spec import unusual_path
-from prismscale.durations.periodic import EventFacts, StoredEvent, save_events
+from prismscale.durations.stored_events import EventFacts, StoredEvent, save_events
 from prismscale.errors import GraphError, MismatchError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable
+from prismscale.graph.io import load_traces
 from prismscale.graph.periodic import (
     PeriodicEvent,
     further_site,
     periodic_events,
     with_ordinary_step,
 )
-from prismscale.graph.store import load_traces
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from prismscale.capture.node_stream import NodeStream
 from prismscale.devices.protocol import CaptureDevice
-from prismscale.graph.store import load_trace
+from prismscale.graph.io import load_trace
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
 
 _COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "prologue_ns")

@@ -43,18 +43,18 @@ from prismscale.commands.forecast_tables import (
     print_sensitivity,
 )
 from prismscale.errors import UsageError
-from prismscale.forecast.executor import Executor, executor_named
+from prismscale.forecast.draws.executor import Executor, executor_named
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.sampling import LawDraws
 from prismscale.forecast.guarantees import (
     TrainingPlan,
     quantile_estimates,
     slowdown_probability,
     training_time,
 )
+from prismscale.forecast.laws.scaling import tail_growth
 from prismscale.forecast.model import RECORDED, Model, model_of
-from prismscale.forecast.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.recording import load_recording
-from prismscale.forecast.sampling import LawDraws
-from prismscale.forecast.scaling import tail_growth
 from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
 from prismscale.forecast.sobol import ESTIMATORS, SobolIndex, sobol_indices
 from prismscale.progress import TerminalReporter

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from prismscale.errors import UsageError
-from prismscale.forecast.montecarlo import MonteCarlo
+from prismscale.forecast.draws.montecarlo import MonteCarlo
+from prismscale.forecast.draws.variation import COMMUNICATION_CV, Variation
 from prismscale.forecast.recording import Changes
-from prismscale.forecast.variation import COMMUNICATION_CV, Variation
 
 Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
 ClusterName = Annotated[

@@ -21,10 +21,10 @@ from prismscale.commands.forecast_tables import Promise
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
-from prismscale.forecast.explore import Candidate
+from prismscale.forecast.draws.montecarlo import MonteCarlo
+from prismscale.forecast.layouts.explore import Candidate
 from prismscale.forecast.model import Model
-from prismscale.forecast.montecarlo import MonteCarlo
-from prismscale.forecast.placement import HotNode, PlacementStudy
+from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
 from prismscale.runfolder import RunFolder
 
 MEMBER = "forecast"
@@ -33,25 +33,25 @@ MOST_KEPT = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredSteps:
     """Step times that a forecast can be held against."""
 
     step_ns: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
 
-def measured_ns(run: Path, samples: StepSamples) -> Measured:
+def measured_ns(run: Path, samples: StepSamples) -> MeasuredSteps:
     """Recorded steps of all ranks; without them, what the run's live ranks observed."""
     recorded_T = samples.observed_step_ns_T
     if recorded_T is not None:
-        return Measured(step_ns=tuple(recorded_T.tolist()))
+        return MeasuredSteps(step_ns=tuple(recorded_T.tolist()))
     live = _read(RunFolder(root=run).results).get("live", [])
     found = tuple(ns for rank in live for ns in rank["step_ns"])
     if not found:
-        return Measured(step_ns=())
+        return MeasuredSteps(step_ns=())
     median = float(np.median(found)) / 1e6
     note = f"live ranks observed {len(found)} steps, median {median:,.3f} ms"
-    return Measured(step_ns=found, notes=(note,))
+    return MeasuredSteps(step_ns=found, notes=(note,))
 
 
 def save_section(run: Path, section: str, values: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def save_section(run: Path, section: str, values: dict[str, Any]) -> None:
 
 
 def promise_json(
-    promise: Promise, model: Model, config: MonteCarlo, measured: Measured
+    promise: Promise, model: Model, config: MonteCarlo, measured: MeasuredSteps
 ) -> dict[str, Any]:
     """What ``prismscale forecast`` says."""
     whole = promise.whole

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from prismscale.durations.samples import StepSamples
-from prismscale.forecast.explore import Candidate
 from prismscale.forecast.guarantees import (
     DAY_S,
     Estimate,
@@ -19,12 +18,13 @@ from prismscale.forecast.guarantees import (
     TrainingTime,
     young_interval_s,
 )
-from prismscale.forecast.placement import HotNode, PlacementStudy
-from prismscale.forecast.scaling import TailAtWidth
+from prismscale.forecast.laws.scaling import TailAtWidth
+from prismscale.forecast.layouts.explore import Candidate
+from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex
 from prismscale.report.units import size
-from prismscale.sim.periodic import PricedEvent
+from prismscale.sim.event_cost import PricedEvent
 
 MOST_FACTORS = 12
 """Lines of sensitivities; ``results.json`` and the report hold all."""

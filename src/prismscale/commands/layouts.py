@@ -47,15 +47,15 @@ from prismscale.commands.forecast_tables import (
 from prismscale.cost.collective import CollectiveModel, collective_model
 from prismscale.durations.samples import StepSamples, pipeline_places
 from prismscale.errors import UsageError
-from prismscale.forecast.captured import CapturedJob, relaid_difference
-from prismscale.forecast.executor import executor_named
-from prismscale.forecast.explore import OpenJob, candidates
-from prismscale.forecast.explore import explore as explore_layouts
-from prismscale.forecast.explore_job import ExploreJob
+from prismscale.forecast.draws.executor import executor_named
+from prismscale.forecast.layouts.captured import CapturedJob, relaid_difference
+from prismscale.forecast.layouts.explore import OpenJob, candidates
+from prismscale.forecast.layouts.explore import explore as explore_layouts
+from prismscale.forecast.layouts.explore_job import ExploreJob
 from prismscale.forecast.model import RECORDED, model_of
-from prismscale.forecast.nodes import Node, nodes_of_recording, read_nodes
-from prismscale.forecast.placement import Evaluator, hot_node_study
-from prismscale.forecast.placement import place as find_placement
+from prismscale.forecast.placement.node_placement import Evaluator, hot_node_study
+from prismscale.forecast.placement.node_placement import place as find_placement
+from prismscale.forecast.placement.nodes import ClusterNode, nodes_of_recording, read_nodes
 from prismscale.forecast.recording import load_recording
 from prismscale.progress import TerminalReporter
 from prismscale.runfolder import RunFolder
@@ -239,7 +239,7 @@ def _subject(path: Path, cluster: str | None, communication_cv: float | None) ->
 
 def _nodes(
     given: str, samples: StepSamples, seats: list[tuple[int, ...]]
-) -> tuple[tuple[Node, ...], NDArray[np.float64]]:
+) -> tuple[tuple[ClusterNode, ...], NDArray[np.float64]]:
     """Nodes, and the factor that recorded durations of every rank hold already."""
     own_R = np.ones(samples.graph.world_size)
     if given != FROM_POOLS:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from prismscale.analysis.accuracy_page import renew, section
-from prismscale.analysis.rows import finish
-from prismscale.forecast.validate import REMARKS, validate
+from prismscale.validation.accuracy_page import renew, section
+from prismscale.validation.rows import finish
+from prismscale.validation.suite import REMARKS, validate
 
 validations = typer.Typer(no_args_is_help=True, help="Hold results against public measurements.")
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prismscale.cluster import AlgorithmTuning, Cluster
-from prismscale.cost.placement import Placement
+from prismscale.cost.topology import TopologyFootprint
 from prismscale.graph.node import CollectiveOp
 
 
@@ -50,7 +50,7 @@ class Load:
     """The message runs piece by piece down a path whose every hop handles every piece."""
 
 
-LoadRule = Callable[[CollectiveOp, float, Placement, Cluster], Load]
+LoadRule = Callable[[CollectiveOp, float, TopologyFootprint, Cluster], Load]
 
 _RING_PASSES: Mapping[CollectiveOp, int] = {
     CollectiveOp.ALL_REDUCE: 2,
@@ -65,7 +65,7 @@ def cards_of(members: int, cluster: Cluster) -> float:
     return min(members * per_device, float(cluster.nics_per_node))
 
 
-def ring(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def ring(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
     """Each member passes shares (or, for broadcast and reduce, the whole) to its neighbour."""
     passes = _RING_PASSES.get(op, 1)
     share = (at.size - 1) / at.size if op in _RING_PASSES else 1.0
@@ -83,7 +83,7 @@ def ring(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> L
     )
 
 
-def tree(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def tree(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
     """Double binary tree between nodes, a chain inside each; up to reduce, down to broadcast."""
     passes = 2 if op == CollectiveOp.ALL_REDUCE else 1
     return Load(
@@ -96,7 +96,7 @@ def tree(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> L
     )
 
 
-def hierarchical(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def hierarchical(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
     """In-switch reduction inside each node, double binary tree between nodes."""
     return Load(
         intra_steps=2.0,
@@ -108,7 +108,7 @@ def hierarchical(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Clust
     )
 
 
-def pairwise(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def pairwise(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
     """Every member exchanges its own share with every other member directly."""
     share = n_bytes / at.size
     cards = {members: cards_of(members, cluster) for members in (at.least, at.most)}
@@ -123,7 +123,7 @@ def pairwise(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) 
     )
 
 
-def rooted(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def rooted(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
     """Every member exchanges its share with the root: the root's own links carry all of it."""
     share = n_bytes / at.size
     return Load(
@@ -135,7 +135,9 @@ def rooted(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) ->
     )
 
 
-def point_to_point(op: CollectiveOp, n_bytes: float, at: Placement, cluster: Cluster) -> Load:
+def point_to_point(
+    op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster
+) -> Load:
     """One message from one member to another, or around a ring of members all at once."""
     between = at.nodes > 1
     return Load(
@@ -172,7 +174,7 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Breakdown:
+class CostBreakdown:
     """The parts of one algorithm's time, in nanoseconds."""
 
     base_ns: float
@@ -192,7 +194,7 @@ class Breakdown:
         return self.base_ns + self.steps_ns + self.wire_ns + self.pipeline_ns
 
 
-def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> Breakdown:
+def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> CostBreakdown:
     """Time of ``load`` on the links of ``cluster``."""
     intra, inter = cluster.intra_node, cluster.inter_node
     hops_ns = load.intra_steps * intra.latency_ns + load.inter_steps * inter.latency_ns
@@ -204,7 +206,7 @@ def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> Breakdown
     steps_ns = tuning.latency_factor * hops_ns
     chunk_ns = tuning.chunk_ns + (steps_ns if load.is_pipelined else 0.0)
     limit_ns = tuning.chunk_limit_ns
-    return Breakdown(
+    return CostBreakdown(
         base_ns=tuning.base_ns,
         steps_ns=steps_ns,
         intra_ns=intra_ns,

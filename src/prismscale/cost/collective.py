@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import AlgorithmTuning, Cluster, Measured, MeasuredCurve
-from prismscale.cost.algorithms import Breakdown, LoadRule, algorithm_names, evaluate, rule_of
-from prismscale.cost.placement import Placement, PlacementCache
+from prismscale.cost.algorithms import CostBreakdown, LoadRule, algorithm_names, evaluate, rule_of
+from prismscale.cost.topology import PlacementCache, TopologyFootprint
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
 
@@ -56,7 +56,7 @@ class Explanation:
     algorithm: str
     bound_by: str
     """``intra_node`` or ``inter_node`` bandwidth, or ``latency`` (steps, launch, pipelining)."""
-    parts: Breakdown
+    parts: CostBreakdown
 
 
 class AnalyticCollectiveModel:
@@ -81,11 +81,11 @@ class AnalyticCollectiveModel:
         """
         return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
 
-    def time_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+    def time_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
         """Time after the last arrival of one group placed as ``at``."""
         return self._time_ns(op, n_bytes, at)
 
-    def explain(self, op: CollectiveOp, n_bytes: int, at: Placement) -> Explanation:
+    def explain(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> Explanation:
         """The algorithm chosen for a group placed as ``at``, and what bounds it."""
         name, parts = self._cheapest(op, n_bytes, at)
         shares = {
@@ -96,12 +96,14 @@ class AnalyticCollectiveModel:
         bound_by = max(shares, key=lambda k: shares[k])
         return Explanation(algorithm=name, bound_by=bound_by, parts=parts)
 
-    def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+    def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
         if at.size == 1:
             return 0
         return round(self._cheapest(op, n_bytes, at)[1].total_ns)
 
-    def _cheapest(self, op: CollectiveOp, n_bytes: int, at: Placement) -> tuple[str, Breakdown]:
+    def _cheapest(
+        self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint
+    ) -> tuple[str, CostBreakdown]:
         if n_bytes < 0:
             raise UsageError(f"{op.spelling} of {n_bytes} bytes; bytes must be 0 or more")
         if op == CollectiveOp.BARRIER:
@@ -157,10 +159,10 @@ class TableCollectiveModel:
             return 0
         return _interpolate(curve.n_bytes, curve.cpu_ns, n_bytes)
 
-    def _curve(self, op: CollectiveOp, at: Placement) -> MeasuredCurve | None:
+    def _curve(self, op: CollectiveOp, at: TopologyFootprint) -> MeasuredCurve | None:
         return self._curves.get((_measured_as(op), at.size, at.nodes))
 
-    def _interpolated_ns(self, op: CollectiveOp, n_bytes: int, at: Placement) -> int:
+    def _interpolated_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
         curve = self._curves[(_measured_as(op), at.size, at.nodes)]
         return _interpolate(curve.n_bytes, curve.time_ns, n_bytes)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.errors import FormatError
+from prismscale.graph.io import load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.graph.parquet import (
@@ -29,7 +30,6 @@ from prismscale.graph.parquet import (
     to_runs,
     write_table,
 )
-from prismscale.graph.store import load_graph, save_graph
 
 SAMPLES_FILE = "samples.parquet"
 SCHEMA = schema_of(microbatch=pa.int32(), duration_ns=integers(64))

@@ -2,7 +2,7 @@
 
 Each communication method of ``ProcessGroup`` is here once, under its torch 2.13 name and under the
 older ones, so that callers in C++ (DDP's Reducer, functional collectives, ``_broadcast_coalesced``)
-and in Python all end up in :meth:`Communications._issue`.
+and in Python all end up in :meth:`EntryPoints._issue`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _entry(method: Callable[..., Any]) -> Callable[..., Any]:
     """Notes when the program called, before anything else: all of ``method`` is the emulation's."""
 
     @wraps(method)
-    def enter(self: Communications, *arguments: Any, **options: Any) -> Any:
+    def enter(self: EntryPoints, *arguments: Any, **options: Any) -> Any:
         self._called_ns = perf_counter_ns()
         return method(self, *arguments, **options)
 
     return enter
 
 
-class Communications:
+class EntryPoints:
     """The communication methods of a group, answered by :attr:`_hook`."""
 
     _handle: GroupHandle | None = None

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch.distributed import Work
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from prismscale.emulation.entry_points import Communications
+from prismscale.emulation.entry_points import EntryPoints
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.emulation.stub_backends import EmulatedBackend
 from prismscale.emulation.work import completed
@@ -46,7 +46,7 @@ class _SilentHook:
         return completed([tensor for collective in batch for tensor in collective.outputs])
 
 
-class EmulatedProcessGroup(Communications, _Base):  # type: ignore[misc]
+class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
     """One rank's view of a group whose other members do not exist.
 
     torch constructs it in place of ``ProcessGroup`` (see :mod:`prismscale.emulation.install`).

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
-from prismscale.forecast.lockstep import FusedClass, FusedGraph
+from prismscale.forecast.draws.lockstep import FusedClass, FusedGraph
 from prismscale.graph.node import NodeKind
 
 

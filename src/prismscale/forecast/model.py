@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.forecast.fitting import FittedPool, fit_laws
-from prismscale.forecast.lockstep import FusedGraph, fuse
-from prismscale.forecast.montecarlo import Base, DrawSource, SteadyDraws
-from prismscale.forecast.quotient import quotient_of
+from prismscale.forecast.draws.fitting import FittedPool, fit_laws
+from prismscale.forecast.draws.lockstep import FusedGraph, fuse
+from prismscale.forecast.draws.montecarlo import Base, DrawSource, SteadyDraws
+from prismscale.forecast.draws.quotient import quotient_of
+from prismscale.forecast.draws.replay import ReplayDraws, Together, fit_step_regimes
+from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
 from prismscale.forecast.recording import Recording
-from prismscale.forecast.replay import ReplayDraws, Together, fit_step_regimes
-from prismscale.forecast.sampling import LawDraws, fuse_laws
 from prismscale.graph.job_graph import JobGraph
 
 ENOUGH_STEPS = 16
@@ -38,7 +38,7 @@ class Model:
     base: Base | None = None
     """What draws go on from; None: they begin at time 0, all ranks together."""
     steps: int | None = None
-    """To draw where nobody says; None: see [Note: drawn steps] in :mod:`.montecarlo`."""
+    """To draw where nobody says; None: see [Note: drawn steps] in :mod:`.draws.montecarlo`."""
     whole: LawDraws | None = None
     """The laws of the graph that :attr:`graph` was fused from; None where nothing was fused."""
     fused: FusedGraph | None = None
@@ -97,7 +97,7 @@ def _still(recording: Recording) -> Model:
 
 
 def _replayed(recording: Recording) -> Model:
-    """Every rank was recorded: see :mod:`.replay` for what is drawn together."""
+    """Every rank was recorded: see :mod:`.draws.replay` for what is drawn together."""
     samples = recording.samples
     regimes = fit_step_regimes(samples)
     count = len(np.unique(regimes.state_S))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
-from prismscale.durations.periodic import load_events
 from prismscale.durations.repricing import repriced_graph
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
@@ -21,12 +20,13 @@ from prismscale.durations.source import (
     LaterDurations,
     scaled,
 )
+from prismscale.durations.stored_events import load_events
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.montecarlo import Base
-from prismscale.forecast.variation import Variation
-from prismscale.graph.store import GRAPH_FILE, load_graph
+from prismscale.forecast.draws.montecarlo import Base
+from prismscale.forecast.draws.variation import Variation
+from prismscale.graph.io import GRAPH_FILE, load_graph
 from prismscale.runfolder import RunFolder
-from prismscale.sim.periodic import PricedEvent, price_events
+from prismscale.sim.event_cost import PricedEvent, price_events
 from prismscale.sim.program import compile_job
 from prismscale.sim.retime import STEPS, retime
 from prismscale.sim.timeline import simulate

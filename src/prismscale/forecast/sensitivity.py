@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prismscale.errors import UsageError
-from prismscale.forecast.executor import Executor
-from prismscale.forecast.lockstep import FusedGraph
-from prismscale.forecast.montecarlo import (
+from prismscale.forecast.draws.executor import Executor
+from prismscale.forecast.draws.lockstep import FusedGraph
+from prismscale.forecast.draws.montecarlo import (
     Base,
     DrawSource,
     MonteCarlo,
     SteadyDraws,
     draw_steps,
 )
-from prismscale.forecast.replay import ReplayDraws
-from prismscale.forecast.sampling import LawDraws, fuse_laws
+from prismscale.forecast.draws.replay import ReplayDraws
+from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 

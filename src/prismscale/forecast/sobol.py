@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
-from prismscale.forecast.executor import Executor
-from prismscale.forecast.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
-from prismscale.forecast.sampling import LawDraws
+from prismscale.forecast.draws.executor import Executor
+from prismscale.forecast.draws.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
+from prismscale.forecast.draws.sampling import LawDraws
 from prismscale.forecast.sensitivity import laws_by_factor
 
 Floats = NDArray[np.float64]

@@ -48,7 +48,7 @@ LONGEST_NS = 2**56
 
 
 @dataclass(kw_only=True, slots=True)
-class GroupTable:
+class StoredGroups:
     """Rank sets and group records, each listed once, numbered in order of first use."""
 
     sets: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class GroupTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadGroups:
-    """What :meth:`GroupTable.header` held."""
+    """What :meth:`StoredGroups.header` held."""
 
     world_size: int
     sets: list[tuple[int, ...]]
@@ -98,7 +98,7 @@ def read_groups(header: Header) -> ReadGroups:
 
 
 def pack_traces(
-    traces: Sequence[RankTrace], groups: GroupTable
+    traces: Sequence[RankTrace], groups: StoredGroups
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
     """The node table of ``traces``, and one header section for each."""
     columns: dict[str, Any] = {
@@ -123,7 +123,7 @@ def _sample_counts(trace: RankTrace) -> NDArray[np.int64]:
     return np.repeat([1, trace.n_samples], [trace.n_prologue, trace.n_body])
 
 
-def _section(trace: RankTrace, groups: GroupTable) -> dict[str, Any]:
+def _section(trace: RankTrace, groups: StoredGroups) -> dict[str, Any]:
     return {
         "rank": trace.rank,
         "nodes": trace.n_nodes,

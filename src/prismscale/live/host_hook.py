@@ -22,7 +22,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.compute_clock import ProgramTime, RunQueue, since_call_ns
 from prismscale.host_comm.local_work import CommunicationLoad, NullShare, Share
 from prismscale.live.clock import Clock
-from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
 from prismscale.live.overlap import Overlap
 from prismscale.live.trace_cursor import TraceCursor
@@ -158,9 +158,11 @@ class LiveHook:
                 "n_bytes": collective.n_bytes,
                 "role": collective.group.role,
             }
-            self.wire.send(Message(Kind.UNCOVERED, position, now, text))
+            self.wire.send(Message(MessageKind.UNCOVERED, position, now, text))
         else:
-            self.wire.send(Message(Kind.ARRIVE, position, now, computed_ns=self._computed_ns(now)))
+            self.wire.send(
+                Message(MessageKind.ARRIVE, position, now, computed_ns=self._computed_ns(now))
+            )
         pending.positions.append(position)
         pending.meetings.append(meeting)
 
@@ -237,7 +239,7 @@ class LiveHook:
         if len(self._steps) > 1:
             before, ended = self._steps[-2:]
             computed = ended.end_ns - before.end_ns - (ended.waited_ns - before.waited_ns)
-            self.wire.send(Message(Kind.COMPUTED, 0, round(computed / self.compute_factor)))
+            self.wire.send(Message(MessageKind.COMPUTED, 0, round(computed / self.compute_factor)))
         self._go(now)
 
     def finish(self) -> list[StepEnd]:
@@ -263,7 +265,7 @@ class LiveHook:
     def _end_of(self, position: int) -> int:
         while position not in self._ends:
             if not self._read(ASK_AFTER_S):
-                self.wire.send(Message(Kind.WHY, position, self.clock.now_ns()))
+                self.wire.send(Message(MessageKind.WHY, position, self.clock.now_ns()))
         return self._ends.pop(position)
 
     def _read(self, timeout_s: float) -> bool:
@@ -271,9 +273,9 @@ class LiveHook:
         if messages is None:
             raise StuckError("the coordinator ended; its log says why")
         for message in messages:
-            if message.kind == Kind.RELEASE:
+            if message.kind == MessageKind.RELEASE:
                 self._ends[message.position] = message.time_ns
-            elif message.kind == Kind.FAULT:
+            elif message.kind == MessageKind.FAULT:
                 text = message.text or {}
                 raise StuckError(str(text.get("summary", "the communication never ends")))
         return bool(messages)

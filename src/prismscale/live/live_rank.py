@@ -22,12 +22,12 @@ from prismscale.emulation.script import StopProgram, ignore_breakpoints
 from prismscale.emulation.step_detection import watch_steps
 from prismscale.errors import StuckError
 from prismscale.files import write_json
-from prismscale.graph.store import load_trace
+from prismscale.graph.io import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.compute_clock import RunQueue
 from prismscale.host_comm.local_work import GlooLoad, LateLoad, NullLoad
 from prismscale.live.clock import Clock, PacedClock, VirtualClock
-from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
 from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.host_hook import LiveHook, StepEnd
@@ -186,7 +186,7 @@ def run_live(spec: LiveSpec) -> Observation:
     control.end_memory()
     seen.communications, seen.uncovered = hook.communications, hook.cursor.uncovered
     seen.boot_s = hook.boot_s
-    wire.send(Message(Kind.BYE))
+    wire.send(Message(MessageKind.BYE))
     return seen
 
 
@@ -215,7 +215,7 @@ def _connect(spec: LiveSpec) -> Wire:
                 raise StuckError("the coordinator does not listen; its log says why") from None
             time.sleep(0.005)
     wire = Wire(connection)
-    wire.send(Message(Kind.HELLO, spec.rank))
+    wire.send(Message(MessageKind.HELLO, spec.rank))
     return wire
 
 
@@ -226,7 +226,7 @@ def _wait_for_go(wire: Wire) -> tuple[int, list[int]]:
         if messages is None:
             raise StuckError("the coordinator ended before the job began; its log says why")
         for message in messages:
-            if message.kind == Kind.GO:
+            if message.kind == MessageKind.GO:
                 text = message.text or {}
                 coordinator = [wire.process] if wire.process else []
                 return message.time_ns, coordinator + list(text.get("processes", ()))

@@ -15,8 +15,8 @@ from typing import Any
 
 from prismscale.errors import PrismscaleError, StuckError
 from prismscale.files import write_json
+from prismscale.graph.io import save_graph, save_trace
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.store import save_graph, save_trace
 from prismscale.live.live_spec import LiveSpec
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of

@@ -32,7 +32,7 @@ from prismscale.live.host_hook import StepEnd, combine_with_peers
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
-from prismscale.live.pacer.shared_words import Kind, Point, Points, Record, Signals, Words
+from prismscale.live.pacer.shared_words import Point, Points, Record, Signals, WordKind, Words
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.mirror import PayloadSource
 
@@ -41,7 +41,7 @@ IsDone = Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Issued:
+class IssuedOnStream:
     """One batch on its way."""
 
     batch: Sequence[Collective]
@@ -92,12 +92,12 @@ class StreamedHook:
         is_shared = any(self.exchange.peers(c) for c in batch)
         channel = (batch[0].group.role, ordering(batch)[0], is_shared)
         gate = self._gates.next(channel)
-        issued = Issued(batch=batch, meetings=meetings, channel=channel, gate=gate)
+        issued = IssuedOnStream(batch=batch, meetings=meetings, channel=channel, gate=gate)
         arrival = self._count(self.streams.current())
         records = [self._arrival(c, arrival, gate) for c in batch]
         if is_shared:
             self._offer(issued)
-        self.link.tell(*records, Record(Kind.ISSUED, gate=gate))
+        self.link.tell(*records, Record(WordKind.ISSUED, gate=gate))
         share = self.load.share(batch)
         share.begin()
         join, is_done = self._shared(issued) if is_shared else self._alone(issued)
@@ -105,7 +105,7 @@ class StreamedHook:
         def wait(_: timedelta | None) -> None:
             share.wait()
             stream = self.streams.current()
-            self.link.tell(Record(Kind.JOIN, at=self._count(stream), gate=gate))
+            self.link.tell(Record(WordKind.JOIN, at=self._count(stream), gate=gate))
             join()
             self._count(stream)
             self.link.check()
@@ -126,25 +126,25 @@ class StreamedHook:
         if self.compute_factor == 1.0 or self.communications == 0 or stream != self._home:
             return
         gate = self._gates.next("stretch")
-        self.link.tell(Record(Kind.STRETCH, at=self._count(stream), gate=gate))
+        self.link.tell(Record(WordKind.STRETCH, at=self._count(stream), gate=gate))
         self.signals.hold(stream, gate)
 
     def step_ended(self) -> None:
         """The program is at the end of a steady step; the device will be."""
         self.stretch()
-        self.link.tell(Record(Kind.STEP, at=self._count(self.streams.current())))
+        self.link.tell(Record(WordKind.STEP, at=self._count(self.streams.current())))
 
     def finish(self) -> list[StepEnd]:
         """Wait for the device; what was seen of each steady step."""
         self.streams.synchronize()
-        self.link.tell(Record(Kind.END))
+        self.link.tell(Record(WordKind.END))
         return [StepEnd(*step) for step in self.link.hear()["steps"]]
 
     def close(self) -> None:
         """Open every gate: the rank is going away, and a held stream would keep it."""
         self.link.close()
 
-    def _alone(self, issued: Issued) -> tuple[Join, IsDone]:
+    def _alone(self, issued: IssuedOnStream) -> tuple[Join, IsDone]:
         """With virtual peers only: everything is issued at once."""
         batch, gate = issued.batch, issued.gate
 
@@ -157,7 +157,7 @@ class StreamedHook:
         blocks = blocks_host(batch)
         return lambda: flight.join(blocks), lambda: self.streams.reached(flight.ended)
 
-    def _offer(self, issued: Issued) -> None:
+    def _offer(self, issued: IssuedOnStream) -> None:
         """Show other live ranks what this one contributes, once its stream has it."""
         self.streams.synchronize(self.streams.record(self.streams.current()))
         for collective, meeting in zip(issued.batch, issued.meetings, strict=True):
@@ -165,7 +165,7 @@ class StreamedHook:
             if peers and collective.op != CollectiveOp.RECV:
                 self.exchange.offer(meeting, collective, peers)
 
-    def _shared(self, issued: Issued) -> tuple[Join, IsDone]:
+    def _shared(self, issued: IssuedOnStream) -> tuple[Join, IsDone]:
         """With other live ranks: their tensors are there once the coordinator has answered."""
 
         def work(stream: Stream) -> None:
@@ -202,7 +202,7 @@ class StreamedHook:
     def _arrival(self, collective: Collective, arrival: Point, gate: Point) -> Record:
         position = self.cursor.next_position(collective)
         return Record(
-            Kind.UNCOVERED if position is None else Kind.ARRIVE,
+            WordKind.UNCOVERED if position is None else WordKind.ARRIVE,
             at=arrival,
             gate=gate,
             position=position or 0,

@@ -10,14 +10,14 @@ from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json, write_text
 from prismscale.formats.perfetto import Args, write_perfetto
+from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
-from prismscale.graph.store import load_graph
 from prismscale.report.html import Section, render
 from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
-from prismscale.sim.store import load_timeline, save_timeline
 from prismscale.sim.timeline import Timeline
+from prismscale.sim.timeline_io import load_timeline, save_timeline
 
 
 def write_report(

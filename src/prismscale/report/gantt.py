@@ -45,7 +45,7 @@ class Mark(NamedTuple):
     """Index into :attr:`Gantt.infos`."""
 
 
-class Kind(NamedTuple):
+class BarKind(NamedTuple):
     """What marks of one colour stand for."""
 
     name: str
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Row:
+class GanttRow:
     """One rank."""
 
     rank: int
@@ -74,7 +74,7 @@ class Gantt:
         self, timeline: Timeline, palette: Palette, *, most_marks: int = MOST_MARKS
     ) -> None:
         self._timeline, self._palette = timeline, palette
-        self._kinds: dict[Kind, int] = {}
+        self._kinds: dict[BarKind, int] = {}
         self._infos: dict[tuple[str, ...], int] = {}
         self._looks: dict[tuple[int, int], tuple[_Look, _Look]] = {}
         self.left_out: list[str] = []
@@ -86,7 +86,7 @@ class Gantt:
         self._thin_out(most_marks)
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[BarKind]:
         """By index."""
         return list(self._kinds)
 
@@ -130,9 +130,9 @@ class Gantt:
         latest = max((int(e[e < NEVER].max(initial=0)) for e in kept), default=0)
         return begin, latest + max(1, (latest - begin) // 10), steps
 
-    def _row(self, seen: RankTimeline) -> Row:
+    def _row(self, seen: RankTimeline) -> GanttRow:
         rank_class = self._timeline.graph.classes[seen.class_index]
-        row = Row(rank=seen.rank, label=stage_name(stage_of(rank_class)))
+        row = GanttRow(rank=seen.rank, label=stage_name(stage_of(rank_class)))
         if row.label == stage_name(None):
             row.label = ""
         row.marks.extend(self._program(seen, rank_class))
@@ -219,7 +219,7 @@ class Gantt:
     def _kind(self, kind: str, name: str) -> int:
         hatched = kind == WAITING
         colour = self._palette.of(kind, "bubble" if hatched else name)
-        entry = Kind(name=name, colour=colour, hatched=hatched)
+        entry = BarKind(name=name, colour=colour, hatched=hatched)
         return self._kinds.setdefault(entry, len(self._kinds))
 
     def _info(self, *words: str) -> int:

@@ -19,7 +19,7 @@ from prismscale.durations.source import NEVER, Duration, DurationSource
 from prismscale.errors import GraphError, StuckError
 from prismscale.graph.node import NodeKind
 from prismscale.sim.program import ClassProgram, JobProgram
-from prismscale.sim.state import ClassState, Meeting, Times, earliest, latest
+from prismscale.sim.state import ClassState, CollectiveInstance, Times, earliest, latest
 from prismscale.sim.stuck import Hang, describe_stuck, find_hangs
 
 COMPUTE, RECV = int(NodeKind.COMPUTE), int(NodeKind.RECV)
@@ -39,7 +39,7 @@ class EngineState:
 
     classes: tuple[tuple[int, dict[int, Times], dict[int, int]], ...]
     """By class: next stream position, ends that are still asked for, uses of each channel."""
-    meetings: dict[tuple[int, int], Meeting]
+    meetings: dict[tuple[int, int], CollectiveInstance]
 
 
 StepEnd = Callable[[int, int, Times], None]
@@ -93,7 +93,7 @@ class Engine:
         self._progress = progress
         self._until_ns: int | None = None
         self._held: dict[int, int] = {}
-        self._meetings: dict[tuple[int, int], Meeting] = {}
+        self._meetings: dict[tuple[int, int], CollectiveInstance] = {}
         self._ready: deque[int] = deque()
         self._zero = np.zeros(1, dtype=np.int64)
         self.hangs: list[Hang] = []
@@ -252,7 +252,7 @@ class Engine:
         key = (channel, count)
         meeting = self._meetings.get(key)
         if meeting is None:
-            meeting = Meeting(channel, len(self._job.channels[channel].classes))
+            meeting = CollectiveInstance(channel, len(self._job.channels[channel].classes))
             self._meetings[key] = meeting
         plan = program.plans[i]
         if plan is None:
@@ -275,7 +275,7 @@ class Engine:
             self._load_durations(state, x)
         return state.durations[x - state.durations_base]
 
-    def _conclude(self, meeting: Meeting) -> None:
+    def _conclude(self, meeting: CollectiveInstance) -> None:
         arrival = meeting.arrival_G
         if arrival is None:
             raise GraphError("a communication without members")

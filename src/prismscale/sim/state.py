@@ -30,7 +30,7 @@ def latest(times: Times) -> int:
 
 
 @dataclass(slots=True)
-class Meeting:
+class CollectiveInstance:
     """One communication in progress: who has come, and when the last one did."""
 
     channel: int
@@ -42,7 +42,7 @@ class Meeting:
     arrivals: list[tuple[int, Times]] = field(default_factory=list)
     """Per class arrivals by group; kept only while hangs are possible."""
 
-    def copied(self) -> Meeting:
+    def copied(self) -> CollectiveInstance:
         """The same state, apart from this one."""
         return replace(self, present=list(self.present), arrivals=list(self.arrivals))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from prismscale.errors import StuckError
 from prismscale.sim.program import JobProgram
-from prismscale.sim.state import ClassState, Meeting
+from prismscale.sim.state import ClassState, CollectiveInstance
 
 MOST_NAMED = 8
 """Lines of a message; a stuck job of thousands of ranks has the same few reasons everywhere."""
@@ -49,7 +49,7 @@ def who_waits(ranks: Sequence[int]) -> str:
 def describe_stuck(
     job: JobProgram,
     states: Sequence[ClassState],
-    meetings: Mapping[tuple[int, int], Meeting],
+    meetings: Mapping[tuple[int, int], CollectiveInstance],
 ) -> StuckError:
     """The error for a job in which no class can advance."""
     lines = []
@@ -75,7 +75,7 @@ def describe_stuck(
     )
 
 
-def find_hangs(job: JobProgram, meeting: Meeting, never: int) -> list[Hang]:
+def find_hangs(job: JobProgram, meeting: CollectiveInstance, never: int) -> list[Hang]:
     """Groups of ``meeting`` to which some members come and others never do."""
     graph = job.graph
     arrival_of: dict[int, int] = {}

@@ -11,13 +11,13 @@ import torch
 from prismscale.analysis.emulated import Emulated
 from prismscale.cost.kernel_measured import KernelPrices
 from prismscale.devices.null import custom_kernels
-from prismscale.devices.null.checkpoints import CheckpointLedger, CheckpointSaves
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
-from prismscale.devices.null.hollow import HostCopies
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.oom_report import occupants
 from prismscale.devices.null.runtime import activate
+from prismscale.devices.null.saves.checkpoints import CheckpointLedger, CheckpointSaves
+from prismscale.devices.null.saves.host_copies import HostCopies
 from prismscale.devices.storage import Storage
 from prismscale.emulation.logical_time import answering_time
 

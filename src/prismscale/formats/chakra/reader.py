@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from prismscale.errors import FormatError
-from prismscale.formats.chakra.messages import CommType, NodeType, attributes, read_messages
+from prismscale.formats.chakra.protobuf import CommType, NodeType, attributes, read_messages
 from prismscale.formats.chakra.writer import COMM_TYPE, GROUPS_FILE
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
@@ -44,7 +44,7 @@ WORLD = ""
 
 
 @dataclass(kw_only=True, slots=True)
-class _Node:
+class _ChakraNode:
     """One node of a file."""
 
     name: str
@@ -64,7 +64,7 @@ class _File:
     rank: int
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     """By the name that nodes use; in order of role where the file tells them."""
-    nodes: dict[int, _Node] = field(default_factory=dict)
+    nodes: dict[int, _ChakraNode] = field(default_factory=dict)
 
     def order(self) -> list[int]:
         """Node ids such that dependencies come first, by id where they leave a choice.
@@ -167,7 +167,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
     return ranks
 
 
-def _node(path: Path, message: Any) -> _Node:
+def _node(path: Path, message: Any) -> _ChakraNode:
     attrs = attributes(message)
     if message.type == NodeType.INVALID_NODE:
         raise FormatError(f"{path}: node {message.id} '{message.name}' has no type")
@@ -177,7 +177,7 @@ def _node(path: Path, message: Any) -> _Node:
         raise FormatError(f"{path}: node {message.id} lasts {duration_ns!r} ns")
     if not isinstance(earlier, list):
         raise FormatError(f"{path}: node {message.id} has earlier_step_distances {earlier!r}")
-    return _Node(
+    return _ChakraNode(
         name=message.name,
         kind=message.type,
         deps=[*message.data_deps, *message.ctrl_deps],
@@ -248,7 +248,7 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
 
 def _take_out_waiting(files: Sequence[_File]) -> None:
     """Give the n-th communication of a group, or from one rank to another, one duration."""
-    uses: dict[tuple[str, Any, Any], list[list[_Node]]] = defaultdict(list)
+    uses: dict[tuple[str, Any, Any], list[list[_ChakraNode]]] = defaultdict(list)
     for file in files:
         counts: Counter[tuple[str, Any, Any]] = Counter()
         for i in file.order():
@@ -268,7 +268,7 @@ def _take_out_waiting(files: Sequence[_File]) -> None:
                 node.duration_ns = own_ns
 
 
-def _operation(path: Path, i: int, node: _Node) -> CollectiveOp | None:
+def _operation(path: Path, i: int, node: _ChakraNode) -> CollectiveOp | None:
     if node.kind in P2P:
         return P2P[NodeType(node.kind)]
     if node.kind != NodeType.COMM_COLL_NODE:
@@ -279,7 +279,7 @@ def _operation(path: Path, i: int, node: _Node) -> CollectiveOp | None:
     return OPERATION[CommType(comm_type)]
 
 
-def _role(path: Path, i: int, node: _Node, role_of: Mapping[str, int]) -> int:
+def _role(path: Path, i: int, node: _ChakraNode, role_of: Mapping[str, int]) -> int:
     name = str(node.attrs.get("pg_name", WORLD))
     if name == WORLD:
         return 0
@@ -291,7 +291,7 @@ def _role(path: Path, i: int, node: _Node, role_of: Mapping[str, int]) -> int:
     return role_of[name]
 
 
-def _peer(file: _File, i: int, node: _Node, op: CollectiveOp, ranks: tuple[int, ...]) -> int:
+def _peer(file: _File, i: int, node: _ChakraNode, op: CollectiveOp, ranks: tuple[int, ...]) -> int:
     if not op.is_p2p:
         root = node.attrs.get("root", -1)
         return int(root) if isinstance(root, int) else -1

@@ -20,7 +20,7 @@ import numpy as np
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.files import atomic_write
-from prismscale.formats.chakra.messages import (
+from prismscale.formats.chakra.protobuf import (
     SCHEMA_VERSION,
     CommType,
     GlobalMetadata,

@@ -68,7 +68,7 @@ class Communication:
     """Global rank of the other side of a send or receive; -1 where the trace does not say."""
 
 
-class Communications:
+class ProfiledCommunications:
     """Answers for the kernels of one rank."""
 
     def __init__(self, events: RankEvents) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
-from prismscale.formats.kineto.communications import Communication, Communications
+from prismscale.formats.kineto.communications import Communication, ProfiledCommunications
 from prismscale.formats.kineto.events import WAITS, Activity, RankEvents
 from prismscale.graph.trace import HOST
 
@@ -34,7 +34,7 @@ WAIT_NS = 20_000
 
 
 @dataclass(kw_only=True, slots=True)
-class Node:
+class ProfiledNode:
     """One node of a step; the same in all steps but for times."""
 
     label: str
@@ -51,7 +51,7 @@ class RankSteps:
     name: str
     rank: int | None
     step_ids: tuple[int, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ProfiledNode, ...]
     start_ns_SN: NDArray[np.int64]
     end_ns_SN: NDArray[np.int64]
     """As recorded. A gap lasts from its last predecessor's end to its kernel's start."""
@@ -77,7 +77,7 @@ class _Step:
 
     number: int
     origin_ns: int
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ProfiledNode] = field(default_factory=list)
     start_ns: list[int] = field(default_factory=list)
     end_ns: list[int] = field(default_factory=list)
     jumped: bool = False
@@ -90,7 +90,7 @@ class _Step:
         """True where the step does any device work."""
         return any(node.lane != HOST for node in self.nodes)
 
-    def add(self, node: Node, start_ns: int, end_ns: int) -> int:
+    def add(self, node: ProfiledNode, start_ns: int, end_ns: int) -> int:
         self.nodes.append(node)
         self.start_ns.append(start_ns)
         self.end_ns.append(end_ns)
@@ -165,7 +165,7 @@ class _Work:
     """All calls of a rank that launch or wait, in order, and what they launch."""
 
     def __init__(self, events: RankEvents) -> None:
-        self.known = Communications(events)
+        self.known = ProfiledCommunications(events)
         self.launched = {a.correlation: a for a in events.device}
         calls = {id(a): a for a in (*events.launches.values(), *events.waits)}
         self._calls = sorted(calls.values(), key=lambda a: a.start_ns)
@@ -181,7 +181,7 @@ class _Work:
 def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
     start_ns, stop_ns = span
     step = _Step(number=number, origin_ns=start_ns)
-    host = step.add(Node(label=GAP, lane=HOST), start_ns, start_ns)
+    host = step.add(ProfiledNode(label=GAP, lane=HOST), start_ns, start_ns)
     streams: dict[str, list[int]] = {}
     for call in work.between(start_ns, stop_ns):
         host = _host(step, host, call.start_ns)
@@ -190,7 +190,7 @@ def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
             _launch(step, work.known.of_kernel(kernel), kernel, host, streams)
         if any(word in call.name for word in WAITS):
             node = step.add(
-                Node(label=call.name, lane=HOST, preds=[host]),
+                ProfiledNode(label=call.name, lane=HOST, preds=[host]),
                 step.end_ns[host],
                 max(step.end_ns[host], call.end_ns),
             )
@@ -205,7 +205,7 @@ def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
 def _host(step: _Step, before: int, until_ns: int) -> int:
     """The host works on until it launches or waits."""
     now = step.end_ns[before]
-    return step.add(Node(label=HOST, lane=HOST, preds=[before]), now, max(now, until_ns))
+    return step.add(ProfiledNode(label=HOST, lane=HOST, preds=[before]), now, max(now, until_ns))
 
 
 def _launch(
@@ -216,7 +216,9 @@ def _launch(
     streams: dict[str, list[int]],
 ) -> None:
     lane = f"stream {kernel.lane}"
-    gap = step.add(Node(label=GAP, lane=lane, preds=[host]), kernel.start_ns, kernel.start_ns)
+    gap = step.add(
+        ProfiledNode(label=GAP, lane=lane, preds=[host]), kernel.start_ns, kernel.start_ns
+    )
     ready_ns = step.end_ns[host]
     if lane in streams:
         before = streams[lane][-1]
@@ -226,7 +228,7 @@ def _launch(
     others = {name: positions for name, positions in streams.items() if name != lane}
     soonest = max(ready_ns, kernel.start_ns - WAIT_NS)
     step.waits_for_last(gap, others, after_ns=soonest, until_ns=kernel.start_ns)
-    node = Node(label=kernel.name, lane=lane, preds=[gap], communication=communication)
+    node = ProfiledNode(label=kernel.name, lane=lane, preds=[gap], communication=communication)
     streams.setdefault(lane, []).append(step.add(node, kernel.start_ns, kernel.end_ns))
 
 
@@ -237,10 +239,10 @@ def _close(step: _Step, host: int, streams: dict[str, list[int]]) -> None:
         step.nodes[gap].preds.append(-1 - positions[-1])
     ends = [host, *(positions[-1] for positions in streams.values())]
     over = max(step.end_ns[e] for e in ends)
-    step.add(Node(label=STEP_END, lane=HOST, preds=ends), over, over)
+    step.add(ProfiledNode(label=STEP_END, lane=HOST, preds=ends), over, over)
 
 
-def _with_waits(steps: list[_Step]) -> list[Node]:
+def _with_waits(steps: list[_Step]) -> list[ProfiledNode]:
     """The nodes, with those inferred edges that most steps show."""
     votes = Counter(edge for step in steps for edge in step.inferred)
     nodes = steps[-1].nodes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.formats.straggler.structure import Meeting, StageUnits
+from prismscale.formats.straggler.structure import StageUnits, TracedCollective
 from prismscale.formats.straggler.table import Repairs
 
 CLOCK_JUMP_NS = 10_000_000
@@ -43,7 +43,7 @@ class Separated:
 
 def separate(
     stages: Sequence[StageUnits],
-    meets: Sequence[Meeting],
+    meets: Sequence[TracedCollective],
     origin_ns_T: NDArray[np.int64],
     repairs: Repairs,
 ) -> Separated:
@@ -90,7 +90,7 @@ def separate(
     )
 
 
-def _communicating(stage: StageUnits, meets: Sequence[Meeting]) -> set[int]:
+def _communicating(stage: StageUnits, meets: Sequence[TracedCollective]) -> set[int]:
     return {stage.unit_of(k) for m in meets for s, k in m.members if s == stage.stage}
 
 

@@ -85,7 +85,7 @@ class StageUnits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class TracedCollective:
     """One communication of a step."""
 
     op: CollectiveOp
@@ -135,13 +135,13 @@ def _is_batch(table: StageTable, a: int, b: int) -> bool:
     return bool((together[0] & together[1]).mean() > 0.5)
 
 
-def meetings(table: OpTable) -> list[Meeting]:
+def meetings(table: OpTable) -> list[TracedCollective]:
     """Every communication of a step.
 
     Raises:
         FormatError: an operation of unknown type, or a message without its other end.
     """
-    found: list[Meeting] = []
+    found: list[TracedCollective] = []
     for stage in table.stages:
         for index, key in enumerate(stage.keys):
             found += _meetings_of(table, stage.stage, index, key)
@@ -155,22 +155,22 @@ def meetings(table: OpTable) -> list[Meeting]:
     return found
 
 
-def _meetings_of(table: OpTable, stage: int, index: int, key: OpKey) -> Iterator[Meeting]:
+def _meetings_of(table: OpTable, stage: int, index: int, key: OpKey) -> Iterator[TracedCollective]:
     own = (stage, index)
     if key.label in SENDS:
         peer = (stage + SENDS[key.label]) % table.n_stages
         receive = OpKey(label=key.label.replace("send", "recv"), sequence=key.sequence)
-        yield Meeting(
+        yield TracedCollective(
             op=CollectiveOp.SEND,
             members=(own, _find(table, peer, receive, stage, key)),
             group=Group.PIPELINE,
         )
     elif key.label in ACROSS_REPLICAS:
-        yield Meeting(op=ACROSS_REPLICAS[key.label], members=(own,), group=Group.DATA)
+        yield TracedCollective(op=ACROSS_REPLICAS[key.label], members=(own,), group=Group.DATA)
     elif key.label in (EMBEDDING, EVERYBODY):
         sharing = [s.stage for s in table.stages if key in s.keys]
         if stage == sharing[0]:
-            yield Meeting(
+            yield TracedCollective(
                 op=CollectiveOp.ALL_REDUCE,
                 members=tuple((s, table.stages[s].keys.index(key)) for s in sharing),
                 group=Group.WORLD if key.label == EVERYBODY else Group.EMBEDDING,

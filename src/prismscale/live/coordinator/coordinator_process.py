@@ -14,10 +14,10 @@ from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import PrismscaleError
-from prismscale.graph.store import load_graph
+from prismscale.graph.io import load_graph
 from prismscale.live.coordinator.core import Coordinator
 from prismscale.live.coordinator.rank_jitter import share_jitter
-from prismscale.live.coordinator.wire import Kind, Wire
+from prismscale.live.coordinator.wire import MessageKind, Wire
 from prismscale.processes.children import die_with_parent
 from prismscale.sim.program import compile_job
 
@@ -62,7 +62,7 @@ def _accept(listener: socket.socket) -> tuple[int, Wire]:
         if messages is None:
             raise PrismscaleError("a live rank ended before it was ready")
         for message in messages:
-            if message.kind == Kind.HELLO:
+            if message.kind == MessageKind.HELLO:
                 return message.position, wire
 
 

@@ -20,7 +20,7 @@ from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.coordinator.drift import DriftingDurations, MachineSpeed, captured_compute_ns
 from prismscale.live.coordinator.rank_jitter import CommonJitter
-from prismscale.live.coordinator.wire import Kind, Message, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.sim.engine import COMPUTE, Engine
 from prismscale.sim.program import JobProgram
 from prismscale.sim.state import latest
@@ -95,26 +95,26 @@ class Coordinator:
         origin = time.perf_counter_ns()
         for live in self._ranks.values():
             others = [pid for rank, pid in processes.items() if pid and rank != live.rank]
-            _send(live, Message(Kind.GO, 0, origin, {"processes": others}))
+            _send(live, Message(MessageKind.GO, 0, origin, {"processes": others}))
         # Virtual ranks begin while live ones still build their models.
         self._engine.advance()
 
     def handle(self, rank: int, message: Message) -> None:
         """Act on one message."""
         live = self._ranks[rank]
-        if message.kind == Kind.ARRIVE:
+        if message.kind == MessageKind.ARRIVE:
             self._arrive(live, message)
-        elif message.kind == Kind.UNCOVERED:
+        elif message.kind == MessageKind.UNCOVERED:
             self._uncovered(live, message)
-        elif message.kind == Kind.COMPUTED:
+        elif message.kind == MessageKind.COMPUTED:
             self._speed.observe(rank, message.time_ns)
-        elif message.kind == Kind.WHY:
+        elif message.kind == MessageKind.WHY:
             live.blocked = True
             # What was left for later is needed now.
             self._engine.advance()
             self._settle()
             self._explain(live, message.position)
-        elif message.kind == Kind.BYE:
+        elif message.kind == MessageKind.BYE:
             self.gone(rank)
 
     def gone(self, rank: int) -> None:
@@ -220,7 +220,7 @@ class Coordinator:
             if time_ns >= NEVER:
                 self._fault(live, self._hang_text())
             else:
-                _send(live, Message(Kind.RELEASE, position, time_ns))
+                _send(live, Message(MessageKind.RELEASE, position, time_ns))
         if released and not live.waiting:
             horizon = max(live.rank_class.trace.n_body, 1)
             newest = self._engine.position_of(live.rank_class.index)
@@ -238,7 +238,7 @@ class Coordinator:
         if end >= NEVER:
             self._fault(live, self._hang_text())
         else:
-            _send(live, Message(Kind.RELEASE, message.position, end))
+            _send(live, Message(MessageKind.RELEASE, message.position, end))
 
     def _explain(self, live: LiveRank, position: int) -> None:
         """Tell a waiting live rank that it waits for ever, if nobody can change that."""
@@ -250,7 +250,7 @@ class Coordinator:
             self._fault(other, str(error))
 
     def _fault(self, live: LiveRank, summary: str) -> None:
-        _send(live, Message(Kind.FAULT, 0, 0, {"summary": summary[:200_000]}))
+        _send(live, Message(MessageKind.FAULT, 0, 0, {"summary": summary[:200_000]}))
 
     def _hang_text(self) -> str:
         lines = list(dict.fromkeys(h.sentence() for h in self._engine.hangs))

@@ -20,7 +20,7 @@ _PEER = struct.Struct("3i")
 """Process, user, group."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message means; ``position`` is a stream position of the sender's trace."""
 
     HELLO = 0
@@ -50,7 +50,7 @@ class Kind(IntEnum):
 class Message:
     """One record."""
 
-    kind: Kind
+    kind: MessageKind
     position: int = 0
     time_ns: int = 0
     text: dict[str, Any] | None = None
@@ -111,4 +111,4 @@ class Wire:
             raw = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
             del self._buffer[: _HEADER.size + length]
             text = json.loads(raw) if raw else None
-            yield Message(Kind(kind), position, time_ns, text, computed_ns)
+            yield Message(MessageKind(kind), position, time_ns, text, computed_ns)

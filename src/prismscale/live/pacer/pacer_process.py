@@ -26,10 +26,9 @@ from typing import Any, Protocol
 
 from prismscale.durations.source import NEVER
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.coordinator.wire import Kind as Said
-from prismscale.live.coordinator.wire import Message, Wire
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.pacer.counters import CounterTimes, Prefixes
-from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Kind, Point, Record, Words
+from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Point, Record, WordKind, Words
 from prismscale.processes.children import die_with_parent
 
 ASK_AFTER_NS = 5_000_000_000
@@ -124,15 +123,15 @@ class Pacer:
         self.finished = True
 
     def _accept(self, record: Record) -> None:
-        if record.kind in (Kind.ARRIVE, Kind.UNCOVERED):
-            if record.kind == Kind.UNCOVERED:
+        if record.kind in (WordKind.ARRIVE, WordKind.UNCOVERED):
+            if record.kind == WordKind.UNCOVERED:
                 self._uncovered += 1
                 record = record._replace(position=UNCOVERED_BASE + self._uncovered)
             batch = self._batches.setdefault(record.gate, Batch())
             batch.unanswered.add(record.position)
             self._batch_of[record.position] = record.gate
             self._arrivals.setdefault(record.role, deque()).append(record)
-        elif record.kind == Kind.ISSUED:
+        elif record.kind == WordKind.ISSUED:
             self._batches[record.gate].issued = True
             self._answered(record.gate, self._batches[record.gate])
         else:
@@ -145,12 +144,12 @@ class Pacer:
         if reached is None:
             return False
         now = NEVER if record.hung else reached - self.origin_ns
-        if record.kind == Kind.ARRIVE:
-            self.wire.send(Message(Said.ARRIVE, record.position, now))
+        if record.kind == WordKind.ARRIVE:
+            self.wire.send(Message(MessageKind.ARRIVE, record.position, now))
         else:
             op = CollectiveOp(record.op).spelling
             text = {"op": op, "n_bytes": record.n_bytes, "role": record.role}
-            self.wire.send(Message(Said.UNCOVERED, record.position, now, text))
+            self.wire.send(Message(MessageKind.UNCOVERED, record.position, now, text))
         return True
 
     def _hear(self) -> None:
@@ -159,13 +158,13 @@ class Pacer:
             self.fail("the coordinator ended; its log says why")
             return
         for message in messages:
-            if message.kind == Said.RELEASE:
+            if message.kind == MessageKind.RELEASE:
                 gate = self._batch_of.pop(message.position)
                 batch = self._batches[gate]
                 batch.unanswered.discard(message.position)
                 batch.end_ns = max(batch.end_ns, message.time_ns)
                 self._answered(gate, batch)
-            elif message.kind == Said.FAULT:
+            elif message.kind == MessageKind.FAULT:
                 text = message.text or {}
                 self.fail(str(text.get("summary", "the communication never ends")))
 
@@ -182,15 +181,15 @@ class Pacer:
 
     def _settle(self, record: Record, now_ns: int) -> bool:
         """Act on what is next in program order; False while the device is not there yet."""
-        if record.kind == Kind.END:
+        if record.kind == WordKind.END:
             self._end()
             return True
         reached = self._times.at(record.at)
         if reached is None:
             return False
-        if record.kind == Kind.STEP:
+        if record.kind == WordKind.STEP:
             self.steps.append((reached - self.origin_ns, self.waited_ns, self.lag_ns))
-        elif record.kind == Kind.STRETCH:
+        elif record.kind == WordKind.STRETCH:
             self._stretch(record.gate, reached)
         else:
             after = self._times.at(Point(record.at.word, record.at.value + 1))
@@ -226,7 +225,7 @@ class Pacer:
             self._asked_ns = now_ns
         elif now_ns - self._asked_ns > ASK_AFTER_NS:
             self._asked_ns = now_ns
-            self.wire.send(Message(Said.WHY, min(unanswered), now_ns - self.origin_ns))
+            self.wire.send(Message(MessageKind.WHY, min(unanswered), now_ns - self.origin_ns))
 
     def _end(self) -> None:
         late = sorted(self.late_ns) or [0]

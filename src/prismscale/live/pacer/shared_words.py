@@ -98,7 +98,7 @@ class Points:
         return Point(word, self._values[word])
 
 
-class Kind(IntEnum):
+class WordKind(IntEnum):
     """What a live rank tells its pacer, in program order."""
 
     ARRIVE = 0
@@ -121,7 +121,7 @@ class Kind(IntEnum):
 class Record(NamedTuple):
     """One thing told."""
 
-    kind: Kind
+    kind: WordKind
     at: Point = Point(0, 0)
     gate: Point = Point(0, 0)
     position: int = 0
@@ -139,7 +139,7 @@ class Record(NamedTuple):
     def unpack(data: bytes | bytearray) -> list[Record]:
         """All records in ``data``, whose length must be a multiple of :data:`RECORD_BYTES`."""
         return [
-            Record(Kind(kind), Point(a, m), Point(b, n), position, role, op, n_bytes, hung)
+            Record(WordKind(kind), Point(a, m), Point(b, n), position, role, op, n_bytes, hung)
             for kind, a, m, b, n, position, role, op, n_bytes, hung in _RECORD.iter_unpack(data)
         ]
 

@@ -1,0 +1,105 @@
+"""Where the members of process groups sit: the part of a group that decides its collectives' time.
+
+Array axes: ``K`` group rank, ``G`` groups of a family.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.errors import UsageError
+
+_FAMILIES_KEPT = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class TopologyFootprint:
+    """Shape of one group on the nodes. Groups of equal shape take equal time."""
+
+    size: int
+    """Members."""
+    nodes: int
+    """Nodes that hold at least one member."""
+    most: int
+    """Members on the fullest node."""
+    least: int
+    """Members on the emptiest of its nodes."""
+
+
+def place(
+    ranks_KG: NDArray[np.int64], devices_per_node: int
+) -> tuple[tuple[TopologyFootprint, ...], NDArray[np.int64]]:
+    """The distinct placements of ``G`` groups, and the index of each group's own (length ``G``)."""
+    size, n_groups = ranks_KG.shape
+    if n_groups == 0:
+        return (), np.empty(0, dtype=np.int64)
+    node_KG = np.sort(ranks_KG // devices_per_node, axis=0)
+    starts_KG = np.ones((size, n_groups), dtype=bool)
+    np.not_equal(node_KG[1:], node_KG[:-1], out=starts_KG[1:])
+    nodes_G = starts_KG.sum(axis=0)
+
+    # Read group after group, each run of equal nodes reaches to the start of the next one.
+    start_at = np.flatnonzero(starts_KG.T.ravel())
+    run_lengths = np.diff(start_at, append=size * n_groups)
+    first_run_G = np.cumsum(nodes_G) - nodes_G
+    most_G = np.maximum.reduceat(run_lengths, first_run_G)
+    least_G = np.minimum.reduceat(run_lengths, first_run_G)
+
+    shapes, index_G = np.unique(
+        np.stack([nodes_G, most_G, least_G], axis=1), axis=0, return_inverse=True
+    )
+    placements = tuple(
+        TopologyFootprint(size=size, nodes=int(n), most=int(most), least=int(least))
+        for n, most, least in shapes
+    )
+    return placements, index_G.reshape(n_groups)
+
+
+class PlacementCache:
+    """Placements by identity of the rank table: a job asks about few tables, many times."""
+
+    def __init__(self, devices_per_node: int) -> None:
+        self._devices_per_node = devices_per_node
+        self._known: OrderedDict[int, _KnownFootprints] = OrderedDict()
+
+    def of(
+        self, ranks_KG: NDArray[np.int64]
+    ) -> tuple[tuple[TopologyFootprint, ...], NDArray[np.int64]]:
+        """:func:`place` of a table that does not change.
+
+        Raises:
+            UsageError: not a table of group ranks by groups, or a group without members.
+        """
+        known = self._known.get(id(ranks_KG))
+        if known is not None:
+            return known.placements, known.index_G
+        if ranks_KG.ndim != 2 or ranks_KG.shape[0] == 0:
+            raise UsageError(f"ranks of shape {ranks_KG.shape}; expected [group rank, group]")
+        placements, index_G = place(ranks_KG, self._devices_per_node)
+        # The table is kept alive with the entry, so that its id cannot come to name another one.
+        self._known[id(ranks_KG)] = _KnownFootprints(ranks_KG, placements, index_G)
+        if len(self._known) > _FAMILIES_KEPT:
+            self._known.popitem(last=False)
+        return placements, index_G
+
+    def spread(
+        self, ranks_KG: NDArray[np.int64], time_ns: Callable[[TopologyFootprint], int]
+    ) -> NDArray[np.int64]:
+        """``time_ns`` of every group's placement, asked once for each distinct one."""
+        placements, index_G = self.of(ranks_KG)
+        if len(placements) == 1:
+            return np.full(len(index_G), time_ns(placements[0]), dtype=np.int64)
+        times = np.fromiter((time_ns(at) for at in placements), np.int64, len(placements))
+        return times[index_G]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownFootprints:
+    ranks_KG: NDArray[np.int64]
+    placements: tuple[TopologyFootprint, ...]
+    index_G: NDArray[np.int64]

@@ -1,0 +1,269 @@
+"""Checkpoints on the null device: counted, priced, and not written.
+
+What a checkpoint holds has no bytes, and a folder that looks like a whole checkpoint would be
+loaded by ranks that start later. So the files of ``torch.distributed.checkpoint`` are written to
+nowhere, by torch's own code, which tells their exact sizes. Writing takes the time that
+:class:`~prismscale.devices.storage.Storage` says: the host's own, unless the program goes on
+meanwhile. Copies to the host run on the device as the program asks for them.
+
+Nothing waits in a thread: an asynchronous save does its work at once, and none of it costs the
+program anything but what it does itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from prismscale.analysis.emulated import CheckpointUse
+from prismscale.devices.null.saves.host_copies import HostCopies
+from prismscale.devices.null.saves.megatron import MegatronSaves
+from prismscale.devices.storage import Storage
+from prismscale.emulation.after_import import Change, changed, replace
+from prismscale.emulation.background import in_background, is_background
+
+_PACKAGE = "torch.distributed.checkpoint"
+
+
+class CheckpointLedger:
+    """What this rank has written, and what the program waited for it."""
+
+    def __init__(
+        self, library: ctypes.PyDLL, storage: Storage, optimizer_calls: Callable[[], int]
+    ) -> None:
+        self._library = library
+        self._storage = storage
+        self._optimizer_calls = optimizer_calls
+        self.uses: list[CheckpointUse] = []
+
+    def wrote(self, n_bytes: int, *, is_async: bool) -> None:
+        """The rank writes its part of a checkpoint; the host's time goes on with it."""
+        write_ns = self._storage.write_ns(n_bytes)
+        if not is_async:
+            self._library.ps_advance_host(write_ns)
+        self.uses.append(
+            CheckpointUse(
+                after_optimizer_calls=self._optimizer_calls(),
+                n_bytes=n_bytes,
+                is_async=is_async,
+                write_ns=write_ns,
+            )
+        )
+
+
+class NowhereFile(io.RawIOBase):
+    """A file to write to that keeps nothing but its length."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def write(self, data: Any) -> int:
+        """Count."""
+        n_bytes = memoryview(data).nbytes
+        self._length += n_bytes
+        return n_bytes
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._length
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """Of a file that can be forced to the disk: writers do."""
+        return _synced_file()
+
+
+@functools.cache
+def _synced_file() -> int:
+    return os.memfd_create("prismscale-checkpoint")
+
+
+class CheckpointSaves:
+    """torch's writers and stagers, and megatron-core's, on the null device."""
+
+    def __init__(self, library: ctypes.PyDLL, ledger: CheckpointLedger, copies: HostCopies) -> None:
+        self._library = library
+        self._ledger = ledger
+        self._copies = copies
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Save so meanwhile."""
+        with changed(self._changes()):
+            yield
+
+    def _changes(self) -> Mapping[str, Change]:
+        megatron = MegatronSaves(
+            self._ledger,
+            self._copies,
+            open_file=lambda path, mode: NowhereFile(),
+            beside=self._beside,
+        )
+        return {
+            f"{_PACKAGE}.filesystem": self._change_writers,
+            f"{_PACKAGE}._state_dict_stager": self._change_staging,
+            f"{_PACKAGE}.staging": self._change_stager,
+            f"{_PACKAGE}._async_thread_executor": self._change_executor,
+            f"{_PACKAGE}._async_process_executor": self._change_executor,
+            **megatron.changes(),
+        }
+
+    def _change_writers(self, module: Any, undo: ExitStack) -> None:
+        writer = module._FileSystemWriter
+        replace(undo, writer, "_write_data", self._counted(writer._write_data))
+        replace(undo, writer, "finish", lambda self, metadata, results: None)
+        for loader, non_blocking in (
+            (module._OverlappingCpuLoader, True),
+            (module._SerialCpuLoader, False),
+        ):
+            made = self._loading(loader.__init__, non_blocking)
+            replace(undo, loader, "__init__", made)
+
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _write_data(writer: Any, *arguments: Any, **named: Any) -> Any:
+            with to_nowhere(writer.fs):
+                written = original(writer, *arguments, **named)
+            n_bytes = sum(result.size_in_bytes for result in written.value())
+            self._ledger.wrote(n_bytes, is_async=is_background())
+            return written
+
+        return _write_data
+
+    def _loading(self, original: Callable[..., Any], non_blocking: bool) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(loader: Any, resolve_fun: Any, *arguments: Any, **named: Any) -> None:
+            def resolve(item: Any) -> torch.Tensor:
+                return self._copies.of_tensor(resolve_fun(item), non_blocking=non_blocking)
+
+            original(loader, resolve, *arguments, **named)
+
+        return begin
+
+    def _change_staging(self, module: Any, undo: ExitStack) -> None:
+        original = module.StateDictStager._stage_untyped_storage
+
+        @functools.wraps(original)
+        def _stage_untyped_storage(stager: Any, storage: Any, non_blocking: bool = False) -> Any:
+            copied = self._copies.of_storage(storage, non_blocking=non_blocking)
+            if copied is not None:
+                return copied
+            with self._copies.unasked():
+                return original(stager, storage, non_blocking)
+
+        replace(undo, module.StateDictStager, "_stage_untyped_storage", _stage_untyped_storage)
+
+    def _change_stager(self, module: Any, undo: ExitStack) -> None:
+        original = module.DefaultStager.stage
+
+        @functools.wraps(original)
+        def stage(stager: Any, state_dict: Any, **named: Any) -> Any:
+            if not stager._config.use_async_staging:
+                return original(stager, state_dict, **named)
+            stager._staging_future = staged = self._staged(stager, state_dict, named)
+            return staged
+
+        replace(undo, module.DefaultStager, "stage", stage)
+
+    def _staged(self, stager: Any, state_dict: Any, named: Mapping[str, Any]) -> StagedState:
+        """Issue the copies on the stager's stream; the host waits for none of them yet."""
+        stream = stager._staging_stream
+        stager._staging_stream = UnwaitedStream(stream)
+        try:
+            copied = stager._stage(state_dict, **named)
+        finally:
+            stager._staging_stream = stream
+        return StagedState(copied, stream.record_event())
+
+    def _change_executor(self, module: Any, undo: ExitStack) -> None:
+        replace(undo, module, "ThreadPoolExecutor", functools.partial(AtOnce, self._beside))
+
+    def _beside(self, work: Callable[[], Any]) -> Any:
+        """Do ``work``, which costs the program nothing."""
+        self._library.ps_unpriced(1)
+        try:
+            with in_background():
+                return work()
+        finally:
+            self._library.ps_unpriced(0)
+
+
+@contextmanager
+def to_nowhere(file_system: Any) -> Iterator[None]:
+    """Files that ``file_system`` makes are written to nowhere meanwhile, without checksums."""
+
+    @contextmanager
+    def create_stream(path: Any, mode: str) -> Iterator[NowhereFile]:
+        yield NowhereFile()
+
+    checked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    file_system.create_stream = create_stream
+    try:
+        yield
+    finally:
+        del file_system.create_stream
+        torch.serialization.set_crc32_options(checked)
+
+
+class AtOnce:
+    """In place of a pool of threads: what is submitted runs at once, through ``run``."""
+
+    def __init__(
+        self, run: Callable[[Callable[[], Any]], Any], *arguments: Any, **named: Any
+    ) -> None:
+        self._run = run
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """Run; the result is there."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(self._run(functools.partial(function, *arguments, **named)))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, wait: bool = True, **named: Any) -> None:
+        """Nothing runs."""
+
+
+class UnwaitedStream:
+    """A stream to issue work on, for which the thread that does so does not wait."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> Any:
+        return self._stream.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._stream.__exit__(*error)
+
+    def synchronize(self) -> None:
+        """Left to who asks for the copies."""
+
+
+class StagedState(Future[Any]):
+    """Copies on their way to the host: who wants them waits for the stream that makes them."""
+
+    def __init__(self, copied: Any, event: Any) -> None:
+        super().__init__()
+        self._event = event
+        self.set_result(copied)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The copies; the program waits for them, and who writes them does not."""
+        if not is_background():
+            self._event.synchronize()
+        return super().result(timeout)

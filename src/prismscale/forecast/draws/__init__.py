@@ -1,0 +1,1 @@
+"""Draws of all durations of a job, re-timed together."""

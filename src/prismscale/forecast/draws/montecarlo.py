@@ -1,0 +1,271 @@
+"""Monte Carlo: many draws of all durations, re-timed together, give the law of the step time.
+
+Draws are one more array axis of the engine, cut into chunks that fit a memory budget. A chunk's
+random numbers come from the seed and the chunk's number, so results do not depend on how many
+workers there are, or where. (They do depend on the chunks' size, and so on the budget.)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.durations.source import Duration, DurationSource, FactoredDurations
+from prismscale.errors import UsageError
+from prismscale.forecast.draws.executor import Executor, Serial
+from prismscale.graph.job_graph import JobGraph
+from prismscale.progress import StageUpdate
+from prismscale.sim.engine import Engine
+from prismscale.sim.program import ClassProgram, JobProgram, compile_job
+from prismscale.sim.state import Times
+from prismscale.sim.steady import Start, settle, simulated
+
+MOST_DRAWS_A_CHUNK = 128
+"""Beyond this an array of a class leaves the processor's cache and draws get dearer, not
+cheaper."""
+DRAWN_STEPS = 2
+"""The first lets draws enter the second one as differently as they would."""
+SAFETY = 2
+"""Times what is known to be held: messages under way, and the engine's temporaries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Some of the draws."""
+
+    index: int
+    draws: int
+    seed: int
+
+    def generator(self, *key: int) -> np.random.Generator:
+        """A stream of random numbers of its own for every ``key``, in whatever order asked."""
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(self.index, *key))
+        return np.random.Generator(np.random.SFC64(sequence))
+
+
+class DrawSource(Protocol):
+    """Random durations of a graph. Must be picklable."""
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """Durations with a draw axis of length ``chunk.draws``, a function of ``chunk`` alone."""
+        ...
+
+
+class LazyBody(Sequence[Duration]):
+    """Durations of a body that are drawn when the engine asks: all at once would not fit."""
+
+    @abstractmethod
+    def draw(self, node: int) -> Duration:
+        """Durations of one body node."""
+
+    @overload
+    def __getitem__(self, node: int) -> Duration: ...
+    @overload
+    def __getitem__(self, node: slice) -> Sequence[Duration]: ...
+    def __getitem__(self, node: int | slice) -> Duration | Sequence[Duration]:
+        if isinstance(node, slice):
+            return [self.draw(i) for i in range(*node.indices(len(self)))]
+        return self.draw(node)
+
+    def __iter__(self) -> Iterator[Duration]:
+        return (self.draw(i) for i in range(len(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonteCarlo:
+    """How many draws, and at what cost."""
+
+    draws: int = 1000
+    seed: int = 0
+    steps: int | None = None
+    """Consecutive steps a draw; the last one counts. 1 is enough where a step ends at a barrier of
+    all ranks, for then the next begins as this one did. None: see [Note: drawn steps]."""
+    memory_bytes: int = 2**30
+    """Of one worker, for times and durations."""
+
+    def __post_init__(self) -> None:
+        for name in ("draws", "steps", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; at least 1 is needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A run without variation: the one step that every command shows."""
+
+    graph: JobGraph
+    plain: DurationSource
+    """Without :attr:`factor_R`."""
+    factor_R: NDArray[np.float64]
+    """On each rank's computation: slow ranks."""
+    step_ns: int
+    steps: int | None
+    """Steps of the simulation that ends with it; None: until the job has settled."""
+
+    @property
+    def durations(self) -> DurationSource:
+        """What :attr:`step_ns` is made of."""
+        return FactoredDurations(graph=self.graph, durations=self.plain, factor_R=self.factor_R)
+
+    def slowed(self, factor_R: NDArray[np.float64]) -> Base:
+        """The same job with a further factor on each rank's computation; its step is not known."""
+        return replace(self, factor_R=self.factor_R * factor_R, step_ns=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadyDraws:
+    """No variation: every draw is the same (a :class:`DrawSource`)."""
+
+    base: Base
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """The run's own durations, whatever the chunk."""
+        return self.base.durations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What every worker needs."""
+
+    job: JobProgram
+    source: DrawSource
+    steps: int
+    """Drawn, after those of :attr:`start`."""
+    start: Start | None = None
+    """Where draws begin; None: at time 0, all ranks together."""
+
+
+def drawing(
+    job: JobProgram, source: DrawSource, *, base: Base | None, steps: int | None = None
+) -> Drawing:
+    """How draws come to the step that counts.
+
+    [Note: drawn steps] A step depends on how ranks enter it. So draws go on from where the run
+    without variation stands: from the settled job, or from as many steps as leave the drawn ones
+    their place in the simulation that ``prismscale run`` shows. The first drawn step makes the
+    entry into the second random, and the last one counts. Without variation that is the run's step,
+    to the nanosecond.
+
+    Args:
+        base: the run without variation; None: begin at time 0.
+        steps: to draw; None: :data:`DRAWN_STEPS`, or the run's own where it has fewer.
+    """
+    if base is None:
+        return Drawing(job=job, source=source, steps=steps or DRAWN_STEPS)
+    if base.steps is None:
+        start = settle(job, base.durations)
+        return Drawing(
+            job=job, source=source, steps=max(steps or DRAWN_STEPS, start.cycle), start=start
+        )
+    drawn = min(steps or DRAWN_STEPS, base.steps)
+    before = base.steps - drawn
+    start_or_none = simulated(job, base.durations, before) if before else None
+    return Drawing(job=job, source=source, steps=drawn, start=start_or_none)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Step times of all draws."""
+
+    step_ns_D: NDArray[np.int64]
+    config: MonteCarlo
+
+    def quantile_ns(self, q: float) -> float:
+        """Quantile of the step time."""
+        return float(np.quantile(self.step_ns_D, q))
+
+
+def draw_steps(
+    graph: JobGraph,
+    source: DrawSource,
+    config: MonteCarlo,
+    *,
+    base: Base | None = None,
+    executor: Executor | None = None,
+    progress: StageUpdate | None = None,
+) -> Draws:
+    """Step times of ``config.draws`` draws; see [Note: drawn steps].
+
+    Raises:
+        UsageError: a single draw does not fit the memory budget.
+        StuckError: the graph cannot run to its end.
+    """
+    job = compile_job(graph)
+    chunks = chunks_of(config, bytes_per_draw(job))
+    results: list[NDArray[np.int64]] = []
+    done = 0
+    shared = drawing(job, source, base=base, steps=config.steps)
+    for step_ns_D in (executor or Serial()).map(run_chunk, shared, chunks):
+        results.append(step_ns_D)
+        done += len(step_ns_D)
+        if progress is not None:
+            progress(done, config.draws)
+    return Draws(step_ns_D=np.concatenate(results), config=config)
+
+
+def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
+    """Step times ``[D]`` of one chunk: the period of the last simulated step (of as many as a cycle
+    of the settled job has)."""
+    start = shared.start
+    before = start.steps if start else 0
+    # Row 0: the end of the step before the drawn ones.
+    ends_TD = np.zeros((shared.steps + 1, chunk.draws), dtype=np.int64)
+    ends_TD[0] = start.end_ns if start else 0
+
+    def step_end(class_index: int, step: int, end: Times) -> None:
+        row = step - before + 1
+        if row >= 0:
+            np.maximum(ends_TD[row], end.max(axis=-1), out=ends_TD[row])
+
+    engine = Engine(
+        shared.job,
+        shared.source.chunk(chunk),
+        steps=before + shared.steps,
+        on_step_end=step_end,
+        start=start.state if start else None,
+    )
+    engine.run()
+    cycle = start.cycle if start else 1
+    return np.rint((ends_TD[-1] - ends_TD[-1 - cycle]) / cycle).astype(np.int64)
+
+
+def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:
+    """Cut the draws so that each chunk fits the budget.
+
+    Raises:
+        UsageError: one draw alone does not.
+    """
+    if draw_bytes > config.memory_bytes:
+        raise UsageError(
+            f"one draw needs about {draw_bytes:,} bytes, the budget is {config.memory_bytes:,}; "
+            "raise the budget (--memory)"
+        )
+    size = min(config.memory_bytes // draw_bytes, MOST_DRAWS_A_CHUNK, config.draws)
+    starts = range(0, config.draws, size)
+    return [
+        Chunk(index=i, draws=min(size, config.draws - first), seed=config.seed)
+        for i, first in enumerate(starts)
+    ]
+
+
+def bytes_per_draw(job: JobProgram) -> int:
+    """Estimate of what one draw holds at most: end times that somebody still needs."""
+    return 8 * SAFETY * sum(_most_alive(p) * p.n_members for p in job.classes)
+
+
+def _most_alive(program: ClassProgram) -> int:
+    alive = most = 0
+    first = program.n_prologue
+    # The second pass over the body starts with what the first left alive.
+    for x in range(first, first + 2 * program.n_body):
+        node = program.template(x)
+        alive += program.kept[node]
+        most = max(most, alive)
+        alive -= sum(x - distance >= first for distance in program.frees[node])
+    return max(most, 1)

@@ -1,0 +1,267 @@
+"""Draws from fitted laws: every node's duration from the law of its pool.
+
+What belongs together is drawn together: a collective once for all its members, a regime once for
+all communication of a step, a rank's spatial factor not at all (it persists). Each node of each
+class and step has a random stream of its own, so freezing one pool leaves all other draws as they
+were (common random numbers).
+
+Axes: ``D`` draws, ``M`` members of a class, ``G`` groups of a family, ``B`` body nodes, ``K``
+states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.durations.source import Duration, DurationSource
+from prismscale.errors import UsageError
+from prismscale.forecast.draws.lockstep import FusedGraph
+from prismscale.forecast.draws.montecarlo import Chunk, LazyBody
+from prismscale.forecast.laws.distributions import DurationDistribution, Empirical
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import NodeKind
+
+Floats = NDArray[np.float64]
+
+NO_LAW = -1
+"""A node that takes no time."""
+CHAIN_DRAWS = 2**16
+"""Draws that stand for the law of a fused chain: quantiles beyond 1 - 1/65,536 are not resolved."""
+
+REGIME_STREAM, NODE_STREAM = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLaw:
+    """Law of one node: what it computes, and what it communicates (a fused chain does both)."""
+
+    name: str
+    compute: DurationDistribution | None = None
+    communication: DurationDistribution | None = None
+    factor_K: Floats | None = None
+    """What each regime does to the communication; None: nothing."""
+    factors: tuple[str, ...] = ()
+    """Under which names it can be made steady; its own where there is none."""
+
+    def steady(self) -> NodeLaw:
+        """The same without variation: at its median, in every regime."""
+        compute, communication = (
+            Empirical(sorted_ns=one.quantile(np.array([0.5]))) if one is not None else None
+            for one in (self.compute, self.communication)
+        )
+        return replace(self, compute=compute, communication=communication, factor_K=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawDraws:
+    """Random durations of a graph from laws (a :class:`DrawSource`)."""
+
+    graph: JobGraph
+    laws: tuple[NodeLaw, ...]
+    law_CB: tuple[NDArray[np.int64], ...]
+    """Law of every body node, by class; :data:`NO_LAW` for none."""
+    factor_R: Floats | None = None
+    """Spatial factor on each rank's computation; None is 1 everywhere."""
+    regime_share_K: Floats | None = None
+    """How often each regime holds; it is drawn once a step for all communication. None: one."""
+    once_G: tuple[NDArray[np.int64], ...] | None = None
+    """By family, which draw each of its groups takes: groups that run in parallel through one node
+    find the network in one state. None: every group draws alone."""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.factor_R is not None and len(self.factor_R) != self.graph.world_size:
+            raise UsageError(
+                f"{len(self.factor_R)} speed factors for {self.graph.world_size} ranks"
+            )
+
+    def chunk(self, chunk: Chunk) -> DurationSource:
+        """See :class:`DrawSource`."""
+        return _LawChunk(self, chunk)
+
+    def freeze(self, laws: frozenset[int]) -> LawDraws:
+        """The same draws with some laws held at their median."""
+        kept = (law.steady() if i in laws else law for i, law in enumerate(self.laws))
+        return replace(self, laws=tuple(kept))
+
+
+class _LawChunk:
+    def __init__(self, source: LawDraws, chunk: Chunk) -> None:
+        self._source, self._chunk = source, chunk
+
+    def prologue(self, class_index: int) -> Sequence[Duration]:
+        return ()
+
+    def body(self, class_index: int, step: int) -> Sequence[Duration]:
+        return _LawBody(self._source, self._chunk, class_index, step)
+
+
+class _LawBody(LazyBody):
+    def __init__(self, source: LawDraws, chunk: Chunk, class_index: int, step: int) -> None:
+        self._source, self._chunk = source, chunk
+        self._class_index, self._step = class_index, step
+        self._law_B = source.law_CB[class_index]
+        self._rank_class = source.graph.classes[class_index]
+        self._regime_D = _draw_regime(source.regime_share_K, chunk, step)
+        factor = source.factor_R
+        self._factor_M = None if factor is None else factor[self._rank_class.members_M]
+
+    def __len__(self) -> int:
+        return len(self._law_B)
+
+    def draw(self, node: int) -> Duration:
+        index = int(self._law_B[node])
+        if index == NO_LAW:
+            return 0
+        law = self._source.laws[index]
+        rng = self._chunk.generator(NODE_STREAM, self._class_index, self._step, node)
+        width, share_G = self._columns(node)
+        shape = (self._chunk.draws, width)
+        total: Floats | float = 0.0
+        if law.compute is not None:
+            part = law.compute.sample(rng, shape)
+            total = part if self._factor_M is None else part * self._factor_M
+        if law.communication is not None:
+            part = law.communication.sample(rng, shape)
+            if self._regime_D is not None and law.factor_K is not None:
+                part = part * law.factor_K[self._regime_D][:, None]
+            total = total + part
+        drawn = np.rint(total).astype(np.int64)
+        return drawn if share_G is None or drawn.shape[1] == 1 else drawn.take(share_G, axis=1)
+
+    def _columns(self, node: int) -> tuple[int, NDArray[np.int64] | None]:
+        """How many draws a node needs, and which of them each group takes."""
+        trace = self._rank_class.trace
+        i = trace.n_prologue + node
+        if trace.kind_N[i] == NodeKind.COMPUTE:
+            return self._rank_class.size, None
+        family = self._rank_class.seats[int(trace.role_N[i])].family
+        if self._source.once_G is None:
+            return self._source.graph.families[family].n_groups, None
+        share_G = self._source.once_G[family]
+        return int(share_G.max()) + 1, share_G
+
+
+def _draw_regime(share_K: Floats | None, chunk: Chunk, step: int) -> NDArray[np.int64] | None:
+    if share_K is None:
+        return None
+    rng = chunk.generator(REGIME_STREAM, step)
+    return rng.choice(len(share_K), size=chunk.draws, p=share_K)
+
+
+def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws:
+    """Laws of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times, from those
+    of its nodes, and then drawn from. Exact where members draw independently and a set's ranks have
+    one spatial factor (they sit on one node).
+
+    Raises:
+        UsageError: ranks of one lockstep set with different spatial factors.
+    """
+    laws: list[NodeLaw] = []
+    known: dict[tuple[tuple[int, bool], ...], int] = {}
+    law_CB = []
+    for index, own in enumerate(fused.classes):
+        law_B = np.full(len(own.chains), NO_LAW, dtype=np.int64)
+        for b, chain in enumerate(own.chains):
+            parts = [(int(source.law_CB[index][n]), fused.is_compute(index, n)) for n in chain]
+            key = tuple(p for p in parts if p[0] != NO_LAW or not p[1])
+            if all(law == NO_LAW for law, _ in key):
+                continue
+            if key not in known:
+                known[key] = len(laws)
+                rng = np.random.default_rng([seed, len(laws)])
+                single = len(chain) == 1 and not fused.is_compute(index, chain[0])
+                laws.append(
+                    _tabulated(source.laws[key[0][0]])
+                    if single
+                    else _chain_law(source, key, fused.set_size, rng)
+                )
+            law_B[b] = known[key]
+        law_CB.append(law_B)
+    return LawDraws(
+        graph=fused.graph,
+        laws=tuple(laws),
+        law_CB=tuple(law_CB),
+        factor_R=_factors_of_sets(fused, source.factor_R),
+        regime_share_K=source.regime_share_K,
+        notes=source.notes,
+    )
+
+
+def _chain_law(
+    source: LawDraws,
+    parts: tuple[tuple[int, bool], ...],
+    set_size: int,
+    rng: np.random.Generator,
+) -> NodeLaw:
+    compute = np.zeros(CHAIN_DRAWS)
+    communication = np.zeros(CHAIN_DRAWS)
+    segment: Floats | None = None
+    for law_index, is_compute in parts:
+        law = source.laws[law_index] if law_index != NO_LAW else None
+        if is_compute and law is not None and law.compute is not None:
+            drawn = law.compute.sample(rng, (set_size, CHAIN_DRAWS))
+            segment = drawn if segment is None else segment + drawn
+            continue
+        if segment is not None:
+            compute += segment.max(axis=0)
+            segment = None
+        if law is not None and law.communication is not None:
+            communication += law.communication.sample(rng, (CHAIN_DRAWS,))
+    if segment is not None:
+        compute += segment.max(axis=0)
+    name = next(source.laws[i].name for i, _ in parts if i != NO_LAW)
+    if source.regime_share_K is None and source.factor_R is None:
+        # Nothing scales one part without the other, so one draw serves for both.
+        return NodeLaw(name=name, compute=Empirical(sorted_ns=np.sort(compute + communication)))
+    return NodeLaw(
+        name=name,
+        compute=Empirical(sorted_ns=np.sort(compute)) if compute.any() else None,
+        communication=Empirical(sorted_ns=np.sort(communication)) if communication.any() else None,
+        factor_K=_mean_factor([source.laws[i] for i, _ in parts if i != NO_LAW]),
+    )
+
+
+def _mean_factor(laws: list[NodeLaw]) -> Floats | None:
+    """Factor of a sum of communications, each weighted by its median."""
+    at = np.array([0.5])
+    found = [
+        (float(law.communication.quantile(at)[0]), law.factor_K)
+        for law in laws
+        if law.communication is not None and law.factor_K is not None
+    ]
+    if not found:
+        return None
+    weight = np.array([w for w, _ in found])
+    return np.asarray(weight @ np.stack([factor_K for _, factor_K in found]) / weight.sum())
+
+
+def _tabulated(law: NodeLaw) -> NodeLaw:
+    """The same law at :data:`CHAIN_DRAWS` evenly spaced quantiles: looking one up is quick."""
+    at = (np.arange(CHAIN_DRAWS) + 0.5) / CHAIN_DRAWS
+    compute, communication = (
+        Empirical(sorted_ns=one.quantile(at)) if one is not None else None
+        for one in (law.compute, law.communication)
+    )
+    return replace(law, compute=compute, communication=communication)
+
+
+def _factors_of_sets(fused: FusedGraph, factor_R: Floats | None) -> Floats | None:
+    if factor_R is None:
+        return None
+    factor_S = np.ones(fused.graph.world_size)
+    for own, small, large in zip(
+        fused.classes, fused.graph.classes, fused.origin.classes, strict=True
+    ):
+        factor_KF = factor_R[large.members_M[own.members_KF]]
+        if (factor_KF != factor_KF[0]).any():
+            raise UsageError(
+                "ranks of one lockstep set differ in speed; give one speed for each node, or "
+                "forecast without fusing (--no-fuse)"
+            )
+        factor_S[small.members_M] = factor_KF[0]
+    return factor_S

@@ -1,0 +1,103 @@
+"""Laws for a graph that was made by rule: durations known, their variation assumed or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.errors import UsageError
+from prismscale.forecast.draws.sampling import NO_LAW, LawDraws, NodeLaw
+from prismscale.forecast.laws.distributions import (
+    BodyAndTail,
+    DurationDistribution,
+    Empirical,
+    Gamma,
+    LogNormal,
+)
+from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.node import NodeKind
+
+COMMUNICATION_CV = 0.02
+"""Median over the communication pools of two production traces, waiting taken out; ``prismscale
+validate forecast`` prints it. Stalls are not in it: one pool in six had them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variation:
+    """How unsteady a cluster is, where it was not measured."""
+
+    compute_cv: float = 0.02
+    """Within a rank, from one execution to the next. PRISM (arXiv 2510.15596): a GEMM varies by
+    0.98-6.46 % over time on one GPU."""
+    communication_cv: float = COMMUNICATION_CV
+    stall_probability: float = 0.0
+    """Of a communication, to be a stall."""
+    stall_factor: float = 10.0
+    """How many times its ordinary time a stalled communication takes."""
+
+    def __post_init__(self) -> None:
+        if min(self.compute_cv, self.communication_cv) < 0:
+            raise UsageError("coefficients of variation must be 0 or more")
+        if not 0 <= self.stall_probability < 1 or self.stall_factor <= 1:
+            raise UsageError("stall_probability lies in [0, 1), stall_factor beyond 1")
+
+    def compute(self, mean_ns: float) -> DurationDistribution:
+        """Law of a computation: Gamma, so that sums of kernels stay in the family."""
+        if self.compute_cv == 0:
+            return Empirical(sorted_ns=np.array([mean_ns]))
+        shape = self.compute_cv**-2
+        return Gamma(shape=shape, scale=mean_ns / shape)
+
+    def communication(self, mean_ns: float) -> DurationDistribution:
+        """Law of a communication: LogNormal, with stalls where there are any."""
+        if self.communication_cv == 0:
+            body: DurationDistribution = Empirical(sorted_ns=np.array([mean_ns]))
+        else:
+            std_log = float(np.sqrt(np.log1p(self.communication_cv**2)))
+            body = LogNormal(mean_log=float(np.log(mean_ns)) - std_log**2 / 2, std_log=std_log)
+        if self.stall_probability == 0:
+            return body
+        return BodyAndTail(
+            body=body,
+            stall=self.stall_probability,
+            tail_from=2 * mean_ns,
+            tail_scale=(self.stall_factor - 2) * mean_ns if self.stall_factor > 2 else mean_ns,
+        )
+
+
+def vary(graph: JobGraph, durations: GraphDurations, variation: Variation) -> LawDraws:
+    """Laws for every node of ``graph`` around its known duration.
+
+    Where a family's groups differ in their communication time (uneven nodes) the slowest speaks for
+    all.
+    """
+    laws: dict[tuple[bool, str, int], int] = {}
+    table: list[NodeLaw] = []
+    law_CB = []
+    for rank_class in graph.classes:
+        law_B: NDArray[np.int64] = np.full(rank_class.trace.n_body, NO_LAW, dtype=np.int64)
+        for node, base in enumerate(durations.body(rank_class.index, 0)):
+            mean_ns = int(np.max(base))
+            if mean_ns == 0:
+                continue
+            is_compute, label = _describe(rank_class, node)
+            key = (is_compute, label, mean_ns)
+            if key not in laws:
+                laws[key] = len(table)
+                table.append(
+                    NodeLaw(name=label, compute=variation.compute(mean_ns))
+                    if is_compute
+                    else NodeLaw(name=label, communication=variation.communication(mean_ns))
+                )
+            law_B[node] = laws[key]
+        law_CB.append(law_B)
+    return LawDraws(graph=graph, laws=tuple(table), law_CB=tuple(law_CB))
+
+
+def _describe(rank_class: RankClass, node: int) -> tuple[bool, str]:
+    trace = rank_class.trace
+    i = trace.n_prologue + node
+    return bool(trace.kind_N[i] == NodeKind.COMPUTE), trace.labels[int(trace.label_N[i])]

@@ -1,0 +1,1 @@
+"""Laws of durations, of one kind of work and of the slowest of many."""

@@ -1,0 +1,204 @@
+"""Duration pools: which recorded durations are draws of the same thing.
+
+Nodes of equal signature (PRISM, arXiv 2510.15596: kernel name, shapes and lane; for collectives
+also the process group; for pipeline transfers their position) share a pool. Within a pool,
+variation between ranks (*spatial*: a slow chip stays slow) is kept apart from variation within a
+rank (*temporal*), because only the latter averages out.
+
+Axes: ``T`` recorded steps, ``X`` recorded ranks (computation) or groups (communication), ``R``
+ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.durations.samples import NodeSignature, StepSamples
+from prismscale.forecast.laws.distributions import Floats, check_durations
+from prismscale.graph.node import NodeKind
+
+OTSU_BINS = 64
+SAME_WITHIN = 2.0
+"""Positions whose medians lie within this factor are draws of the same thing; where they do not and
+fall apart clearly, the signature says too little (a gap before a kernel and one before a step)."""
+CLEAR_SEPARATION = 0.7
+"""Share of the variance that lies between Otsu's two classes, from which on they are two: an even
+spread has 0.75 of its variance there at most, a normal law 0.64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Durations that are draws of the same thing."""
+
+    signature: NodeSignature
+    ever_bubble: bool | None
+    """Send and receive: whether these positions hold waiting (Otsu); None for all else."""
+    nodes: tuple[tuple[int, int], ...]
+    """(class, body node) of every node that draws from it."""
+    durations_ns: Floats
+    spatial_cv: float
+    """Standard deviation between ranks' (or groups') means over the pool's mean."""
+    temporal_cv: float
+    """The same within a rank: root mean variance."""
+
+    @property
+    def name(self) -> str:
+        """For tables: label, group, stage, and whether it bubbles."""
+        s = self.signature
+        group = f" {s.group or 'group'}×{s.group_size}" if s.kind != NodeKind.COMPUTE else ""
+        bubble = {None: "", True: " (bubble)", False: " (no bubble)"}[self.ever_bubble]
+        stage = f" @{s.stage}" if s.stage >= 0 else ""
+        return f"{s.label}{group}{stage}{bubble}"
+
+
+def pools_of(samples: StepSamples) -> list[Pool]:
+    """All pools of a recording, in order of first appearance. Communication that another class
+    speaks for is left out.
+
+    Raises:
+        FormatError: durations that are negative or not finite.
+    """
+    rows: dict[NodeSignature, list[tuple[int, int]]] = {}
+    for rank_class in samples.graph.classes:
+        for node in range(rank_class.trace.n_body):
+            if _is_read(samples, rank_class.index, node):
+                key = samples.signature(rank_class.index, node)
+                rows.setdefault(key, []).append((rank_class.index, node))
+    found: list[Pool] = []
+    for signature, nodes in rows.items():
+        if signature.kind in (NodeKind.SEND, NodeKind.RECV):
+            for ever, part in _split_by_bubble(samples, nodes):
+                found.append(_pool(samples, signature, ever, part))
+        else:
+            for part in _split_by_size(samples, nodes):
+                found.append(_pool(samples, signature, None, part))
+    return found
+
+
+def rank_factors(samples: StepSamples) -> Floats:
+    """Spatial factor of every rank: how long its computation takes, over its peers'.
+
+    Peers are ranks with work of the same signature. The mean over its nodes of a rank's median
+    duration is held against the median of its peers' means; signatures are weighted by their share
+    of time, because a factor must show in what the rank mostly does. 1 where it has no peers.
+    """
+    factor_R = np.ones(samples.graph.world_size)
+    spent = [_spent(samples, c.index) for c in samples.graph.classes]
+    peers: dict[NodeSignature, list[Floats]] = {}
+    for of_class in spent:
+        for signature, median_NX in of_class.items():
+            peers.setdefault(signature, []).append(median_NX.mean(axis=0))
+    usual = {signature: float(np.median(np.concatenate(p))) for signature, p in peers.items()}
+    for rank_class, of_class in zip(samples.graph.classes, spent, strict=True):
+        if of_class:
+            own_X = sum(median_NX.sum(axis=0) for median_NX in of_class.values())
+            expected = sum(usual[s] * len(median_NX) for s, median_NX in of_class.items())
+            columns_M = samples.classes[rank_class.index].column_M
+            factor_R[rank_class.members_M] = (own_X / expected)[columns_M]
+    return factor_R
+
+
+def _spent(samples: StepSamples, class_index: int) -> dict[NodeSignature, Floats]:
+    """Median durations ``[N, X]`` of a class's computation, by signature."""
+    own = samples.classes[class_index]
+    found: dict[NodeSignature, list[Floats]] = {}
+    for node, ns_TX in enumerate(own.body_ns):
+        signature = samples.signature(class_index, node)
+        if signature.kind == NodeKind.COMPUTE:
+            median_X = np.broadcast_to(np.median(ns_TX, axis=0), (own.n_columns,))
+            found.setdefault(signature, []).append(median_X)
+    stacked = {signature: np.stack(parts) for signature, parts in found.items()}
+    return {signature: parts for signature, parts in stacked.items() if parts.any()}
+
+
+def otsu_threshold(values: Floats) -> float:
+    """The value that best cuts a sample in two (Otsu, IEEE Trans. SMC 9(1), 1979): between-class
+    variance is largest there. On logarithms, so that a long tail does not decide alone."""
+    logs = np.log(np.maximum(values, 1.0))
+    edges = np.linspace(logs.min(), logs.max(), OTSU_BINS + 1)
+    between = np.array([_between_variance(logs, logs <= edge) for edge in edges[1:-1]])
+    # Every edge in an empty stretch cuts the same way; the middle of the stretch is the safest.
+    best = np.flatnonzero(between >= between.max() * (1 - 1e-9))
+    return float(np.exp(edges[1:-1][best].mean()))
+
+
+def _between_variance(logs: Floats, low: NDArray[np.bool_]) -> float:
+    share = float(low.mean())
+    if share in (0.0, 1.0):
+        return 0.0
+    gap = float(logs[low].mean() - logs[~low].mean())
+    return share * (1 - share) * gap**2
+
+
+def _split_by_bubble(
+    samples: StepSamples, nodes: list[tuple[int, int]]
+) -> list[tuple[bool, list[tuple[int, int]]]]:
+    """Positions that never bubble and those that ever do; all in the first where none stand out."""
+    # A position that bubbles once is an ever-bubble position, so its longest duration speaks.
+    longest = np.array([samples.classes[c].body_ns[n].max() for c, n in nodes], dtype=np.float64)
+    if len(nodes) < 2 or longest.min() == longest.max():
+        return [(False, nodes)]
+    threshold = otsu_threshold(longest)
+    logs = np.log(np.maximum(longest, 1.0))
+    low = longest <= threshold
+    if _between_variance(logs, low) < CLEAR_SEPARATION * logs.var():
+        return [(False, nodes)]
+    never = [node for node, below in zip(nodes, low, strict=True) if below]
+    ever = [node for node, below in zip(nodes, low, strict=True) if not below]
+    return [(False, never), (True, ever)]
+
+
+def _split_by_size(
+    samples: StepSamples, nodes: list[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
+    """Positions of one signature, cut again and again where their medians clearly fall apart."""
+    medians = np.array([np.median(samples.classes[c].body_ns[n]) for c, n in nodes])
+    medians = np.maximum(medians, 1.0)
+    if medians.max() <= SAME_WITHIN * medians.min():
+        return [nodes]
+    logs, low = np.log(medians), medians <= otsu_threshold(medians)
+    if low.all() or _between_variance(logs, low) < CLEAR_SEPARATION * logs.var():
+        return [nodes]
+    below = [node for node, is_low in zip(nodes, low, strict=True) if is_low]
+    above = [node for node, is_low in zip(nodes, low, strict=True) if not is_low]
+    return [*_split_by_size(samples, below), *_split_by_size(samples, above)]
+
+
+def _is_read(samples: StepSamples, class_index: int, node: int) -> bool:
+    """False for the copies of a communication that hold zeros because another class speaks."""
+    rank_class = samples.graph.classes[class_index]
+    trace = rank_class.trace
+    i = trace.n_prologue + node
+    kind = trace.kind_N[i]
+    if kind == NodeKind.COMPUTE or kind == NodeKind.SEND:
+        return True
+    if kind == NodeKind.RECV:
+        return False
+    table = samples.graph.families[rank_class.seats[int(trace.role_N[i])].family].ranks_KG
+    return bool(samples.graph.class_of_R[table[0, 0]] == class_index)
+
+
+def _pool(
+    samples: StepSamples,
+    signature: NodeSignature,
+    ever_bubble: bool | None,
+    nodes: list[tuple[int, int]],
+) -> Pool:
+    arrays = [samples.classes[c].body_ns[n].astype(np.float64) for c, n in nodes]
+    flat = check_durations(np.concatenate([a.ravel() for a in arrays]), signature.label)
+    mean = float(flat.mean())
+    # Positions of one signature may differ in their mean (a longer first microbatch): that is
+    # neither spatial nor temporal, so both are taken within a position.
+    between = float(np.mean([a.mean(axis=0).var() for a in arrays]))
+    within = float(np.mean([a.var(axis=0).mean() for a in arrays]))
+    return Pool(
+        signature=signature,
+        ever_bubble=ever_bubble,
+        nodes=tuple(nodes),
+        durations_ns=flat,
+        spatial_cv=float(np.sqrt(between)) / mean if mean else 0.0,
+        temporal_cv=float(np.sqrt(within)) / mean if mean else 0.0,
+    )

@@ -1,0 +1,1 @@
+"""Other layouts of a job, composed by rules."""

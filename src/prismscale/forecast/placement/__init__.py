@@ -1,0 +1,1 @@
+"""Which node hosts which rank."""

@@ -1,0 +1,1 @@
+"""Results beside public measurements: the rows of ``docs/accuracy.md``."""

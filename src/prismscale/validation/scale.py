@@ -1,0 +1,153 @@
+"""What a forecast costs: draws of a job of 8,192 ranks, and the curve to 65,536.
+
+The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches, 16 tensor-parallel collectives in each
+pass: 35.5 million rank-nodes a step at 8,192 ranks. Draws run on the fused graph
+(:mod:`~prismscale.forecast.draws.lockstep`); that it has the law of the whole one is checked on a
+small job.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import AnalyticCollectiveModel
+from prismscale.errors import GraphError
+from prismscale.forecast.draws.executor import LocalProcesses
+from prismscale.forecast.draws.lockstep import FusedGraph, fuse
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
+from prismscale.forecast.draws.variation import Variation, vary
+from prismscale.forecast.layouts.layout import (
+    Layout,
+    Move,
+    PassCosts,
+    build_layout,
+    median_durations,
+)
+from prismscale.graph.node import CollectiveOp
+from prismscale.validation.goodness import ks_two_sample
+from prismscale.validation.rows import Row
+
+COSTS = PassCosts(
+    forward_ns=10**7,
+    input_gradient_ns=10**7,
+    weight_gradient_ns=10**7,
+    optimizer_ns=2 * 10**7,
+    forward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**25),) * 16,
+    backward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**25),) * 16,
+    boundary_bytes=2**25,
+    step_moves=(Move(CollectiveOp.ALL_REDUCE, 2**30, "dp"),),
+)
+VARIATION = Variation(compute_cv=0.03, communication_cv=0.1, stall_probability=1e-5)
+CURVE = {8: 1_024, 64: 8_192, 128: 16_384, 256: 32_768, 512: 65_536}
+"""World size by data-parallel width."""
+BARRED = 64
+"""The width that has a bar."""
+FEWER = 4
+"""Times fewer draws beyond it: time goes with their number, and the curve is to take minutes."""
+REJECTED_AT_1_PERCENT = 1.63
+"""Times √(2/n): KS distance of two samples that equal laws exceed once in a hundred times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleJob:
+    """Laws of a job, whole and fused."""
+
+    whole: LawDraws
+    fused: FusedGraph
+    laws: LawDraws
+    prepared_s: float
+
+
+def validate(
+    *, draws: int = 1_000, workers: int = 2, steps: int = 2, most_ranks: int = 65_536
+) -> list[Row]:
+    """All rows of this module; timings mean something on an idle machine only.
+
+    Args:
+        draws: of the job that has a bar, and of smaller ones; :data:`FEWER` beyond.
+        workers: local processes; the bar is for two cores.
+        steps: simulated steps a draw.
+        most_ranks: where the curve ends.
+    """
+    rows = check_small(2_000)
+    for dp, ranks in CURVE.items():
+        if ranks <= most_ranks:
+            rows += measure(dp, draws if dp <= BARRED else draws // FEWER, workers, steps)
+            if dp == BARRED:
+                name = "8,192 ranks: peak memory, this process and twice its largest worker"
+                rows.append(Row.at_most(name, peak_rss_gb(), 8.0, "GB"))
+    return rows
+
+
+def prepare(layout: Layout) -> ScaleJob:
+    """Build and fuse the job of a layout."""
+    began = time.perf_counter()
+    graph = build_layout(layout, COSTS)
+    model = AnalyticCollectiveModel(Cluster.load("h100-sxm"))
+    whole = vary(graph, median_durations(graph, model), VARIATION)
+    fused = fuse(graph)
+    if fused is None:
+        raise GraphError(f"{layout.name} has no lockstep sets")
+    laws = fuse_laws(fused, whole)
+    return ScaleJob(whole=whole, fused=fused, laws=laws, prepared_s=time.perf_counter() - began)
+
+
+def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
+    """Time draws of one world size."""
+    job = prepare(Layout(tp=8, pp=16, dp=dp, microbatches=64))
+    config = MonteCarlo(draws=draws, steps=steps)
+    began = time.perf_counter()
+    executor = LocalProcesses(workers=workers)
+    drawn = draw_steps(job.fused.graph, job.laws, config, executor=executor).step_ns_D
+    took_s = time.perf_counter() - began
+    origin = job.fused.origin
+    name = f"{origin.world_size:,} ranks"
+    covered = origin.n_rank_nodes * steps * draws
+    drawn_nodes = job.fused.graph.n_rank_nodes * steps * draws
+    p50, p95 = np.quantile(drawn, [0.5, 0.95]) / 1e9
+    whole_s = job.prepared_s + took_s
+    total = f"{name}: {draws:,} draws, all in, on {workers} cores"
+    return [
+        Row.at_most(total, whole_s, 120.0, "s") if dp == BARRED else Row.told(total, whole_s, "s"),
+        Row.told(f"{name}: graph, laws and fusing", job.prepared_s, "s"),
+        Row.told(f"{name}: rank-nodes stood for, a second", covered / took_s / 1e6, "M"),
+        Row.told(f"{name}: rank-nodes for each one that is drawn", covered / drawn_nodes),
+        Row.told(f"{name}: step p50", p50, "s"),
+        Row.told(f"{name}: step p95", p95, "s"),
+    ]
+
+
+def check_small(draws: int) -> list[Row]:
+    """Fused against whole graph on a small job; what drawing parallel groups once is worth."""
+    job = prepare(Layout(tp=8, pp=4, dp=2, microbatches=4))
+    config = MonteCarlo(draws=draws, steps=1)
+    origin = job.fused.origin
+    together = replace(job.whole, once_G=job.fused.fused_group)
+    whole, apart, fused = (
+        draw_steps(graph, laws, config).step_ns_D.astype(np.float64)
+        for graph, laws in (
+            (origin, together),
+            (origin, job.whole),
+            (job.fused.graph, job.laws),
+        )
+    )
+    critical = float(REJECTED_AT_1_PERCENT * np.sqrt(2 / draws))
+    name = f"64 ranks, {draws:,} draws: fused against whole graph"
+    off = (np.median(fused) / np.median(apart) - 1) * 100
+    return [
+        Row.at_most(f"{name}, KS", ks_two_sample(whole, fused), critical),
+        Row.told(f"{name} with parallel groups drawn apart, median", float(off), "%"),
+    ]
+
+
+def peak_rss_gb() -> float:
+    """Of this process and, for each of its two workers, the largest that has ended."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return (own + 2 * largest_child) * 1024 / 1e9
