@@ -11,16 +11,14 @@ import copy
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup
 
+from prismscale.emulation.entry_points import EntryPoints
 from prismscale.errors import UsageError
-
-if TYPE_CHECKING:
-    from prismscale.emulation.process_group import EmulatedProcessGroup
 
 _COMMUNICATIONS = frozenset(
     {
@@ -136,7 +134,7 @@ class EmulatedBackend:
         self._options = options if isinstance(options, c10d.Backend.Options) else self.Options()
         if timeout is not None:
             self._options._timeout = timeout
-        self.group: weakref.ref[EmulatedProcessGroup] | None = None
+        self.group: weakref.ref[EntryPoints] | None = None
         self.anchor = _anchor(rank, size)
         self._n_splits = 0
 
