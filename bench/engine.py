@@ -1,7 +1,7 @@
 """How fast the engine re-times a job, on one core.
 
 Run ``python bench/engine.py [--json PATH]`` on an otherwise idle machine: times are wall clock. The
-job is the synthetic 1F1B step of ``tests/jobs.py``: TP 8 × PP 16 × DP 64 (8,192 ranks) and DP 512
+job is the synthetic 1F1B step of ``tests/support/jobs.py``: TP 8 × PP 16 × DP 64 (8,192 ranks) and DP 512
 (65,536 ranks), 64 microbatches. A rank-node is one node of one rank in one step: what a flat
 simulator would have to touch. With one duration per class the engine never expands a class to its
 members, so that rate counts ranks answered for; with a duration per member it touches each.
@@ -21,7 +21,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from jobs import RecordedDurations, job_from_traces, pipeline_traces
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.graph.io import GRAPH_FILE, load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph
@@ -30,6 +29,7 @@ from prismscale.graph.verify import verify
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
 from prismscale.validation.rows import Row, finish
+from support.jobs import RecordedDurations, job_from_traces, pipeline_traces
 
 STEPS = 3
 

@@ -3,7 +3,7 @@
     python bench/faults.py [--json PATH] [--kills N]
 
 The llama example (debug) at world size 1,024: a straggler, against the bounds that arithmetic
-gives; the same at 64 ranks against the oracle of ``tests/oracle.py``, which walks every event of
+gives; the same at 64 ranks against the oracle of ``tests/support/oracle.py``, which walks every event of
 every rank; a hung rank and the groups that must be named. Then a small job with two live ranks is
 ended by SIGINT, SIGTERM and SIGKILL at moments spread over its whole run: nobody and nothing may
 be left.
@@ -26,8 +26,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from jobs import job_from_traces
-from oracle import simulate_ranks
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
@@ -39,8 +37,10 @@ from prismscale.graph.node import NodeKind
 from prismscale.sim.retime import MOST_SAMPLED_STEPS, STEPS
 from prismscale.sim.timeline import simulate
 from prismscale.validation.rows import Row, finish
-from runs import FEW, command, environment, left_running, results, write_program
-from traces import loop_trace
+from support.jobs import job_from_traces
+from support.oracle import simulate_ranks
+from support.runs import FEW, command, environment, left_running, results, write_program
+from support.traces import loop_trace
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 PROGRAM = [EXAMPLE, "--device", "cpu", "--model", "debug", "--tp", "8", "--pp", "4"]

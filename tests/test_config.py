@@ -11,7 +11,7 @@ from prismscale.cluster import Cluster
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
-from runs import write_program
+from support.runs import write_program
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+"""Captures as processes: collected, reused, and told apart when they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.launcher import CaptureRunner, failure_of
+from prismscale.errors import (
+    FormatError,
+    MismatchError,
+    PrismscaleError,
+    ScriptError,
+    StorageError,
+    StuckError,
+    UsageError,
+)
+from prismscale.graph.io import save_trace
+from prismscale.processes.children import Child
+from support.runs import write_program
+from support.traces import loop_trace
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> CaptureSpec:
+    return CaptureSpec(
+        rank=0,
+        world_size=4,
+        local_world_size=4,
+        target=str(write_program(tmp_path / "program")),
+        is_module=False,
+        args=("--lr", "1"),
+        device="cpu",
+        samples=2,
+        step_marker="marker:step_ends",
+        track_memory=False,
+        communication_load=False,
+        payloads=str(tmp_path / "payloads"),
+        out=str(tmp_path),
+    )
+
+
+def test_ranks_are_captured_side_by_side(spec: CaptureSpec, tmp_path: Path) -> None:
+    """Each in its own process, with its own trace; progress is told."""
+    seen: list[tuple[int, int]] = []
+    runner = CaptureRunner(
+        spec=spec, logs=tmp_path / "logs", progress=lambda *state: seen.append(state)
+    )
+    runner.capture([0, 3])
+    assert {r: t.rank for r, t in runner.traces.items()} == {0: 0, 3: 3}
+    assert runner.traces[0].fingerprint() == runner.traces[3].fingerprint()
+    assert seen == [(1, 2), (2, 2)]
+    assert "together" in (tmp_path / "logs" / "capture-rank-3.log").read_text()
+
+
+def test_a_capture_that_is_there_is_read(spec: CaptureSpec, tmp_path: Path) -> None:
+    """No process is started: there is no log."""
+    save_trace(loop_trace(4, 8, rank=2), replace(spec, rank=2).trace_path)
+    runner = CaptureRunner(spec=spec, logs=tmp_path / "logs")
+    runner.capture([2])
+    assert runner.traces[2].rank == 2
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_capture_that_is_damaged_is_refused(spec: CaptureSpec, tmp_path: Path) -> None:
+    """With the option that makes a new one."""
+    spec.trace_path.write_text("not a trace")
+    with pytest.raises(FormatError, match="--fresh"):
+        CaptureRunner(spec=spec, logs=tmp_path / "logs").capture([0])
+
+
+def ended(folder: Path, code: int, said: str = "last words") -> Child:
+    """A process that ended."""
+    log = folder / "log"
+    log.write_text(said)
+    process = subprocess.Popen([sys.executable, "-S", "-c", f"import os; os._exit({code})"])
+    process.wait()
+    return Child(name="5", process=process, log=log)
+
+
+def failure(folder: Path, code: int = 3, **told: object) -> PrismscaleError:
+    """The error of rank 5, which left a file if ``told``."""
+    path = folder / "rank-5.error.json"
+    if told:
+        path.write_text(json.dumps({"rank": 5, "traceback": "Traceback", **told}))
+    return failure_of(ended(folder, code), 5, path, "capture")
+
+
+def test_a_programs_exception_keeps_its_traceback(tmp_path: Path) -> None:
+    """And its rank."""
+    error = failure(tmp_path, ours=False, kind="ValueError", summary="ValueError: bad")
+    assert isinstance(error, ScriptError)
+    assert (error.rank, error.traceback) == (5, "Traceback")
+    assert str(error) == "the program failed on rank 5 during capture: ValueError: bad"
+
+
+def test_a_program_that_gives_up_is_quoted(tmp_path: Path) -> None:
+    """It has said why; a traceback through argparse would say nothing."""
+    error = failure(tmp_path, ours=False, kind="SystemExit", summary="SystemExit: 2")
+    assert isinstance(error, ScriptError)
+    assert error.traceback == ""
+    assert "last words" in str(error)
+
+
+def test_a_process_without_an_error_is_quoted(tmp_path: Path) -> None:
+    """A crash below Python."""
+    assert "rank 5 exited with code 9 during capture" in str(failure(tmp_path, code=9))
+    assert "last words" in str(failure(tmp_path, code=9))
+
+
+@pytest.mark.parametrize(
+    "kind", [UsageError, MismatchError, StuckError, FormatError, StorageError, PrismscaleError]
+)
+def test_our_own_errors_keep_their_kind(tmp_path: Path, kind: type[PrismscaleError]) -> None:
+    """And so the command's exit code; the rank is named once."""
+    for summary in ("no steps", "rank 5: no steps"):
+        error = failure(tmp_path, ours=True, kind=kind.__name__, summary=summary)
+        assert type(error) is kind
+        assert str(error) == "rank 5: no steps"
+
+
+def test_a_rank_that_cannot_even_write_its_error_has_a_full_disk(tmp_path: Path) -> None:
+    """Its exit code says so."""
+    error = failure(tmp_path, code=74)
+    assert isinstance(error, StorageError)
+    assert str(tmp_path) in str(error)
+
+
+def test_a_spec_survives_its_file(spec: CaptureSpec, tmp_path: Path) -> None:
+    """Lists become tuples again."""
+    spec.save(tmp_path / "spec.json")
+    assert CaptureSpec.load(tmp_path / "spec.json") == spec
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"args": 1}'])
+def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str) -> None:
+    """Named, whatever is in it."""
+    path = tmp_path / "spec.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"spec\.json does not describe a captured rank"):
+        CaptureSpec.load(path)
+
+
+def test_a_measurement_of_nothing_is_refused(spec: CaptureSpec) -> None:
+    """At least one step."""
+    with pytest.raises(UsageError, match="at least 1 step"):
+        replace(spec, samples=0)
+    with pytest.raises(UsageError, match="allowed"):
+        replace(spec, device="abacus")

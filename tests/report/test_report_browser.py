@@ -1,0 +1,86 @@
+"""The report in a real browser."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from prismscale.report.html import render
+from prismscale.report.sections import run_sections
+from support.browser import open_page
+from support.report_job import report_run
+
+PROBE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const count = (what) => document.querySelectorAll(what).length;
+  const canvas = document.querySelector(".timeline canvas");
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const box = canvas.getBoundingClientRect();
+  for (let x = box.left + 80; x < box.right; x += 3)
+    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: box.top + 50 }));
+  document.documentElement.dataset.probe = JSON.stringify({
+    heard: heard,
+    requests: performance.getEntriesByType("resource").map((e) => e.name),
+    bars: count("#plot-steps .bars .point path"),
+    points: count("#plot-live .scatterlayer .point"),
+    memory: count("#plot-memory .bars .point path"),
+    marks: Number(canvas.dataset.marks),
+    painted: pixels.some((value) => value > 0),
+    tip: document.querySelector(".timeline .tip").textContent,
+    overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    foreign: count("img, [onclick], main b:not(.tip b)"),
+    text: document.querySelector("main").innerText,
+  });
+}, 500));
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a pipeline with two live ranks, opened on a narrow screen."""
+    result, timeline, _ = report_run()
+    page = render(result, run_sections(result, timeline))
+    return open_page(page, PROBE, tmp_path_factory.mktemp("browser"))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a program whose names are markup."""
+    evil = "</script><img src=x onerror=alert(1)><b onclick=alert(2)>{{7*7}}"
+    result, timeline, _ = report_run(command=evil, data_name=evil, pp=2)
+    page = render(result, run_sections(result, timeline))
+    return open_page(page, PROBE, tmp_path_factory.mktemp("hostile"))
+
+
+def test_plots_are_drawn(seen: dict[str, Any]) -> None:
+    """Every plot has marks: four stages, two ranks of twelve steps."""
+    assert seen["bars"] >= 4 * 5
+    assert seen["points"] == 2 * 12
+    assert seen["memory"] == 4
+
+
+def test_timeline_is_drawn_and_explains_itself(seen: dict[str, Any]) -> None:
+    """The canvas is painted, and pointing at a bar says what it is, on which rank."""
+    assert seen["marks"] > 200
+    assert seen["painted"]
+    assert re.search(r"s on rank \d+$", seen["tip"])
+
+
+def test_nothing_fails_and_nothing_is_requested(seen: dict[str, Any]) -> None:
+    """No error on the console, nothing that the page's policy had to block, no request."""
+    assert seen["heard"] == []
+    assert seen["requests"] == []
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(seen: dict[str, Any]) -> None:
+    """The page is as wide as the screen."""
+    assert seen["overflow"] == 0
+
+
+def test_names_of_users_stay_text(hostile: dict[str, Any]) -> None:
+    """Markup in a command or group name is shown, not run."""
+    assert hostile["heard"] == []
+    assert hostile["foreign"] == 0
+    assert "<img src=x onerror=alert(1)><b onclick=alert(2)>{{7*7}}" in hostile["text"]

@@ -1,0 +1,1 @@
+"""What several tests need: jobs, traces, oracles, runs."""
