@@ -19,6 +19,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check src tests bench examples
 	$(BIN)/ruff format --check src tests bench examples
 	$(BIN)/lint-imports
+	$(BIN)/python bench/house.py
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from error_summary import summarize_errors
 from prismscale.cluster import Cluster, Link
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.cost.topology import TopologyFootprint
-from prismscale.cost.validation import summarize_errors
 from prismscale.graph.node import CollectiveOp
 from prismscale.validation.rows import Row, finish
 

@@ -1,8 +1,8 @@
 """How fast the engine re-times a job, on one core.
 
 Run ``python bench/engine.py [--json PATH]`` on an otherwise idle machine: times are wall clock. The
-job is the synthetic 1F1B step of ``tests/support/jobs.py``: TP 8 × PP 16 × DP 64 (8,192 ranks) and DP 512
-(65,536 ranks), 64 microbatches. A rank-node is one node of one rank in one step: what a flat
+job is the synthetic 1F1B step of ``tests/support/jobs.py``: TP 8 × PP 16 × DP 64 (8,192 ranks) and
+DP 512 (65,536 ranks), 64 microbatches. A rank-node is one node of one rank in one step: what a flat
 simulator would have to touch. With one duration per class the engine never expands a class to its
 members, so that rate counts ranks answered for; with a duration per member it touches each.
 """
@@ -58,8 +58,9 @@ def measure(dp: int, label: str) -> list[Row]:
     built_s, graph = timed(lambda: job_from_traces(pipeline_traces(16, dp, 8, 64)))
     verified_s, _ = timed(lambda: verify(graph))
     compiled_s, program = timed(lambda: compile_job(graph))
+    stored = sum(c.trace.n_nodes for c in graph.classes)
     print(
-        f"{label}: {len(graph.classes)} classes, {graph.n_class_nodes:,} stored nodes, "
+        f"{label}: {len(graph.classes)} classes, {stored:,} stored nodes, "
         f"{graph.n_rank_nodes:,} rank-nodes a step"
     )
     rows = [Row.told(f"{label}: build to compiled", built_s + verified_s + compiled_s, "s")]

@@ -3,10 +3,10 @@
     python bench/faults.py [--json PATH] [--kills N]
 
 The llama example (debug) at world size 1,024: a straggler, against the bounds that arithmetic
-gives; the same at 64 ranks against the oracle of ``tests/support/oracle.py``, which walks every event of
-every rank; a hung rank and the groups that must be named. Then a small job with two live ranks is
-ended by SIGINT, SIGTERM and SIGKILL at moments spread over its whole run: nobody and nothing may
-be left.
+gives; the same at 64 ranks against the oracle of ``tests/support/oracle.py``, which walks every
+event of every rank; a hung rank and the groups that must be named. Then a small job with two live
+ranks is ended by SIGINT, SIGTERM and SIGKILL at moments spread over its whole run: nobody and
+nothing may be left.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ import torch
 from prismscale.devices.cuda import CudaStreams, require_cuda, start_cuda
 from prismscale.errors import UsageError
 from prismscale.files import write_json
-from prismscale.live.coordinator.wire import Message, Wire
-from prismscale.live.coordinator.wire import WordKind as Said
+from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
 from prismscale.live.pacer.shared_words import Points, Record, WordKind, Words
@@ -226,7 +225,7 @@ def measure_release(options: argparse.Namespace, scratch: Path) -> list[Row]:
             signals.hold(stream, gate)
             ended = streams.record(stream)
             arrived = (coordinator.receive(None) or [])[0]
-            release = Message(Said.RELEASE, position, arrived.time_ns + asked_ns)
+            release = Message(MessageKind.RELEASE, position, arrived.time_ns + asked_ns)
             coordinator.send(release)
             streams.synchronize(ended)
             errors_us.append((streams.elapsed_ns(began, ended) - asked_ns) / 1e3)

@@ -27,9 +27,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prismscale.devices.null import ops, runtime
+from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import device_spec
 from prismscale.validation.rows import Row, finish
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support import op_log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,22 +165,22 @@ def measure(layers: int, steps: int) -> list[Row]:
     step = make_step(layers)
     first = timed(step)
     plain, recorded, wall = [], [], []
-    ops.drain_ops()
+    op_log.drain_ops()
     for _ in range(steps):
-        ops.record_ops(False)
+        op_log.record_ops(False)
         plain.append(timed(step, time.process_time))
         wall.append(timed(step))
-        ops.record_ops()
+        op_log.record_ops()
         recorded.append(timed(step, time.process_time))
-    launched = len(ops.drain_ops()) / steps
+    launched = len(op_log.drain_ops()) / steps
     with Calls() as calls:
         step()
-    ops.drain_ops()
+    op_log.drain_ops()
     left = torch.empty(256, 256, device="cuda")
     small = torch.empty(2, 2)
     with torch.no_grad():
         on = per_call_us(lambda: left.add_(left))
-        ops.record_ops(False)
+        op_log.record_ops(False)
         off = per_call_us(lambda: left.add_(left))
         cpu = per_call_us(lambda: small.add_(small))
         allocating = per_call_us(lambda: left + left)

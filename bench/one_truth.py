@@ -324,10 +324,7 @@ def main() -> int:
             longer(folder)
         for part in chosen:
             found = PARTS[part](Runs(folder, limit_s=LIMIT_S))
-            rows += [
-                Row(name=f"{part} | {r.name}", value=r.value, unit=r.unit, bar=r.bar, ok=r.ok)
-                for r in found
-            ]
+            rows += [replace(row, name=f"{part} | {row.name}") for row in found]
             if options.json:
                 write_rows(rows, options.json)
     return finish(rows, title="One step for one run", json_path=options.json)

@@ -57,10 +57,7 @@ def _sentence(row: dict[str, Any]) -> str:
 
 
 def _direction(row: dict[str, Any]) -> str:
-    """Rows do not say which way their bar points; value and verdict together do."""
-    if row["value"] is None:
-        return ""
-    return "≤" if (row["value"] <= row["bar"]) == row["ok"] else "≥"
+    return "≥" if row["least"] else "≤"
 
 
 def _figure(row: dict[str, Any], field: str) -> str:

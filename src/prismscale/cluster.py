@@ -87,14 +87,10 @@ class MeasuredCurve:
     """Ascending."""
     time_ns: tuple[float, ...]
     """Time after the last arrival."""
-    cpu_ns: tuple[float, ...] = ()
-    """CPU time that one member spends on a call; empty where it was not measured."""
 
     def __post_init__(self) -> None:
         if not self.n_bytes or len(self.n_bytes) != len(self.time_ns):
             raise UsageError(f"{len(self.n_bytes)} sizes for {len(self.time_ns)} times")
-        if self.cpu_ns and len(self.cpu_ns) != len(self.n_bytes):
-            raise UsageError(f"{len(self.n_bytes)} sizes for {len(self.cpu_ns)} CPU times")
         if any(b <= a for a, b in zip(self.n_bytes, self.n_bytes[1:], strict=False)):
             raise UsageError(f"sizes {list(self.n_bytes)} must ascend")
         if self.n_bytes[0] < 1 or self.group_size < 2 or min(self.time_ns) <= 0:

@@ -17,7 +17,6 @@ from prismscale.cost.collective import (
     collective_model,
 )
 from prismscale.cost.topology import PlacementCache, TopologyFootprint, place
-from prismscale.cost.validation import summarize_errors
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 
@@ -127,25 +126,35 @@ def test_null_model_costs_nothing() -> None:
     assert NullCollectiveModel().duration_ns(CollectiveOp.ALL_REDUCE, GIB, ranks_KG).sum() == 0
 
 
-def test_switch_reduction_beats_the_ring_in_a_full_node() -> None:
-    """Eight H100 reduce large vectors in the switch, bound by NVLink."""
-    explanation = MODEL.explain(CollectiveOp.ALL_REDUCE, GIB, EIGHT)
+def sped_up(link: str, at: TopologyFootprint, op: CollectiveOp, n_bytes: int) -> float:
+    """How much quicker a link of ten times the bandwidth makes a communication."""
+    quick = getattr(H100, link)
+    wide = replace(quick, bandwidth_bytes_per_s=10 * quick.bandwidth_bytes_per_s)
+    model = AnalyticCollectiveModel(replace(H100, **{link: wide}))
+    return MODEL.time_ns(op, n_bytes, at) / model.time_ns(op, n_bytes, at)
 
-    assert (explanation.algorithm, explanation.bound_by) == ("hierarchical", "intra_node")
+
+def test_switch_reduction_beats_the_ring_in_a_full_node() -> None:
+    """Eight H100 reduce large vectors in the switch: quicker than by the ring alone."""
+    ring = AnalyticCollectiveModel(replace(H100, algorithms={"ring": H100.algorithms["ring"]}))
+    assert MODEL.time_ns(CollectiveOp.ALL_REDUCE, GIB, EIGHT) < 0.9 * ring.time_ns(
+        CollectiveOp.ALL_REDUCE, GIB, EIGHT
+    )
+    assert sped_up("intra_node", EIGHT, CollectiveOp.ALL_REDUCE, GIB) > 5
 
 
 def test_small_messages_are_bound_by_latency() -> None:
     """A few bytes cost steps and launch only."""
     at = TopologyFootprint(size=64, nodes=8, most=8, least=8)
-
-    assert MODEL.explain(CollectiveOp.ALL_REDUCE, 64, at).bound_by == "latency"
+    for link in ("intra_node", "inter_node"):
+        assert sped_up(link, at, CollectiveOp.ALL_REDUCE, 64) < 1.05
 
 
 def test_one_member_per_node_is_bound_by_the_network() -> None:
     """Data-parallel groups across nodes live on one card each."""
     at = TopologyFootprint(size=10, nodes=10, most=1, least=1)
 
-    assert MODEL.explain(CollectiveOp.ALL_GATHER, GIB, at).bound_by == "inter_node"
+    assert sped_up("inter_node", at, CollectiveOp.ALL_GATHER, GIB) > 5
 
 
 @pytest.mark.parametrize(
@@ -204,7 +213,7 @@ def table(*times_ns: float) -> TableCollectiveModel:
     """All-reduce between two ranks, measured at 100, 10,000 and 1,000,000 bytes."""
     curve = MeasuredCurve(
         op=CollectiveOp.ALL_REDUCE, group_size=2, n_bytes=(100, 10_000, 1_000_000),
-        time_ns=times_ns, cpu_ns=(5.0, 50.0, 500.0),
+        time_ns=times_ns,
     )  # fmt: skip
     measured = Measured(machine="m", date="d", curves=(curve,))
     return TableCollectiveModel(H100, measured, NullCollectiveModel())
@@ -242,14 +251,6 @@ def test_table_leaves_other_groups_to_the_fallback() -> None:
         assert model.duration_ns(CollectiveOp.ALL_REDUCE, 100, np.array(ranks)).tolist() == [0]
 
 
-def test_table_knows_the_cpu_time_of_a_call() -> None:
-    """The overlap of communication and computation needs it."""
-    model = table(1000, 4000, 400_000)
-
-    assert model.cpu_ns(CollectiveOp.ALL_REDUCE, 10_000, 2) == 50
-    assert model.cpu_ns(CollectiveOp.BROADCAST, 10_000, 2) == 0
-
-
 def test_measurements_are_preferred_where_a_cluster_has_them() -> None:
     """The loopback preset answers from its table, and analytically beyond it."""
     cluster = Cluster.load("loopback-gloo")
@@ -272,12 +273,3 @@ def test_recv_takes_as_long_as_send() -> None:
     send, recv = (model.duration_ns(op, MIB, pair) for op in (CollectiveOp.SEND, CollectiveOp.RECV))
 
     assert send == recv
-
-
-def test_error_summary_counts_both_directions() -> None:
-    """The bias keeps the sign that the errors lose."""
-    summary = summarize_errors([90, 110, 120], [100, 100, 100])
-
-    assert summary.median == pytest.approx(0.1)
-    assert summary.bias == pytest.approx(0.1)
-    assert summary.worst == pytest.approx(0.2)

@@ -13,9 +13,8 @@ from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import SAMPLES_FILE, has_samples, load_samples, save_samples
 from prismscale.errors import FormatError, UsageError
 from prismscale.formats.straggler import read_straggler
-from prismscale.graph.node import NodeKind
 from prismscale.sim.timeline import simulate
-from support.jobs import pipeline_job, pipeline_traces
+from support.jobs import pipeline_job
 from support.straggler_traces import make_rows, write
 
 
@@ -76,16 +75,6 @@ def test_graph_tells_stage_and_replica() -> None:
     samples = StepSamples.from_graph(pipeline_job(2, 3, 1, 2))
     assert samples.stage_R.tolist() == [0, 0, 0, 1, 1, 1]
     assert samples.replica_R.tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_several_captures_of_a_class_are_columns() -> None:
-    """Members take their own capture, the others the captured ones in turn."""
-    graph = pipeline_job(1, 4, 1, 2)
-    traces = pipeline_traces(1, 4, 1, 2)
-    own = StepSamples.from_captures(graph, {0: traces[0], 2: traces[0]}).classes[0]
-    compute = [int(k) == NodeKind.COMPUTE for k in graph.classes[0].trace.kind_N[1:]]
-    assert own.column_M.tolist() == [0, 1, 1, 1]
-    assert {a.shape[1] for a, c in zip(own.body_ns, compute, strict=False) if c} == {2}
 
 
 def test_file_gives_back_the_samples(samples: StepSamples, tmp_path: Path) -> None:

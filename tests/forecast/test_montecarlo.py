@@ -13,7 +13,6 @@ from prismscale.forecast.draws.lockstep import fuse
 from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
 from prismscale.forecast.draws.sampling import LawDraws, NodeLaw, fuse_laws
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.fused_durations import FusedDurations
 from prismscale.forecast.laws.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.layouts.layout import (
     Layout,
@@ -28,6 +27,7 @@ from prismscale.graph.groups import collect_groups
 from prismscale.graph.node import CollectiveOp
 from prismscale.sim.timeline import simulate
 from prismscale.validation.goodness import ks_two_sample
+from support.fused_durations import FusedDurations
 
 
 def barrier_job(ranks):

@@ -36,13 +36,6 @@ def test_positions_go_on_from_step_to_step(trace: RankTrace) -> None:
     assert positions == [p for p in stream if trace.kind_N[trace.template(p)] != NodeKind.COMPUTE]
 
 
-def test_steps_are_counted_from_the_first_steady_one(trace: RankTrace) -> None:
-    """The prologue is step -1."""
-    cursor = TraceCursor(trace)
-    start = trace.n_prologue
-    assert [cursor.step_of(p) for p in (0, start, start + trace.n_body)] == [-1, 0, 1]
-
-
 def test_other_calls_between_steps_are_uncovered(trace: RankTrace) -> None:
     """Counted, and the step that follows is found again."""
     cursor = TraceCursor(trace)

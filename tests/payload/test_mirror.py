@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.mirror import CompositePayload, MirrorPayload, RulePayload
+from prismscale.payload.mirror import CompositePayload, MirrorPayload
 from prismscale.payload.recorded import RecordedPayload
 
 SIZE, RANK = 4, 1
@@ -225,16 +225,20 @@ def test_receiving_leaves_the_programs_random_numbers() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_rules_come_first_then_the_rest() -> None:
-    """The first rule that knows a communication answers it; the mirror takes what is left."""
+class Tokens:
+    """Knows what a message brings, and nothing else."""
 
-    def tokens(collective: Collective) -> bool:
+    def offer(self, collective: Collective) -> bool:
+        """Fill the outputs of a receive."""
         if collective.op is not CollectiveOp.RECV:
             return False
         collective.outputs[0].fill_(42)
         return True
 
-    payload = CompositePayload([RulePayload([lambda _: False, tokens])], MIRROR)
+
+def test_rules_come_first_then_the_rest() -> None:
+    """The first rule that knows a communication answers it; the mirror takes what is left."""
+    payload = CompositePayload([Tokens()], MIRROR)
     received, reduced = torch.zeros(1, dtype=torch.int64), torch.ones(1)
     payload.fill(_collective(CollectiveOp.RECV, (), [received], root=0))
     payload.fill(_collective(CollectiveOp.ALL_REDUCE, [reduced], [reduced]))

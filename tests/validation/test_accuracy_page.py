@@ -13,7 +13,7 @@ def test_misses_are_shown():
     """A section counts bars met, and marks what missed."""
     text = section("Forecast", ROWS, command="prismscale validate forecast")
     assert "1 of 2 bars met" in text
-    assert "| tail | 3 % | 2 % | **missed** |" in text
+    assert "| tail | 3 % | ≤ 2 % | **missed** |" in text
     assert "| n | 7 |  |  |" in text
 
 

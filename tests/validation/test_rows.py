@@ -27,11 +27,18 @@ def test_figure_that_is_no_number_never_passes() -> None:
 
 
 def test_rows_are_written_as_plain_json(tmp_path: Path) -> None:
-    """A list of objects with the five keys; what JSON cannot say is null."""
+    """A list of objects with the six keys; what JSON cannot say is null."""
     rows = [Row.at_least("gain", 1.2, 1.0, "x"), Row.told("nan", math.nan)]
     write_rows(rows, tmp_path / "new" / "rows.json")
     first, second = json.loads((tmp_path / "new" / "rows.json").read_text())
-    assert first == {"name": "gain", "value": 1.2, "unit": "x", "bar": 1.0, "ok": True}
+    assert first == {
+        "name": "gain",
+        "value": 1.2,
+        "unit": "x",
+        "bar": 1.0,
+        "least": True,
+        "ok": True,
+    }
     assert second["value"] is None
 
 
@@ -67,3 +74,8 @@ def test_written_rows_are_read_again(tmp_path: Path) -> None:
     assert first == rows[0]
     assert math.isnan(second.value)
     assert read_rows(tmp_path / "none.json") == []
+
+
+def test_nothing_measured_is_no_success() -> None:
+    """A bench that leaves everything out exits with 1."""
+    assert finish([]) == 1

@@ -1,21 +1,22 @@
-"""``prismscale calibrate``: measure this machine and write a preset."""
+"""``prismscale calibrate``: a cluster file from measurements, made here or brought along."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from prismscale.cluster import Cluster
+from prismscale.errors import FormatError
+from prismscale.files import write_text
+from prismscale.formats.nccl_tests import measured_from, parse_nccl_tests
 from prismscale.progress import TerminalReporter
 
-calibrate = typer.Typer(no_args_is_help=True, help="Measure this machine and write a preset.")
-
-
-@calibrate.callback()
-def _group() -> None:
-    """Keeps ``collectives`` a sub-command while it is the only one."""
+calibrate = typer.Typer(no_args_is_help=True, help="Write a cluster file from measurements.")
 
 
 @calibrate.command()
@@ -36,5 +37,30 @@ def collectives(
             sizes=sizes,
             out=out,
             progress=lambda _, share: update(round(share * 100), 100),
+        )
+    console.print(f"written: {out}; use it with --cluster {out}")
+
+
+@calibrate.command("nccl-tests")
+def nccl_tests(
+    outputs: Annotated[
+        list[Path],
+        typer.Argument(exists=True, dir_okay=False, help="What all_reduce_perf … printed."),
+    ],
+    cluster: Annotated[str, typer.Option(help="Preset or TOML file of the same GPUs.")],
+    out: Annotated[Path, typer.Option(help="TOML file to write.")] = Path("measured.toml"),
+) -> None:
+    """Put the figures of nccl-tests into a cluster file; they go before modelled ones."""
+    base = Cluster.load(cluster)
+    rows = [row for path in outputs for row in parse_nccl_tests(path.read_text(errors="replace"))]
+    measured = measured_from(rows, machine=base.name, date=datetime.now(tz=UTC).date().isoformat())
+    if not measured.curves:
+        raise FormatError("only rows of single ranks; run nccl-tests with two ranks or more")
+    write_text(out, replace(base, name=out.stem, measured=measured).to_toml())
+    console = Console(highlight=False)
+    for curve in measured.curves:
+        console.print(
+            f"{curve.op.spelling}: {curve.group_size} ranks on {curve.nodes} nodes, "
+            f"{len(curve.n_bytes)} sizes"
         )
     console.print(f"written: {out}; use it with --cluster {out}")

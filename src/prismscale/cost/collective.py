@@ -9,7 +9,6 @@ Array axes: ``K`` group rank, ``G`` groups of a family.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -49,16 +48,6 @@ class NullCollectiveModel:
         return np.zeros(ranks_KG.shape[1], dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """Why a communication takes as long as it does."""
-
-    algorithm: str
-    bound_by: str
-    """``intra_node`` or ``inter_node`` bandwidth, or ``latency`` (steps, launch, pipelining)."""
-    parts: CostBreakdown
-
-
 class AnalyticCollectiveModel:
     """The cheapest algorithm that the cluster tunes, by latency and bandwidth of its links.
 
@@ -85,42 +74,28 @@ class AnalyticCollectiveModel:
         """Time after the last arrival of one group placed as ``at``."""
         return self._time_ns(op, n_bytes, at)
 
-    def explain(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> Explanation:
-        """The algorithm chosen for a group placed as ``at``, and what bounds it."""
-        name, parts = self._cheapest(op, n_bytes, at)
-        shares = {
-            "latency": parts.base_ns + parts.steps_ns + parts.pipeline_ns,
-            "intra_node": parts.intra_ns,
-            "inter_node": parts.inter_ns,
-        }
-        bound_by = max(shares, key=lambda k: shares[k])
-        return Explanation(algorithm=name, bound_by=bound_by, parts=parts)
-
     def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
         if at.size == 1:
             return 0
-        return round(self._cheapest(op, n_bytes, at)[1].total_ns)
+        return round(self._cheapest(op, n_bytes, at).total_ns)
 
-    def _cheapest(
-        self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint
-    ) -> tuple[str, CostBreakdown]:
+    def _cheapest(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> CostBreakdown:
         if n_bytes < 0:
             raise UsageError(f"{op.spelling} of {n_bytes} bytes; bytes must be 0 or more")
         if op == CollectiveOp.BARRIER:
             # NCCL has no barrier: torch runs a one-element all_reduce in its place.
             op, n_bytes = CollectiveOp.ALL_REDUCE, 1
-        found = {
-            name: evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster)
-            for name, rule, tuning in self._algorithms[op]
+        found = [
+            evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster)
+            for _, rule, tuning in self._algorithms[op]
             if at.least >= tuning.min_members_per_node
-        }
+        ]
         if not found:
             raise UsageError(
                 f"cluster '{self.cluster.name}' tunes no algorithm for {op.spelling} in a group of "
                 f"{at.size}; tune one of: {', '.join(_names_for(op))}"
             )
-        name = min(found, key=lambda n: found[n].total_ns)
-        return name, found[name]
+        return min(found, key=lambda cost: cost.total_ns)
 
 
 class TableCollectiveModel:
@@ -148,16 +123,6 @@ class TableCollectiveModel:
             return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
         # A family mixes placements only when it was laid across uneven nodes: one model for all.
         return self._fallback.duration_ns(op, n_bytes, ranks_KG)
-
-    def cpu_ns(self, op: CollectiveOp, n_bytes: int, group_size: int) -> int:
-        """CPU time that one member spends on a call, which computation beside it loses.
-
-        0 where it was not measured.
-        """
-        curve = self._curves.get((_measured_as(op), group_size, 1))
-        if curve is None or not curve.cpu_ns:
-            return 0
-        return _interpolate(curve.n_bytes, curve.cpu_ns, n_bytes)
 
     def _curve(self, op: CollectiveOp, at: TopologyFootprint) -> MeasuredCurve | None:
         return self._curves.get((_measured_as(op), at.size, at.nodes))

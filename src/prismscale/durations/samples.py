@@ -10,7 +10,7 @@ class, ``G`` groups of a family, ``B`` body nodes, ``R`` ranks, ``D`` draws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -185,34 +185,6 @@ class StepSamples:
                 _class_samples([c.trace], np.zeros(c.size, dtype=np.int64), n_steps)
                 for c in graph.classes
             ),
-            stage_R=stage_R,
-            replica_R=replica_R,
-        )
-
-    @staticmethod
-    def from_captures(graph: JobGraph, traces: Mapping[int, RankTrace]) -> StepSamples:
-        """As :meth:`from_graph`, with a column for each captured rank of a class.
-
-        Members that were not captured take the columns of the captured ones in turn.
-
-        Raises:
-            UsageError: a captured rank whose body differs in length from its class's.
-        """
-        n_steps = min(t.n_samples for t in traces.values())
-        stage_R, replica_R = pipeline_places(graph)
-        classes = []
-        for c in graph.classes:
-            captured = [m for m, r in enumerate(c.members_M.tolist()) if r in traces]
-            columns = [traces[int(c.members_M[m])] for m in captured] or [c.trace]
-            if any(t.n_body != c.trace.n_body for t in columns):
-                raise UsageError(f"class {c.index}: captured ranks differ in their nodes")
-            column_M = np.arange(c.size, dtype=np.int64) % len(columns)
-            column_M[captured] = np.arange(len(captured))
-            classes.append(_class_samples(columns, column_M, n_steps))
-        return StepSamples(
-            graph=graph,
-            step_ids=tuple(range(n_steps)),
-            classes=tuple(classes),
             stage_R=stage_R,
             replica_R=replica_R,
         )

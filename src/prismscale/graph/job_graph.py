@@ -107,11 +107,6 @@ class JobGraph:
         return out
 
     @property
-    def n_class_nodes(self) -> int:
-        """Stored nodes, prologue and one steady step, over all classes."""
-        return sum(c.trace.n_nodes for c in self.classes)
-
-    @property
     def n_rank_nodes(self) -> int:
         """Nodes of one steady step over all ranks: what a flat graph would hold."""
         return sum(c.trace.n_body * c.size for c in self.classes)

@@ -53,12 +53,6 @@ class TraceCursor:
             "--step-marker"
         )
 
-    def step_of(self, position: int) -> int:
-        """Steady step of a stream position; -1 in the prologue."""
-        if position < self._trace.n_prologue:
-            return -1
-        return (position - self._trace.n_prologue) // self._trace.n_body
-
     def _node(self, count: int) -> int | None:
         if count < len(self._prologue):
             return self._prologue[count]

@@ -75,8 +75,6 @@ class _Sample:
     n_bytes: int
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    cpu_ns: float
-    """Mean CPU time of a call, without the barrier that lines the ranks up."""
 
 
 def measure_collectives(
@@ -207,14 +205,11 @@ def _measure_point(
     repeats = _agree_on_repeats(call, budget_s)
     start_ns = np.empty(repeats, dtype=np.int64)
     end_ns = np.empty(repeats, dtype=np.int64)
-    cpu_ns = 0
     for i in range(repeats):
         dist.barrier()
-        cpu_before = time.process_time_ns()
         start_ns[i] = time.monotonic_ns()
         call()
         end_ns[i] = time.monotonic_ns()
-        cpu_ns += time.process_time_ns() - cpu_before
     return _Sample(
         rank=rank,
         round_index=round_index,
@@ -222,7 +217,6 @@ def _measure_point(
         n_bytes=exact_bytes,
         start_ns=start_ns,
         end_ns=end_ns,
-        cpu_ns=cpu_ns / repeats,
     )
 
 
@@ -274,18 +268,15 @@ def _curves(samples: Sequence[_Sample], world_size: int) -> tuple[MeasuredCurve,
     points: dict[tuple[CollectiveOp, int], dict[int, list[_Sample]]] = defaultdict(dict)
     for sample in samples:
         points[sample.op, sample.n_bytes].setdefault(sample.round_index, []).append(sample)
-    by_op: dict[CollectiveOp, dict[int, tuple[float, float]]] = defaultdict(dict)
+    by_op: dict[CollectiveOp, dict[int, float]] = defaultdict(dict)
     for (op, n_bytes), rounds in points.items():
-        time_ns = min(_median_after_last_arrival(r) for r in rounds.values())
-        cpu_ns = min(sum(s.cpu_ns for s in r) / len(r) for r in rounds.values())
-        by_op[op][n_bytes] = (time_ns, cpu_ns)
+        by_op[op][n_bytes] = min(_median_after_last_arrival(r) for r in rounds.values())
     return tuple(
         MeasuredCurve(
             op=op,
             group_size=len(_SEND_RANKS) if op == CollectiveOp.SEND else world_size,
             n_bytes=tuple(sorted(curve)),
-            time_ns=tuple(round(curve[b][0]) for b in sorted(curve)),
-            cpu_ns=tuple(round(curve[b][1]) for b in sorted(curve)),
+            time_ns=tuple(round(curve[b]) for b in sorted(curve)),
         )
         for op, curve in by_op.items()
     )

@@ -45,17 +45,6 @@ class PayloadRule(Protocol):
         ...
 
 
-class RulePayload:
-    """User functions ``(Collective) -> bool``, asked in order."""
-
-    def __init__(self, rules: Sequence[Callable[[Collective], bool]]) -> None:
-        self._rules = tuple(rules)
-
-    def offer(self, collective: Collective) -> bool:
-        """Whether one of the rules filled the outputs."""
-        return any(rule(collective) for rule in self._rules)
-
-
 class CompositePayload:
     """Rules in order; what none of them knows goes to ``otherwise``."""
 

@@ -62,7 +62,7 @@ def renew(path: Path, name: str, text: str) -> None:
 
 def _line(row: Row) -> str:
     verdict = "" if row.bar is None else ("met" if row.ok else "**missed**")
-    bar = "" if row.bar is None else _figure(row.bar, row.unit)
+    bar = "" if row.bar is None else f"{row.sign} {_figure(row.bar, row.unit)}"
     return f"| {row.name.replace('|', '/')} | {_figure(row.value, row.unit)} | {bar} | {verdict} |"
 
 

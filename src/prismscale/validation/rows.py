@@ -1,7 +1,7 @@
 """Rows of a validation: a measured figure, what it may be at most, and whether it is.
 
 Every bench and every ``prismscale validate`` prints rows and writes them as JSON: a list of objects
-``{"name", "value", "unit", "bar", "ok"}``.
+``{"name", "value", "unit", "bar", "least", "ok"}``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ class Row:
     value: float
     unit: str = ""
     bar: float | None = None
-    """The most (or least) it may be; None where nothing is asked."""
+    """The most it may be; None where nothing is asked."""
+    least: bool = False
+    """The bar is the least it may be."""
     ok: bool = True
+
+    @property
+    def sign(self) -> str:
+        """How the value should be to its bar."""
+        return "≥" if self.least else "≤"
 
     @staticmethod
     def at_most(name: str, value: float, bar: float, unit: str = "") -> Row:
@@ -40,7 +47,7 @@ class Row:
     @staticmethod
     def at_least(name: str, value: float, bar: float, unit: str = "") -> Row:
         """A figure that must reach ``bar``; not-a-number never passes."""
-        return Row(name=name, value=value, unit=unit, bar=bar, ok=bool(value >= bar))
+        return Row(name=name, value=value, unit=unit, bar=bar, least=True, ok=bool(value >= bar))
 
     @staticmethod
     def told(name: str, value: float, unit: str = "") -> Row:
@@ -60,7 +67,7 @@ def print_rows(rows: Iterable[Row], *, title: str = "", console: Console | None 
         table.add_row(
             row.name,
             f"{_figure(row.value)} {row.unit}".rstrip(),
-            "" if row.bar is None else f"{_figure(row.bar)} {row.unit}".rstrip(),
+            "" if row.bar is None else f"{row.sign} {_figure(row.bar)} {row.unit}".rstrip(),
             verdict,
         )
     (console or _console()).print(table)
@@ -91,7 +98,8 @@ def read_rows(path: Path | None) -> list[Row]:
 
 
 def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = None) -> int:
-    """Print the table, write it where asked; returns the exit code, 1 where a bar is missed.
+    """Print the table, write it where asked; returns the exit code, 1 where a bar is missed or
+    nothing was measured.
 
     Raises:
         StorageError: the file cannot be written.
@@ -99,7 +107,7 @@ def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = Non
     print_rows(rows, title=title)
     if json_path is not None:
         write_rows(rows, json_path)
-    return 0 if all(row.ok for row in rows) else 1
+    return 0 if rows and all(row.ok for row in rows) else 1
 
 
 def _console() -> Console:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.cost.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
 from prismscale.cost.allocator_config import AllocatorConfig, parse_config
 from prismscale.devices.null import memory_stats, runtime
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.errors import UsageError
+from support.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
 
 MIB = 1 << 20
 

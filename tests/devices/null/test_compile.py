@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from prismscale.devices.null import ops
+from support import op_log
 
 
 def train_step(model: nn.Module) -> list[str]:
     """One step; returns its ops by name."""
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     model(torch.randn(4, 64, device="cuda")).sum().backward()
-    ops.record_ops(False)
-    return [op.signature.name for op in ops.drain_ops()]
+    op_log.record_ops(False)
+    return [op.signature.name for op in op_log.drain_ops()]
 
 
 def layers() -> nn.Module:

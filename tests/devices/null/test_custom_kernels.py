@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from prismscale.devices.null import custom_kernels, ops, value_policy
+from prismscale.devices.null import custom_kernels, value_policy
+from support import op_log
 
 
 def test_an_operator_without_a_shape_rule_is_named_with_the_way_to_give_one() -> None:
@@ -29,13 +30,13 @@ def test_an_operator_with_a_shape_rule_runs_by_its_name() -> None:
     library = torch.library.Library("test_with_rule", "FRAGMENT")
     library.define("half(Tensor x) -> Tensor")
     torch.library.register_fake("test_with_rule::half", lambda x: x.new_empty(x.shape[0] // 2))
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     result = torch.ops.test_with_rule.half(torch.empty(8, device="cuda"))
-    ops.record_ops(False)
+    op_log.record_ops(False)
 
     assert result.shape == (4,)
-    assert [record.signature.name for record in ops.drain_ops()] == ["test_with_rule::half"]
+    assert [record.signature.name for record in op_log.drain_ops()] == ["test_with_rule::half"]
 
 
 def test_an_operator_written_in_python_runs_as_it_is() -> None:
@@ -51,11 +52,11 @@ def test_an_operator_written_in_python_runs_as_it_is() -> None:
 def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
     """Its name and tensors are recorded, and what the tensors held is forgotten."""
     source, target = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     custom_kernels.launch("add_kernel", [source, target, 4, torch.empty(2)])
-    ops.record_ops(False)
-    (record,) = ops.drain_ops()
+    op_log.record_ops(False)
+    (record,) = op_log.drain_ops()
 
     assert record.signature.name == "triton::add_kernel"
     assert [tensor.shape for tensor in record.signature.inputs] == [(4,), (4,)]
@@ -64,12 +65,12 @@ def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
 
 def test_a_triton_launch_without_tensors_does_nothing() -> None:
     """There is nothing whose bytes could give it a price."""
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     custom_kernels.launch("barrier_kernel", [1, 2])
-    ops.record_ops(False)
+    op_log.record_ops(False)
 
-    assert len(ops.drain_ops()) == 0
+    assert len(op_log.drain_ops()) == 0
 
 
 def test_cuda_sources_are_refused_by_name() -> None:

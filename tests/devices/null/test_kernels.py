@@ -11,8 +11,8 @@ import torch
 from prismscale.cost.kernel import KernelPrice
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
-from prismscale.devices.null.ops import set_cost_model
 from prismscale.devices.null.runtime import active
+from support.op_log import set_cost_model
 
 MIB = 1 << 20
 

@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 
-from prismscale.cost.allocator import CachingAllocator
 from prismscale.devices.null import memory_stats, runtime
+from support.allocator import CachingAllocator
 
 MIB = 1 << 20
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prismscale.devices.null import ops
+from support import op_log
 
 
 @pytest.fixture(autouse=True)
 def recording():
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     yield
-    ops.record_ops(False)
-    ops.set_cost_model(None)
+    op_log.record_ops(False)
+    op_log.set_cost_model(None)
 
 
 def test_an_op_is_recorded_with_shapes_and_dtypes() -> None:
     """A matrix product is one record with its operands and its result."""
     left = torch.empty(4, 8, device="cuda", dtype=torch.bfloat16)
     torch.mm(left, left.t())
-    (record,) = ops.drain_ops()
+    (record,) = op_log.drain_ops()
 
     assert record.signature.name == "aten::mm"
     assert [t.shape for t in record.signature.inputs] == [(4, 8), (8, 4)]
     assert record.signature.inputs[1].strides == (1, 8)
-    assert record.signature.outputs[0] == ops.TensorMeta(dtype="BFloat16", shape=(4, 4))
+    assert record.signature.outputs[0] == op_log.TensorMeta(dtype="BFloat16", shape=(4, 4))
 
 
 def test_views_are_not_ops() -> None:
@@ -34,7 +34,7 @@ def test_views_are_not_ops() -> None:
     tensor = torch.empty(4, 8, device="cuda")
     tensor.view(-1)[3:].unsqueeze(0).expand(5, -1)
 
-    assert len(ops.drain_ops()) == 0
+    assert len(op_log.drain_ops()) == 0
 
 
 def test_records_carry_their_stream() -> None:
@@ -43,7 +43,7 @@ def test_records_carry_their_stream() -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         tensor.add_(1)
-    (record,) = ops.drain_ops()
+    (record,) = op_log.drain_ops()
 
     assert record.stream == stream.cuda_stream
 
@@ -52,12 +52,12 @@ def test_a_cost_model_times_every_signature_once() -> None:
     """The model prices a signature; executions advance the stream by that price."""
     asked: list[str] = []
 
-    def model(signature: ops.OpSignature) -> tuple[int, int]:
+    def model(signature: op_log.OpSignature) -> tuple[int, int]:
         asked.append(signature.name)
         return (1_000_000, 1_000)
 
     tensor = torch.empty(123, 7, device="cuda")
-    ops.set_cost_model(model)
+    op_log.set_cost_model(model)
     asked.clear()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -73,7 +73,7 @@ def test_a_cost_model_times_every_signature_once() -> None:
 def test_a_launch_bound_program_takes_the_hosts_time() -> None:
     """Where the host is slower than the device, the stream waits for it."""
     tensor = torch.empty(321, device="cuda")
-    ops.set_cost_model(lambda _: (10, 50_000))
+    op_log.set_cost_model(lambda _: (10, 50_000))
     tensor.cos_()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -88,14 +88,14 @@ def test_a_launch_bound_program_takes_the_hosts_time() -> None:
 def test_integer_arguments_are_kept() -> None:
     """Dimensions and flags that decide a kernel are in the signature."""
     torch.empty(4, 8, device="cuda").softmax(1)
-    (record,) = ops.drain_ops()
+    (record,) = op_log.drain_ops()
 
     assert record.signature.arguments["dim"] == (1,)
 
 
 def test_nothing_is_recorded_when_off() -> None:
     """Without recording the log stays empty."""
-    ops.record_ops(False)
+    op_log.record_ops(False)
     torch.ones(3, device="cuda")
 
-    assert len(ops.drain_ops()) == 0
+    assert len(op_log.drain_ops()) == 0

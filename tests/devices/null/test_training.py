@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from prismscale.devices.null import ops
+from support import op_log
 
 
 class Block(nn.Module):
@@ -32,20 +32,20 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-def train_step(dtype: torch.dtype, autocast: bool, **adam: bool) -> tuple[nn.Module, ops.OpLog]:
+def train_step(dtype: torch.dtype, autocast: bool, **adam: bool) -> tuple[nn.Module, op_log.OpLog]:
     """One step of a block and a head; returns the model and the ops of the step."""
     model = nn.Sequential(nn.Embedding(512, 256), Block(), nn.Linear(256, 512)).to("cuda", dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **adam)
     tokens = torch.randint(0, 512, (2, 128)).cuda()
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    ops.record_ops(False)
-    return model, ops.drain_ops()
+    op_log.record_ops(False)
+    return model, op_log.drain_ops()
 
 
 @pytest.mark.parametrize("adam", [{"fused": True}, {"foreach": True}, {"foreach": False}])
@@ -109,12 +109,12 @@ def test_flex_attention_is_one_kernel_each_way() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     query = torch.empty(1, 4, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    ops.drain_ops()
-    ops.record_ops()
+    op_log.drain_ops()
+    op_log.record_ops()
     with pytest.warns(UserWarning, match="without torch.compile"):
         flex_attention(query, query, query).sum().backward()
-    ops.record_ops(False)
-    signatures = [record.signature for record in ops.drain_ops()]
+    op_log.record_ops(False)
+    signatures = [record.signature for record in op_log.drain_ops()]
 
     assert query.grad.shape == query.shape
     assert not any(t.shape[-2:] == (256, 256) for s in signatures for t in s.outputs)

@@ -6,6 +6,5 @@ time from a logical clock per stream. CPU tensors stay real.
 
 - :mod:`.runtime` switches it on, :mod:`.gpus` says which GPU it is;
 - :mod:`.value_policy` answers reads of values that do not exist, and counts them;
-- :mod:`.ops` records executed ops and takes a cost model for them;
 - :mod:`.memory_stats` shows what occupies the memory.
 """

@@ -25,8 +25,6 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
 
-AXES = ("tp", "dp", "pp")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
