@@ -11,14 +11,14 @@ import numpy as np
 
 from prismscale.capture.co_run import slices_for, slices_to_time, time_in_slices
 from prismscale.errors import ScriptError
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, GroupRecord, RankTrace
+from prismscale.graph.trace import GroupRecord, RankTrace
 from support.traces import loop_trace
 
 REDUCE = CollectiveOp.ALL_REDUCE
-META = {"period": "1", "prologue_marks": "4", "marks": "5"}
-OF_SLICE = {ISSUE_NS: "30", COMMON_JITTER: "0.5", MADE_WITH: "0,1"}
-IN_SLICE = {**META, "prologue_marks": "2", **OF_SLICE}
+ALONE = CaptureFacts(calls=5, device="cpu")
+IN_COMPANY = CoRunFacts(issue_ns=30, common_jitter=0.5, ranks=(0, 1))
 
 
 def trace(rank: int, *calls: tuple[CollectiveOp, int, int]) -> RankTrace:
@@ -28,7 +28,7 @@ def trace(rank: int, *calls: tuple[CollectiveOp, int, int]) -> RankTrace:
     far = [GroupRecord(ranks=(r, r + 4)) for r in range(4)]
     groups = [GroupRecord(ranks=tuple(range(8))), *pairs, *far]
     made = loop_trace(8, 8, rank=rank, body=list(calls) or None, groups=groups)
-    return replace(made, meta=META)
+    return replace(made, facts=ALONE)
 
 
 def of(*traces: RankTrace) -> dict[int, RankTrace]:
@@ -78,7 +78,8 @@ class Runner:
 
 def slower(made: RankTrace) -> RankTrace:
     """The same, with other durations, and settled later."""
-    return replace(made, body_ns_SB=np.full((3, made.n_body), 7), meta=dict(IN_SLICE))
+    facts = replace(ALONE, calls_in_prologue=2, co_run=IN_COMPANY)
+    return replace(made, body_ns_SB=np.full((3, made.n_body), 7), facts=facts)
 
 
 def test_a_rank_gets_the_durations_of_its_slice() -> None:
@@ -89,20 +90,8 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     assert runner.asked == [((0, 1), 5)]
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].prologue_ns is alone.prologue_ns
-    assert runner.traces[0].meta == {**META, **OF_SLICE}
+    assert runner.traces[0].facts == replace(ALONE, co_run=IN_COMPANY)
     assert set(runner.traces) == {0}
-
-
-def test_a_slice_that_tells_less_gives_what_it_tells() -> None:
-    """Kept captures may be of an earlier version."""
-    alone = trace(0, (REDUCE, 8, 1))
-    old = slower(alone)
-    old.meta.pop(COMMON_JITTER)
-    old.meta.pop(MADE_WITH)
-    runner = Runner(traces=of(alone), again=of(old))
-    time_in_slices(runner, slices_to_time(runner))
-    assert (runner.traces[0].body_ns_SB == 7).all()
-    assert runner.traces[0].meta == {**META, ISSUE_NS: OF_SLICE[ISSUE_NS]}
 
 
 def test_a_rank_that_does_something_else_in_company_keeps_its_own() -> None:

@@ -15,6 +15,7 @@ from prismscale.capture.recorder import Recorder, ordering
 from prismscale.devices.cpu import CpuDevice
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
@@ -90,7 +91,7 @@ class Program:
             known_groups=self.recorder.known_groups,
             samples=last_steps(self.recorder.stream, samples),
             memory=None,
-            meta={},
+            facts=CaptureFacts(),
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.devices.cpu import CpuDevice
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.io import save_trace
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord, MemoryRecord
@@ -56,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
         known_groups=GROUPS,
         samples=last_steps(stream, 1),
         memory=None,
-        meta={"period": "1"},
+        facts=CaptureFacts(),
     )
     save_trace(trace, tmp_path / "rank-0.parquet")
     return tmp_path
@@ -129,4 +130,4 @@ def test_a_followed_trace_keeps_what_is_its_own(folder: Path) -> None:
     trace = in_place_of(found, 3, own, own, memory)
     assert (trace.rank, trace.groups, trace.memory) == (3, own, memory)
     assert trace.fingerprint() == found.fingerprint()
-    assert trace.meta["followed"] == "0"
+    assert trace.facts.equivalent_to == 0

@@ -8,9 +8,10 @@ import pytest
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE, GraphDurations
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import MADE_WITH, GroupRecord
+from prismscale.graph.trace import GroupRecord
 from support.jobs import job_from_traces
 from support.traces import loop_trace
 
@@ -20,13 +21,14 @@ TOOK_NS = 50
 WORLD, PAIR = 0, 1
 
 
-def reduction_ns(made_with: str, role: int) -> int:
+def reduction_ns(made_with: tuple[int, ...], role: int) -> int:
     """How long a rank of four, timed with others, is in an all-reduce of the world or its pair."""
     groups = [GroupRecord(ranks=(0, 1, 2, 3)), *(GroupRecord(ranks=(r, r + 1)) for r in (0, 2))]
     body = [(CollectiveOp.ALL_REDUCE, 1 << 20, role)]
-    meta = {COMMUNICATION: OWN_SHARE, **({MADE_WITH: made_with} if made_with else {})}
+    co_run = CoRunFacts(issue_ns=0, common_jitter=0.0, ranks=made_with) if made_with else None
+    facts = CaptureFacts(has_own_share=True, co_run=co_run)
     traces = {
-        rank: replace(loop_trace(4, 8, rank=rank, body=body, groups=groups), meta=meta)
+        rank: replace(loop_trace(4, 8, rank=rank, body=body, groups=groups), facts=facts)
         for rank in range(4)
     }
     graph = job_from_traces(traces, dict.fromkeys(range(4), 0))
@@ -39,12 +41,12 @@ def reduction_ns(made_with: str, role: int) -> int:
 def test_what_all_its_ranks_made_keeps_its_measurement() -> None:
     """Links as the target's were what was measured; lifting some to a model's mean, and lowering
     none, would make every step longer."""
-    assert reduction_ns("0,1", PAIR) == TOOK_NS
+    assert reduction_ns((0, 1), PAIR) == TOOK_NS
 
 
-@pytest.mark.parametrize(("made_with", "role"), [("0,1", WORLD), ("0", PAIR), ("", PAIR)])
+@pytest.mark.parametrize(("made_with", "role"), [((0, 1), WORLD), ((0,), PAIR), ((), PAIR)])
 def test_what_one_rank_did_alone_takes_no_less_than_the_links_allow(
-    made_with: str, role: int
+    made_with: tuple[int, ...], role: int
 ) -> None:
     """Ranks of other slices, ranks on other nodes, and captures that were not timed in slices."""
     assert reduction_ns(made_with, role) > 100 * TOOK_NS

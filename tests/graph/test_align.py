@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prismscale.errors import MismatchError
 from prismscale.graph.align import aligned, unrolled
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
@@ -56,8 +57,10 @@ def test_an_unrolled_program_takes_the_same_time(job: Job, bodies: int) -> None:
 
 def test_unrolling_counts_optimizer_calls() -> None:
     """The prologue has one period more of them for each step that it takes in."""
-    trace = replace(pipeline_traces(1, 2, 1, 1)[0], meta={"period": "2", "prologue_marks": "3"})
-    assert unrolled(trace, 2).meta["prologue_marks"] == "7"
+    trace = replace(
+        pipeline_traces(1, 2, 1, 1)[0], facts=CaptureFacts(calls_per_step=2, calls_in_prologue=3)
+    )
+    assert unrolled(trace, 2).facts.calls_in_prologue == 7
 
 
 def test_unrolled_steps_last_as_the_sampled_ones() -> None:
@@ -102,5 +105,7 @@ def test_a_live_rank_that_settled_early_meets_those_that_settled_late(tmp_path: 
     assert done.code == 0, done.err
     first, *others = load_graph(tmp_path / "run" / "graph").classes
     assert others
-    assert {c.trace.meta["prologue_marks"] for c in others} == {first.trace.meta["prologue_marks"]}
+    assert {c.trace.facts.calls_in_prologue for c in others} == {
+        first.trace.facts.calls_in_prologue
+    }
     assert [r["uncovered"] for r in results(tmp_path / "run")["live"]] == [0]

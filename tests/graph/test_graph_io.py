@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
+from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import load_graph, load_trace, save_graph, save_trace
 from prismscale.graph.parquet import DIGEST_KEY, HEADER_KEY, Header, to_runs
 from prismscale.graph.trace import MemoryRecord, RankTrace
@@ -31,6 +32,15 @@ from support.strategies import Job, jobs
 
 in_one_folder = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+FACTS = CaptureFacts(
+    device="null",
+    modelled=True,
+    calls_per_step=2,
+    step_starts=(3, 5),
+    co_run=CoRunFacts(issue_ns=30, common_jitter=0.5, ranks=(0, 1)),
+    step=StepFacts(number=4, work="w"),
 )
 
 
@@ -58,7 +68,7 @@ def trace() -> RankTrace:
         peak_bytes=5_000, peak_step=-1, step_peak_bytes=(3_000, 4_000), source="modelled"
     )
     return dataclasses.replace(
-        pipeline_traces(2, 2, 2, 2, samples=3)[4], memory=memory, meta={"device": "null"}
+        pipeline_traces(2, 2, 2, 2, samples=3)[4], memory=memory, facts=FACTS
     )
 
 
@@ -218,11 +228,31 @@ def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         writer.add_key_value_metadata({HEADER_KEY: text, DIGEST_KEY: digest.encode()})
 
 
-def test_other_version_is_refused(trace_file: Path) -> None:
-    """A file of a later version names both versions and the way out."""
-    forge(trace_file, lambda h: h.update(version=2))
+@pytest.mark.parametrize("version", [1, 3])
+def test_other_version_is_refused(trace_file: Path, version: int) -> None:
+    """A file of an earlier or later version names both versions and the way out."""
+    forge(trace_file, lambda h: h.update(version=version))
 
-    with pytest.raises(FormatError, match=r"version 2 .* reads version 1; make it again"):
+    with pytest.raises(FormatError, match=rf"version {version} .* reads version 2; make it again"):
+        load_trace(trace_file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("calls_per_step", 0, "it must be 1 or more"),
+        ("calls_in_prologue", -1, "it must be 0 or more"),
+        ("period", 1, "unknown key 'period'"),
+        ("co_run", {"issue_ns": "30"}, "issue_ns"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(
+    trace_file: Path, key: str, value: object, message: str
+) -> None:
+    """The file and the key are named."""
+    forge(trace_file, lambda h: h["traces"][0]["facts"].update({key: value}))
+
+    with pytest.raises(FormatError, match=message):
         load_trace(trace_file)
 
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from prismscale.durations.stored_events import EventFacts, StoredEvent, load_events, save_events
 from prismscale.errors import FormatError
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.facts import CaptureFacts, StepFacts
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.periodic import (
-    KIND,
-    NUMBER,
-    STEP_STARTS,
     Calendar,
     Schedule,
     concatenated,
@@ -45,7 +43,7 @@ def trace(rank: int = 0, *, setup: int = 5, samples: int = 1) -> RankTrace:
     builder.add_compute([10 + k for k in range(samples)], label="forward")
     builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[1, 0], durations_ns=3)
     builder.add_compute(20, preds=[1], label="backward")
-    built = builder.build(meta={"period": "1", "prologue_marks": "1", "watched_steps": "12"})
+    built = builder.build(facts=CaptureFacts(calls_in_prologue=1, watched_steps=12))
     # Distances across the border: the span before lies 1 back, the reduction before 2 back.
     return replace(
         built,
@@ -67,7 +65,7 @@ def logging_step(own: RankTrace, number: int, *, extra_ns: int = 100) -> RankTra
     first = part_of(more, 0, 2, more.body_ns_SB)
     first = replace(first, lanes=own.lanes, labels=own.labels, sites=("train.py:9",))
     body = concatenated([first, step], step)
-    return replace(body, meta={NUMBER: str(number), KIND: "log"})
+    return replace(body, facts=CaptureFacts(step=StepFacts(number=number, work="log")))
 
 
 def calendar_of(*schedules: tuple[tuple[int, ...], int]) -> Calendar:
@@ -197,7 +195,7 @@ def test_where_steps_begin_is_told() -> None:
     """Of those that are written out: what nobody foresaw may happen there."""
     own = trace()
     longer = scheduled(own, [logging_step(own, 3)], calendar_of(((3,), 0)), 5)
-    assert longer.meta[STEP_STARTS] == "1,4,9"
+    assert longer.facts.step_starts == (1, 4, 9)
     assert longer.n_prologue == 12
 
 

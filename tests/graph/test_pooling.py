@@ -61,7 +61,7 @@ def test_steps_of_unlike_number_are_nobodys_own() -> None:
 def test_where_time_is_modelled_the_longest_of_a_class_stands_for_all() -> None:
     """A last shard is smaller, in every step alike: that is no variation from step to step."""
     traces = {
-        rank: replace(trace, meta={**trace.meta, "durations": "modelled"})
+        rank: replace(trace, facts=replace(trace.facts, modelled=True))
         for rank, trace in meeting_traces([10], [30]).items()
     }
     pooled = pool_samples(traces, np.array([0, 0]))[0]

@@ -18,7 +18,6 @@ from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER, MADE_WITH
 from prismscale.host_comm.cohort_log import Entry, Span, durations_ns
 from prismscale.host_comm.cohort_peers import participants
 from prismscale.host_comm.transport import End
@@ -134,12 +133,13 @@ def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -
     spec = spec_of(write_program(tmp_path / "program"), tmp_path)
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     for trace in runner.capture_together([0, 1], marks=4):
-        assert 0 <= float(trace.meta[COMMON_JITTER]) <= 1
+        assert trace.facts.co_run is not None
+        assert 0 <= trace.facts.co_run.common_jitter <= 1
 
 
-@pytest.mark.parametrize(("on_a_node", "made_with"), [(2, ["0,1", "0,1"]), (1, ["0", "1"])])
+@pytest.mark.parametrize(("on_a_node", "made_with"), [(2, [{0, 1}, {0, 1}]), (1, [{0}, {1}])])
 def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
-    tmp_path: Path, on_a_node: int, made_with: list[str]
+    tmp_path: Path, on_a_node: int, made_with: list[set[int]]
 ) -> None:
     """What a network takes between nodes of the target was not measured here."""
     spec = replace(
@@ -147,7 +147,7 @@ def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
     )
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     traces = runner.capture_together([0, 1], marks=4)
-    assert [trace.meta[MADE_WITH] for trace in traces] == made_with
+    assert [trace.made_with for trace in traces] == made_with
 
 
 def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) -> None:

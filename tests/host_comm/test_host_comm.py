@@ -8,20 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import ISSUE_NS, GroupRecord, RankTrace
+from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.host_comm.compute_clock import ProgramTime, RunQueue
 from prismscale.host_comm.local_work import NullLoad
 from prismscale.host_comm.transport import COMPUTES_NS
 from prismscale.live.overlap import Overlap
 
 
-def trace(beside_ns: int, **meta: str) -> RankTrace:
+def trace(beside_ns: int, issue_ns: int | None = None) -> RankTrace:
     """Two all-reduces a step: one with a computation of ``beside_ns`` before its wait, and one that
     is awaited at once."""
     builder = TraceBuilder(rank=0, world_size=2, groups=[GroupRecord(ranks=(0, 1))])
@@ -32,7 +32,10 @@ def trace(beside_ns: int, **meta: str) -> RankTrace:
     last = builder.add_compute(10 * COMPUTES_NS, preds=[last, first])
     second = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=0, preds=[last])
     builder.add_compute(10 * COMPUTES_NS, preds=[last, second])
-    return replace(builder.build(), meta=meta)
+    if issue_ns is None:
+        return builder.build()
+    co_run = CoRunFacts(issue_ns=issue_ns, common_jitter=0.0, ranks=())
+    return builder.build(facts=CaptureFacts(co_run=co_run))
 
 
 FIRST, SECOND = 1, 4
@@ -40,7 +43,7 @@ FIRST, SECOND = 1, 4
 
 def test_work_beside_a_long_computation_matters() -> None:
     """It slows the computation down; in every step."""
-    overlap = Overlap(trace(COMPUTES_NS, **{ISSUE_NS: "7"}))
+    overlap = Overlap(trace(COMPUTES_NS, issue_ns=7))
     assert overlap.matters([FIRST])
     assert overlap.matters([FIRST + 5])
     assert overlap.issue_ns == 7
@@ -48,7 +51,7 @@ def test_work_beside_a_long_computation_matters() -> None:
 
 def test_work_that_is_waited_for_soon_does_not() -> None:
     """However much is computed after the wait."""
-    overlap = Overlap(trace(COMPUTES_NS - 1, **{ISSUE_NS: "7"}))
+    overlap = Overlap(trace(COMPUTES_NS - 1, issue_ns=7))
     assert not overlap.matters([FIRST])
     assert not overlap.matters([SECOND])
     assert not overlap.matters([SECOND + 5])
@@ -61,7 +64,7 @@ def test_a_rank_that_was_captured_beside_the_pair_runs_beside_it() -> None:
 
 def test_what_the_trace_does_not_know_matters() -> None:
     """The prologue, and what is uncovered; a batch counts as one."""
-    overlap = Overlap(trace(0, **{ISSUE_NS: "7"}))
+    overlap = Overlap(trace(0, issue_ns=7))
     assert overlap.matters([0])
     assert overlap.matters([SECOND, 0])
 

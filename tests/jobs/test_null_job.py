@@ -99,7 +99,7 @@ def test_the_step_communicates_as_on_a_processor(on_null: RankTrace, folder: Pat
 
 def test_time_and_memory_are_said_to_be_modelled(on_null: RankTrace) -> None:
     """And memory holds parameters, gradients, their buckets and the optimizer's state."""
-    assert on_null.meta["durations"] == "modelled"
+    assert on_null.facts.modelled
     assert on_null.memory is not None
     assert on_null.memory.source == "modelled"
     parameter_bytes = 6 * (256 * 256 + 256) * 4

@@ -12,9 +12,9 @@ from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import NEVER
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import ISSUE_NS
 from prismscale.live.coordinator.drift import (
     MOST_MOVING,
     MOVED_BYTES_PER_NS,
@@ -87,8 +87,8 @@ def in_slices(graph: JobGraph, power: float) -> JobGraph:
         computes = c.trace.computes_B
         slower = np.where(computes, speeds_S[:, None], speeds_S[:, None] ** power)
         rows = np.rint(1_000_000 * slower).astype(np.int64)
-        meta = {**c.trace.meta, ISSUE_NS: "30"}
-        classes.append(replace(c, trace=replace(c.trace, body_ns_SB=rows, meta=meta)))
+        facts = CaptureFacts(co_run=CoRunFacts(issue_ns=30, common_jitter=0.0, ranks=()))
+        classes.append(replace(c, trace=replace(c.trace, body_ns_SB=rows, facts=facts)))
     return replace(graph, classes=tuple(classes))
 
 

@@ -17,8 +17,8 @@ import pytest
 from prismscale.durations.source import NEVER
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError, StuckError, UsageError
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import ISSUE_NS
 from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
@@ -217,7 +217,8 @@ def test_a_call_that_is_waited_for_at_once_costs_only_its_issue(
     """Its work was really done when it was captured; here nobody would notice it."""
     hook = make_hook(clock, ScriptedWire(late_ns=700), tmp_path)
     hook.load = SlowToStart(clock, 900)
-    hook.overlap = Overlap(replace(loop_trace(WORLD, 4), meta={ISSUE_NS: "40"}))
+    co_run = CoRunFacts(issue_ns=40, common_jitter=0.0, ranks=())
+    hook.overlap = Overlap(replace(loop_trace(WORLD, 4), facts=CaptureFacts(co_run=co_run)))
     work = hook.communicate([reduce_one(asynchronous=True)])
     assert clock.now == 40
     work.wait()

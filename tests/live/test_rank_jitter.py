@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from prismscale.durations.source import NEVER
+from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import COMMON_JITTER
 from prismscale.host_comm.shared_jitter import SHORTEST_NS, Spans, shared_jitter
 from prismscale.live.coordinator.rank_jitter import KEPT, CommonJitter, MachineTime, share_jitter
 from support.jobs import pipeline_job
@@ -139,11 +139,11 @@ def test_the_past_is_forgotten_at_last() -> None:
     assert len(machine._times) <= 2 * KEPT
 
 
-def measured(graph: JobGraph, share: str) -> JobGraph:
+def measured(graph: JobGraph, share: float) -> JobGraph:
     """A job whose ranks were timed side by side."""
+    co_run = CoRunFacts(issue_ns=0, common_jitter=share, ranks=())
     classes = [
-        replace(c, trace=replace(c.trace, meta={**c.trace.meta, COMMON_JITTER: share}))
-        for c in graph.classes
+        replace(c, trace=replace(c.trace, facts=CaptureFacts(co_run=co_run))) for c in graph.classes
     ]
     return replace(graph, classes=tuple(classes))
 
@@ -156,7 +156,7 @@ def test_a_job_that_was_not_timed_side_by_side_is_replayed_as_it_is() -> None:
 
 def test_virtual_ranks_keep_the_jitter_that_is_their_own() -> None:
     """With 0.6 in common, the power 0.8 of it; communications and live ranks keep all."""
-    graph = measured(pipeline_job(2, 2, 1, 3, samples=4), "0.6")
+    graph = measured(pipeline_job(2, 2, 1, 3, samples=4), 0.6)
     shared, _ = share_jitter(graph, [0], lambda rank: 0)
     for before, after in zip(graph.classes, shared.classes, strict=True):
         rows, own = before.trace.body_ns_SB, after.trace.body_ns_SB
@@ -172,7 +172,7 @@ def test_virtual_ranks_keep_the_jitter_that_is_their_own() -> None:
 
 def test_jitter_is_common_to_one_machine() -> None:
     """Ranks of another are as usual; what never ends does not."""
-    graph = measured(pipeline_job(2, 2, 1, 3), "1")
+    graph = measured(pipeline_job(2, 2, 1, 3), 1)
     beside = CommonJitter(graph, 1.0, [0], lambda rank: rank % 2)
     trace = graph.classes[int(graph.class_of_R[0])].trace
     first = next(trace.communications(trace.n_prologue, trace.n_nodes))

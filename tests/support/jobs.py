@@ -10,6 +10,7 @@ import numpy as np
 from prismscale.durations.source import Duration
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
@@ -144,7 +145,9 @@ class _Stage:
             self._backward()
         self._collective(DATA, 1_000_000, 50_000, "train.py:40")
         self._compute(5_000, "optimizer", "train.py:41")
-        return self._builder.build(known_groups=self._records, meta={"device": "synthetic"})
+        return self._builder.build(
+            known_groups=self._records, facts=CaptureFacts(device="synthetic")
+        )
 
     def _forward(self) -> None:
         if self._stage > 0:

@@ -19,6 +19,7 @@ from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.graph.assemble import assemble
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -248,7 +249,7 @@ def recorded_trace(body: Callable[[Program, Any, int], None] = train) -> RankTra
         known_groups=recorder.known_groups,
         samples=last_steps(recorder.stream, 2),
         memory=None,
-        meta={},
+        facts=CaptureFacts(),
     )
 
 

@@ -59,7 +59,7 @@ def meeting_traces(
         none_ns = [0] * len(samples_ns)
         closes_ns = tail_ns if tail_ns and rank == len(computes_ns) - 1 else none_ns
         builder.add_compute(closes_ns, preds=[met], label=f"of rank {rank}")
-        traces[rank] = builder.build(known_groups=(world,), meta={})
+        traces[rank] = builder.build(known_groups=(world,))
     return traces
 
 

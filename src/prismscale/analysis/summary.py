@@ -30,8 +30,6 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
-from prismscale.graph.periodic import WATCHED_STEPS
-from prismscale.graph.trace import ISSUE_NS
 from prismscale.sim.event_cost import PricedEvent
 from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
@@ -98,7 +96,7 @@ def summarise(
         rank_nodes=graph.n_rank_nodes,
         events=_events(found),
         unmatched_events=found.unmatched,
-        watched_steps=max(int(c.trace.meta.get(WATCHED_STEPS, "0")) for c in graph.classes),
+        watched_steps=max(c.trace.facts.watched_steps for c in graph.classes),
         settled_after=_settled_after(found.retimed),
         kernels=kernels,
         largest_kernels=largest_kernels(found.emulated),
@@ -202,7 +200,7 @@ def _sources(
 
 
 def _communication(graph: JobGraph, cluster: str) -> str:
-    if all(ISSUE_NS in c.trace.meta for c in graph.classes):
+    if all(c.trace.facts.co_run for c in graph.classes):
         return "communication, measured between captured ranks where they fit the cores"
     return f"communication, modelled for {cluster}"
 

@@ -22,13 +22,12 @@ from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.devices.select import start_device
 from prismscale.devices.stream_device import StreamDevice
-from prismscale.durations.graph_durations import COMMUNICATION, OWN_SHARE
 from prismscale.emulation.hook import GroupObserver, GroupObservers
 from prismscale.emulation.script import ignore_breakpoints
 from prismscale.emulation.step_detection import watch_steps
+from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import save_trace, save_traces
-from prismscale.graph.periodic import KIND, NUMBER, UNUSUAL, WATCHED_STEPS
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
+from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.cohort_peers import MateLoad
 from prismscale.host_comm.local_work import CommunicationLoad, GlooLoad, LateLoad, NullLoad
 from prismscale.payload.absent_peers import absent_peers
@@ -74,11 +73,11 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         )
         save_launch_log(log, spec.launches_path)
     if emulation is not None:
-        calls = int(trace.meta["period"])
+        calls = trace.facts.calls_per_step
         # A rank that ended early ended with a step that repeats.
         first = emulation.kernels.n_steps - calls
         if control.followed is None:
-            first = int(trace.meta["prologue_marks"])
+            first = trace.facts.calls_in_prologue
         emulation.save(spec.emulated_path, first, first + calls)
     return trace
 
@@ -96,12 +95,10 @@ def _capture_in_slice(
     trace = _trace(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
     beside = (r for r in spec.slice if r // spec.local_world_size == node)
-    found = {
-        ISSUE_NS: str(mates.issue_ns),
-        COMMON_JITTER: f"{mates.common_jitter:.3f}",
-        MADE_WITH: ",".join(map(str, beside)),
-    }
-    return replace(trace, meta={**trace.meta, **found})
+    facts = CoRunFacts(
+        issue_ns=mates.issue_ns, common_jitter=mates.common_jitter, ranks=tuple(beside)
+    )
+    return replace(trace, facts=replace(trace.facts, co_run=facts))
 
 
 def _run(
@@ -141,18 +138,18 @@ def _trace(
         known_groups=known_groups,
         samples=ordinary.parts(),
         memory=memory,
-        meta={
-            "device": spec.device,
-            "torch": torch.__version__,
-            "durations": "modelled" if spec.device == "null" else "measured",
-            "memory_marks": str(control.memory_marks),
-            "period": str(ordinary.calls),
-            "marks": str(len(recorder.stream.marks)),
-            WATCHED_STEPS: str(len(ordinary.steps)),
-            UNUSUAL: str(len(ordinary.unusual())),
-            **({COMMUNICATION: OWN_SHARE} if spec.communication_load else {}),
-            "prologue_marks": str((ordinary.samples[0].number - 1) * ordinary.calls),
-        },
+        facts=CaptureFacts(
+            device=spec.device,
+            torch=torch.__version__,
+            modelled=spec.device == "null",
+            has_own_share=spec.communication_load,
+            calls=len(recorder.stream.marks),
+            calls_per_step=ordinary.calls,
+            calls_in_prologue=(ordinary.samples[0].number - 1) * ordinary.calls,
+            calls_tracked=control.memory_marks,
+            watched_steps=len(ordinary.steps),
+            unusual_steps=len(ordinary.unusual()),
+        ),
     )
 
 
@@ -169,10 +166,11 @@ def _save_unusual(
             world_size=spec.world_size,
             groups=recorder.groups,
             known_groups=recorder.known_groups,
-            meta={
-                NUMBER: str(step.number),
-                KIND: hashlib.sha256(step.kind.encode()).hexdigest(),
-            },
+            facts=CaptureFacts(
+                step=StepFacts(
+                    number=step.number, work=hashlib.sha256(step.kind.encode()).hexdigest()
+                )
+            ),
         )
         for step in ordinary.unusual()
     ]

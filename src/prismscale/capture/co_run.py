@@ -18,11 +18,8 @@ import numpy as np
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.errors import ScriptError, StuckError, UsageError
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import COMMON_JITTER, ISSUE_NS, MADE_WITH, RankTrace
+from prismscale.graph.trace import RankTrace
 from prismscale.progress import StageUpdate
-
-OF_SLICES = (ISSUE_NS, COMMON_JITTER, MADE_WITH)
-"""What only a slice can tell, by its key in a trace's meta."""
 
 
 class TimesSlices(Protocol):
@@ -62,7 +59,7 @@ def time_in_slices(
         if progress is not None:
             progress(done, len(slices))
         known = [runner.traces[r] for r in ranks if r in runner.traces]
-        marks = max(int(t.meta["marks"]) for t in known)
+        marks = max(t.facts.calls for t in known)
         try:
             timed = runner.capture_together(ranks, marks=marks)
         except (ScriptError, StuckError, UsageError):
@@ -74,13 +71,8 @@ def time_in_slices(
                 runner.traces[again.rank] = replace(
                     alone,
                     body_ns_SB=again.body_ns_SB,
-                    meta={**alone.meta, **_of_slice(again)},
+                    facts=replace(alone.facts, co_run=again.facts.co_run),
                 )
-
-
-def _of_slice(timed: RankTrace) -> dict[str, str]:
-    """A slice that an earlier version captured may not tell all of it."""
-    return {key: timed.meta[key] for key in OF_SLICES if key in timed.meta}
 
 
 def slices_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:

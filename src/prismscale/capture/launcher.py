@@ -15,7 +15,6 @@ from prismscale.errors import (
     UsageError,
 )
 from prismscale.graph.io import load_trace
-from prismscale.graph.periodic import UNUSUAL
 from prismscale.graph.trace import RankTrace
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of
@@ -64,7 +63,7 @@ class CaptureRunner:
     def _watched_steps(self) -> int:
         """How many steps to see of the next ranks. The first ones, the corners of the world, are
         watched for what happens only now and then; the others where these did something so."""
-        if self.traces and not any(int(t.meta.get(UNUSUAL, "0")) for t in self.traces.values()):
+        if self.traces and not any(t.facts.unusual_steps for t in self.traces.values()):
             return 0
         return self.spec.watched_steps
 

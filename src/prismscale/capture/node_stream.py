@@ -15,6 +15,7 @@ import numpy as np
 
 from prismscale.devices.protocol import CaptureDevice, Mark
 from prismscale.graph.builder import Names, TraceBuilder
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import HOST, GroupRecord, MemoryRecord, RankTrace
 from prismscale.host_comm.shared_jitter import Spans
@@ -150,7 +151,7 @@ class NodeStream:
         known_groups: Sequence[GroupRecord],
         samples: Sequence[Sample],
         memory: MemoryRecord | None,
-        meta: dict[str, str],
+        facts: CaptureFacts,
     ) -> RankTrace:
         """The trace whose body is one step, as often measured as there are ``samples`` of it.
 
@@ -166,7 +167,7 @@ class NodeStream:
             durations = [self._duration_ns(device, s.start + j) for s in samples]
             preds = self._body_preds(with_edges, with_edges.start + j, with_edges)
             self._emit(builder, with_edges.start + j, durations, [first + p for p in preds])
-        return builder.build(known_groups=known_groups, memory=memory, meta=meta)
+        return builder.build(known_groups=known_groups, memory=memory, facts=facts)
 
     def unusual(
         self,
@@ -178,7 +179,7 @@ class NodeStream:
         world_size: int,
         groups: Sequence[GroupRecord],
         known_groups: Sequence[GroupRecord],
-        meta: dict[str, str],
+        facts: CaptureFacts,
     ) -> RankTrace:
         """A step as a body without a prologue. Edges across its beginning lead to the end of an
         ordinary step."""
@@ -187,7 +188,7 @@ class NodeStream:
         for i in range(step.start, step.stop):
             preds = self._body_preds(step, i, ordinary)
             self._emit(builder, i, [self._duration_ns(device, i)], preds)
-        return builder.build(known_groups=known_groups, meta=meta)
+        return builder.build(known_groups=known_groups, facts=facts)
 
     def _body_preds(self, body: Sample, i: int, before: Sample) -> list[int]:
         """Predecessors of node ``i`` of a body, from the body's beginning; below 0 in steps before,

@@ -34,7 +34,8 @@ def find_events(captures: Path, traces: Mapping[int, RankTrace]) -> list[Periodi
     found = {}
     for rank, trace in traces.items():
         # A rank that ended early does what the one does that it was found equal to.
-        path = unusual_path(captures, int(trace.meta.get("followed", rank)))
+        did = trace.facts.equivalent_to
+        path = unusual_path(captures, rank if did is None else did)
         if path.exists():
             found[rank] = load_traces(path)
     return periodic_events(traces, found) if found else []
@@ -66,7 +67,7 @@ def store_events(
         StorageError: a file cannot be written.
     """
     stored, unmatched = [], []
-    calls = max(int(t.meta.get("period", "1")) for t in traces.values())
+    calls = max(t.facts.calls_per_step for t in traces.values())
     for event in events:
         pairs = {rank: with_ordinary_step(own, traces[rank]) for rank, own in event.traces.items()}
         graph = assemble(pairs, representative_R, groups)

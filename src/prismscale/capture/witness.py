@@ -78,5 +78,5 @@ def in_place_of(
         groups=tuple(groups),
         known_groups=tuple(known_groups),
         memory=memory,
-        meta={**trace.meta, "followed": str(trace.rank)},
+        facts=replace(trace.facts, equivalent_to=trace.rank),
     )

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from prismscale.cluster import Cluster
-from prismscale.errors import FormatError
+from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_text
 from prismscale.formats.nccl_tests import measured_from, parse_nccl_tests
 from prismscale.progress import TerminalReporter
@@ -45,14 +45,14 @@ def collectives(
 def nccl_tests(
     outputs: Annotated[
         list[Path],
-        typer.Argument(exists=True, dir_okay=False, help="What all_reduce_perf … printed."),
+        typer.Argument(help="What all_reduce_perf … printed."),
     ],
     cluster: Annotated[str, typer.Option(help="Preset or TOML file of the same GPUs.")],
     out: Annotated[Path, typer.Option(help="TOML file to write.")] = Path("measured.toml"),
 ) -> None:
     """Put the figures of nccl-tests into a cluster file; they go before modelled ones."""
     base = Cluster.load(cluster)
-    rows = [row for path in outputs for row in parse_nccl_tests(path.read_text(errors="replace"))]
+    rows = [row for path in outputs for row in parse_nccl_tests(_text(path))]
     measured = measured_from(rows, machine=base.name, date=datetime.now(tz=UTC).date().isoformat())
     if not measured.curves:
         raise FormatError("only rows of single ranks; run nccl-tests with two ranks or more")
@@ -64,3 +64,10 @@ def nccl_tests(
             f"{len(curve.n_bytes)} sizes"
         )
     console.print(f"written: {out}; use it with --cluster {out}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read '{path}': {error.strerror}") from error

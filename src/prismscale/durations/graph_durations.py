@@ -27,10 +27,6 @@ from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.pooling import first_own_step
 
-COMMUNICATION, OWN_SHARE = "communication", "own share"
-"""Key and value of a trace's meta: durations of communications are what this rank's own share of
-the work took beside its computation, on a processor that does both."""
-
 
 @dataclass(kw_only=True)
 class GraphDurations:
@@ -186,7 +182,7 @@ class GraphDurations:
         all samples."""
         kinds = rank_class.trace.kind_N[offset : offset + len(mean_ns)].tolist()
         known = self._communication[rank_class.index]
-        is_share = rank_class.trace.meta.get(COMMUNICATION) == OWN_SHARE
+        is_share = rank_class.trace.facts.has_own_share
         made = self._made[rank_class.index]
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations_MB[0].tolist(), strict=True)):

@@ -18,7 +18,6 @@ from prismscale.cost.kernel_measured import KernelPrices
 from prismscale.cost.launch_log import LaunchLog, load_launch_log, prices, reprice
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.pooling import LONGEST_OF
 from prismscale.graph.trace import RankTrace
 
 
@@ -78,8 +77,7 @@ def gpu_key(name: str) -> str:
 
 def _logs(trace: RankTrace, captures: Path) -> Iterator[LaunchLog]:
     """Of the captured ranks that a class's durations were made of."""
-    ranks = trace.meta.get(LONGEST_OF, str(trace.rank)).split(",")
-    for rank in dict.fromkeys(int(r) for r in ranks):
+    for rank in dict.fromkeys(trace.facts.longest_of or (trace.rank,)):
         path = launches_path(captures, rank)
         if not path.is_file():
             raise UsageError(

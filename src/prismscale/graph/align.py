@@ -61,7 +61,7 @@ def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
         trace.pred_start_N1[order] - start_N1[:-1], counts
     )
     samples = [trace.body_ns_SB[k % trace.n_samples] for k in range(bodies)]
-    marks = int(trace.meta.get("prologue_marks", "0")) + bodies * int(trace.meta.get("period", "1"))
+    calls = trace.facts.calls_in_prologue + bodies * trace.facts.calls_per_step
     return replace(
         trace,
         n_prologue=n + bodies * trace.n_body,
@@ -69,7 +69,7 @@ def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
         pred_start_N1=start_N1.astype(np.int32),
         pred_distance_P=trace.pred_distance_P[entries],
         prologue_ns=np.concatenate([trace.prologue_ns, *samples]),
-        meta={**trace.meta, "prologue_marks": str(marks)},
+        facts=replace(trace.facts, calls_in_prologue=calls),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import HOST, NO_ROLE, GroupRecord, MemoryRecord, RankTrace
 
@@ -111,7 +112,7 @@ class TraceBuilder:
         *,
         known_groups: Sequence[GroupRecord] | None = None,
         memory: MemoryRecord | None = None,
-        meta: Mapping[str, str] | None = None,
+        facts: CaptureFacts | None = None,
     ) -> RankTrace:
         """The finished trace.
 
@@ -147,7 +148,7 @@ class TraceBuilder:
             labels=self.labels.all(),
             sites=self.sites.all(),
             memory=memory,
-            meta=dict(meta or {}),
+            facts=facts or CaptureFacts(),
         )
 
     def _add(

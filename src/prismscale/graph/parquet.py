@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
 
-VERSION = 1
+VERSION = 2
 HEADER_KEY, DIGEST_KEY = b"prismscale", b"prismscale.sha256"
 MAX_VALUES = 2**28
 """Values in one file: far above a job of 65,536 ranks, far below the memory of a small machine."""

@@ -29,20 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.errors import FormatError
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import NODE_COLUMNS, RankTrace
-
-NUMBER = "number"
-"""Key of an unusual step's meta: which of the program's steps it is, from 1."""
-KIND = "kind"
-"""Key of an unusual step's meta: equal text, equal work."""
-STEP_STARTS = "step_starts"
-"""Key of a trace's meta: positions in its prologue at which steps begin that were written out."""
-WATCHED_STEPS = "watched_steps"
-"""Key of a trace's meta: steps of the program that were seen."""
-UNUSUAL = "unusual"
-"""Key of a trace's meta: how many of them were unusual."""
-
 
 RARE = 20_000
 """Steps over which it is counted how often events come, and fall together."""
@@ -132,14 +122,18 @@ def periodic_events(
         found: by captured rank, its unusual steps.
     """
     by_number: dict[int, dict[int, RankTrace]] = {}
+    work_of: dict[int, list[tuple[int, str]]] = {}
     for rank in sorted(found):
         for step in found[rank]:
-            by_number.setdefault(int(step.meta[NUMBER]), {})[rank] = step
+            facts = step.facts.step
+            if facts is None:
+                raise FormatError(f"rank {rank}: an unusual step does not say which step it was")
+            by_number.setdefault(facts.number, {})[rank] = step
+            work_of.setdefault(facts.number, []).append((rank, facts.work))
     same_work: dict[tuple[tuple[int, str], ...], list[int]] = {}
     for number in sorted(by_number):
-        work = tuple((rank, step.meta[KIND]) for rank, step in by_number[number].items())
-        same_work.setdefault(work, []).append(number)
-    watched = min((int(t.meta.get(WATCHED_STEPS, "0")) for t in traces.values()), default=0)
+        same_work.setdefault(tuple(work_of[number]), []).append(number)
+    watched = min((t.facts.watched_steps for t in traces.values()), default=0)
     settled = max((ordinary_from(t) for t in traces.values()), default=0)
     events = []
     for numbers in same_work.values():
@@ -176,8 +170,8 @@ def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
     """A rank's step of an event and an ordinary one, as one body."""
     both = concatenated([event, ordinary_step(trace)], ordinary_step(trace))
     # How durations were obtained is the same as in the ordinary step.
-    kept = {key: value for key, value in trace.meta.items() if key in ("device", "communication")}
-    return replace(both, meta=kept)
+    facts = CaptureFacts(device=trace.facts.device, has_own_share=trace.facts.has_own_share)
+    return replace(both, facts=facts)
 
 
 def scheduled(
@@ -205,8 +199,7 @@ def scheduled(
 
 def ordinary_from(trace: RankTrace) -> int:
     """Number of the step that is a trace's first body."""
-    meta = trace.meta
-    return int(meta.get("prologue_marks", "0")) // int(meta.get("period", "1")) + 1
+    return trace.facts.calls_in_prologue // trace.facts.calls_per_step + 1
 
 
 def ordinary_step(trace: RankTrace) -> RankTrace:
@@ -227,7 +220,7 @@ def part_of(trace: RankTrace, start: int, stop: int, body_ns_SB: NDArray[np.int6
         prologue_ns=np.zeros(0, dtype=np.int64),
         body_ns_SB=body_ns_SB,
         memory=None,
-        meta={},
+        facts=CaptureFacts(),
     )
 
 
@@ -259,7 +252,7 @@ def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
         lanes=max((p.lanes for p in parts), key=len),
         labels=max((p.labels for p in parts), key=len),
         sites=max((p.sites for p in parts), key=len),
-        meta={},
+        facts=CaptureFacts(),
     )
 
 
@@ -326,7 +319,7 @@ def _before_body(trace: RankTrace, parts: Sequence[RankTrace]) -> RankTrace:
         labels=whole.labels,
         sites=whole.sites,
         memory=trace.memory,
-        meta={**trace.meta, STEP_STARTS: ",".join(map(str, starts.tolist()))},
+        facts=replace(trace.facts, step_starts=tuple(starts.tolist())),
     )
 
 

@@ -24,21 +24,13 @@ from numpy.typing import NDArray
 
 from prismscale.graph.trace import RankTrace
 
-DURATIONS, MODELLED = "durations", "modelled"
-"""Key and value of a trace's meta: no duration was measured."""
-LONGEST_OF = "longest_of"
-"""Key of a trace's meta, where time is modelled: the captured ranks of whose durations it holds the
-longest."""
-POOLED = "pooled"
-"""Key of a trace's meta: the ranks whose steps it holds, each as many, in order."""
-
 
 def pool_samples(
     traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> dict[int, RankTrace]:
     """The traces, each representative's with the sampled steps of all that it stands for.
 
-    The steps of its own capture come first, the others' in order of rank, which its meta tells.
+    The steps of its own capture come first, the others' in order of rank, which its facts tell.
     """
     pooled = dict(traces)
     members: dict[int, list[RankTrace]] = {}
@@ -47,22 +39,25 @@ def pool_samples(
     for rank, others in members.items():
         own = traces[rank]
         used = [own, *(t for t in others if t is not own and t.n_body == own.n_body)]
-        meta = dict(own.meta)
-        if len({t.n_samples for t in used}) == 1 and own.meta.get(DURATIONS) != MODELLED:
-            meta[POOLED] = ",".join(str(t.rank) for t in used)
-        rows = np.concatenate([t.body_ns_SB for t in used])
-        if own.meta.get(DURATIONS) == MODELLED:
+        rows, facts = np.concatenate([t.body_ns_SB for t in used]), own.facts
+        if facts.modelled:
             rows = rows.max(axis=0, keepdims=True)
-            meta[LONGEST_OF] = ",".join(t.meta.get("followed", str(t.rank)) for t in used)
-        pooled[rank] = replace(own, body_ns_SB=rows, meta=meta)
+            facts = replace(facts, longest_of=tuple(_captured_as(t) for t in used))
+        elif len({t.n_samples for t in used}) == 1:
+            facts = replace(facts, pooled=tuple(t.rank for t in used))
+        pooled[rank] = replace(own, body_ns_SB=rows, facts=facts)
     return pooled
+
+
+def _captured_as(trace: RankTrace) -> int:
+    """The rank whose steps a trace has."""
+    return trace.rank if trace.facts.equivalent_to is None else trace.facts.equivalent_to
 
 
 def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:
     """By member of a class with this pooled trace, the first of its own steps; one 0 for all where
     not every member has some. See [Note: own steps]."""
-    pooled = trace.meta.get(POOLED, "").split(",")
-    members = [str(rank) for rank in members_M.tolist()]
+    pooled, members = trace.facts.pooled, members_M.tolist()
     if not set(pooled).issuperset(members):
         return np.zeros(1, dtype=np.int64)
     each = trace.n_samples // len(pooled)

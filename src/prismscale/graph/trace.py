@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import GraphError
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 
 HOST = "host"
 """Name of the host's lane."""
-ISSUE_NS = "issue_ns"
-"""Key of a trace's meta, where communications were really made: what issuing one took."""
-COMMON_JITTER = "common_jitter"
-"""Key of a trace's meta, where ranks were timed side by side: the correlation of their jitter."""
-MADE_WITH = "made_with"
-"""Key of a trace's meta, where communications were really made: the ranks on this one's node that
-made them, itself among them."""
+NO_FACTS = CaptureFacts()
 NO_ROLE = -1
 """``role`` of a node that is not a communication."""
 NODE_COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "site_N", "label_N")
@@ -104,8 +99,7 @@ class RankTrace:
     labels: tuple[str, ...] = ("",)
     sites: tuple[str, ...] = ()
     memory: MemoryRecord | None = None
-    meta: dict[str, str] = field(default_factory=dict)
-    """Provenance: device, torch version, how durations were obtained."""
+    facts: CaptureFacts = NO_FACTS
 
     def __post_init__(self) -> None:
         n = self.n_nodes
@@ -177,7 +171,7 @@ class RankTrace:
     @property
     def made_with(self) -> frozenset[int]:
         """Ranks that are close together on the target, and really communicated here."""
-        return frozenset(int(r) for r in self.meta.get(MADE_WITH, "").split(",") if r)
+        return frozenset(self.facts.co_run.ranks) if self.facts.co_run else frozenset()
 
     def site(self, node: int) -> str:
         """Call site of ``node`` as ``file:line``, or ``"unknown call site"``."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.parquet import (
     MAX_VALUES,
@@ -30,6 +31,7 @@ from prismscale.graph.parquet import (
     to_runs,
 )
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+from prismscale.toml_dataclass import decode
 
 PLAIN = {
     "kind": pa.uint8(),
@@ -135,7 +137,7 @@ def _section(trace: RankTrace, groups: StoredGroups) -> dict[str, Any]:
         "labels": trace.labels,
         "sites": trace.sites,
         "memory": asdict(trace.memory) if trace.memory else None,
-        "meta": trace.meta,
+        "facts": asdict(trace.facts),
     }
 
 
@@ -209,7 +211,7 @@ class _Rows:
             labels=section.texts("labels"),
             sites=section.texts("sites"),
             memory=_memory(section.section("memory")) if section.has("memory") else None,
-            meta=section.mapping("meta"),
+            facts=_facts(section.section("facts")),
         )
         self._check(trace)
         return trace
@@ -244,6 +246,14 @@ class _Rows:
     def _within(self, name: str, values: NDArray[Any], low: int, high: Any) -> None:
         if ((values < low) | (values >= high)).any():
             raise self.section.error("nodes", f"have a {name} that is out of range")
+
+
+def _facts(section: Header) -> CaptureFacts:
+    given = section.content
+    if not isinstance(given, dict):
+        raise section.error("facts", "must be a table")
+    known = {key: value for key, value in given.items() if value is not None}
+    return decode(CaptureFacts, known, f"{section.path}: {section.place}")
 
 
 def _memory(section: Header) -> MemoryRecord:

@@ -92,9 +92,9 @@ class LiveControl:
         self._emulation = emulation
         self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
         self._load, self._gate = load, gate
-        self._period = int(trace.meta.get("period", "1"))
-        self._memory_marks = int(trace.meta.get("memory_marks", "0"))
-        self._prologue_marks = int(trace.meta.get("prologue_marks", "0"))
+        self._period = trace.facts.calls_per_step
+        self._memory_marks = trace.facts.calls_tracked
+        self._prologue_marks = trace.facts.calls_in_prologue
         self._last_mark = self._prologue_marks + steps * self._period
         self._marks = 0
 

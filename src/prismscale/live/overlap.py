@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import ISSUE_NS, RankTrace
+from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.transport import COMPUTES_NS
 
 
@@ -25,10 +25,11 @@ class Overlap:
     """
 
     def __init__(self, trace: RankTrace) -> None:
-        self.issue_ns = int(trace.meta.get(ISSUE_NS, "0"))
+        co_run = trace.facts.co_run
+        self.issue_ns = co_run.issue_ns if co_run else 0
         """What issuing takes."""
         self._trace = trace
-        self._beside_ns = _beside_ns(trace) if ISSUE_NS in trace.meta else {}
+        self._beside_ns = _beside_ns(trace) if co_run else {}
 
     def matters(self, positions: Sequence[int]) -> bool:
         """Whether the program computes while the communications at these stream positions are under

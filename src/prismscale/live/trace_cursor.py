@@ -6,7 +6,6 @@ from bisect import bisect_left
 
 from prismscale.emulation.hook import Collective
 from prismscale.errors import MismatchError
-from prismscale.graph.periodic import STEP_STARTS
 from prismscale.graph.trace import RankTrace
 
 
@@ -25,7 +24,7 @@ class TraceCursor:
         # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
         columns = trace.op_N, trace.role_N, trace.peer_N, trace.bytes_N
         self._ops, self._roles, self._peers, self._bytes = (c.tolist() for c in columns)
-        written_out = [int(p) for p in trace.meta.get(STEP_STARTS, "").split(",") if p]
+        written_out = trace.facts.step_starts
         self._boundaries = {bisect_left(self._prologue, p) for p in written_out}
         """Communications before each step that is written out in the prologue."""
         self._count = 0

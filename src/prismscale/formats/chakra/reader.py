@@ -243,7 +243,7 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
             label=node.name,
             lane=lane,
         )
-    return builder.build(meta={"durations": "measured"})
+    return builder.build()
 
 
 def _take_out_waiting(files: Sequence[_File]) -> None:

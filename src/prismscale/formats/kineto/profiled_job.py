@@ -134,7 +134,4 @@ def _rank_trace(
             label=known.op.spelling,
             lane=node.lane,
         )
-    return builder.build(
-        known_groups=list(groups.values()),
-        meta={"durations": "measured", "recorded_rank": str(global_rank)},
-    )
+    return builder.build(known_groups=list(groups.values()))

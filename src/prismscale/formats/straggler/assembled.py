@@ -190,7 +190,7 @@ def _trace(job: StragglerJob, rank: int, groups: GroupTable) -> RankTrace:
                 durations_ns=durations_T.tolist(),
                 label=step.label,
             )
-    return builder.build(meta={"durations": "measured", "stage": str(stage)})
+    return builder.build()
 
 
 def _class_samples(job: StragglerJob, rank_class: RankClass, graph: JobGraph) -> ClassSamples:

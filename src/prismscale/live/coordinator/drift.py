@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import NEVER, Duration
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import ISSUE_NS, RankTrace
+from prismscale.graph.trace import RankTrace
 
 WINDOW_STEPS = 32
 """Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
@@ -111,7 +111,7 @@ def communication_slope(graph: JobGraph) -> float | None:
     """
     together = alone = 0.0
     for trace in (c.trace for c in graph.classes):
-        if ISSUE_NS not in trace.meta:
+        if trace.facts.co_run is None:
             return None
         totals = trace.compute_ns_S, trace.body_ns_SB[:, ~trace.computes_B].sum(1)
         if any((t <= 0).any() for t in totals):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import NEVER, Duration
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import COMMON_JITTER, RankTrace
+from prismscale.graph.trace import RankTrace
 from prismscale.sim.state import Times, latest
 
 KEPT = 256
@@ -41,7 +41,8 @@ _FAR = 2.0**58
 def common_jitter(graph: JobGraph) -> float:
     """How much of their jitter ranks of one machine share: the mean over captured ranks; 0 unless
     all were measured side by side."""
-    found = [float(c.trace.meta.get(COMMON_JITTER, "0")) for c in graph.classes]
+    co_runs = [c.trace.facts.co_run for c in graph.classes]
+    found = [co_run.common_jitter if co_run else 0.0 for co_run in co_runs]
     return float(np.mean(found)) if all(found) else 0.0
 
 
