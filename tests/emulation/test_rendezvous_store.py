@@ -101,7 +101,7 @@ def test_waiting_for_an_absent_peer_is_refused(call: str) -> None:
     """A key that only a peer would write is an error with the key and the line, not a hang."""
     store = dist.PrefixStore("p", dist.HashStore())
     argument = "unique_id" if call == "get" else ["unique_id"]
-    with pytest.raises(UsageError, match=r"'p/unique_id'.*test_store\.py:\d+"):
+    with pytest.raises(UsageError, match=r"'p/unique_id'.*test_rendezvous_store\.py:\d+"):
         getattr(store, call)(argument)
     assert not store.check(["unique_id"])
 
