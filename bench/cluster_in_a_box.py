@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from box import INTERFACE, Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
+from prismscale.analysis.observation import Observation
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
@@ -165,23 +165,25 @@ class CaseInBox:
             live = self._run_live(captured)
             return Observed(
                 real_ns=real.result(),
-                live_ns=np.diff(live["step_end_ns"]).tolist(),
-                wait_ns=live["step_wait_ns"][1:],
-                lag_ns=live["step_lag_ns"][1:],
+                live_ns=np.diff(live.step_end_ns).tolist(),
+                wait_ns=live.step_wait_ns[1:],
+                lag_ns=live.step_lag_ns[1:],
             )
         finally:
             pool.shutdown(wait=False)
 
     def _run_real(self, captured: Captured) -> list[float]:
         """Steps of the real job, in ns: the mean over ranks."""
-        meta = captured.traces[LIVE].meta
+        facts = captured.traces[LIVE].facts
         spec = {
             "target": str(EXAMPLE),
             "args": self.args,
             "gate": str(self.gate),
             "steps": self.plan.steps,
             "out": str(self.folder),
-            **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
+            "period": facts.calls_per_step,
+            "memory_marks": facts.calls_tracked,
+            "prologue_marks": facts.calls_in_prologue,
         }
         specs = [spec] * self.world_size
         run_ranks(self.box, "real", HERE / "real_rank.py", specs, self.folder)
@@ -190,7 +192,7 @@ class CaseInBox:
         ]
         return list(np.mean([f["step_ns"] for f in found], axis=0))
 
-    def _run_live(self, captured: Captured) -> dict[str, Any]:
+    def _run_live(self, captured: Captured) -> Observation:
         """What rank 0 saw, live among virtual ranks."""
         folder = self.folder / "live"
         folder.mkdir()
@@ -224,7 +226,7 @@ class CaseInBox:
             starter=Spawner(prefix=lambda slot: self.box.prefix(LIVE)),
         )
         (seen,) = stage.run(captured.graph(), lambda *_: None, lambda _: None)
-        return dict(seen)
+        return seen
 
     @property
     def gate(self) -> Path:

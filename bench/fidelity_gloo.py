@@ -41,11 +41,13 @@ from numpy.typing import NDArray
 
 from allocations import build_counter
 from keeper import Keeper
+from prismscale.analysis.observation import Observation
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.co_run import slices_to_time, time_in_slices
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.plan import SlicePlan, SlicePlanner
 from prismscale.graph.assemble import assemble
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.pooling import pool_samples
@@ -113,9 +115,9 @@ class Captured:
         """With ``rank`` live, in a class of its own."""
         return assemble(self.traces, self.plan.representative_R, self.groups, alone=(rank,))
 
-    def meta(self, rank: int) -> dict[str, str]:
+    def facts(self, rank: int) -> CaptureFacts:
         """What is known of a rank's program."""
-        return self.traces[int(self.plan.representative_R[rank])].meta
+        return self.traces[int(self.plan.representative_R[rank])].facts
 
 
 def capture(args: list[str], folder: Path) -> Captured:
@@ -208,7 +210,7 @@ def run_launch(
     steps += TURN
     keeper = Keeper(folder / "gate", dict.fromkeys(TEAMS, WORLD), steps=TURN)
     stages = [live_stage(r, args, cluster, folder, steps) for r in range(WORLD)]
-    seen: dict[int, dict[str, Any]] = {}
+    seen: dict[int, Observation] = {}
 
     def run_live(rank: int) -> None:
         seen[rank] = stages[rank].run(captured.graph(rank), lambda *_: None, lambda _: None)[0]
@@ -239,9 +241,9 @@ def run_launch(
             _of_one_job(_counted([r["step_ns"] for r in real])), [r["peak_bytes"] for r in real]
         )
     # Two jobs, each with one of its ranks live: that rank's period is the job's.
-    periods = _counted([np.diff(seen[r]["step_end_ns"]) for r in range(WORLD)])
-    figures["live"].add(periods, [seen[r]["peak_bytes"] for r in range(WORLD)])
-    figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r]["step_lag_ns"]]
+    periods = _counted([np.diff(seen[r].step_end_ns) for r in range(WORLD)])
+    figures["live"].add(periods, [seen[r].peak_bytes for r in range(WORLD)])
+    figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r].step_lag_ns]
 
 
 def _counted(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:
@@ -259,13 +261,15 @@ def real_spec(
     rank: int, args: list[str], captured: Captured, folder: Path, steps: int
 ) -> dict[str, Any]:
     """What a real rank is to do: as many steps, of the same program, as the live one."""
-    meta = captured.meta(rank)
+    facts = captured.facts(rank)
     return {
         "target": str(EXAMPLE),
         "args": args,
         "gate": str(folder / "gate"),
         "steps": steps,
-        **{k: meta[k] for k in ("period", "memory_marks", "prologue_marks")},
+        "period": facts.calls_per_step,
+        "memory_marks": facts.calls_tracked,
+        "prologue_marks": facts.calls_in_prologue,
     }
 
 

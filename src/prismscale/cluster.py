@@ -15,7 +15,7 @@ from typing import Any
 
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
-from prismscale.toml_dataclass import decode, encode, parse, read
+from prismscale.typed_files import decode, encode, parse, read
 
 _PROFILES = "prismscale.cost"
 

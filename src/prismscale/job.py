@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
@@ -102,6 +103,7 @@ class Job:
                 observed=observed,
                 distinct_axes=plan.distinct,
                 witnesses=plan.witnesses,
+                memory={r: t.memory for r, t in sorted(traces.items()) if t.memory is not None},
                 captured=tuple(sorted(traces)),
                 emulated=emulated,
                 events=tuple(priced),
@@ -167,7 +169,7 @@ class Job:
         cluster: Cluster,
         captures: Path,
         starter: Starter,
-    ) -> list[dict[str, object]]:
+    ) -> list[Observation]:
         config, logs = self.config, self.folder.logs
         folder = self.folder.observations(config.live_key(cluster)).absolute()
         stage = live_stage(

@@ -90,3 +90,28 @@ def test_finished_stages_are_reused(run: tuple[Path, Ended], found: Mapping[str,
     assert again["step_ns"] == found["step_ns"]
     assert again["live"] == found["live"]
     assert "[rank 0]" not in done.out
+
+
+UNEVEN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+held = torch.zeros((1 + dist.get_rank()) << 18)
+for step in range(40):
+    layer(torch.ones(2, 8)).sum().backward()
+    dist.all_reduce(layer.weight.grad)
+    optimizer.step()
+"""
+
+
+def test_the_peak_is_that_of_the_captured_rank_that_holds_most(tmp_path: Path) -> None:
+    """Not the representative's: here a witness has the larger shard."""
+    script = tmp_path / "train.py"
+    script.write_text(UNEVEN)
+    done = prismscale("run", "--world-size", 4, "--samples", 2, "--out", tmp_path / "run", script)
+    assert done.code == 0, done.err
+    (stage,) = results(tmp_path / "run")["stages"]
+    assert 4 << 20 <= stage["peak_bytes"] < 5 << 20

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
@@ -145,6 +146,11 @@ def report_run(
             observed=[observation(r, timeline) for r in (0, graph.world_size // 2) if live],
             distinct_axes=("pp",) if len(graph.classes) > 1 else (),
             witnesses=(1,),
+            memory={
+                int(c.members_M[0]): c.trace.memory
+                for c in graph.classes
+                if c.trace.memory is not None
+            },
             captured=tuple(sorted({1, *(r for c in graph.coverage for r in c.captured)})),
         ),
         command=command,
@@ -156,17 +162,17 @@ def report_run(
     return result, timeline, durations
 
 
-def observation(rank: int, timeline: Timeline, steps: int = 12) -> dict[str, Any]:
+def observation(rank: int, timeline: Timeline, steps: int = 12) -> Observation:
     """What a live rank that runs about as predicted would have observed."""
     noise = np.random.default_rng(rank + 1).normal(1.004, 0.01, steps)
     ends = np.cumsum(timeline.step_ns * noise).astype(int).tolist()
-    return {
-        "rank": rank,
-        "step_end_ns": [0, *ends],
-        "step_wait_ns": [MS] * (steps + 1),
-        "step_lag_ns": [20_000] * (steps + 1),
-        "peak_bytes": 899 * MIB,
-        "boot_s": 4.2,
-        "communications": 640,
-        "uncovered": 2 if rank else 0,
-    }
+    return Observation(
+        rank=rank,
+        step_end_ns=(0, *ends),
+        step_wait_ns=(MS,) * (steps + 1),
+        step_lag_ns=(20_000,) * (steps + 1),
+        peak_bytes=899 * MIB,
+        boot_s=4.2,
+        communications=640,
+        uncovered=2 if rank else 0,
+    )

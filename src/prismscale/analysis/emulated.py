@@ -11,7 +11,7 @@ from pathlib import Path
 from prismscale.cost.kernel_signature import FIELD
 from prismscale.errors import FormatError
 from prismscale.files import write_json
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from prismscale.analysis.emulated import (
 )
 from prismscale.durations.source import NEVER
 from prismscale.errors import FormatError
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.results/1"
 NOT_OURS = ("schema", "forecast")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from prismscale.analysis.emulated import (
     unknown_operators,
     value_uses,
 )
+from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import (
     ClassResult,
     EventResult,
@@ -30,6 +30,7 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.trace import MemoryRecord
 from prismscale.sim.event_cost import PricedEvent
 from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
@@ -42,9 +43,11 @@ class Findings:
     graph: JobGraph
     durations: GraphDurations
     retimed: Retimed
-    observed: Sequence[Mapping[str, Any]]
+    observed: Sequence[Observation]
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
+    memory: Mapping[int, MemoryRecord]
+    """Of captured ranks, where it was followed."""
     captured: tuple[int, ...]
     emulated: tuple[Emulated, ...] = ()
     """Of captured ranks, where the device was not there."""
@@ -66,7 +69,8 @@ def summarise(
     """The figures of a run."""
     graph, timeline = found.graph, found.retimed.timeline
     stages = tuple(
-        _stage(stage, classes, timeline) for stage, classes in classes_by_stage(graph).items()
+        _stage(stage, classes, timeline, _memory_of(classes, found))
+        for stage, classes in classes_by_stage(graph).items()
     )
     simulated = found.retimed.job_step_ns_T
     kernels = kernel_kinds(found.emulated)
@@ -128,9 +132,21 @@ def _settled_after(retimed: Retimed) -> int:
     return steady.steps if steady is not None and steady.settled else 0
 
 
-def _stage(stage: int | None, classes: list[RankClass], timeline: Timeline) -> StageResult:
+def _memory_of(classes: Sequence[RankClass], found: Findings) -> list[MemoryRecord]:
+    """Of every captured rank of some classes. Ranks that do the same may hold different amounts:
+    the shards of a tensor that does not divide evenly."""
+    indices = {c.index for c in classes}
+    class_of_R = found.graph.class_of_R
+    return [record for rank, record in found.memory.items() if int(class_of_R[rank]) in indices]
+
+
+def _stage(
+    stage: int | None,
+    classes: Sequence[RankClass],
+    timeline: Timeline,
+    records: Sequence[MemoryRecord],
+) -> StageResult:
     first = int(min(c.members_M[0] for c in classes))
-    records = [c.trace.memory for c in classes if c.trace.memory is not None]
     return StageResult(
         name=stage_name(stage),
         ranks=sum(c.size for c in classes),
@@ -153,20 +169,19 @@ def _class(graph: JobGraph, rank_class: RankClass) -> ClassResult:
     )
 
 
-def _live(observed: Mapping[str, Any], retimed: Retimed) -> LiveResult:
-    steps = np.diff(np.array(observed["step_end_ns"], dtype=np.int64))
-    rank = int(observed["rank"])
+def _live(observed: Observation, retimed: Retimed) -> LiveResult:
+    steps = np.diff(np.array(observed.step_end_ns, dtype=np.int64))
     return LiveResult(
-        rank=rank,
+        rank=observed.rank,
         step_ns=tuple(int(s) for s in steps),
         median_step_ns=int(np.median(steps)) if len(steps) else 0,
-        predicted_step_ns=int(np.median(retimed.rank_step_ns_TR[:, rank])),
-        waited_ns=_median(observed["step_wait_ns"][1:]),
-        lag_ns=_median(observed["step_lag_ns"][1:]),
-        peak_bytes=int(observed["peak_bytes"]),
-        boot_s=float(observed["boot_s"]),
-        communications=int(observed["communications"]),
-        uncovered=int(observed["uncovered"]),
+        predicted_step_ns=int(np.median(retimed.rank_step_ns_TR[:, observed.rank])),
+        waited_ns=_median(observed.step_wait_ns[1:]),
+        lag_ns=_median(observed.step_lag_ns[1:]),
+        peak_bytes=observed.peak_bytes,
+        boot_s=observed.boot_s,
+        communications=observed.communications,
+        uncovered=observed.uncovered,
     )
 
 

@@ -20,7 +20,7 @@ from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode
 
 VERSION = 1
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from prismscale.errors import UsageError, did_you_mean
-from prismscale.toml_dataclass import decode, parse
+from prismscale.typed_files import decode, parse
 
 _PROFILES = ("prismscale.cost", "kernels")
 

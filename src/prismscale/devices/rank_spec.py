@@ -3,16 +3,14 @@ between processes."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from prismscale.devices.storage import WRITE_BYTES_PER_S
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
-from prismscale.errors import FormatError
-from prismscale.files import write_json
+from prismscale.typed_files import load_json, save_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +61,7 @@ class RankSpec:
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
-        write_json(path, asdict(self))
+        save_json(self, path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -72,9 +70,4 @@ class RankSpec:
         Raises:
             FormatError: not such a file.
         """
-        try:
-            fields: dict[str, Any] = dict(json.loads(path.read_text()))
-            lists = {name: tuple(v) for name, v in fields.items() if isinstance(v, list)}
-            return cls(**{**fields, **lists})
-        except (OSError, ValueError, TypeError) as error:
-            raise FormatError(f"{path} does not describe a {cls.WHAT}: {error}") from error
+        return load_json(cls, path, f"a {cls.WHAT}")

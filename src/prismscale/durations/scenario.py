@@ -21,7 +21,7 @@ from prismscale.durations.repricing import Prices
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.scenario/1"
 

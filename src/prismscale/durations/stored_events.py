@@ -12,7 +12,7 @@ from prismscale.files import write_json
 from prismscale.graph.io import load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.periodic import Schedule
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode
 
 TABLE = "periodic.json"
 

@@ -31,7 +31,7 @@ from prismscale.graph.parquet import (
     to_runs,
 )
 from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
-from prismscale.toml_dataclass import decode
+from prismscale.typed_files import decode, plain
 
 PLAIN = {
     "kind": pa.uint8(),
@@ -137,7 +137,7 @@ def _section(trace: RankTrace, groups: StoredGroups) -> dict[str, Any]:
         "labels": trace.labels,
         "sites": trace.sites,
         "memory": asdict(trace.memory) if trace.memory else None,
-        "facts": asdict(trace.facts),
+        "facts": plain(trace.facts),
     }
 
 
@@ -252,8 +252,7 @@ def _facts(section: Header) -> CaptureFacts:
     given = section.content
     if not isinstance(given, dict):
         raise section.error("facts", "must be a table")
-    known = {key: value for key, value in given.items() if value is not None}
-    return decode(CaptureFacts, known, f"{section.path}: {section.place}")
+    return decode(CaptureFacts, given, f"{section.path}: {section.place}")
 
 
 def _memory(section: Header) -> MemoryRecord:

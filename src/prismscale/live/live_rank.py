@@ -6,12 +6,13 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from prismscale.analysis.observation import Observation
 from prismscale.devices.cpu import CpuMemoryTracker
 from prismscale.devices.cuda import CudaMemoryTracker
 from prismscale.devices.null.session import NullEmulation
@@ -21,9 +22,8 @@ from prismscale.emulation.logical_time import answering_time
 from prismscale.emulation.script import StopProgram, ignore_breakpoints
 from prismscale.emulation.step_detection import watch_steps
 from prismscale.errors import StuckError
-from prismscale.files import write_json
 from prismscale.graph.io import load_trace
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.host_comm.compute_clock import RunQueue
 from prismscale.host_comm.local_work import GlooLoad, LateLoad, NullLoad
 from prismscale.live.clock import Clock, PacedClock, VirtualClock
@@ -41,35 +41,7 @@ from prismscale.payload.chain import rank_payload
 from prismscale.payload.objects import MIRROR
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
-
-
-@dataclass(kw_only=True)
-class Observation:
-    """What was seen of a live rank; the contents of ``live-<r>.json``."""
-
-    rank: int
-    step_end_ns: list[int] = field(default_factory=list)
-    """Logical time at the end of each steady step."""
-    step_wait_ns: list[int] = field(default_factory=list)
-    """Logical time spent in waits, by step."""
-    step_lag_ns: list[int] = field(default_factory=list)
-    """What the emulation cost, by step; not in ``step_end_ns``."""
-    warmup_steps: int = 0
-    boot_s: float = 0.0
-    """From the start of the process to the program's first communication."""
-    communications: int = 0
-    uncovered: int = 0
-    peak_bytes: int = 0
-    step_peak_bytes: list[int] = field(default_factory=list)
-    reserved_bytes: int | None = None
-    """Highest bytes held by the caching allocator, where there is one."""
-
-    def add_steps(self, steps: list[StepEnd]) -> None:
-        """Steady steps, in order."""
-        for before, step in pairwise([StepEnd(0, 0, 0), *steps]):
-            self.step_end_ns.append(step.end_ns)
-            self.step_wait_ns.append(step.waited_ns - before.waited_ns)
-            self.step_lag_ns.append(step.lag_ns - before.lag_ns)
+from prismscale.typed_files import save_json
 
 
 class LiveControl:
@@ -83,14 +55,14 @@ class LiveControl:
         load: LateLoad,
         trace: RankTrace,
         steps: int,
-        seen: Observation,
         gate: Gate,
         hang_step: int | None = None,
         emulation: NullEmulation | None = None,
     ) -> None:
         self._hang_step = hang_step
         self._emulation = emulation
-        self._hook, self._clock, self._memory, self._seen = hook, clock, memory, seen
+        self._hook, self._clock, self._memory = hook, clock, memory
+        self.memory_record: MemoryRecord | None = None
         self._load, self._gate = load, gate
         self._period = trace.facts.calls_per_step
         self._memory_marks = trace.facts.calls_tracked
@@ -123,11 +95,8 @@ class LiveControl:
 
     def end_memory(self) -> None:
         """Stop tracking memory; safe to call again."""
-        if self._seen.peak_bytes == 0:
-            record = self._memory.stop()
-            self._seen.peak_bytes = record.peak_bytes
-            self._seen.step_peak_bytes = list(record.step_peak_bytes)
-            self._seen.reserved_bytes = record.reserved_bytes
+        if self.memory_record is None:
+            self.memory_record = self._memory.stop()
         self._load.start()
 
 
@@ -163,11 +132,10 @@ def run_live(spec: LiveSpec) -> Observation:
     else:
         queue = RunQueue(others)
         hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
-    seen = Observation(rank=spec.rank)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
     control = LiveControl(
-        hook, clock, memory, load, trace, spec.steps, seen, gate, spec.hang_step, emulation
+        hook, clock, memory, load, trace, spec.steps, gate, spec.hang_step, emulation
     )
     memory.start()
     with ExitStack() as stack:
@@ -182,12 +150,31 @@ def run_live(spec: LiveSpec) -> Observation:
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         spec.script.run()
-        seen.add_steps(hook.finish())
+        steps = hook.finish()
     control.end_memory()
-    seen.communications, seen.uncovered = hook.communications, hook.cursor.uncovered
-    seen.boot_s = hook.boot_s
     wire.send(Message(MessageKind.BYE))
-    return seen
+    return _observation(spec.rank, hook, steps, control.memory_record)
+
+
+def _observation(
+    rank: int,
+    hook: LiveHook | StreamedHook,
+    steps: Sequence[StepEnd],
+    memory: MemoryRecord | None,
+) -> Observation:
+    each = list(pairwise([StepEnd(0, 0, 0), *steps]))
+    return Observation(
+        rank=rank,
+        step_end_ns=tuple(step.end_ns for step in steps),
+        step_wait_ns=tuple(step.waited_ns - before.waited_ns for before, step in each),
+        step_lag_ns=tuple(step.lag_ns - before.lag_ns for before, step in each),
+        boot_s=hook.boot_s,
+        communications=hook.communications,
+        uncovered=hook.cursor.uncovered,
+        peak_bytes=memory.peak_bytes if memory else 0,
+        step_peak_bytes=memory.step_peak_bytes if memory else (),
+        reserved_bytes=memory.reserved_bytes if memory else None,
+    )
 
 
 def _clock(spec: LiveSpec, origin_ns: int, emulation: NullEmulation | None) -> Clock:
@@ -237,7 +224,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     spec = LiveSpec.load(Path(arguments[0]))
     try:
-        write_json(spec.result_path, asdict(run_live(spec)))
+        save_json(run_live(spec), spec.result_path)
     except BaseException as error:
         # Its output is shown as it comes, and the parent shows the traceback.
         return save_failure(spec.error_path, spec.rank, error, echo=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import termios
 import threading
@@ -11,16 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from prismscale.analysis.observation import Observation
+from prismscale.durations.faults import Faults
 from prismscale.errors import PrismscaleError, StuckError
-from prismscale.files import write_json
 from prismscale.graph.io import save_graph, save_trace
 from prismscale.graph.job_graph import JobGraph
+from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
 from prismscale.live.live_spec import LiveSpec
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Spawner, Starter
+from prismscale.typed_files import load_json, save_json
 
 POLL_S = 0.05
 RANK_PROCESS = "prismscale.live.live_rank"
@@ -51,7 +52,7 @@ class LiveStage:
         graph: Callable[[], JobGraph],
         on_line: LogLine,
         on_step: Callable[[int], None],
-    ) -> list[Any]:
+    ) -> list[Observation]:
         """Observations of all live ranks, by rank; those of an earlier run where there are any. A
         hang that was asked for leaves none.
 
@@ -71,7 +72,9 @@ class LiveStage:
                 raise
             return []
 
-    def run(self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]) -> list[Any]:
+    def run(
+        self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]
+    ) -> list[Observation]:
         """Run all live ranks to the end; returns their observations (``live-<r>.json``), by rank.
 
         Raises:
@@ -88,14 +91,12 @@ class LiveStage:
                 follower.join()
         return self.observed()
 
-    def observed(self) -> list[Any]:
+    def observed(self) -> list[Observation]:
         """Observations that :meth:`run` left, by rank; empty unless all live ranks have theirs."""
-        try:
-            return [
-                json.loads((self.folder / f"live-{r}.json").read_text()) for r in self.spec.live
-            ]
-        except FileNotFoundError:
+        paths = [self.folder / f"live-{rank}.json" for rank in self.spec.live]
+        if not all(path.exists() for path in paths):
             return []
+        return [load_json(Observation, path, "what was seen of a live rank") for path in paths]
 
     def _for(self, rank: int, exchange: Path) -> LiveSpec:
         return replace(
@@ -115,19 +116,16 @@ class LiveStage:
         """Start everybody; returns the threads that pass on what live ranks print."""
         save_graph(graph, self.folder / "graph")
         coordinator = self.folder / "coordinator.json"
-        write_json(
-            coordinator,
-            {
-                "graph": str(self.folder / "graph"),
-                "cluster": self.cluster,
-                "live": list(self.spec.live),
-                "slow": {str(r): f for r, f in self.slow.items()},
-                "hang": {str(r): s for r, s in self.hang.items()},
-                "compute_scale": self.compute_scale,
-                "follow_speed": self.spec.communication_load,
-                "socket": str(exchange / "coordinator"),
-            },
+        told = CoordinatorSpec(
+            graph=str(self.folder / "graph"),
+            cluster=self.cluster,
+            live=self.spec.live,
+            faults=Faults(slow=self.slow, hang=self.hang),
+            compute_scale=self.compute_scale,
+            follow_speed=self.spec.communication_load,
+            socket=str(exchange / "coordinator"),
         )
+        save_json(told, coordinator)
         replay = Program(
             name=COORDINATOR,
             module=COORDINATOR_PROCESS,

@@ -10,7 +10,7 @@ from prismscale.forecast.draws.variation import Variation
 from prismscale.forecast.layouts.layout import Layout, Move, PassCosts
 from prismscale.forecast.layouts.schedules import in_flight, schedule
 from prismscale.graph.node import CollectiveOp
-from prismscale.toml_dataclass import decode, read
+from prismscale.typed_files import decode, read
 
 TP_COLLECTIVES_A_LAYER = 2
 """One after attention, one after the feed-forward part (Shoeybi et al. 2019, section 3)."""

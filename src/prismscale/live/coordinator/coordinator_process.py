@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
-from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import PrismscaleError
 from prismscale.graph.io import load_graph
+from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
 from prismscale.live.coordinator.core import Coordinator
 from prismscale.live.coordinator.rank_jitter import share_jitter
 from prismscale.live.coordinator.wire import MessageKind, Wire
 from prismscale.processes.children import die_with_parent
 from prismscale.sim.program import compile_job
+from prismscale.typed_files import load_json
 
 
-def serve(spec: dict[str, Any]) -> None:
+def serve(spec: CoordinatorSpec) -> None:
     """Load the graph, wait for the live ranks, and answer them until they end."""
-    graph = load_graph(Path(spec["graph"]))
-    faults = Faults(
-        slow={int(k): float(v) for k, v in spec["slow"].items()},
-        hang={int(k): int(v) for k, v in spec["hang"].items()},
-    )
-    cluster, live, jitter = Cluster.load(spec["cluster"]), list(spec["live"]), None
-    if spec["follow_speed"]:
-        graph, jitter = share_jitter(graph, live, cluster.node_of)
+    graph = load_graph(Path(spec.graph))
+    cluster, jitter = Cluster.load(spec.cluster), None
+    if spec.follow_speed:
+        graph, jitter = share_jitter(graph, spec.live, cluster.node_of)
     model = collective_model(cluster)
     durations = GraphDurations(
-        graph=graph, model=model, faults=faults, sampled=True, compute_scale=spec["compute_scale"]
+        graph=graph, model=model, faults=spec.faults, sampled=True, compute_scale=spec.compute_scale
     )
     coordinator = Coordinator(
         compile_job(graph),
         durations,
         model,
-        live,
-        follow_speed=bool(spec["follow_speed"]),
+        spec.live,
+        follow_speed=spec.follow_speed,
         jitter=jitter,
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(spec["socket"])
+        listener.bind(spec.socket)
         listener.listen(coordinator.expected)
         wires = dict(_accept(listener) for _ in range(coordinator.expected))
     for rank, wire in wires.items():
@@ -89,7 +84,7 @@ def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
     try:
-        serve(json.loads(Path(arguments[0]).read_text()))
+        serve(load_json(CoordinatorSpec, Path(arguments[0]), "a coordinator"))
     except PrismscaleError as error:
         print(error, file=sys.stderr)
         return error.exit_code

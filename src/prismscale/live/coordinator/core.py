@@ -9,6 +9,7 @@ late; a virtual rank is never earlier than its own predecessors allow.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +53,7 @@ class Coordinator:
         job: JobProgram,
         durations: GraphDurations,
         model: CollectiveModel,
-        live: list[int],
+        live: Sequence[int],
         *,
         follow_speed: bool = False,
         jitter: CommonJitter | None = None,

@@ -12,9 +12,13 @@ from typing import Any
 
 from prismscale.errors import StuckError
 from prismscale.live.coordinator.wire import Wire
+from prismscale.live.pacer.pacer_spec import PacerSpec
 from prismscale.live.pacer.shared_words import OPEN, Point, Record, Words
+from prismscale.typed_files import plain
 
 POLL_S = 20e-6
+
+PACER_PROCESS = "prismscale.live.pacer.pacer_process"
 
 
 class PacerLink:
@@ -37,16 +41,16 @@ class PacerLink:
     ) -> PacerLink:
         """Start the pacer of a rank; the coordinator's wire is the pacer's from here on."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        spec = {
-            "words": str(path),
-            "link": theirs.fileno(),
-            "wire": wire.fileno(),
-            "origin_ns": origin_ns,
-            "compute_factor": compute_factor,
-        }
+        spec = PacerSpec(
+            words=str(path),
+            link=theirs.fileno(),
+            wire=wire.fileno(),
+            origin_ns=origin_ns,
+            compute_factor=compute_factor,
+        )
         # Not a session of its own: whoever ends this rank ends its pacer.
         process = subprocess.Popen(
-            [sys.executable, "-m", "prismscale.live.pacer.pacer_process", json.dumps(spec)],
+            [sys.executable, "-m", PACER_PROCESS, json.dumps(plain(spec))],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), wire.fileno()),
         )

@@ -28,8 +28,10 @@ from prismscale.durations.source import NEVER
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.pacer.counters import CounterTimes, Prefixes
+from prismscale.live.pacer.pacer_spec import PacerSpec
 from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Point, Record, WordKind, Words
 from prismscale.processes.children import die_with_parent
+from prismscale.typed_files import decode
 
 ASK_AFTER_NS = 5_000_000_000
 """A stream held this long makes the pacer ask whether the communication ever ends."""
@@ -284,14 +286,14 @@ def pace(pacer: Pacer, link: SocketLink) -> None:
 def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
-    spec = json.loads(arguments[0])
-    link = SocketLink(socket.socket(fileno=spec["link"]))
+    spec = decode(PacerSpec, json.loads(arguments[0]), "the pacer's argument")
+    link = SocketLink(socket.socket(fileno=spec.link))
     pacer = Pacer(
-        words=Words.open(Path(spec["words"])),
+        words=Words.open(Path(spec.words)),
         link=link,
-        wire=Wire(socket.socket(fileno=spec["wire"])),
-        origin_ns=spec["origin_ns"],
-        compute_factor=spec["compute_factor"],
+        wire=Wire(socket.socket(fileno=spec.wire)),
+        origin_ns=spec.origin_ns,
+        compute_factor=spec.compute_factor,
     )
     link.answer({"ready": True})
     try:

@@ -1,4 +1,5 @@
-"""Strict reading and writing of dataclasses as TOML.
+"""Strict reading and writing of dataclasses: as TOML, which people write, and as JSON, which
+processes pass on.
 
 The layout of the file is the layout of the class: a field is a key, a nested dataclass a table, a
 tuple an array, an enumeration its member's name in lower case. Unknown keys are refused, because a
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from prismscale.errors import FormatError, UsageError, did_you_mean
+from prismscale.files import write_json
 
 T = TypeVar("T")
 
@@ -64,6 +66,8 @@ def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = ""
     for name, spec in fields.items():
         if name in table:
             values[name] = _decode_value(hints[name], table[name], origin, f"{prefix}{name}")
+        elif _is_required(spec) and type(None) in get_args(hints[name]):
+            values[name] = None
         elif _is_required(spec):
             raise FormatError(f"{origin}: key '{prefix}{name}' is missing")
     try:
@@ -79,8 +83,41 @@ def encode(value: Any) -> str:
     :func:`decode` gives the same object back.
     """
     lines: list[str] = []
-    _encode_table(_plain(value), "", lines)
+    _encode_table(plain(value), "", lines)
     return "\n".join(lines).strip() + "\n"
+
+
+def save_json(value: Any, path: Path) -> None:
+    """Write a dataclass as JSON, for :func:`load_json`. Raises :class:`StorageError`."""
+    write_json(path, plain(value))
+
+
+def load_json(cls: type[T], path: Path, what: str) -> T:
+    """Read what :func:`save_json` wrote; ``what`` it should be is named in errors.
+
+    Raises:
+        FormatError: the file cannot be read, or is not such a file.
+    """
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} does not describe {what}: {error}") from error
+    if not isinstance(table, dict):
+        raise FormatError(f"{path} does not describe {what}: it holds no table")
+    return decode(cls, table, f"{path} does not describe {what}")
+
+
+def plain(value: Any) -> Any:
+    """Tables, arrays and scalars; ``None`` and default values are left out. :func:`decode` gives
+    the same object back."""
+    if dataclasses.is_dataclass(value):
+        fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {f.name: plain(v) for f, v in fields if v is not None and v != f.default}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value.name.lower() if isinstance(value, Enum) else value
 
 
 def _is_required(spec: dataclasses.Field[Any]) -> bool:
@@ -101,9 +138,24 @@ def _decode_value(hint: Any, value: Any, origin: str, key: str) -> Any:
         return tuple(_decode_value(inner, v, origin, f"{key}[{i}]") for i, v in enumerate(items))
     if kind is not None and issubclass(kind, Mapping):
         table = _expect(value, dict, "a table", origin, key)
-        inner = get_args(hint)[1]
-        return {k: _decode_value(inner, v, origin, f"{key}.{k}") for k, v in table.items()}
+        name, inner = get_args(hint)
+        return {
+            _decode_key(name, k, origin, key): _decode_value(inner, v, origin, f"{key}.{k}")
+            for k, v in table.items()
+        }
     return _decode_scalar(hint, value, origin, key)
+
+
+def _decode_key(hint: Any, name: str, origin: str, key: str) -> Any:
+    """A name in a table: text in the file, whatever it is in the class."""
+    if hint is not int:
+        return name
+    try:
+        return int(name)
+    except ValueError:
+        raise FormatError(
+            f"{origin}: key '{key}.{name}'; expected a whole number as name"
+        ) from None
 
 
 def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
@@ -132,17 +184,6 @@ def _expect(value: Any, kind: Any, words: str, origin: str, key: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, kind):
         raise FormatError(f"{origin}: key '{key}' is {value!r}; expected {words}")
     return value
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
-        return {f.name: _plain(v) for f, v in fields if v is not None and v != f.default}
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value.name.lower() if isinstance(value, Enum) else value
 
 
 def _encode_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
