@@ -37,7 +37,7 @@ def bench_tables(folder: Path) -> str:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     rows = json.loads(path.read_text())
-    fields = {"name", "value", "unit", "bar", "ok"}
+    fields = {"name", "value", "unit", "bar", "least", "ok"}
     if not isinstance(rows, list) or any(not fields <= row.keys() for row in rows):
         sys.exit(f"{path.name}: not a list of rows {sorted(fields)}; write it with --json")
     return rows

@@ -154,3 +154,14 @@ def test_generated_text_is_up_to_date() -> None:
 def test_no_machine_paths(page: Path) -> None:
     """No page shows where somebody's clone or home lies."""
     assert not re.search(r"(?<![\w.])/(home|work|tmp|root|Users)/", page.read_text())
+
+
+def test_the_python_example_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands, beside the examples."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert re.search(r"^\d+\.\d ms \{'all ranks': \d+\}$", capsys.readouterr().out, re.MULTILINE)

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 
 from prismscale.analysis.result import RunResult
+from prismscale.api import DEFAULT_OUT, perform
 from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
-from prismscale.job import Job
 from prismscale.progress import TerminalReporter
 from prismscale.report.text import print_summary
 from prismscale.runfolder import RunFolder
@@ -50,7 +50,7 @@ def run(
     module: Annotated[
         str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
     ] = "",
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/latest"),
+    out: Annotated[Path, typer.Option(help="Run folder.")] = DEFAULT_OUT,
     device: Annotated[
         str,
         typer.Option(help="Where programs compute: cpu, cuda, or null (a GPU that is not there)."),
@@ -136,18 +136,15 @@ def run(
         slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
     )
-    config.load_cluster()
-    with RunFolder(root=out).opened(fresh=fresh) as folder:
-        job = Job(
-            config=config,
-            folder=folder,
-            reporter=TerminalReporter(console),
-            log_line=lambda rank, line: console.print(f"[rank {rank}] {line}", markup=False),
-        )
-        result = job.run()
-        print_summary(result, console, folder)
-        if result.hung:
-            raise StuckError(_hang_text(config, result, folder))
+    result = perform(
+        config,
+        reporter=TerminalReporter(console),
+        log_line=lambda rank, line: console.print(f"[rank {rank}] {line}", markup=False),
+    )
+    folder = RunFolder(root=out)
+    print_summary(result, console, folder)
+    if result.hung:
+        raise StuckError(_hang_text(config, result, folder))
 
 
 def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:

@@ -63,6 +63,11 @@ def validate(st: StepSamples, se: StepSamples) -> list[Row]:
     searched = small.study(list(REAL_SPREAD), exhaustive=False)
     n_seats = len(large.seats)
     slow_se = large.study([1.5] + [1.0] * (n_seats - 1), exhaustive=False, rounds=150)
+    spread_se = large.study(
+        (1 + np.random.default_rng(0).uniform(0.0, 0.14, n_seats)).tolist(),
+        exhaustive=False,
+        rounds=300,
+    )
     even, all_slow = (
         small.study([f] * len(small.seats)).best.step_ns for f in (1.0, max(REAL_SPREAD))
     )
@@ -94,6 +99,14 @@ def validate(st: StepSamples, se: StepSamples) -> list[Row]:
             slow_se.spread * 100,
             low,
             "%",
+        ),
+        Row.told(
+            "SE, nodes up to 14 % apart: worst over best placement found",
+            spread_se.spread * 100,
+            "%",
+        ),
+        Row.told(
+            "SE, nodes up to 14 % apart: given order over best", (spread_se.gain - 1) * 100, "%"
         ),
         *_fleet_rows("SE", large, 300, low),
     ]

@@ -1,0 +1,76 @@
+"""The Python API: what ``import prismscale as ps`` gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prismscale as ps
+from prismscale.errors import UsageError
+from support.runs import write_program
+
+SLOW = {1: 3.0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ps.Run:
+    """Four ranks of a small program."""
+    folder = tmp_path_factory.mktemp("api")
+    script = write_program(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return ps.run(
+            script,
+            world_size=4,
+            samples=2,
+            memory=False,
+            step_marker="marker:step_ends",
+            out=folder / "run",
+        )
+
+
+def test_public_names_are_few_and_there() -> None:
+    """At most ten, each of them found."""
+    assert len(ps.__all__) <= 10
+    assert all(getattr(ps, name) is not None for name in ps.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ps.nothing  # type: ignore[attr-defined]
+
+
+def test_a_run_says_what_its_folder_says(run: ps.Run) -> None:
+    """Step, graph and traces are those of the files."""
+    found = json.loads((run.folder / "results.json").read_text())
+    assert run.step.ns == found["step_ns"]
+    assert run.step.computation + run.step.communication + run.step.waiting == pytest.approx(1)
+    assert (run.graph.world_size, run.trace(3).n_body) == (4, run.graph.classes[0].trace.n_body)
+    assert run.memory == {}
+    with pytest.raises(UsageError, match=r"ranks are 0 … 3"):
+        run.trace(4)
+
+
+def test_a_forecast_starts_from_the_runs_step(run: ps.Run) -> None:
+    """Without variation it is the step; a slow rank makes it longer."""
+    still = run.forecast(draws=3, variability="none")
+    assert set(still.step_ns_D.tolist()) == {run.step.ns}
+    assert run.forecast(draws=3, variability="none", slow=SLOW).base_ns > run.step.ns
+    drawn = run.forecast(draws=50)
+    assert drawn.quantile_ms(0.5) == float(np.median(drawn.step_ns_D)) / 1e6
+    with pytest.raises(UsageError, match=r"quantile 95"):
+        drawn.quantile_ms(95)
+
+
+def test_notebooks_show_a_table(run: ps.Run) -> None:
+    """Names of users stay text."""
+    text = run._repr_html_()
+    assert f"{run.step.ms:.3f} ms" in text
+    assert "p95" in run.forecast(draws=20)._repr_html_()
+
+
+def test_an_earlier_run_is_loaded(run: ps.Run, tmp_path: Path) -> None:
+    """A folder without one is refused."""
+    assert ps.load(run.folder).step == run.step
+    with pytest.raises(UsageError, match="holds no run"):
+        ps.load(tmp_path)
