@@ -20,9 +20,8 @@ from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
+from prismscale.graph.parquet import MAX_WORLD_SIZE
 from prismscale.live.live_spec import CLOCKS, refuse_virtual_gpu
-
-MAX_WORLD_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +63,20 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 def part_of(path: Path) -> Path:
     """A temporary name beside ``path`` that nobody else has."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+
+
+def await_file(
+    path: Path, patience_s: float, *, poll_s: float, while_true: Callable[[], bool] = lambda: True
+) -> bool:
+    """Wait until a file of another process is there; False where it does not come in time, or
+    ``while_true`` says that it will not. A file that is being written is not there yet: see
+    :func:`atomic_write`."""
+    deadline = time.monotonic() + patience_s
+    while not path.exists():
+        if time.monotonic() > deadline or not while_true():
+            return False
+        time.sleep(poll_s)
+    return True
 
 
 def remove_parts(folder: Path) -> None:

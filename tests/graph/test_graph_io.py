@@ -336,7 +336,7 @@ def test_impossible_edges_and_durations_are_refused(
 
 def test_runs_that_unfold_without_end_are_refused(trace_file: Path) -> None:
     """A few bytes that claim billions of ranks are refused before any list is built."""
-    forge(trace_file, lambda h: h.update(world_size=2**22, rank_sets=[[0, 1, 2**22]] * 20))
+    forge(trace_file, lambda h: h.update(world_size=2**20, rank_sets=[[0, 1, 2**20]] * 20))
 
     with pytest.raises(FormatError, match="unfolds to more than"):
         load_trace(trace_file)

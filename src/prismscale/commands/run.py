@@ -13,10 +13,11 @@ from rich.console import Console
 from prismscale.analysis.result import RunResult
 from prismscale.api import DEFAULT_OUT, perform
 from prismscale.commands.forecast_options import slow_rank
-from prismscale.config import MAX_WORLD_SIZE, JobConfig
+from prismscale.config import JobConfig
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
+from prismscale.graph.parquet import MAX_WORLD_SIZE
 from prismscale.progress import TerminalReporter
 from prismscale.report.text import print_summary
 from prismscale.runfolder import RunFolder

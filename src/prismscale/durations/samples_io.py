@@ -30,11 +30,10 @@ from prismscale.graph.parquet import (
     to_runs,
     write_table,
 )
+from prismscale.graph.trace import LONGEST_NS
 
 SAMPLES_FILE = "samples.parquet"
 SCHEMA = schema_of(microbatch=pa.int32(), duration_ns=integers(64))
-LONGEST_NS = 2**56
-"""Two years: sums of such durations stay below the engine's "never"."""
 
 
 def save_samples(samples: StepSamples, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ _OURS_AND_TORCH = (
     "<",
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_MOST_CALLERS = 24
 _is_users: dict[str, bool] = {}
 
 
@@ -27,7 +29,12 @@ def call_site() -> str:
 
     The path is relative to the working folder, or to ``site-packages``, where it lies there.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame = users_frame(sys._getframe(1))
+    return line_of(frame) if frame is not None else ""
+
+
+def users_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from ``frame`` outwards that is the user's; None where none is."""
     while frame is not None:
         name = frame.f_code.co_filename
         users = _is_users.get(name)
@@ -36,9 +43,23 @@ def call_site() -> str:
             stdlib = name.startswith(_STDLIB) and _SITE_PACKAGES not in name
             users = _is_users[name] = not (stdlib or name.startswith(_OURS_AND_TORCH))
         if users:
-            return f"{_shorten(name)}:{frame.f_lineno}"
+            return frame
         frame = frame.f_back
-    return ""
+    return None
+
+
+def line_of(frame: FrameType) -> str:
+    """``file:line``, as people are shown it."""
+    return f"{_shorten(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """``frame`` and who called it: as far as torch's own code lies between it and a caller."""
+    for _ in range(_MOST_CALLERS):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
 
 
 @cache

@@ -30,7 +30,8 @@ MAX_VALUES = 2**28
 MAX_UNFOLDED = 2**23
 """Numbers that the runs of one header may unfold to."""
 MAX_HEADER_BYTES = 2**26
-MAX_WORLD_SIZE = 2**22
+MAX_WORLD_SIZE = 2**20
+"""Ranks of a job."""
 
 
 def integers(bits: int) -> pa.DataType:

@@ -23,6 +23,8 @@ from prismscale.errors import GraphError
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 
+LONGEST_NS = 2**56
+"""Of a node, in files: two years. Sums of such durations stay below the engine's "never"."""
 HOST = "host"
 """Name of the host's lane."""
 NO_FACTS = CaptureFacts()

@@ -30,7 +30,7 @@ from prismscale.graph.parquet import (
     schema_of,
     to_runs,
 )
-from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.trace import LONGEST_NS, GroupRecord, MemoryRecord, RankTrace
 from prismscale.typed_files import decode, plain
 
 PLAIN = {
@@ -45,8 +45,6 @@ PLAIN = {
 }
 """Columns that :class:`RankTrace` holds as ``NAME_N``."""
 SCHEMA = schema_of(**PLAIN, pred_distance=integers(32), duration_ns=integers(64))
-LONGEST_NS = 2**56
-"""Two years: sums of such durations stay below the engine's "never"."""
 
 
 @dataclass(kw_only=True, slots=True)

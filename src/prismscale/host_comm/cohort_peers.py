@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from torch.distributed import FileStore, PrefixStore
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.instance_ids import Meetings
 from prismscale.errors import StuckError
-from prismscale.files import write_text
+from prismscale.files import await_file, write_text
 from prismscale.host_comm.cohort_log import Entry, durations_ns
 from prismscale.host_comm.local_work import CommunicationLoad, Share, Took
 from prismscale.host_comm.shared_jitter import Spans, shared_jitter
@@ -143,14 +142,12 @@ class MateLoad:
         return self._folder / f"spans-{rank}.npy"
 
     def _read(self, rank: int) -> list[Entry]:
-        path, deadline = self._path(rank), time.monotonic() + PATIENCE_S
-        while not path.exists():
-            if time.monotonic() > deadline:
-                raise StuckError(
-                    f"rank {self._rank} has ended its captured steps and rank {rank}, captured "
-                    f"beside it, has not within {PATIENCE_S:.0f} s"
-                )
-            time.sleep(_POLL_S)
+        path = self._path(rank)
+        if not await_file(path, PATIENCE_S, poll_s=_POLL_S):
+            raise StuckError(
+                f"rank {self._rank} has ended its captured steps and rank {rank}, captured "
+                f"beside it, has not within {PATIENCE_S:.0f} s"
+            )
         return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
 
 

@@ -8,7 +8,6 @@ not have the communication.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from prismscale.emulation.hook import Collective
 from prismscale.errors import StorageError, StuckError
+from prismscale.files import await_file
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.trace_cursor import describe
 
@@ -90,11 +90,7 @@ class Exchange:
         return [flat]
 
     def _await(self, path: Path, writer: int, collective: Collective) -> None:
-        for _ in range(round(self.patience_s / POLL_S)):
-            if path.exists():
-                return
-            time.sleep(POLL_S)
-        if not path.exists():
+        if not await_file(path, self.patience_s, poll_s=POLL_S):
             raise StuckError(
                 f"rank {self.rank} waits for live rank {writer}, which does not come to "
                 f"{describe(collective)} within {self.patience_s:.0f} s; captured steps do not "

@@ -22,17 +22,18 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.compute_clock import ProgramTime, RunQueue, since_call_ns
 from prismscale.host_comm.local_work import CommunicationLoad, NullShare, Share
 from prismscale.live.clock import Clock
-from prismscale.live.coordinator.wire import Message, MessageKind, Wire
+from prismscale.live.coordinator.wire import (
+    ASK_AFTER_S,
+    UNCOVERED_ID_BASE,
+    Message,
+    MessageKind,
+    Wire,
+)
 from prismscale.live.exchange import Exchange
 from prismscale.live.overlap import Overlap
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.combine import combine
 from prismscale.payload.mirror import PayloadSource
-
-ASK_AFTER_S = 5.0
-"""A wait this long makes the live rank ask whether it ever ends."""
-UNCOVERED_BASE = 1 << 62
-"""Positions of communications that the graph does not have."""
 
 
 class StepEnd(NamedTuple):
@@ -152,7 +153,7 @@ class LiveHook:
         if peers and collective.op != CollectiveOp.RECV:
             self.exchange.offer(meeting, collective, peers)
         if position is None:
-            position = UNCOVERED_BASE + self.cursor.uncovered
+            position = UNCOVERED_ID_BASE + self.cursor.uncovered
             text = {
                 "op": collective.op.spelling,
                 "n_bytes": collective.n_bytes,

@@ -14,7 +14,6 @@ What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes firs
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -27,13 +26,13 @@ import torch
 from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from prismscale.files import write_json
+from prismscale.emulation.call_site import callers
+from prismscale.files import await_file, write_json
 
 FILE = "pipeline-forward.json"
 PATIENCE_S = 300.0
 """How long a rank waits for the one with the first stage, which is captured at the same time."""
 _POLL_S = 0.05
-_MAX_FRAMES = 24
 
 
 class StageMetadata:
@@ -63,13 +62,10 @@ class StageMetadata:
 
     def expected(self, frame: FrameType | None) -> Any:
         """The object that the stage which is receiving, if one is, would be sent; or None."""
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                return None
-            if frame.f_code.co_name == "_recv_meta":
-                stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]
+        for caller in callers(frame):
+            if caller.f_code.co_name == "_recv_meta":
+                stage, source = caller.f_locals["self"], caller.f_locals["src_stage"]
                 return self._forward_of() if source < stage.stage_index else _backward_of(stage)
-            frame = frame.f_back
         return None
 
     def _forward_of(self) -> Any:
@@ -142,9 +138,5 @@ def _tuple(value: Any) -> Any:
 
 
 def _wait_for(path: Path) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(_POLL_S)
-    return json.loads(path.read_text())
+    there = await_file(path, PATIENCE_S, poll_s=_POLL_S)
+    return json.loads(path.read_text()) if there else None

@@ -13,10 +13,9 @@ from types import FrameType
 
 import torch
 
+from prismscale.emulation.call_site import callers
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
-
-_MAX_FRAMES = 24
 
 
 class PipelineVote:
@@ -43,11 +42,8 @@ class PipelineVote:
 
 
 def _phase(frame: FrameType | None) -> str | None:
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
-        name = frame.f_code.co_name
+    for caller in callers(frame):
+        name = caller.f_code.co_name
         if name in ("_warmup_forward_vote", "_warmup_backward_result"):
             return name
-        frame = frame.f_back
     return None

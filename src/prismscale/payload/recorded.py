@@ -16,7 +16,6 @@ that fits.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 
 from prismscale.emulation.hook import Collective
 from prismscale.errors import FormatError, StorageError
-from prismscale.files import part_of
+from prismscale.files import await_file, part_of
 from prismscale.graph.node import CollectiveOp
 
 _MAX_BYTES = 1 << 20
@@ -86,19 +85,15 @@ class RecordedPayload:
             self._write(exact, tensors)
             return False
         position = me if op is CollectiveOp.SCATTER else 0
-        self._await(exact, group.ranks[sender])
+        member = group.ranks[sender]
+        await_file(
+            exact, PATIENCE_S, poll_s=_POLL_S, while_true=lambda: self._is_captured_now(member)
+        )
         found = self._candidates(key, number, group.ranks[sender])
         return any(_fill(tensors, _read(path)[position:]) for path in found)
 
     def _path(self, key: str, number: int, sender: int) -> Path:
         return self._folder / f"{key}.n{number}.g{sender}.bin"
-
-    def _await(self, path: Path, sender: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not path.exists() and self._is_captured_now(sender):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_POLL_S)
 
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
         """What may answer, the best first; the folder is listed only if the exact one does not."""

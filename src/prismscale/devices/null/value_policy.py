@@ -8,14 +8,12 @@ from :class:`ValuePolicy` and entered in the :class:`ValueLedger` with the line 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,10 +21,10 @@ import torch
 
 from prismscale.analysis.emulated import ValueUse
 from prismscale.devices.null.bindings import ANSWER_CALLBACK
+from prismscale.emulation.call_site import line_of, users_frame
 from prismscale.errors import UsageError
 
 # With the separator: torchtitan lives beside torch.
-_QUIET_ROOTS = tuple(f"{path.parent}{os.sep}" for path in (Path(torch.__file__), Path(__file__)))
 
 
 class Question(IntEnum):
@@ -160,15 +158,9 @@ def _asking_frame() -> FrameType | None:
 
 
 def _call_site(frame: FrameType | None) -> str:
-    """The innermost line outside of torch and of this package."""
-    innermost = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_QUIET_ROOTS):
-        frame = frame.f_back
-    found = frame or innermost
-    if found is None:
-        return "(no Python frame)"
-    code = found.f_code
-    return f"{code.co_filename}:{found.f_lineno} in {code.co_name}"
+    """The user's innermost line; the innermost of all where none is the user's."""
+    found = users_frame(frame) or frame
+    return f"{line_of(found)} in {found.f_code.co_name}" if found else "(no Python frame)"
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:

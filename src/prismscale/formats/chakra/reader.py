@@ -27,7 +27,7 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
-from prismscale.graph.trace import HOST, GroupRecord, RankTrace
+from prismscale.graph.trace import HOST, LONGEST_NS, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
 
 OPERATION = {comm_type: op for op, comm_type in COMM_TYPE.items()} | {
@@ -37,8 +37,6 @@ P2P = {
     NodeType.COMM_SEND_NODE: CollectiveOp.SEND,
     NodeType.COMM_RECV_NODE: CollectiveOp.RECV,
 }
-LONGEST_NS = 2**56
-"""Two years: sums of such durations stay below the engine's "never"."""
 WORLD = ""
 """Name of the group of all ranks."""
 

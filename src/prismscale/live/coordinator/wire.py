@@ -19,6 +19,11 @@ MAX_TEXT = 1 << 20
 _PEER = struct.Struct("3i")
 """Process, user, group."""
 
+ASK_AFTER_S = 5.0
+"""A communication that lasts this long makes a rank ask whether it ever ends."""
+UNCOVERED_ID_BASE = 1 << 62
+"""Communications that the trace does not contain are numbered from here on."""
+
 
 class MessageKind(IntEnum):
     """What a message means; ``position`` is a stream position of the sender's trace."""

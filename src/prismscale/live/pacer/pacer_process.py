@@ -26,16 +26,19 @@ from typing import Any, Protocol
 
 from prismscale.durations.source import NEVER
 from prismscale.graph.node import CollectiveOp
-from prismscale.live.coordinator.wire import Message, MessageKind, Wire
+from prismscale.live.coordinator.wire import (
+    ASK_AFTER_S,
+    UNCOVERED_ID_BASE,
+    Message,
+    MessageKind,
+    Wire,
+)
 from prismscale.live.pacer.counters import CounterTimes, Prefixes
 from prismscale.live.pacer.pacer_spec import PacerSpec
 from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Point, Record, WordKind, Words
 from prismscale.processes.children import die_with_parent
 from prismscale.typed_files import decode
 
-ASK_AFTER_NS = 5_000_000_000
-"""A stream held this long makes the pacer ask whether the communication ever ends."""
-UNCOVERED_BASE = 1 << 62
 KEPT_LATE = 4096
 IDLE_AFTER_NS = 100_000_000
 IDLE_S = 100e-6
@@ -128,7 +131,7 @@ class Pacer:
         if record.kind in (WordKind.ARRIVE, WordKind.UNCOVERED):
             if record.kind == WordKind.UNCOVERED:
                 self._uncovered += 1
-                record = record._replace(position=UNCOVERED_BASE + self._uncovered)
+                record = record._replace(position=UNCOVERED_ID_BASE + self._uncovered)
             batch = self._batches.setdefault(record.gate, Batch())
             batch.unanswered.add(record.position)
             self._batch_of[record.position] = record.gate
@@ -225,7 +228,7 @@ class Pacer:
         unanswered = self._batches[gate].unanswered
         if self._asked_ns == 0 or not unanswered:
             self._asked_ns = now_ns
-        elif now_ns - self._asked_ns > ASK_AFTER_NS:
+        elif now_ns - self._asked_ns > ASK_AFTER_S * 1e9:
             self._asked_ns = now_ns
             self.wire.send(Message(MessageKind.WHY, min(unanswered), now_ns - self.origin_ns))
 
