@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.combine import combine, stand_in, weights
+from prismscale.payload.mirror import MirrorPayload
 
 SIZE = 4
 LIVE = (1, 3)
@@ -151,3 +152,43 @@ def test_a_received_message_is_the_senders() -> None:
     inputs: dict[int, Sequence[Tensor]] = {1: [contribution(1)], 3: []}
     (out,) = run(CollectiveOp.RECV, inputs, [torch.empty(SIZE, 2).long()], root=1)
     assert torch.equal(out, contribution(1))
+
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+INTEGERS = [torch.int64, torch.uint16, torch.bool]
+CASES = [
+    *((op, kind) for op in (ReduceOp.SUM, ReduceOp.MAX) for kind in (*FLOATS, *INTEGERS)),
+    *((ReduceOp.PRODUCT, kind) for kind in (torch.float32, torch.float8_e4m3fn, torch.int64)),
+    *((ReduceOp.AVG, kind) for kind in FLOATS),
+    *((ReduceOp.BXOR, kind) for kind in INTEGERS),
+]
+
+
+@pytest.mark.parametrize(("reduce_op", "dtype"), CASES, ids=str)
+def test_one_live_member_gets_what_the_mirror_gives(reduce_op: object, dtype: torch.dtype) -> None:
+    """One arithmetic: with a single live rank every peer contributes what it does."""
+    own = contribution(3).to(dtype)
+    (alone,) = run(CollectiveOp.ALL_REDUCE, {3: [own]}, [own.clone()], reduce_op=reduce_op)
+    mirrored = own.clone()
+    call = Collective(
+        op=CollectiveOp.ALL_REDUCE,
+        group=group(3),
+        inputs=(mirrored,),
+        outputs=(mirrored,),
+        n_bytes=0,
+        reduce_op=ReduceOp(reduce_op),
+    )
+    MirrorPayload().fill(call)
+    torch.testing.assert_close(alone.float(), mirrored.float(), rtol=1 / 8, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_kinds_without_arithmetic_are_summed_too(dtype: torch.dtype) -> None:
+    """Two live members, each for as many as it stands for; 8-bit floats have 3 bits after the
+    point."""
+    inputs = {m: [contribution(m).to(dtype)] for m in LIVE}
+    output = inputs[3][0].clone()
+    run(CollectiveOp.ALL_REDUCE, inputs, [output], reduce_op=ReduceOp.SUM)
+    times = weights(SIZE, LIVE)
+    expected = sum(times[m] * t[0].float() for m, t in inputs.items())
+    torch.testing.assert_close(output.float(), expected, rtol=1 / 8, atol=0)

@@ -7,14 +7,22 @@ this is what :class:`prismscale.payload.mirror.MirrorPayload` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed import ReduceOp
 
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
+from prismscale.payload.arithmetic import (
+    KIND,
+    accumulate,
+    chunk,
+    kind_of,
+    repeat_copies,
+    scale,
+    signed,
+)
 
 Contributions = Mapping[int, Sequence[torch.Tensor]]
 """By group rank of each live member: its inputs."""
@@ -44,7 +52,7 @@ def combine(collective: Collective, contributions: Contributions) -> None:
                 _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
     elif op == CollectiveOp.REDUCE_SCATTER:
         for i, output in enumerate(collective.outputs):
-            parts = {m: _chunk(contributions[m], i, collective) for m in live}
+            parts = {m: _part(contributions[m], i, collective) for m in live}
             _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
     elif op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER):
         _gather(collective, contributions, live)
@@ -74,53 +82,28 @@ def _reduce_into(
 
     Own contribution first, because it may be ``output`` itself.
     """
-    kind = getattr(reduce_op, "op", reduce_op) or ReduceOp.SUM
-    share = weights(size, sorted(parts))
+    kind, share = kind_of(reduce_op), weights(size, sorted(parts))
     output.copy_(parts[own].view(output.shape))
-    _repeat(output, kind, share[own])
+    total = signed(output)
+    if kind == KIND.PREMUL_SUM:
+        kind, factor = KIND.SUM, reduce_op.factor  # type: ignore[union-attr]
+    else:
+        factor = None
+    repeat_copies(total, kind, share[own])
     for member, part in parts.items():
-        if member == own:
-            continue
-        term = part.view(output.shape)
-        if kind in (ReduceOp.SUM, ReduceOp.AVG) and output.is_floating_point():
-            output.add_(term, alpha=share[member])
-            continue
-        _repeat(term, kind, share[member])
-        _PAIRWISE[kind](output, term, out=output)
-    if kind == ReduceOp.AVG:
-        output.div_(size)
+        if member != own:
+            accumulate(total, signed(part.view(output.shape)), kind, share[member])
+    if factor is not None:
+        scale(total, factor)
+    elif kind == KIND.AVG:
+        scale(total, 1 / size)
 
 
-def _repeat(tensor: torch.Tensor, kind: Any, times: int) -> None:
-    """Reduce ``times`` equal contributions, in place; ours to change: a copy or the output."""
-    if times == 1:
-        return
-    if kind in (ReduceOp.SUM, ReduceOp.AVG):
-        tensor.mul_(times)
-    elif kind == ReduceOp.PRODUCT:
-        tensor.pow_(times)
-    elif kind == ReduceOp.BXOR and times % 2 == 0:
-        tensor.zero_()
-
-
-_PAIRWISE: dict[Any, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
-}
-
-
-def _chunk(inputs: Sequence[torch.Tensor], i: int, collective: Collective) -> torch.Tensor:
+def _part(inputs: Sequence[torch.Tensor], i: int, collective: Collective) -> torch.Tensor:
     """This rank's part of a member's i-th reduce_scatter input: flat, or a list of K."""
     size, mine = collective.group.size, collective.group.group_rank
     if len(inputs) == len(collective.outputs):
-        flat = inputs[i].reshape(-1)
-        return flat.view(size, -1)[mine]
+        return chunk(inputs[i], mine, collective.outputs[i])
     return inputs[i * size + mine]
 
 

@@ -7,26 +7,22 @@ tensors allowed. Meta tensors have no values and are left alone. No output is le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch.distributed import ReduceOp
 
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload import objects
+from prismscale.payload.arithmetic import BLOCK_NUMEL, chunk, in_float32, reduce_copies
 from prismscale.payload.pipeline_vote import PipelineVote
 
 _RECEIVED_STD = 0.02
 """Of what an absent peer sends: small and finite, like an initialised weight or activation."""
-_BLOCK_NUMEL = 1 << 16
 _SEED = 0x5EED
 
 _IMPLAUSIBLE = 1 << 32
-_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
-_KIND: Any = ReduceOp.RedOpType
-_IDEMPOTENT = frozenset({_KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.BAND, _KIND.BOR})
 
 
 class PayloadSource(Protocol):
@@ -79,7 +75,7 @@ class MirrorPayload:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
         # Made up front, so that no later receive shows in the program's own memory figures.
-        self._block = torch.randn(_BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
+        self._block = torch.randn(BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
         self._vote = PipelineVote()
         self._generators: dict[torch.device, torch.Generator] = {}
         self._fills: dict[CollectiveOp, Callable[[Collective], None]] = {
@@ -136,10 +132,10 @@ class MirrorPayload:
 
     def _tiled(self, tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.view(-1)
-        n_whole = flat.numel() // _BLOCK_NUMEL
-        whole = flat[: n_whole * _BLOCK_NUMEL].view(n_whole, _BLOCK_NUMEL)
+        n_whole = flat.numel() // BLOCK_NUMEL
+        whole = flat[: n_whole * BLOCK_NUMEL].view(n_whole, BLOCK_NUMEL)
         whole.copy_(self._block)
-        rest = flat[n_whole * _BLOCK_NUMEL :]
+        rest = flat[n_whole * BLOCK_NUMEL :]
         rest.copy_(self._block[: rest.numel()])
         return tensor
 
@@ -162,7 +158,7 @@ def _nothing(collective: Collective) -> None:
 
 def _all_reduce(collective: Collective) -> None:
     for tensor in collective.outputs:
-        _reduce_copies(tensor, collective.reduce_op, collective.group.size)
+        reduce_copies(tensor, collective.reduce_op, collective.group.size)
 
 
 def _reduce(collective: Collective) -> None:
@@ -187,10 +183,10 @@ def _reduce_scatter(collective: Collective) -> None:
     size, rank = collective.group.size, collective.group.group_rank
     is_flat = len(inputs) == len(outputs)
     for k, output in enumerate(outputs):
-        own = _chunk(inputs[k], rank, output) if is_flat else inputs[k * size + rank]
+        own = chunk(inputs[k], rank, output) if is_flat else inputs[k * size + rank]
         if own.data_ptr() != output.data_ptr():
             output.copy_(own)
-        _reduce_copies(output, collective.reduce_op, size)
+        reduce_copies(output, collective.reduce_op, size)
 
 
 def _all_to_all(collective: Collective) -> None:
@@ -224,50 +220,9 @@ def _broadcast(collective: Collective) -> None:
             if tensor.element_size() == 8 and tensor.dtype.is_signed:
                 tensor.masked_fill_((tensor >= _IMPLAUSIBLE) | (tensor <= -_IMPLAUSIBLE), 0)
         elif tensor.element_size() == 1:
-            _in_float32(tensor, lambda part: part.nan_to_num_(0.0, 0.0, 0.0))
+            in_float32(tensor, lambda part: part.nan_to_num_(0.0, 0.0, 0.0))
         else:
             tensor.nan_to_num_(0.0, 0.0, 0.0)
-
-
-def _reduce_copies(tensor: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
-    """Reduce ``size`` copies of ``tensor`` into itself."""
-    tensor = tensor.view(_UNSIGNED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
-    kind = _KIND.SUM if reduce_op is None else reduce_op.op  # type: ignore[attr-defined]
-    if kind == _KIND.PREMUL_SUM:
-        _scale(tensor, reduce_op.factor * size)  # type: ignore[union-attr]
-    elif size == 1 or kind in _IDEMPOTENT:
-        return
-    elif kind == _KIND.SUM:
-        _scale(tensor, size)
-    elif kind == _KIND.PRODUCT:
-        if tensor.dtype is not torch.bool:
-            tensor.pow_(size)
-    elif size % 2 == 0:
-        tensor.zero_()
-
-
-def _scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
-    if tensor.dtype is torch.bool:
-        return
-    if tensor.is_floating_point() and tensor.element_size() == 1:
-        _in_float32(tensor, lambda part: part.mul_(factor))
-    else:
-        tensor.mul_(factor)
-
-
-def _in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:
-    """Change an 8-bit float tensor, which has no arithmetic of its own, a block at a time."""
-    blocks = torch.split(tensor.view(-1), _BLOCK_NUMEL) if tensor.is_contiguous() else (tensor,)
-    for block in blocks:
-        wide = block.float()
-        change(wide)
-        block.copy_(wide)
-
-
-def _chunk(flat: torch.Tensor, rank: int, like: torch.Tensor) -> torch.Tensor:
-    """The ``rank``-th part of a contiguous tensor, in the shape of ``like``."""
-    start = rank * like.numel()
-    return flat.reshape(-1)[start : start + like.numel()].view(like.shape)
 
 
 def _repeat(source: torch.Tensor, output: torch.Tensor, size: int) -> None:
