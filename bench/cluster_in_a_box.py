@@ -46,9 +46,9 @@ from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import LiveStage
-from prismscale.processes.starter import Spawner
 from prismscale.sim.timeline import simulate
 from prismscale.validation.rows import Row, finish, print_rows
+from seats import Prefixed
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
@@ -136,7 +136,7 @@ class CaseInBox:
             spec=spec,
             logs=self.folder / "logs",
             jobs=self.world_size,
-            starter=Spawner(prefix=self._seat),
+            starter=Prefixed(self._seat),
         )
         runner.capture(range(self.world_size))
         time_in_slices(runner, slices_to_time(runner))
@@ -213,7 +213,6 @@ class CaseInBox:
             exchange="",
             communication_load=True,
             socket="",
-            gate=str(self.gate),
             out=str(folder),
         )
         stage = LiveStage(
@@ -223,7 +222,7 @@ class CaseInBox:
             cluster=str(self.cluster),
             slow={},
             hang={},
-            starter=Spawner(prefix=lambda slot: self.box.prefix(LIVE)),
+            starter=Prefixed(lambda slot: self.box.prefix(LIVE), gate=self.gate),
         )
         (seen,) = stage.run(captured.graph(), lambda *_: None, lambda _: None)
         return seen

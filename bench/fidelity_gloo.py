@@ -56,10 +56,9 @@ from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import LiveStage
 from prismscale.measure.collectives import measure_collectives
 from prismscale.processes.children import Children, ending
-from prismscale.processes.starter import Spawner
 from prismscale.validation.rows import Row, finish
 from real_job import RealJob
-from seats import Seat, on_core
+from seats import Prefixed, Seat, on_core
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 CASES = {
@@ -139,7 +138,7 @@ def capture(args: list[str], folder: Path) -> Captured:
         payloads=str(out / "payloads"),
         out=str(out),
     )
-    runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Spawner(prefix=on_core))
+    runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Prefixed(on_core))
     plan = SlicePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
     time_in_slices(runner, slices_to_time(runner))
     return Captured(
@@ -170,7 +169,6 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
         exchange="",
         communication_load=True,
         socket="",
-        gate=str(folder / "gate"),
         out=str(out),
     )
     return LiveStage(
@@ -180,7 +178,7 @@ def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: in
         cluster=cluster,
         slow={},
         hang={},
-        starter=Seat(rank),
+        starter=Seat(rank, folder / "gate"),
     )
 
 

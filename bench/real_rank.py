@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from allocations import counted_peak_bytes
+from gate import SocketGate
 from prismscale.devices.cpu import CpuMemoryTracker
 from prismscale.emulation.script import Script, StopProgram
 from prismscale.emulation.step_detection import watch_steps
-from prismscale.live.gate import SocketGate
 from prismscale.processes.children import die_with_parent
 
 

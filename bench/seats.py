@@ -1,12 +1,38 @@
-"""Which core a rank has to itself in a bench."""
+"""Which core a rank has to itself in a bench, and what holds it between steps."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from gated_rank import GATE
+from prismscale.live.stage import RANK_PROCESS
 from prismscale.processes.children import Child, Children, Program
-from prismscale.processes.starter import Spawner
+
+GATED_RANK = Path(__file__).with_name("gated_rank.py")
+
+
+@dataclass(frozen=True)
+class Prefixed:
+    """Starts processes behind other words: a core, a CPU quota. See :class:`Starter`."""
+
+    prefix: Callable[[int], Sequence[str]]
+    """Of the rank in a slot."""
+    gate: Path | None = None
+    """Socket of a keeper that lets the steps of live ranks begin."""
+
+    def start(self, children: Children, program: Program) -> Child:
+        """Start ``program`` among ``children``."""
+        words = () if program.slot is None else self.prefix(program.slot)
+        target = ["-m", program.module]
+        if self.gate is not None and program.module == RANK_PROCESS:
+            words = [*words, "env", f"{GATE}={self.gate}"]
+            target = [str(GATED_RANK)]
+        command = [*words, sys.executable, *target, *program.arguments]
+        return children.start(program.name, command, program.log)
 
 
 def on_core(rank: int) -> list[str]:
@@ -21,8 +47,9 @@ class Seat:
     coordinator would take what nobody takes there in a job of its own."""
 
     rank: int
+    gate: Path
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""
-        spawner = Spawner(prefix=lambda slot: on_core(self.rank))
-        return spawner.start(children, replace(program, slot=self.rank))
+        starter = Prefixed(lambda slot: on_core(self.rank), gate=self.gate)
+        return starter.start(children, replace(program, slot=self.rank))

@@ -88,7 +88,6 @@ def live_stage(
             live=config.live,
             trace="",
             exchange="",
-            gate=None,
             socket="",
             out=str(folder),
         ),

@@ -296,7 +296,6 @@ def spec(tmp_path: Path) -> LiveSpec:
         clock="paced",
         live=(0, 1),
         communication_load=False,
-        gate=None,
         hang_step=3,
         **strings,
     )

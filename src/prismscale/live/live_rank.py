@@ -29,7 +29,6 @@ from prismscale.host_comm.local_work import GlooLoad, LateLoad, NullLoad
 from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.gate import Gate, OpenGate, SocketGate
 from prismscale.live.host_hook import LiveHook, StepEnd
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
@@ -55,15 +54,14 @@ class LiveControl:
         load: LateLoad,
         trace: RankTrace,
         steps: int,
-        gate: Gate,
         hang_step: int | None = None,
         emulation: NullEmulation | None = None,
     ) -> None:
         self._hang_step = hang_step
         self._emulation = emulation
-        self._hook, self._clock, self._memory = hook, clock, memory
+        self._hook, self.clock, self._memory = hook, clock, memory
         self.memory_record: MemoryRecord | None = None
-        self._load, self._gate = load, gate
+        self._load = load
         self._period = trace.facts.calls_per_step
         self._memory_marks = trace.facts.calls_tracked
         self._prologue_marks = trace.facts.calls_in_prologue
@@ -82,16 +80,19 @@ class LiveControl:
             self._memory.step_ended()
         if self._marks == self._memory_marks:
             self.end_memory()
-        since = self._marks - self._prologue_marks
-        if since >= 0 and since % self._period == 0:
+        if self.at_step_end:
             self._hook.step_ended()
         if self._marks >= self._last_mark:
             raise StopProgram
-        if since >= 0 and since % self._period == 0:
-            self._hook.hung = since // self._period == self._hang_step or self._hook.hung
-            held = self._clock.now_ns()
-            self._gate.hold()
-            self._clock.forgive(self._clock.now_ns() - held)
+        if self.at_step_end:
+            steps = (self._marks - self._prologue_marks) // self._period
+            self._hook.hung = steps == self._hang_step or self._hook.hung
+
+    @property
+    def at_step_end(self) -> bool:
+        """Whether the optimizer call that ended last is the end of the prologue or of a step."""
+        since = self._marks - self._prologue_marks
+        return since >= 0 and since % self._period == 0
 
     def end_memory(self) -> None:
         """Stop tracking memory; safe to call again."""
@@ -133,10 +134,7 @@ def run_live(spec: LiveSpec) -> Observation:
         queue = RunQueue(others)
         hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
-    gate = SocketGate(spec.gate, f"live {spec.rank}") if spec.gate else OpenGate()
-    control = LiveControl(
-        hook, clock, memory, load, trace, spec.steps, gate, spec.hang_step, emulation
-    )
+    control = LiveControl(hook, clock, memory, load, trace, spec.steps, spec.hang_step, emulation)
     memory.start()
     with ExitStack() as stack:
         stack.callback(hook.close)

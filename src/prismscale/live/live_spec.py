@@ -28,8 +28,6 @@ class LiveSpec(RankSpec):
     """Folder in shared memory for tensors between live ranks."""
     socket: str
     """Where the coordinator listens."""
-    gate: str | None
-    """Socket of a keeper that lets steps begin; None lets them run."""
     compute_factor: float = 1.0
     """How much longer this rank computes than it does here."""
     attached: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,13 +20,10 @@ class Starter(Protocol):
 class Spawner:
     """Starts an interpreter for each."""
 
-    prefix: Callable[[int], Sequence[str]] = lambda slot: ()
-    """Words before the command of the rank in a slot, for a core or a CPU quota."""
     attached: bool = False
     """The process has this one's own input and output."""
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""
-        prefix = () if program.slot is None else self.prefix(program.slot)
-        command = [*prefix, sys.executable, "-m", program.module, *program.arguments]
+        command = [sys.executable, "-m", program.module, *program.arguments]
         return children.start(program.name, command, program.log, attached=self.attached)

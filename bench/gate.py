@@ -7,22 +7,6 @@ the same temperature, neighbours and clock frequency. The time spent here is in 
 from __future__ import annotations
 
 import socket
-from typing import Protocol
-
-
-class Gate(Protocol):
-    """Something to pass between steps."""
-
-    def hold(self) -> None:
-        """Return when the next step may begin."""
-        ...
-
-
-class OpenGate:
-    """Never holds."""
-
-    def hold(self) -> None:
-        """Return at once."""
 
 
 class SocketGate:
