@@ -1,4 +1,5 @@
-"""The exception tree. An error a user can cause says what was given, what is allowed, the mend.
+"""The exception tree. An error a user can cause says what was given, what is
+allowed, and how to mend it.
 
 ::
 

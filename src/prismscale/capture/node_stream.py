@@ -69,7 +69,7 @@ class NodeStream:
         self.owners: list[int] = []
         """Which optimizer each mark is of."""
         self.reaches: list[int] = []
-        """Of each of these, where in the stream its farthest edge that is named by place begins."""
+        """For each of these, the lowest stream position at which one of its edges begins."""
         self.lanes = Names([HOST])
         self.labels = Names([""])
         self.sites = Names()

@@ -4,10 +4,9 @@
 time slice: a loop thread spins as long as the worker that holds its lock is not running. What they
 take from a computation that goes on beside them is the computation's. A program that waits soon
 after the issue is waiting already while they run in its place: that time belongs to the
-communication, whose work it is. The two are long and short together; as a computation of its own,
-replayed beside other steps' communications, it made a tensor-parallel step 8 % longer. So as much
-as interruptions between issue and wait exceed what the program computed there is counted as
-waiting, in captures as in live ranks.
+communication, whose work it is. Counted as computation, and replayed beside other steps'
+communications, it made a tensor-parallel step 8 % too long. So where a program is interrupted for
+longer than it computed between issue and wait, the excess is waiting, in captures as in live ranks.
 """
 
 from __future__ import annotations
@@ -40,9 +39,12 @@ def since_call_ns(batch: Sequence[Collective], load: CommunicationLoad) -> int:
 
 
 class RunQueue:
-    """How long the thread that made it was ready to run and did not, because other processes had
-    its core: at most as long as those ran meanwhile, for a real rank is delayed too, by its own
-    threads and by a CPU quota that is used up. Linux tells; elsewhere it never was.
+    """Time that this thread was runnable but not running, in ns, from
+    ``/proc/thread-self/schedstat``.
+
+    At most the processor time that the emulation's other processes took meanwhile: a real rank is
+    delayed too, by its own threads and by a CPU quota that is used up. 0 on systems without
+    schedstat.
     """
 
     def __init__(self, others: Iterable[int] = ()) -> None:
@@ -80,7 +82,7 @@ class RunQueue:
         return int(os.pread(self._file, 64, 0).split()[1]), ran_ns
 
     def close(self) -> None:
-        """From now on it never was; safe to call again."""
+        """Close the file; later readings are 0. Safe to call again."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -48,8 +48,11 @@ class Took(Protocol):
     """Told, perhaps from a thread of the backend's, how long communications of a batch took."""
 
     def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
-        """So many nanoseconds: the ``index``-th of the batch, or (None) each of them. The program,
-        which waited for it, ran again ``late_ns`` later."""
+        """
+        Args:
+            ns: duration of communication ``index`` of the batch, or of each where it is None.
+            late_ns: how much later than the end the waiting program resumed.
+        """
         ...
 
 

@@ -96,8 +96,8 @@ class Transfer:
             future.add_done_callback(self._ended)
 
     def wait(self) -> None:
-        """Wait for the end, and for nothing else: what a thread does before it waits, gloo's wait
-        for."""
+        """Block until every gloo work object is done. Do nothing else first: gloo receives in the
+        waiting thread, so any delay here would be added to the transfer."""
         self._began_ns = perf_counter_ns()
         self._was_over = self.notices and all(work.is_completed() for work in self._works)
         for work in self._works:

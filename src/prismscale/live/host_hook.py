@@ -177,10 +177,10 @@ class LiveHook:
         """Fill the outputs while the communication is under way, then wait for its end.
 
         The program waits since ``began``, which may lie before now: see [Note: interruptions] in
-        ``host_comm/compute_clock.py``. How long this rank's share of the work takes is in the
-        coordinator's answer already, as it was captured: to wait for both would be to wait for the
-        later of two draws, which is longer than either on average. What the share takes beyond that
-        end is the emulation's; for a synchronous call that includes its start.
+        ``host_comm/compute_clock.py``. The coordinator's end already includes this rank's host work
+        as it was captured. Waiting for the real host work as well would take the longer of two
+        samples, and make waits too long on average. Host work that outlasts the coordinator's end
+        is lag; for a synchronous call that includes its start.
         """
         alone = [not self.exchange.peers(c) for c in pending.batch]
         for collective, is_alone in zip(pending.batch, alone, strict=True):

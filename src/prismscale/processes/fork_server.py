@@ -113,7 +113,7 @@ class ForkServer:
         return self._socket is None or self._server is None or self._server.poll() is not None
 
     def tell_loss(self) -> None:
-        """Whose fork is lost learns why, the first time it is asked.
+        """Raise once if the server ended unexpectedly: its forks ended with it.
 
         Raises:
             PrismscaleError: the server ended, and not because it was told to.

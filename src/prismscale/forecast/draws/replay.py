@@ -71,8 +71,8 @@ class ReplayDraws:
     factor_R: NDArray[np.float64] | None = None
     """Further factor on each rank's computation: another placement, a hot node."""
     frozen: frozenset[tuple[int, int]] = frozenset()
-    """(class, body node) that are held at their median: communication at that of all steps,
-    computation at that of the base step's regime, which is not its own variation."""
+    """(class, body node) whose variation is switched off: communication is held at its median over
+    all steps, computation at that of the base step's regime. Regimes belong to other nodes, too."""
 
     modelled: frozenset[tuple[int, int]] = frozenset()
     """(class, body node) of communication whose time is a model's, the same in every step."""

@@ -102,8 +102,8 @@ class DriftingDurations:
 
 
 def communication_slope(graph: JobGraph) -> float | None:
-    """By which power of the slowness of computation communications are slower: over captured steps,
-    between 0 and 1. None where ranks did not really communicate.
+    """Exponent ``b`` in "time of communication ∝ (time of computation)^b": least squares on the
+    logarithms over captured steps, between 0 and 1. None where ranks did not really communicate.
 
     Slices of two ranks on two cores, four captures each: 0.5 for all-reduces of 24.5 MiB beside a
     backward pass and for fully sharded parameters, 0.2 for all-reduces of 128 KiB, which mostly

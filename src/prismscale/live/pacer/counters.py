@@ -43,7 +43,7 @@ class CounterTimes:
 
 
 class Prefixes:
-    """Words that count their points as far as there is no gap: a stream passes them in order."""
+    """Counters of the points that were passed without a gap: a stream passes them in order."""
 
     def __init__(self, words: Any) -> None:
         self._words = words
