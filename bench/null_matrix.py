@@ -27,7 +27,7 @@ from pathlib import Path
 
 from null_programs import GIB, prepare, reserved_bytes
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import EXAMPLES, HERE, PARTIAL, Program, Runs, folder_name, is_installed
+from runs import EXAMPLES, HERE, PARTIAL, TITAN, Program, Runs, folder_name, is_installed
 
 LIMIT_S = 240
 
@@ -53,7 +53,7 @@ def titan(
         name=f"torchtitan {name}",
         package="torchtitan",
         world_size=world_size,
-        script=HERE / "titan_train.py",
+        script=TITAN,
         args=(
             *("--module", module, "--config", config, "--hf_assets_path", "./tokenizer"),
             *PARTIAL,

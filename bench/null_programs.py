@@ -27,7 +27,7 @@ from typing import Any
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.graph.io import load_trace
 from prismscale.validation.rows import Row, finish, read_rows
-from runs import HERE, PARTIAL
+from runs import HERE, PARTIAL, TITAN
 
 GIB = 2**30
 SHARED = ("--dataloader.dataset", "c4_test", "--metrics.log_freq", "1", "--training.steps", "6")
@@ -149,7 +149,7 @@ def measure(case: Case, folder: Path) -> list[Row]:
         *(sys.executable, "-m", "prismscale.cli", "run", "--device", "null"),
         *("--cluster", case.cluster, "--world-size", str(case.world_size)),
         *case.options,
-        *("--out", str(out), str(HERE / "titan_train.py"), "--module", "titan_configs"),
+        *("--out", str(out), str(TITAN), "--module", "titan_configs"),
         *(*case.args, *PARTIAL, *SHARED, "--hf_assets_path", str(folder / "tokenizer")),
     ]
     done = subprocess.run(command, cwd=folder, env=dict(os.environ), check=False)
@@ -232,4 +232,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # For ``--module titan_configs``.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+    )
     sys.exit(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runs import EXAMPLES, HERE, PARTIAL, Program, Runs, is_installed
+from runs import EXAMPLES, HERE, PARTIAL, TITAN, Program, Runs, is_installed
 
 LOOP = HERE / "programs" / "fsdp_events.py"
 WORLD = 64
@@ -29,7 +29,7 @@ def titan(name: str, world_size: int, config: str, *more: str) -> Logging:
         name=f"torchtitan {name}",
         package="torchtitan",
         world_size=world_size,
-        script=HERE / "titan_train.py",
+        script=TITAN,
         args=(
             *("--module", "titan_configs", "--config", config),
             *("--hf_assets_path", "./tokenizer", "--dataloader.dataset", "c4_test"),
@@ -115,13 +115,13 @@ def user_runs(runs: Runs) -> dict[str, Callable[[str], dict[str, Any]]]:
             folder, WORLD, (LOOP, "--log-every", 10), "--live", "0,8"
         ),
         "torchtitan 70B, 256 ranks": lambda folder: runs.null(
-            folder, 256, (HERE / "titan_train.py", *by_name["torchtitan 70B, TP 8"].args)
+            folder, 256, (TITAN, *by_name["torchtitan 70B, TP 8"].args)
         ),
         "torchtitan 8B, 64 ranks, TP 8": lambda folder: runs.null(
             folder,
             64,
             (
-                *(HERE / "titan_train.py", *titan("8B", 64, "llama3_8b_whole_loss").args),
+                *(TITAN, *titan("8B", 64, "llama3_8b_whole_loss").args),
                 *("--parallelism.tensor_parallel_degree", 8),
             ),
         ),
@@ -139,7 +139,7 @@ def wide(runs: Runs, world_size: int) -> Callable[[str], dict[str, Any]]:
     """torchtitan 8B, TP 8, FSDP 64, replicated over the rest."""
     replicas = world_size // 512
     script = (
-        *(HERE / "titan_train.py", *titan("8B", 8, "llama3_8b_whole_loss").args),
+        *(TITAN, *titan("8B", 8, "llama3_8b_whole_loss").args),
         *("--parallelism.tensor_parallel_degree", 8),
         *("--parallelism.data_parallel_replicate_degree", replicas),
         *("--training.local_batch_size", 1, "--metrics.log_freq", 10),
@@ -150,7 +150,7 @@ def wide(runs: Runs, world_size: int) -> Callable[[str], dict[str, Any]]:
 def large(runs: Runs) -> Callable[[str], dict[str, Any]]:
     """torchtitan 405B, TP 8, PP 8, FSDP 8, with the interleaved schedule."""
     script = (
-        *(HERE / "titan_train.py", *titan("405B", 512, "llama3_405b_bf16").args),
+        *(TITAN, *titan("405B", 512, "llama3_405b_bf16").args),
         *("--parallelism.tensor_parallel_degree", 8, "--parallelism.pipeline_parallel_degree", 8),
         *("--parallelism.pipeline_parallel_schedule", "Interleaved1F1B"),
         *("--training.local_batch_size", 16, "--metrics.log_freq", 10),

@@ -13,6 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
+TITAN = EXAMPLES / "torchtitan" / "train.py"
 PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs")
 """Of torchtitan 0.3.0, which torch 2.13 asks for."""
 NOT_DONE = 124
