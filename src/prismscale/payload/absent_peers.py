@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 from prismscale.emulation.after_import import changed
+from prismscale.emulation.background import BackgroundAnswers
 from prismscale.emulation.hook import CommunicationHook, GroupObserver
 from prismscale.emulation.install import Groups, install, rebound
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.payload import checkpoint_plans, checkpoint_saves
-from prismscale.payload.background_hook import BackgroundAnswers
+from prismscale.payload.mirror import MirrorPayload
 from prismscale.payload.objects import MIRROR
 
 
@@ -23,8 +25,11 @@ def absent_peers(
     ``hook`` answers every communication of the program's. Object collectives, checkpoints and what
     runs in the background are answered here. Raises as :func:`.install`.
     """
+    # Made when it is first asked: it holds a block of memory, which would be the program's.
+    mirror = cache(MirrorPayload)
+    answers = BackgroundAnswers(hook, lambda collective: mirror().fill(collective))
     with ExitStack() as undo:
-        groups = undo.enter_context(install(environment, BackgroundAnswers(hook), observer))
+        groups = undo.enter_context(install(environment, answers, observer))
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)
         undo.enter_context(changed(checkpoint_saves.changes()))
