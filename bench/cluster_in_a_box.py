@@ -33,7 +33,7 @@ from box_links import measure_cluster
 from keeper import Keeper
 from prismscale.analysis.observation import Observation
 from prismscale.capture.capture_spec import CaptureSpec
-from prismscale.capture.co_run import slices_to_time, time_in_slices
+from prismscale.capture.co_run import co_runs_to_time, time_co_runs
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
@@ -139,7 +139,7 @@ class CaseInBox:
             starter=Prefixed(self._seat),
         )
         runner.capture(range(self.world_size))
-        time_in_slices(runner, slices_to_time(runner))
+        time_co_runs(runner, co_runs_to_time(runner))
         return Captured(traces=runner.traces)
 
     def _seat(self, slot: int) -> list[str]:

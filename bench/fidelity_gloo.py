@@ -43,9 +43,9 @@ from allocations import build_counter
 from keeper import Keeper
 from prismscale.analysis.observation import Observation
 from prismscale.capture.capture_spec import CaptureSpec
-from prismscale.capture.co_run import slices_to_time, time_in_slices
+from prismscale.capture.co_run import co_runs_to_time, time_co_runs
 from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.plan import SlicePlan, SlicePlanner
+from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.graph.assemble import assemble
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.groups import GroupTable, collect_groups
@@ -106,7 +106,7 @@ class Figures:
 class Captured:
     """The job as its captures show it."""
 
-    plan: SlicePlan
+    plan: CapturePlan
     traces: dict[int, RankTrace]
     groups: GroupTable
 
@@ -139,8 +139,8 @@ def capture(args: list[str], folder: Path) -> Captured:
         out=str(out),
     )
     runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Prefixed(on_core))
-    plan = SlicePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
-    time_in_slices(runner, slices_to_time(runner))
+    plan = CapturePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
+    time_co_runs(runner, co_runs_to_time(runner))
     return Captured(
         plan=plan,
         traces=pool_samples(runner.traces, plan.representative_R),

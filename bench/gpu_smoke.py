@@ -38,7 +38,7 @@ from prismscale.files import write_json
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
-from prismscale.live.pacer.shared_words import Points, Record, WordKind, Words
+from prismscale.live.pacer.shared_words import Points, Record, SharedWords, WordKind
 from prismscale.validation.rows import Row, print_rows
 
 HERE = Path(__file__).parent
@@ -206,7 +206,7 @@ def measure_null(options: argparse.Namespace, scratch: Path) -> list[Row]:
 def measure_release(options: argparse.Namespace, scratch: Path) -> list[Row]:
     """How long after the asked time a stream that was held goes on, by CUDA events."""
     start_cuda()
-    words = Words.create(scratch / "words")
+    words = SharedWords.create(scratch / "words")
     signals, streams = CudaSignals(words), CudaStreams()
     rank_end, coordinator_end = socket.socketpair()
     link = PacerLink.start(scratch / "words", words, Wire(rank_end), 0, 1.0)

@@ -22,8 +22,8 @@ from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import RunResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
-from prismscale.capture.co_run import slices_to_time, time_in_slices
-from prismscale.capture.plan import SlicePlan, SlicePlanner
+from prismscale.capture.co_run import co_runs_to_time, time_co_runs
+from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.capture.unusual_steps import find_events, store_events
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
@@ -121,22 +121,22 @@ class Job:
 
     def _capture(
         self, cluster: Cluster, folder: Path, starter: Starter
-    ) -> tuple[SlicePlan, dict[int, RankTrace]]:
+    ) -> tuple[CapturePlan, dict[int, RankTrace]]:
         config, logs = self.config, self.folder.logs
         with self._stage("capture") as update:
             runner = capture_runner(
                 config, cluster, starter=starter, folder=folder, logs=logs, progress=update
             )
-            plan = SlicePlanner(
+            plan = CapturePlanner(
                 traces=runner.traces,
                 capture=runner.capture,
                 world_size=config.world_size,
                 max_captures=config.max_captures,
             ).plan()
-        slices = slices_to_time(runner)
+        slices = co_runs_to_time(runner)
         if slices:
             with self._stage("slices") as update:
-                time_in_slices(runner, slices, update)
+                time_co_runs(runner, slices, update)
         return plan, pool_samples(runner.traces, plan.representative_R)
 
     def _scheduled(
@@ -163,7 +163,7 @@ class Job:
 
     def _live(
         self,
-        plan: SlicePlan,
+        plan: CapturePlan,
         traces: dict[int, RankTrace],
         groups: GroupTable,
         cluster: Cluster,

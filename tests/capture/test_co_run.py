@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.capture.co_run import slices_for, slices_to_time, time_in_slices
+from prismscale.capture.co_run import co_runs_for, co_runs_to_time, time_co_runs
 from prismscale.errors import ScriptError
 from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
@@ -39,20 +39,20 @@ def of(*traces: RankTrace) -> dict[int, RankTrace]:
 def test_a_rank_runs_beside_whom_it_communicates_with_most() -> None:
     """As often as counts, not as much."""
     calls = [(REDUCE, 1 << 20, 1), (REDUCE, 8, 2), (REDUCE, 8, 2)]
-    assert slices_for(of(trace(0, *calls)), cores=2) == [(0, 4)]
-    assert slices_for(of(trace(0, *calls)), cores=4) == [(0, 1, 4)]
+    assert co_runs_for(of(trace(0, *calls)), cores=2) == [(0, 4)]
+    assert co_runs_for(of(trace(0, *calls)), cores=4) == [(0, 1, 4)]
 
 
 def test_a_rank_whose_groups_are_too_large_runs_in_no_slice() -> None:
     """It keeps what it was captured with alone."""
-    assert slices_for(of(trace(0)), cores=2) == []
-    assert slices_for(of(trace(0)), cores=8) == [tuple(range(8))]
+    assert co_runs_for(of(trace(0)), cores=2) == []
+    assert co_runs_for(of(trace(0)), cores=8) == [tuple(range(8))]
 
 
 def test_captured_ranks_share_a_slice() -> None:
     """Each is timed once."""
     calls = [(REDUCE, 8, 1)]
-    assert slices_for(of(*(trace(r, *calls) for r in (0, 1, 5))), cores=2) == [(0, 1), (4, 5)]
+    assert co_runs_for(of(*(trace(r, *calls) for r in (0, 1, 5))), cores=2) == [(0, 1), (4, 5)]
 
 
 @dataclass
@@ -86,7 +86,7 @@ def test_a_rank_gets_the_durations_of_its_slice() -> None:
     """For as many optimizer calls as it made alone; nothing else of it changes."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again=of(slower(alone), slower(trace(1, (REDUCE, 8, 1)))))
-    time_in_slices(runner, slices_to_time(runner))
+    time_co_runs(runner, co_runs_to_time(runner))
     assert runner.asked == [((0, 1), 5)]
     assert (runner.traces[0].body_ns_SB == 7).all()
     assert runner.traces[0].prologue_ns is alone.prologue_ns
@@ -98,7 +98,7 @@ def test_a_rank_that_does_something_else_in_company_keeps_its_own() -> None:
     """Other bytes are another program."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again=of(slower(trace(0, (REDUCE, 16, 1)))))
-    time_in_slices(runner, slices_to_time(runner))
+    time_co_runs(runner, co_runs_to_time(runner))
     assert runner.traces[0] is alone
 
 
@@ -106,18 +106,18 @@ def test_a_rank_that_fails_in_company_keeps_its_own() -> None:
     """gloo may not know what an emulated backend answers."""
     alone = trace(0, (REDUCE, 8, 1))
     runner = Runner(traces=of(alone), again={}, error=ScriptError("no AVG in gloo", rank=0))
-    time_in_slices(runner, slices_to_time(runner))
+    time_co_runs(runner, co_runs_to_time(runner))
     assert runner.traces[0] is alone
 
 
 def test_where_the_network_is_not_the_processors_work_nothing_is_timed_again() -> None:
     """Durations do not depend on company there."""
     runner = Runner(traces=of(trace(0, (REDUCE, 8, 1))), again={})
-    assert slices_to_time(runner) == [(0, 1)]
+    assert co_runs_to_time(runner) == [(0, 1)]
     runner.spec.communication_load = False
-    assert slices_to_time(runner) == []
+    assert co_runs_to_time(runner) == []
     runner.spec.communication_load, runner.spec.device = True, "null"
-    assert slices_to_time(runner) == []
+    assert co_runs_to_time(runner) == []
 
 
 def test_slices_are_counted_as_they_are_timed() -> None:
@@ -125,5 +125,5 @@ def test_slices_are_counted_as_they_are_timed() -> None:
     alone = [trace(r, (REDUCE, 8, 1)) for r in (0, 4)]
     runner = Runner(traces=of(*alone), again={})
     seen: list[tuple[int, int]] = []
-    time_in_slices(runner, slices_to_time(runner), lambda done, total: seen.append((done, total)))
+    time_co_runs(runner, co_runs_to_time(runner), lambda done, total: seen.append((done, total)))
     assert seen == [(0, 2), (1, 2)]

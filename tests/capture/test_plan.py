@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.capture.plan import SlicePlan, SlicePlanner, find_axes
+from prismscale.capture.plan import CapturePlan, CapturePlanner, find_axes
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
@@ -53,16 +53,16 @@ class Job:
                 self.mesh.size, 0, rank=rank, body=calls, groups=self.groups
             )
 
-    def plan(self, max_captures: int = 128) -> SlicePlan:
+    def plan(self, max_captures: int = 128) -> CapturePlan:
         """Capture what is needed."""
-        return SlicePlanner(
+        return CapturePlanner(
             traces=self.traces,
             capture=self.capture,
             world_size=self.mesh.size,
             max_captures=max_captures,
         ).plan()
 
-    def misjudged(self, plan: SlicePlan) -> list[int]:
+    def misjudged(self, plan: CapturePlan) -> list[int]:
         """Ranks that another program stands for."""
         kinds = [self.kind(self.coordinates(r)) for r in range(self.mesh.size)]
         return [r for r, by in enumerate(plan.representative_R.tolist()) if kinds[r] != kinds[by]]

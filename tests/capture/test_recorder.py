@@ -18,7 +18,7 @@ from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
-from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
+from prismscale.host_comm.local_work import DurationCallback, LocalWork, NoWork, NullLoad
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload
 from support.calls import call
@@ -139,7 +139,7 @@ def test_an_asynchronous_call_is_waited_for_where_the_program_waits() -> None:
 
 
 @dataclass
-class LateShare(NullShare):
+class LateShare(NoWork):
     """A share whose wait takes a while, and which remembers when it began."""
 
     waits_since_ns: int = 0
@@ -157,7 +157,7 @@ class WorksHere(NullLoad):
     last: LateShare = field(default_factory=LateShare)
     interrupts = True
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """One that waits."""
         return self.last
 

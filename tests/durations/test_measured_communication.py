@@ -21,11 +21,15 @@ TOOK_NS = 50
 WORLD, PAIR = 0, 1
 
 
-def reduction_ns(made_with: tuple[int, ...], role: int) -> int:
+def reduction_ns(co_measured_with: tuple[int, ...], role: int) -> int:
     """How long a rank of four, timed with others, is in an all-reduce of the world or its pair."""
     groups = [GroupRecord(ranks=(0, 1, 2, 3)), *(GroupRecord(ranks=(r, r + 1)) for r in (0, 2))]
     body = [(CollectiveOp.ALL_REDUCE, 1 << 20, role)]
-    co_run = CoRunFacts(issue_ns=0, common_jitter=0.0, ranks=made_with) if made_with else None
+    co_run = (
+        CoRunFacts(issue_ns=0, common_jitter=0.0, ranks=co_measured_with)
+        if co_measured_with
+        else None
+    )
     facts = CaptureFacts(has_own_share=True, co_run=co_run)
     traces = {
         rank: replace(loop_trace(4, 8, rank=rank, body=body, groups=groups), facts=facts)
@@ -44,9 +48,9 @@ def test_what_all_its_ranks_made_keeps_its_measurement() -> None:
     assert reduction_ns((0, 1), PAIR) == TOOK_NS
 
 
-@pytest.mark.parametrize(("made_with", "role"), [((0, 1), WORLD), ((0,), PAIR), ((), PAIR)])
+@pytest.mark.parametrize(("co_measured_with", "role"), [((0, 1), WORLD), ((0,), PAIR), ((), PAIR)])
 def test_what_one_rank_did_alone_takes_no_less_than_the_links_allow(
-    made_with: tuple[int, ...], role: int
+    co_measured_with: tuple[int, ...], role: int
 ) -> None:
     """Ranks of other slices, ranks on other nodes, and captures that were not timed in slices."""
-    assert reduction_ns(made_with, role) > 100 * TOOK_NS
+    assert reduction_ns(co_measured_with, role) > 100 * TOOK_NS

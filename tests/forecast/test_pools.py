@@ -9,7 +9,7 @@ from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.forecast.draws.fitting import fit_laws
 from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, draw_steps
-from prismscale.forecast.draws.replay import ReplayDraws, Together, fit_step_regimes, regimes_of
+from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes, regimes_of
 from prismscale.forecast.laws.pools import otsu_threshold, pools_of, rank_factors
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
@@ -91,7 +91,7 @@ def test_collectives_drawn_for_each_member_are_slower(samples):
     """The switch shows what drawing once is worth: the slowest of four draws is congested more
     often."""
     config = MonteCarlo(draws=2_000, steps=1)
-    apart = ReplayDraws(samples=samples, together=Together(collective=False))
+    apart = ReplayDraws(samples=samples, together=JointGroup(collective=False))
     drawn = draw_steps(samples.graph, apart, config).step_ns_D
     assert (drawn > 3e6).mean() == pytest.approx(1 - 0.95**4, abs=0.03)
 

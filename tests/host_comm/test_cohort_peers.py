@@ -137,9 +137,9 @@ def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -
         assert 0 <= trace.facts.co_run.common_jitter <= 1
 
 
-@pytest.mark.parametrize(("on_a_node", "made_with"), [(2, [{0, 1}, {0, 1}]), (1, [{0}, {1}])])
+@pytest.mark.parametrize(("on_a_node", "co_measured_with"), [(2, [{0, 1}, {0, 1}]), (1, [{0}, {1}])])
 def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
-    tmp_path: Path, on_a_node: int, made_with: list[set[int]]
+    tmp_path: Path, on_a_node: int, co_measured_with: list[set[int]]
 ) -> None:
     """What a network takes between nodes of the target was not measured here."""
     spec = replace(
@@ -147,7 +147,7 @@ def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
     )
     runner = CaptureRunner(spec=spec, logs=tmp_path / "logs", jobs=2)
     traces = runner.capture_together([0, 1], marks=4)
-    assert [trace.made_with for trace in traces] == made_with
+    assert [trace.co_measured_with for trace in traces] == co_measured_with
 
 
 def test_what_others_take_part_in_is_answered_as_in_any_capture(tmp_path: Path) -> None:

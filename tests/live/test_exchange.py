@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prismscale.emulation.hook import Collective, GroupHandle
-from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.errors import StorageError, StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.exchange import Exchange
@@ -88,7 +88,7 @@ def test_full_shared_memory_is_said(tmp_path: Path) -> None:
 
 def names(rank: int, *calls: Collective) -> list[str]:
     """Meetings as one rank names them; it belongs to two groups of the same ranks."""
-    meetings = Meetings()
+    meetings = InstanceIds()
     meetings.group_created(RANKS, "", "gloo", 0)
     meetings.group_created(RANKS, "", "gloo", 1)
     return [meetings.name(c) for c in calls]

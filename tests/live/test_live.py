@@ -19,7 +19,7 @@ from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError, StuckError, UsageError
 from prismscale.graph.facts import CaptureFacts, CoRunFacts
 from prismscale.graph.node import CollectiveOp
-from prismscale.host_comm.local_work import NullLoad, NullShare, Share, Took
+from prismscale.host_comm.local_work import DurationCallback, LocalWork, NoWork, NullLoad
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
 from prismscale.live.host_hook import LiveHook
@@ -180,14 +180,14 @@ def test_a_synchronous_call_returns_at_its_calibrated_end(
 
 
 @dataclass
-class SlowToStart(NullShare):
+class SlowToStart(NoWork):
     """A share of the work whose start takes the whole of it, and its load."""
 
     clock: ManualClock
     takes_ns: int
     interrupts = True
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """This."""
         return self
 

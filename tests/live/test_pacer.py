@@ -14,8 +14,8 @@ from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.pacer.client import PacerLink
-from prismscale.live.pacer.counters import CounterTimes, Prefixes
-from prismscale.live.pacer.shared_words import Point, Points, Record, WordKind, Words
+from prismscale.live.pacer.counters import ContiguousPrefix, CounterTimes
+from prismscale.live.pacer.shared_words import Point, Points, Record, SharedWords, WordKind
 
 POINTS = st.builds(Point, st.integers(0, 1023), st.integers(0, 2**31 - 1))
 RECORDS = st.builds(
@@ -35,8 +35,8 @@ class TestSignals:
     @given(st.permutations(range(1, 9)))
     def test_gate_opens_without_gaps(self, order: list[int]) -> None:
         """A later point opens a gate only when all earlier ones have."""
-        words = Words(bytearray(3 * 1024 * 4))
-        gates, passed = Prefixes(words.gates), set()
+        words = SharedWords(bytearray(3 * 1024 * 4))
+        gates, passed = ContiguousPrefix(words.gates), set()
         for value in order:
             gates.pass_(Point(3, value))
             passed.add(value)
@@ -50,7 +50,7 @@ class TestSignals:
 
     def test_time_of_a_counter_is_between_two_looks(self) -> None:
         """The middle of the interval in which it changed."""
-        words = Words(bytearray(3 * 1024 * 4))
+        words = SharedWords(bytearray(3 * 1024 * 4))
         times = CounterTimes(words)
         times.look(1000)
         words.counters[2] = 2
@@ -64,9 +64,9 @@ class TestSignals:
 
 
 @pytest.fixture
-def pacer_process(tmp_path: Path) -> Iterator[tuple[PacerLink, Words, Wire]]:
+def pacer_process(tmp_path: Path) -> Iterator[tuple[PacerLink, SharedWords, Wire]]:
     """A pacer as a live rank starts it, with the coordinator's end of its wire."""
-    words = Words.create(tmp_path / "words")
+    words = SharedWords.create(tmp_path / "words")
     rank_end, coordinator_end = socket.socketpair()
     link = PacerLink.start(tmp_path / "words", words, Wire(rank_end), 0, 1.0)
     rank_end.close()
@@ -83,7 +83,7 @@ def hear_one(wire: Wire) -> Message:
 
 class TestPacerProcess:
     def test_counter_arrival_release_gate(
-        self, pacer_process: tuple[PacerLink, Words, Wire]
+        self, pacer_process: tuple[PacerLink, SharedWords, Wire]
     ) -> None:
         """A counter makes the pacer report, the coordinator's answer makes it open the gate."""
         link, words, wire = pacer_process
@@ -102,7 +102,7 @@ class TestPacerProcess:
         assert words.gates[4] >= 1
 
     def test_pacer_that_ends_opens_every_gate(
-        self, pacer_process: tuple[PacerLink, Words, Wire]
+        self, pacer_process: tuple[PacerLink, SharedWords, Wire]
     ) -> None:
         """A coordinator that goes away leaves no stream held, and the rank is told."""
         link, words, wire = pacer_process

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.exchange import Exchange
@@ -131,6 +131,6 @@ class Anywhere:
 
 def peer_meeting(collective: Collective) -> str:
     """What rank 1 calls the first use of the world group."""
-    meetings = Meetings()
+    meetings = InstanceIds()
     meetings.group_created(WORLD.ranks, "", "nccl", 0)
     return meetings.name(collective)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prismscale.devices.stream_device import StreamObserver
-from prismscale.live.pacer.shared_words import Point, Words
+from prismscale.live.pacer.shared_words import Point, SharedWords
 
 HOST_STEP_NS = 1000
 
@@ -37,7 +37,7 @@ class Stream:
 class LogicalStreams:
     """The device, and the program's way to use it."""
 
-    def __init__(self, words: Words | None = None) -> None:
+    def __init__(self, words: SharedWords | None = None) -> None:
         self.now_ns = 0
         self.home = Stream()
         self.streams = [self.home]

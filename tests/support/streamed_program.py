@@ -31,7 +31,7 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.host_hook import StepEnd
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.pacer_process import Pacer, SocketLink
-from prismscale.live.pacer.shared_words import Point, Words
+from prismscale.live.pacer.shared_words import Point, SharedWords
 from prismscale.live.stream_hook import StreamedHook
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.sim.program import compile_job
@@ -156,7 +156,7 @@ class LiveRun:
         self, trace: RankTrace, tmp_path: Path, *, tick_ns: int = US, **options: Any
     ) -> None:
         self.tick_ns = tick_ns
-        self.words = Words(bytearray(3 * 1024 * 4))
+        self.words = SharedWords(bytearray(3 * 1024 * 4))
         self.streams = LogicalStreams(self.words)
         self.streams.while_host_waits = self.drive
         rank_end, coordinator_end = socket.socketpair()

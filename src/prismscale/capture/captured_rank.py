@@ -12,7 +12,7 @@ import torch
 
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.recorder import Recorder
-from prismscale.capture.stop_rules import CaptureControl, Control, Ordinary, SliceControl
+from prismscale.capture.stop_rules import CaptureControl, Control, CoRunControl, Ordinary
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.cost.launch_log import save_launch_log
 from prismscale.devices.cpu import CpuDevice, CpuMemoryTracker
@@ -28,8 +28,8 @@ from prismscale.emulation.step_detection import watch_steps
 from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import save_trace, save_traces
 from prismscale.graph.trace import RankTrace
-from prismscale.host_comm.cohort_peers import MateLoad
-from prismscale.host_comm.local_work import CommunicationLoad, GlooLoad, LateLoad, NullLoad
+from prismscale.host_comm.cohort_peers import CohortLoad
+from prismscale.host_comm.local_work import CommunicationLoad, DeferredLoad, GlooLoad, NullLoad
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.chain import rank_payload
 from prismscale.payload.mirror import PayloadSource
@@ -48,7 +48,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     load = GlooLoad() if spec.communication_load else NullLoad()
     if spec.slice:
         return _capture_in_slice(spec, device, payload, load)
-    late = LateLoad(load)
+    late = DeferredLoad(load)
     recorder = Recorder(device, payload, load=late)
     witness = None
     if emulation is not None:
@@ -64,9 +64,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     control.end_memory()
     trace = _trace(spec, control, recorder, device)
     if control.followed is None:
-        _save_unusual(spec, control.settle(), recorder, device)
+        _save_unusual(spec, control.ordinary(), recorder, device)
     if emulation is not None and control.followed is None:
-        (step,) = control.settle().parts()
+        (step,) = control.ordinary().parts()
         # Without the prologue: what is priced anew is the step.
         log = launch_log(emulation.library).for_trace(
             prologue_stop=0, body_start=step.start, body_stop=step.stop
@@ -86,17 +86,17 @@ def _capture_in_slice(
     spec: CaptureSpec, device: CaptureDevice, payload: PayloadSource, alone: CommunicationLoad
 ) -> RankTrace:
     """Run the program beside other captured ranks: see :mod:`prismscale.host_comm.cohort_peers`."""
-    mates = MateLoad(spec.rank, spec.slice, Path(spec.out), alone)
-    recorder = Recorder(device, payload, load=mates)
-    control = SliceControl(recorder, marks=spec.marks, samples=spec.samples)
+    cohort = CohortLoad(spec.rank, spec.slice, Path(spec.out), alone)
+    recorder = Recorder(device, payload, load=cohort)
+    control = CoRunControl(recorder, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
-        _run(stack, spec, device, recorder, GroupObservers(mates, recorder), control)
-    mates.settle(recorder.stream.steady_spans(device, control.settle().parts()))
+        _run(stack, spec, device, recorder, GroupObservers(cohort, recorder), control)
+    cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
     trace = _trace(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
     beside = (r for r in spec.slice if r // spec.local_world_size == node)
     facts = CoRunFacts(
-        issue_ns=mates.issue_ns, common_jitter=mates.common_jitter, ranks=tuple(beside)
+        issue_ns=cohort.issue_ns, common_jitter=cohort.common_jitter, ranks=tuple(beside)
     )
     return replace(trace, facts=replace(trace.facts, co_run=facts))
 
@@ -129,7 +129,7 @@ def _trace(
     groups, known_groups = recorder.groups, recorder.known_groups
     if control.followed is not None:
         return in_place_of(control.followed, spec.rank, groups, known_groups, memory)
-    ordinary = control.settle()
+    ordinary = control.ordinary()
     return recorder.stream.to_trace(
         device,
         rank=spec.rank,

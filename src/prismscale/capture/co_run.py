@@ -22,7 +22,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.progress import StageUpdate
 
 
-class TimesSlices(Protocol):
+class TimesCoRuns(Protocol):
     """Captures ranks side by side."""
 
     jobs: int
@@ -41,16 +41,16 @@ Slice = tuple[int, ...]
 """Ranks that are captured together, ascending."""
 
 
-def slices_to_time(runner: TimesSlices) -> list[Slice]:
+def co_runs_to_time(runner: TimesCoRuns) -> list[Slice]:
     """Which slices tell more of captured ranks than these did alone. None where the network's work
     is not the processor's: durations are independent of company there."""
     if runner.spec.device != "cpu" or not runner.spec.communication_load:
         return []
-    return slices_for(runner.traces, runner.jobs)
+    return co_runs_for(runner.traces, runner.jobs)
 
 
-def time_in_slices(
-    runner: TimesSlices, slices: Sequence[Slice], progress: StageUpdate | None = None
+def time_co_runs(
+    runner: TimesCoRuns, slices: Sequence[Slice], progress: StageUpdate | None = None
 ) -> None:
     """Give each captured rank the durations that it shows in its slice. One that is of none keeps
     its own, and so does one that fails or does something else in company: gloo may not know what an
@@ -75,7 +75,7 @@ def time_in_slices(
                 )
 
 
-def slices_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
+def co_runs_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
     """Slices of at most ``cores`` ranks, in which each captured rank that communicates with so few
     has them beside it: those first with whom it communicates most often in a step."""
     slices: list[Slice] = []

@@ -41,7 +41,7 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicePlan:
+class CapturePlan:
     """The outcome: who stands for whom, and what that rests on."""
 
     representative_R: NDArray[np.int64]
@@ -121,7 +121,7 @@ def _residue(axes: Sequence[Axis], world: int) -> Axis:
 
 
 @dataclass(kw_only=True)
-class SlicePlanner:
+class CapturePlanner:
     """Captures ranks until every rank has a representative."""
 
     traces: Mapping[int, RankTrace]
@@ -133,7 +133,7 @@ class SlicePlanner:
     _borders: dict[int, set[int]] = field(default_factory=dict)
     """By axis: positions at which a new program begins (0 is always one)."""
 
-    def plan(self) -> SlicePlan:
+    def plan(self) -> CapturePlan:
         """Capture what is needed.
 
         Raises:
@@ -255,7 +255,7 @@ class SlicePlanner:
     def _agrees(self, rank: int) -> bool:
         return not self._differ(rank, int(self._representatives()[rank]))
 
-    def _result(self) -> SlicePlan:
+    def _result(self) -> CapturePlan:
         representative_R = self._representatives()
         for rank in self.traces:
             if self._differ(rank, int(representative_R[rank])):
@@ -263,7 +263,7 @@ class SlicePlanner:
                 representative_R[rank] = rank
         distinct = tuple(a.name for i, a in enumerate(self._axes) if len(self._borders[i]) > 1)
         witnesses = tuple(sorted(r for r in self.traces if representative_R[r] != r))
-        return SlicePlan(
+        return CapturePlan(
             representative_R=representative_R,
             axes=self._axes,
             distinct=distinct,

@@ -23,7 +23,7 @@ from prismscale.emulation.script import StopProgram
 from prismscale.emulation.step_detection import StepListener
 from prismscale.errors import UsageError
 from prismscale.graph.trace import MemoryRecord, RankTrace
-from prismscale.host_comm.local_work import LateLoad
+from prismscale.host_comm.local_work import DeferredLoad
 
 MOST_WATCHED_NODES = 40_000
 """Of a rank that is watched for what happens now and then: steps of large jobs are dear, and the
@@ -73,7 +73,7 @@ class Control(StepListener, Protocol):
         """Stop tracking memory; safe to call again."""
         ...
 
-    def settle(self) -> Ordinary:
+    def ordinary(self) -> Ordinary:
         """What the program's ordinary step is, after it ended, by itself or not."""
         ...
 
@@ -92,7 +92,7 @@ class CaptureControl:
         self,
         recorder: Recorder,
         memory: MemoryTracker,
-        load: LateLoad,
+        load: DeferredLoad,
         samples: int,
         emulation: NullEmulation | None = None,
         witness: Witness | None = None,
@@ -163,7 +163,7 @@ class CaptureControl:
             self._load.start()
             self.memory_marks = len(self._recorder.stream.marks)
 
-    def settle(self) -> Ordinary:
+    def ordinary(self) -> Ordinary:
         """The ordinary step: where time is modelled the one with which the program settled, else
         the last ones that were timed.
 
@@ -200,7 +200,7 @@ def _kind_at_the_end(steps: Sequence[Step], stream: NodeStream) -> str:
     return kind
 
 
-class SliceControl:
+class CoRunControl:
     """Ends the program where all ranks of its slice end theirs. Its steps are known from ranks that
     ran alone, and so is its memory."""
 
@@ -224,7 +224,7 @@ class SliceControl:
     def end_memory(self) -> None:
         """It was not followed."""
 
-    def settle(self) -> Ordinary:
+    def ordinary(self) -> Ordinary:
         """The ordinary steps among its last ones. Raises :class:`UsageError` where the program
         ended before."""
         stream = self._recorder.stream

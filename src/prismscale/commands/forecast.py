@@ -35,7 +35,7 @@ from prismscale.commands.forecast_options import (
 )
 from prismscale.commands.forecast_results import measured_ns, plain, promise_json, save_section
 from prismscale.commands.forecast_tables import (
-    Promise,
+    Guarantee,
     event_notes,
     print_base,
     print_notes,
@@ -207,8 +207,8 @@ def _indices(
 
 def _promise(
     step_ns_D: NDArray[np.int64], plan: TrainingPlan, quantile: float, slower: float, seed: int
-) -> Promise:
-    return Promise(
+) -> Guarantee:
+    return Guarantee(
         step_ns_D=step_ns_D,
         plan=plan,
         quantile=quantile,

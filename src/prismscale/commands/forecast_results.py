@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prismscale.analysis.result import SCHEMA
 from prismscale.commands.forecast_page import write_forecast
-from prismscale.commands.forecast_tables import Promise
+from prismscale.commands.forecast_tables import Guarantee
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
@@ -71,7 +71,7 @@ def save_section(run: Path, section: str, values: dict[str, Any]) -> None:
 
 
 def promise_json(
-    promise: Promise, model: Model, config: MonteCarlo, measured: MeasuredSteps
+    promise: Guarantee, model: Model, config: MonteCarlo, measured: MeasuredSteps
 ) -> dict[str, Any]:
     """What ``prismscale forecast`` says."""
     whole = promise.whole

@@ -33,7 +33,7 @@ MOST_SEATS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class Guarantee:
     """What a forecast says."""
 
     step_ns_D: NDArray[np.int64]
@@ -51,7 +51,7 @@ def print_base(console: Console, step_ns: int) -> None:
     console.print(f"step without variation, as prismscale run shows it: {step_ns / 1e6:,.3f} ms")
 
 
-def print_promise(console: Console, promise: Promise) -> None:
+def print_promise(console: Console, promise: Guarantee) -> None:
     """Quantiles, slow steps, days of training, wider jobs."""
     table = Table("step time", Column("ms", justify="right"), "95 % interval")
     for q, estimate in promise.quantiles.items():

@@ -195,14 +195,14 @@ class StreamDevice:
         mark = StreamMark(self._streams.record(self._by_lane[lane]))
         self._marks.append(mark)
         if len(self._marks) > MAX_OPEN_MARKS:
-            self._settle_marks()
+            self._flush_marks()
         return mark
 
     def elapsed_ns(self, began: StreamMark, ended: StreamMark) -> int:
         """Device time between them; the first call waits for all work of the device."""
         if self._marks:
             self._streams.synchronize()
-            self._settle_marks()
+            self._flush_marks()
         return ended.ns - began.ns
 
     def communicate(
@@ -223,7 +223,7 @@ class StreamDevice:
             self._by_lane[lane] = stream
         return lane
 
-    def _settle_marks(self) -> None:
+    def _flush_marks(self) -> None:
         """Turn marks that were reached into numbers, oldest first, and let go of their events."""
         while self._marks and self._streams.reached(self._marks[0].event):
             mark = self._marks.popleft()

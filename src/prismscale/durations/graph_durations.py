@@ -121,7 +121,7 @@ class GraphDurations:
         """Steady communications that were timed with all who take part, close together as on the
         target, where the links of all groups are alike: a model has nothing to add."""
         trace, known = rank_class.trace, self._communication[rank_class.index]
-        together = trace.made_with
+        together = trace.co_measured_with
         if not together:
             return frozenset()
         return frozenset(

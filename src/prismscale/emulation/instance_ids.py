@@ -8,7 +8,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
 
-class Meetings:
+class InstanceIds:
     """Names for communications: group, kind, running number. It observes groups."""
 
     def __init__(self) -> None:

@@ -35,39 +35,39 @@ OnWait = Callable[[timedelta | None], None]
 _NO_TIMEOUT = timedelta(0)
 
 
-class SettlingFuture(torch.futures.Future[Any]):
-    """A future whose wait is somebody's business: it calls ``settle`` before it blocks."""
+class LazyFuture(torch.futures.Future[Any]):
+    """A future whose wait is somebody's business: it calls ``complete`` before it blocks."""
 
     def __init__(
         self,
-        settle: Callable[[], None],
+        complete: Callable[[], None],
         is_done: Callable[[], bool] | None = None,
         devices: list[int | str | torch.device] | None = None,
     ) -> None:
         super().__init__(devices=devices)
-        self._settle = settle
+        self._complete = complete
         self._is_done = is_done
         self._on_devices = devices
 
     def done(self) -> bool:
         """Whether the value is there; never blocks."""
         if not super().done() and (self._is_done is None or self._is_done()):
-            self._settle()
+            self._complete()
         return super().done()
 
     def wait(self) -> Any:
         """Settle, then the value."""
-        self._settle()
+        self._complete()
         return super().wait()
 
     def value(self) -> Any:
         """Settle, then the value."""
-        self._settle()
+        self._complete()
         return super().value()
 
-    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> SettlingFuture:
-        """A future of ``callback(self)`` that settles this one when it is waited for."""
-        child = SettlingFuture(self._settle, self._is_done, self._on_devices)
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> LazyFuture:
+        """A future of ``callback(self)`` that completes this one when it is waited for."""
+        child = LazyFuture(self._complete, self._is_done, self._on_devices)
 
         def run(_: torch.futures.Future[Any]) -> None:
             try:
@@ -103,7 +103,7 @@ class EmulatedWork(Work):
         self._inputs, self._keeps_inputs = inputs, keeps_inputs
         self._on_wait = on_wait
         self._is_done = is_done
-        self._future: SettlingFuture | None = None
+        self._future: LazyFuture | None = None
         self.source = source
         """Group rank of the sender, for a receive from any source."""
 
@@ -156,25 +156,25 @@ class EmulatedWork(Work):
     def _source_rank(self) -> int:
         return self.source
 
-    def get_future(self) -> SettlingFuture:
+    def get_future(self) -> LazyFuture:
         """A future of the list of outputs; the module's docstring says when it completes."""
         if self._future is not None:
             return self._future
         on_cuda = {t.device for t in self._outputs if t.device.type == "cuda"}
         devices: list[int | str | torch.device] = sorted(on_cuda, key=str)
-        future = SettlingFuture(self._settle, self._is_done, devices or None)
+        future = LazyFuture(self._complete, self._is_done, devices or None)
         if self._on_wait is None:
             future.set_result(list(self._outputs))
             return future
         self._future = future
         if torch._C._current_graph_task_id() != -1:
             if torch._C._current_autograd_node() is None:
-                self._settle()
+                self._complete()
             else:
-                Variable._execution_engine.queue_callback(self._settle)
+                Variable._execution_engine.queue_callback(self._complete)
         return future
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         self.wait()
 
 
@@ -196,21 +196,21 @@ def in_flight(
     )
 
 
-def collect_all(futures: list[torch.futures.Future[Any]]) -> SettlingFuture:
-    """``torch.futures.collect_all`` that settles its parts when it is waited for."""
+def collect_all(futures: list[torch.futures.Future[Any]]) -> LazyFuture:
+    """``torch.futures.collect_all`` that completes its parts when it is waited for."""
     parts = list(futures)
 
-    def settle() -> None:
+    def complete() -> None:
         for part in parts:
             part.wait()
         gathered.set_result(parts)
 
-    gathered = SettlingFuture(_once(settle), lambda: all(part.done() for part in parts))
+    gathered = LazyFuture(_once(complete), lambda: all(part.done() for part in parts))
     return gathered
 
 
 def wait_all(futures: list[torch.futures.Future[Any]]) -> list[Any]:
-    """``torch.futures.wait_all`` that settles its parts."""
+    """``torch.futures.wait_all`` that completes its parts."""
     return [future.wait() for future in futures]
 
 

@@ -12,7 +12,7 @@ from prismscale.forecast.draws.fitting import FittedPool, fit_laws
 from prismscale.forecast.draws.lockstep import FusedGraph, fuse
 from prismscale.forecast.draws.montecarlo import Base, DrawSource, SteadyDraws
 from prismscale.forecast.draws.quotient import quotient_of
-from prismscale.forecast.draws.replay import ReplayDraws, Together, fit_step_regimes
+from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes
 from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
 from prismscale.forecast.recording import Recording
 from prismscale.graph.job_graph import JobGraph
@@ -127,7 +127,7 @@ def _of_captured(recording: Recording, *, fused: bool) -> Model:
     small = quotient_of(samples, base, nodes_of)
     source = ReplayDraws(
         samples=samples,
-        together=Together(job=True),
+        together=JointGroup(job=True),
         factor_R=_unless_all_one(base.factor_R),
         modelled=recording.modelled,
         modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,

@@ -171,7 +171,7 @@ class RankTrace:
         return self.rank, ranks[at % len(ranks)]
 
     @property
-    def made_with(self) -> frozenset[int]:
+    def co_measured_with(self) -> frozenset[int]:
         """Ranks that are close together on the target, and really communicated here."""
         return frozenset(self.facts.co_run.ranks) if self.facts.co_run else frozenset()
 

@@ -20,7 +20,7 @@ class Entry:
     """One communication, as one member of it saw it."""
 
     channel: str
-    """Those of one channel meet in order; see :class:`Meetings`."""
+    """Those of one channel meet in order; see :class:`InstanceIds`."""
     name: str
     """The same on every member."""
     kind: str

@@ -26,11 +26,11 @@ import numpy as np
 from torch.distributed import FileStore, PrefixStore
 
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.errors import StuckError
 from prismscale.files import await_file, write_text
 from prismscale.host_comm.cohort_log import Entry, durations_ns
-from prismscale.host_comm.local_work import CommunicationLoad, Share, Took
+from prismscale.host_comm.local_work import CommunicationLoad, DurationCallback, LocalWork
 from prismscale.host_comm.shared_jitter import Spans, shared_jitter
 from prismscale.host_comm.transport import COMPUTES_NS, Transfer, connect, prepare, start
 
@@ -42,7 +42,7 @@ Tell = Callable[[int, int], None]
 """What a communication took, and how much later the program ran again."""
 
 
-class MateLoad:
+class CohortLoad:
     """Communicates with the other ranks of the slice; ``alone`` does what they take no part in."""
 
     interrupts = True
@@ -52,7 +52,7 @@ class MateLoad:
         self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
         self._alone = alone
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        self._meetings = Meetings()
+        self._meetings = InstanceIds()
         self._contexts: dict[str, Any] = {}
         self._log: list[tuple[Entry, Tell]] = []
         self.issues_ns: list[int] = []
@@ -73,16 +73,16 @@ class MateLoad:
         taking_part = participants(collective)
         return len(taking_part) > 1 and self._slice.issuperset(taking_part)
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """What the slice makes together, and this rank's share of the rest."""
         together = [i for i, c in enumerate(batch) if self.answers(c)]
         rest = [i for i in range(len(batch)) if i not in together]
-        shares: list[Share] = [self._made(batch[i], _told(took, i)) for i in together]
+        shares: list[LocalWork] = [self._made(batch[i], _told(took, i)) for i in together]
         if rest:
             shares.append(self._alone.share([batch[i] for i in rest], _told_of(took, rest)))
         return shares[0] if len(shares) == 1 else MateShare(shares)
 
-    def _made(self, collective: Collective, took: Tell) -> Share:
+    def _made(self, collective: Collective, took: Tell) -> LocalWork:
         op, ranks = collective.op, participants(collective)
         entry = Entry(
             channel=self._meetings.channel(collective),
@@ -97,7 +97,7 @@ class MateLoad:
         if ranks != collective.group.ranks:
             peer = collective.group.ranks[collective.root]
             collective = replace(collective, root=ranks.index(peer))
-        return RealShare(self, context, collective, entry)
+        return PeerWork(self, context, collective, entry)
 
     def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
         """The context of ``ranks``; made at its first use, which the others share."""
@@ -114,7 +114,7 @@ class MateLoad:
         """What issuing a communication takes from the program's thread."""
         return int(np.median(self.issues_ns)) if self.issues_ns else 0
 
-    def settle(self, spans: Spans) -> None:
+    def resolve_durations(self, spans: Spans) -> None:
         """The program has ended: what did each communication take, and what of this rank's jitter
         do others have? ``spans``: this rank's computation.
 
@@ -151,10 +151,12 @@ class MateLoad:
         return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-class RealShare:
+class PeerWork:
     """One communication of the slice."""
 
-    def __init__(self, load: MateLoad, context: Any, collective: Collective, entry: Entry) -> None:
+    def __init__(
+        self, load: CohortLoad, context: Any, collective: Collective, entry: Entry
+    ) -> None:
         self._load, self._entry = load, entry
         self._calls = prepare(context, collective)
         self._transfer = Transfer(entry.ended, watched=entry.kind in load.watched)
@@ -178,7 +180,7 @@ class RealShare:
 class MateShare:
     """What is made together, and the rest, as one."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
+    def __init__(self, shares: Sequence[LocalWork]) -> None:
         self._shares = shares
 
     def begin(self) -> None:
@@ -206,13 +208,13 @@ def participants(collective: Collective) -> tuple[int, ...]:
     return tuple(group.ranks[i] for i in sorted((group.group_rank, collective.root)))
 
 
-def _told(took: Took | None, index: int) -> Tell:
+def _told(took: DurationCallback | None, index: int) -> Tell:
     if took is None:
         return lambda ns, late_ns: None
     return lambda ns, late_ns: took(ns, index, late_ns)
 
 
-def _told_of(took: Took | None, indices: Sequence[int]) -> Took | None:
+def _told_of(took: DurationCallback | None, indices: Sequence[int]) -> DurationCallback | None:
     """``took`` of a batch, for some of it."""
     if took is None:
         return None

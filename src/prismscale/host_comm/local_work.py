@@ -44,7 +44,7 @@ LARGEST_BYTES = 256 << 20
 """Scratch memory; larger communications do this much work."""
 
 
-class Took(Protocol):
+class DurationCallback(Protocol):
     """Told, perhaps from a thread of the backend's, how long communications of a batch took."""
 
     def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
@@ -56,7 +56,7 @@ class Took(Protocol):
         ...
 
 
-class Share(Protocol):
+class LocalWork(Protocol):
     """A rank's part in one batch of communications."""
 
     def begin(self) -> None:
@@ -80,7 +80,7 @@ class CommunicationLoad(Protocol):
         """Whether the work takes the core of the program's thread."""
         ...
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """The work of a batch, which has not begun."""
         ...
 
@@ -89,7 +89,7 @@ class CommunicationLoad(Protocol):
         ...
 
 
-class NullShare:
+class NoWork:
     """No work."""
 
     def begin(self) -> None:
@@ -107,16 +107,16 @@ class NullLoad:
 
     interrupts = False
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """No work."""
-        return NullShare()
+        return NoWork()
 
     def answers(self, collective: Collective) -> bool:
         """Nobody takes part."""
         return False
 
 
-class LateLoad:
+class DeferredLoad:
     """Costs nothing before :meth:`start`: see [Note: the pair's buffers]."""
 
     def __init__(self, load: CommunicationLoad) -> None:
@@ -132,7 +132,7 @@ class LateLoad:
         """As the load itself, once started."""
         return self._now.interrupts
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """As the load itself, once started."""
         return self._now.share(batch, took)
 
@@ -152,9 +152,9 @@ class GlooLoad:
         self.ended_ns: deque[int] = deque([0] * GLOO_THREADS, maxlen=GLOO_THREADS)
         """When as many batches as gloo has threads have ended, oldest first."""
 
-    def share(self, batch: Sequence[Collective], took: Took | None = None) -> Share:
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
         """The pair's communication."""
-        return PairShare(self, batch, took)
+        return PairWork(self, batch, took)
 
     def answers(self, collective: Collective) -> bool:
         """Both ends are this rank's: nobody else takes part."""
@@ -216,10 +216,12 @@ class GlooLoad:
         return held
 
 
-class PairShare:
+class PairWork:
     """The pair's work on one batch; tells how long it took since a thread of gloo's was free."""
 
-    def __init__(self, pair: GlooLoad, batch: Sequence[Collective], took: Took | None) -> None:
+    def __init__(
+        self, pair: GlooLoad, batch: Sequence[Collective], took: DurationCallback | None
+    ) -> None:
         self._pair, self._batch, self._took = pair, batch, took
         self._began_ns = 0
         self._transfer = Transfer(self._ended, watched=took is not None)

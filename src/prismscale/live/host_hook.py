@@ -15,12 +15,12 @@ from torch.distributed import Work
 from prismscale.durations.source import NEVER
 from prismscale.emulation.backend_memory import take_workspace
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.emulation.work import completed, in_flight
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.compute_clock import ProgramTime, RunQueue, since_call_ns
-from prismscale.host_comm.local_work import CommunicationLoad, NullShare, Share
+from prismscale.host_comm.local_work import CommunicationLoad, LocalWork, NoWork
 from prismscale.live.clock import Clock
 from prismscale.live.coordinator.wire import (
     ASK_AFTER_S,
@@ -55,14 +55,14 @@ class Pending:
     meetings: list[str]
     workspace: object = None
     """What the backend holds until the end."""
-    share: Share = field(default_factory=NullShare)
+    share: LocalWork = field(default_factory=NoWork)
     """This rank's share of the work."""
     filled: bool = False
 
     @property
     def is_work_here(self) -> bool:
         """Whether this machine does something for it while the program goes on."""
-        return not isinstance(self.share, NullShare)
+        return not isinstance(self.share, NoWork)
 
 
 @dataclass(kw_only=True)
@@ -93,7 +93,7 @@ class LiveHook:
     _arrived: tuple[int, int] = (0, 0)
     """When the rank last reached a communication, and how long it had waited by then."""
     _steps: list[StepEnd] = field(default_factory=list)
-    _meetings: Meetings = field(default_factory=Meetings)
+    _meetings: InstanceIds = field(default_factory=InstanceIds)
     _time: ProgramTime = field(default_factory=ProgramTime)
     _at_work: int = 0
     """Batches under way whose work is done here."""

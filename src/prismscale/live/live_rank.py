@@ -25,7 +25,7 @@ from prismscale.errors import StuckError
 from prismscale.graph.io import load_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.host_comm.compute_clock import RunQueue
-from prismscale.host_comm.local_work import GlooLoad, LateLoad, NullLoad
+from prismscale.host_comm.local_work import DeferredLoad, GlooLoad, NullLoad
 from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
@@ -51,7 +51,7 @@ class LiveControl:
         hook: LiveHook | StreamedHook,
         clock: Clock,
         memory: MemoryTracker,
-        load: LateLoad,
+        load: DeferredLoad,
         trace: RankTrace,
         steps: int,
         hang_step: int | None = None,
@@ -109,7 +109,7 @@ def run_live(spec: LiveSpec) -> Observation:
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
-    load = LateLoad(GlooLoad() if spec.communication_load else NullLoad())
+    load = DeferredLoad(GlooLoad() if spec.communication_load else NullLoad())
     wire = _connect(spec)
     origin_ns, others = _wait_for_go(wire)
     clock = _clock(spec, origin_ns, emulation)

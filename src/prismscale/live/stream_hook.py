@@ -22,7 +22,7 @@ from prismscale.devices.cuda import CudaStreams
 from prismscale.devices.stream_device import CommunicationStreams, DeviceStreams, Stream
 from prismscale.emulation.backend_order import blocks_host, ordering
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import Meetings
+from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import CommunicationLoad
@@ -32,7 +32,7 @@ from prismscale.live.host_hook import StepEnd, combine_with_peers
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
-from prismscale.live.pacer.shared_words import Point, Points, Record, Signals, WordKind, Words
+from prismscale.live.pacer.shared_words import Point, Points, Record, SharedWords, Signals, WordKind
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.mirror import PayloadSource
 
@@ -74,7 +74,7 @@ class StreamedHook:
         self._communication = CommunicationStreams(self.streams)
         self._home = self.streams.current()
         self._counters, self._gates = Points(), Points()
-        self._meetings = Meetings()
+        self._meetings = InstanceIds()
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
@@ -224,7 +224,7 @@ def streamed_hook(
 ) -> StreamedHook:
     """The hook of a live rank on this machine's GPU, with its pacer running."""
     path = Path(spec.exchange) / f"words-{spec.rank}"
-    words = Words.create(path)
+    words = SharedWords.create(path)
     return StreamedHook(
         cursor=cursor,
         streams=CudaStreams(),

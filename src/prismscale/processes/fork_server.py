@@ -112,7 +112,7 @@ class ForkServer:
         """Whether the server has ended, or nobody can ask it any more."""
         return self._socket is None or self._server is None or self._server.poll() is not None
 
-    def tell_loss(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise once if the server ended unexpectedly: its forks ended with it.
 
         Raises:
@@ -165,13 +165,13 @@ class Fork:
         """Its exit code once it has ended, negative for a signal.
 
         Raises:
-            PrismscaleError: see :meth:`ForkServer.tell_loss`.
+            PrismscaleError: see :meth:`ForkServer.raise_if_lost`.
         """
         if self.returncode is None:
             self.returncode = self._server.ask({"poll": self.pid})
         if self.returncode is None and self._server.is_gone():
             self.returncode = _LOST
-            self._server.tell_loss()
+            self._server.raise_if_lost()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.draws.replay import ReplayDraws, Together, regimes_of
+from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, regimes_of
 from prismscale.forecast.draws.sampling import LawDraws, NodeLaw
 from prismscale.forecast.laws.distributions import Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.laws.pools import pools_of
@@ -43,12 +43,12 @@ REJECTED_AT_1_PERCENT = 1.63
 """Times 1/√n: KS distance that a right law exceeds once in a hundred times."""
 
 SWITCHES = {
-    "all together": Together(),
-    "neighbouring microbatches apart": Together(neighbours=False),
-    "every node alone": Together(microbatch=False),
-    "collectives once for each member": Together(collective=False),
-    "no regime": Together(regime=False),
-    "all of these off": Together(microbatch=False, collective=False, regime=False),
+    "all together": JointGroup(),
+    "neighbouring microbatches apart": JointGroup(neighbours=False),
+    "every node alone": JointGroup(microbatch=False),
+    "collectives once for each member": JointGroup(collective=False),
+    "no regime": JointGroup(regime=False),
+    "all of these off": JointGroup(microbatch=False, collective=False, regime=False),
 }
 
 
@@ -88,7 +88,7 @@ def _read(truth: Path, name: str) -> StepSamples:
 
 def distribution_rows(name: str, samples: StepSamples) -> list[Row]:
     """Half against half."""
-    ours, floor = compare_halves(samples, Together(), splits=SPLITS)
+    ours, floor = compare_halves(samples, JointGroup(), splits=SPLITS)
     ks, ks_floor = _mean(ours, "ks"), _mean(floor, "ks")
     median, median_floor = _mean(ours, "median") * 100, _mean(floor, "median") * 100
     p95 = _mean(ours, "p95") * 100
@@ -120,7 +120,7 @@ def switch_rows(name: str, samples: StepSamples) -> list[Row]:
 
 
 def compare_halves(
-    samples: StepSamples, together: Together, *, splits: int
+    samples: StepSamples, together: JointGroup, *, splits: int
 ) -> tuple[list[Agreement], list[Agreement]]:
     """Forecast against the measured other half, and half against half, for each split.
 

@@ -34,7 +34,7 @@ NodeKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picks:
+class StepIndices:
     """Where each replica's microbatches, and everything else of a draw, come from."""
 
     step_DPQ: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Picks:
     """Step of communications and of what belongs to no microbatch."""
 
 
-def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> Picks:
+def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> StepIndices:
     """Draw recorded microbatches for every replica.
 
     Args:
@@ -64,7 +64,7 @@ def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> Picks:
         microbatch_DPQ = np.broadcast_to(np.arange(n_microbatches), shape)
     elif _differ(total_TQ.T):
         microbatch_DPQ = np.broadcast_to(np.arange(n_microbatches), shape)
-    return Picks(
+    return StepIndices(
         step_DPQ=step_DPQ,
         microbatch_DPQ=microbatch_DPQ,
         common_step_D=rng.integers(0, n_steps, draws),
@@ -139,7 +139,7 @@ class ReplicaDraws:
     samples: StepSamples
     replica: int
     """The recorded replica."""
-    picks: Picks
+    picks: StepIndices
     slowdown_R: Mapping[int, float] = field(default_factory=dict)
     """Ranks whose computation takes so many times as long."""
 

@@ -38,7 +38,7 @@ BASE_STREAM, REPLICA_STREAM, NODE_STREAM = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
+class JointGroup:
     """What is drawn together; all on is the forecast, the rest is for comparison."""
 
     microbatch: bool = True
@@ -63,7 +63,7 @@ class ReplayDraws:
     """Random durations from recorded steps (a :class:`DrawSource`)."""
 
     samples: StepSamples
-    together: Together = Together()
+    together: JointGroup = JointGroup()
     regime_T: NDArray[np.int64] | None = None
     """Regime of each recorded step; None is one for all."""
     regimes: Regimes | None = None

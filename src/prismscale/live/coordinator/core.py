@@ -113,7 +113,7 @@ class Coordinator:
             live.blocked = True
             # What was left for later is needed now.
             self._engine.advance()
-            self._settle()
+            self._sweep()
             self._explain(live, message.position)
         elif message.kind == MessageKind.BYE:
             self.gone(rank)
@@ -122,7 +122,7 @@ class Coordinator:
         """A live rank's process ended."""
         self._ranks[rank].finished = True
         # Others may have to go on without what it would have told.
-        self._settle()
+        self._sweep()
 
     @property
     def finished(self) -> bool:
@@ -143,9 +143,9 @@ class Coordinator:
         if step + LOOKAHEAD_STEPS > self._steps:
             self._steps = step + LOOKAHEAD_STEPS
             self._engine.extend(self._steps)
-        self._settle()
+        self._sweep()
 
-    def _settle(self) -> None:
+    def _sweep(self) -> None:
         """Let told arrivals into the engine, release what ended, until nothing moves."""
         moved = True
         while moved:

@@ -13,7 +13,7 @@ from typing import Any
 from prismscale.errors import StuckError
 from prismscale.live.coordinator.wire import Wire
 from prismscale.live.pacer.pacer_spec import PacerSpec
-from prismscale.live.pacer.shared_words import OPEN, Point, Record, Words
+from prismscale.live.pacer.shared_words import OPEN, Point, Record, SharedWords
 from prismscale.typed_files import plain
 
 POLL_S = 20e-6
@@ -26,7 +26,7 @@ class PacerLink:
 
     def __init__(
         self,
-        words: Words,
+        words: SharedWords,
         connection: socket.socket,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
@@ -37,7 +37,7 @@ class PacerLink:
 
     @staticmethod
     def start(
-        path: Path, words: Words, wire: Wire, origin_ns: int, compute_factor: float
+        path: Path, words: SharedWords, wire: Wire, origin_ns: int, compute_factor: float
     ) -> PacerLink:
         """Start the pacer of a rank; the coordinator's wire is the pacer's from here on."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.live.pacer.shared_words import Point, Words
+from prismscale.live.pacer.shared_words import Point, SharedWords
 
 KEPT_TIMES = 8192
 """Of each counter; a batch in flight needs its own only."""
@@ -15,7 +15,7 @@ KEPT_TIMES = 8192
 class CounterTimes:
     """When each counter reached each value, as far as looking now and then can tell."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: SharedWords) -> None:
         self._words = words
         self._seen = np.zeros_like(words.counters)
         self._times: dict[int, dict[int, int]] = {}
@@ -42,7 +42,7 @@ class CounterTimes:
         return None if times is None else times.get(point.value)
 
 
-class Prefixes:
+class ContiguousPrefix:
     """Counters of the points that were passed without a gap: a stream passes them in order."""
 
     def __init__(self, words: Any) -> None:

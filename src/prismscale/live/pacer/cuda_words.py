@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from prismscale.errors import UsageError
-from prismscale.live.pacer.shared_words import Point, Words
+from prismscale.live.pacer.shared_words import Point, SharedWords
 
 _WAIT_UNTIL_GEQ = 0
 """``CU_STREAM_WAIT_VALUE_GEQ``: until ``(int32_t)(word - value) >= 0``."""
@@ -18,7 +18,7 @@ _WORD_BYTES = 4
 class CudaSignals:
     """Counters and gates in host memory that the GPU reads and writes."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: SharedWords) -> None:
         """Register the words with the driver.
 
         Raises:

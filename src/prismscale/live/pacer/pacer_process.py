@@ -33,9 +33,16 @@ from prismscale.live.coordinator.wire import (
     MessageKind,
     Wire,
 )
-from prismscale.live.pacer.counters import CounterTimes, Prefixes
+from prismscale.live.pacer.counters import ContiguousPrefix, CounterTimes
 from prismscale.live.pacer.pacer_spec import PacerSpec
-from prismscale.live.pacer.shared_words import OPEN, RECORD_BYTES, Point, Record, WordKind, Words
+from prismscale.live.pacer.shared_words import (
+    OPEN,
+    RECORD_BYTES,
+    Point,
+    Record,
+    SharedWords,
+    WordKind,
+)
 from prismscale.processes.children import die_with_parent
 from prismscale.typed_files import decode
 
@@ -69,7 +76,7 @@ class Batch:
 class Pacer:
     """One pass after another over counters, records, the coordinator, and gates that are due."""
 
-    words: Words
+    words: SharedWords
     link: RankLink
     """To the live rank."""
     wire: Wire
@@ -85,7 +92,10 @@ class Pacer:
 
     def __post_init__(self) -> None:
         self._times = CounterTimes(self.words)
-        self._gates, self._answers = Prefixes(self.words.gates), Prefixes(self.words.answers)
+        self._gates, self._answers = (
+            ContiguousPrefix(self.words.gates),
+            ContiguousPrefix(self.words.answers),
+        )
         self._arrivals: dict[int, deque[Record]] = {}
         self._order: deque[Record] = deque()
         self._batches: dict[Point, Batch] = {}
@@ -107,7 +117,7 @@ class Pacer:
         for record in records:
             self._busy_ns = now_ns
             self._accept(record)
-        while self._order and self._settle(self._order[0], now_ns):
+        while self._order and self._advance(self._order[0], now_ns):
             self._order.popleft()
         for queue in self._arrivals.values():
             while queue and self._report(queue[0]):
@@ -184,7 +194,7 @@ class Pacer:
             self._gates.pass_(gate)
             self.late_ns.append(now_ns - self.origin_ns - end_ns)
 
-    def _settle(self, record: Record, now_ns: int) -> bool:
+    def _advance(self, record: Record, now_ns: int) -> bool:
         """Act on what is next in program order; False while the device is not there yet."""
         if record.kind == WordKind.END:
             self._end()
@@ -292,7 +302,7 @@ def main(arguments: list[str]) -> int:
     spec = decode(PacerSpec, json.loads(arguments[0]), "the pacer's argument")
     link = SocketLink(socket.socket(fileno=spec.link))
     pacer = Pacer(
-        words=Words.open(Path(spec.words)),
+        words=SharedWords.open(Path(spec.words)),
         link=link,
         wire=Wire(socket.socket(fileno=spec.wire)),
         origin_ns=spec.origin_ns,

@@ -47,7 +47,7 @@ class Point(NamedTuple):
     value: int
 
 
-class Words:
+class SharedWords:
     """The shared memory."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
@@ -56,16 +56,16 @@ class Words:
         self.counters, self.gates, self.answers = table[0], table[1], table[2]
 
     @staticmethod
-    def create(path: Path) -> Words:
+    def create(path: Path) -> SharedWords:
         """New words in a file, all zero."""
         path.write_bytes(bytes(3 * N_WORDS * 4))
-        return Words.open(path)
+        return SharedWords.open(path)
 
     @staticmethod
-    def open(path: Path) -> Words:
+    def open(path: Path) -> SharedWords:
         """Words that another process created."""
         with path.open("r+b") as file:
-            return Words(mmap.mmap(file.fileno(), 3 * N_WORDS * 4))
+            return SharedWords(mmap.mmap(file.fileno(), 3 * N_WORDS * 4))
 
 
 class Signals(Protocol):
