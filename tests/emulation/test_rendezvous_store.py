@@ -76,6 +76,7 @@ def test_torchs_store_barrier_passes() -> None:
     """The barrier after group creation does not wait for absent ranks."""
     timeout = timedelta(seconds=5)
     store = dist.PrefixStore("default", dist.HashStore())
+    # Raises after the timeout otherwise.
     distributed_c10d._store_based_barrier(RANK, store, "group", WORLD_SIZE, timeout)
     distributed_c10d._store_based_barrier(RANK, store, "subgroup", 3, timeout)
 

@@ -53,7 +53,7 @@ def test_a_module_runs_as_with_dash_m(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("text", ["raise SystemExit", "import sys; sys.exit(0)", "1"])
 def test_a_program_may_end_itself(text: str) -> None:
     """Leaving with 0 is the end, not a failure."""
-    Script(target=program(text)).run()
+    Script(target=program(text)).run()  # raises otherwise
 
 
 def test_a_programs_own_exit_code_is_passed_up() -> None:

@@ -134,6 +134,7 @@ def test_illegal_nodes_are_refused(tmp_path: Path, nodes: list[Any], message: st
 def test_foreign_bytes_never_crash_the_reader(content: bytes) -> None:
     """Whatever a file holds, reading ends in messages or in a FormatError."""
     with contextlib.suppress(FormatError):
+        # Raises something else otherwise.
         list(read_messages("x", io.BytesIO(content)))
 
 

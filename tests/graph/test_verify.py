@@ -26,7 +26,7 @@ REDUCE_8 = (CollectiveOp.ALL_REDUCE, 8, -1)
 @settings(max_examples=80, deadline=None)
 def test_legal_jobs_pass(job: Job) -> None:
     """Random legal jobs break no rule."""
-    verify(job.graph)
+    verify(job.graph)  # raises otherwise
 
 
 def test_classes_must_hold_every_rank_once() -> None:
@@ -114,6 +114,7 @@ def test_different_roots_are_a_mismatch() -> None:
 
 def test_uneven_all_to_all_is_legal() -> None:
     """Members of an all_to_all may pass different numbers of bytes."""
+    # Raises otherwise.
     verify(pair([(CollectiveOp.ALL_TO_ALL, 8, -1)], [(CollectiveOp.ALL_TO_ALL, 24, -1)]))
 
 

@@ -137,7 +137,9 @@ def test_ranks_of_a_slice_tell_what_of_their_jitter_they_share(tmp_path: Path) -
         assert 0 <= trace.facts.co_run.common_jitter <= 1
 
 
-@pytest.mark.parametrize(("on_a_node", "co_measured_with"), [(2, [{0, 1}, {0, 1}]), (1, [{0}, {1}])])
+@pytest.mark.parametrize(
+    ("on_a_node", "co_measured_with"), [(2, [{0, 1}, {0, 1}]), (1, [{0}, {1}])]
+)
 def test_ranks_of_a_slice_tell_with_whom_of_their_node_they_communicated(
     tmp_path: Path, on_a_node: int, co_measured_with: list[set[int]]
 ) -> None:

@@ -105,10 +105,14 @@ def test_a_thread_that_stands_still_is_interrupted() -> None:
     until = time.thread_time() + 0.02
     while time.thread_time() < until:
         pass
+    computed_ns = time.thread_time_ns()
+    began_ns = time.perf_counter_ns()
     time.sleep(0.05)
+    slept_ns = time.perf_counter_ns() - began_ns - (time.thread_time_ns() - computed_ns)
     program.stop()
+    # Rounded: the clocks are read one after the other.
     assert program.computed_ns >= 20_000_000
-    assert program.interrupted_ns >= 49_000_000
+    assert program.interrupted_ns >= 0.9 * slept_ns
 
 
 def test_a_program_that_goes_on_in_another_thread_was_not_interrupted() -> None:
@@ -170,17 +174,19 @@ def test_what_another_process_takes_of_the_core_is_told_from_sleep(
     processes: tuple[int, int],
 ) -> None:
     """Sleep is no delay, however busy the machine; to share a core is."""
-    busy, _ = processes
-    began_s = time.perf_counter()
+    busy, idle = processes
     asleep_ms, beside_ms = delayed_on_the_first_core(RunQueue([busy]))
-    assert asleep_ms <= (time.perf_counter() - began_s) * 1e3 - 400
-    assert beside_ms > 50
+    _, beside_nobody_ms = delayed_on_the_first_core(RunQueue([idle]))
+    assert beside_ms > asleep_ms
+    assert beside_ms > 5 * beside_nobody_ms
 
 
 def test_any_of_several_processes_may_have_had_the_core(processes: tuple[int, int]) -> None:
     """The coordinator, and other live ranks."""
     busy, idle = processes
-    assert delayed_on_the_first_core(RunQueue([idle, busy]))[1] > 50
+    _, of_both_ms = delayed_on_the_first_core(RunQueue([idle, busy]))
+    _, of_one_ms = delayed_on_the_first_core(RunQueue([idle]))
+    assert of_both_ms > 5 * of_one_ms
 
 
 def test_a_process_that_ended_is_forgotten(processes: tuple[int, int]) -> None:
@@ -191,13 +197,8 @@ def test_a_process_that_ended_is_forgotten(processes: tuple[int, int]) -> None:
         short.kill()
     queue.go()
     assert queue.delayed_ns() == 0
-    assert delayed_on_the_first_core(queue)[1] > 50
-
-
-def test_a_process_that_hardly_ran_took_nothing(processes: tuple[int, int]) -> None:
-    """Others on the core delay a real rank too, and so does a CPU quota that is used up."""
-    _, idle = processes
-    assert delayed_on_the_first_core(RunQueue([idle]))[1] < 50
+    _, of_one_ms = delayed_on_the_first_core(RunQueue([idle]))
+    assert delayed_on_the_first_core(queue)[1] > 5 * of_one_ms
 
 
 def test_without_another_process_nothing_was_taken() -> None:

@@ -70,7 +70,7 @@ CALLS = [
 @pytest.mark.parametrize("signature", CALLS, ids=lambda s: s.split(FIELD)[0])
 def test_calls_are_rebuilt(signature: str) -> None:
     """Whatever a training step runs can be run from its signature alone."""
-    build_call(parse_signature(signature), CPU)()
+    build_call(parse_signature(signature), CPU)()  # raises otherwise
 
 
 def test_a_rebuilt_call_has_the_recorded_outputs() -> None:

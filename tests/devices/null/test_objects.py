@@ -57,5 +57,6 @@ def test_scattered_objects_are_whole() -> None:
 
 def test_objects_are_sent_from_the_host() -> None:
     """Point-to-point objects, as between pipeline stages, leave on a group that has only NCCL."""
+    # Raises otherwise.
     dist.send_object_list([LARGE], dst=2, device=torch.device("cuda", 1))
     dist.send_object_list([LARGE], dst=2, use_batch=True)
