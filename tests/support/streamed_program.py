@@ -28,7 +28,7 @@ from prismscale.host_comm.local_work import NullLoad
 from prismscale.live.coordinator.core import Coordinator
 from prismscale.live.coordinator.wire import Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.host_hook import StepEnd
+from prismscale.live.hook_base import StepEnd
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.pacer_process import Pacer, SocketLink
 from prismscale.live.pacer.shared_words import Point, SharedWords

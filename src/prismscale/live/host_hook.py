@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
 
-import psutil
-import torch
 from torch.distributed import Work
 
 from prismscale.durations.source import NEVER
 from prismscale.emulation.backend_memory import take_workspace
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.emulation.work import completed, in_flight
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.compute_clock import ProgramTime, RunQueue, since_call_ns
-from prismscale.host_comm.local_work import CommunicationLoad, LocalWork, NoWork
+from prismscale.host_comm.local_work import LocalWork, NoWork
 from prismscale.live.clock import Clock
 from prismscale.live.coordinator.wire import (
     ASK_AFTER_S,
@@ -29,21 +24,8 @@ from prismscale.live.coordinator.wire import (
     MessageKind,
     Wire,
 )
-from prismscale.live.exchange import Exchange
+from prismscale.live.hook_base import LiveHookBase, StepEnd, combine_with_peers
 from prismscale.live.overlap import Overlap
-from prismscale.live.trace_cursor import TraceCursor
-from prismscale.payload.combine import combine
-from prismscale.payload.mirror import PayloadSource
-
-
-class StepEnd(NamedTuple):
-    """The end of a steady step, in logical time, and what it came to so far."""
-
-    end_ns: int
-    waited_ns: int
-    """Spent waiting for communications."""
-    lag_ns: int
-    """What the emulation cost, which is not in ``end_ns``."""
 
 
 @dataclass(kw_only=True)
@@ -66,44 +48,26 @@ class Pending:
 
 
 @dataclass(kw_only=True)
-class LiveHook:
+class LiveHook(LiveHookBase):
     """Answers a live rank's communications from the coordinator's timeline."""
 
-    cursor: TraceCursor
     wire: Wire
     clock: Clock
-    payload: PayloadSource
-    exchange: Exchange
-    load: CommunicationLoad
     overlap: Overlap
     queue: RunQueue = field(default_factory=RunQueue)
     """For its core, with the coordinator and the other live ranks."""
-    compute_factor: float = 1.0
-    """Logical time of a computation over the time it takes here."""
-    hung: bool = False
-    """From now on this rank arrives nowhere."""
     lag_ns: int = 0
     """What the emulation cost so far, taken out of logical time."""
-    communications: int = 0
     waited_ns: int = 0
     """Logical time spent waiting for communications."""
-    boot_s: float = 0.0
-    """From the start of the process to the first communication."""
     _computing_since_ns: int | None = None
     _arrived: tuple[int, int] = (0, 0)
     """When the rank last reached a communication, and how long it had waited by then."""
     _steps: list[StepEnd] = field(default_factory=list)
-    _meetings: InstanceIds = field(default_factory=InstanceIds)
     _time: ProgramTime = field(default_factory=ProgramTime)
     _at_work: int = 0
     """Batches under way whose work is done here."""
     _ends: dict[int, int] = field(default_factory=dict)
-
-    def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
-    ) -> None:
-        """Groups are named for the exchange with other live ranks."""
-        self._meetings.group_created(ranks, name, backend, role)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
@@ -112,13 +76,11 @@ class LiveHook:
         self._forgive(since_call_ns(batch, self.load))
         self.stretch()
         now = self.clock.now_ns()
-        if self.communications == 0:
-            self.boot_s = time.time() - psutil.Process().create_time()
         pending = Pending(batch=batch, positions=[], meetings=[])
         for collective in batch:
             self._arrive(collective, pending, now)
         self._arrived = now, self.waited_ns
-        self.communications += len(batch)
+        self.count(batch)
         pending.workspace = take_workspace(batch)
         matters = self.overlap.matters(pending.positions)
         if matters:
@@ -148,7 +110,7 @@ class LiveHook:
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now
         position = self.cursor.next_position(collective)
-        meeting = self._meetings.name(collective)
+        meeting = self.instances.name(collective)
         peers = self.exchange.peers(collective)
         if peers and collective.op != CollectiveOp.RECV:
             self.exchange.offer(meeting, collective, peers)
@@ -280,28 +242,3 @@ class LiveHook:
                 text = message.text or {}
                 raise StuckError(str(text.get("summary", "the communication never ends")))
         return bool(messages)
-
-
-def combine_with_peers(
-    exchange: Exchange, payload: PayloadSource, meeting: str, collective: Collective
-) -> None:
-    """Outputs of a communication that other live ranks take part in."""
-    group = collective.group
-    if collective.op == CollectiveOp.SEND:
-        return
-    contributions = {
-        group.ranks.index(peer): exchange.take(meeting, peer, collective)
-        for peer in exchange.peers(collective)
-    }
-    if not collective.op.is_p2p:
-        own = collective.inputs or collective.outputs
-        contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
-    device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
-    if device.type != "cpu":
-        contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
-    rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
-    with torch.no_grad():
-        if rooted and collective.root not in contributions:
-            payload.fill(collective)
-        else:
-            combine(collective, contributions)

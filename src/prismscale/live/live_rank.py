@@ -29,11 +29,12 @@ from prismscale.host_comm.local_work import DeferredLoad, GlooLoad, NullLoad
 from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.host_hook import LiveHook, StepEnd
+from prismscale.live.hook_base import LiveHookBase, StepEnd
+from prismscale.live.host_hook import LiveHook
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
 from prismscale.live.overlap import Overlap
-from prismscale.live.stream_hook import StreamedHook, streamed_hook
+from prismscale.live.stream_hook import streamed_hook
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.chain import rank_payload
@@ -48,7 +49,7 @@ class LiveControl:
 
     def __init__(
         self,
-        hook: LiveHook | StreamedHook,
+        hook: LiveHookBase,
         clock: Clock,
         memory: MemoryTracker,
         load: DeferredLoad,
@@ -125,7 +126,7 @@ def run_live(spec: LiveSpec) -> Observation:
         "load": load,
         "compute_factor": spec.compute_factor,
     }
-    hook: LiveHook | StreamedHook
+    hook: LiveHookBase
     if spec.device == "cuda":
         hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
     elif isinstance(clock, NullClock):
@@ -156,7 +157,7 @@ def run_live(spec: LiveSpec) -> Observation:
 
 def _observation(
     rank: int,
-    hook: LiveHook | StreamedHook,
+    hook: LiveHookBase,
     steps: Sequence[StepEnd],
     memory: MemoryRecord | None,
 ) -> Observation:

@@ -19,7 +19,8 @@ from torch.distributed import Work
 from prismscale.emulation.backend_order import blocks_host, is_in_host_memory
 from prismscale.emulation.hook import Collective
 from prismscale.live.exchange import Exchange
-from prismscale.live.host_hook import LiveHook, Pending, StepEnd
+from prismscale.live.hook_base import StepEnd
+from prismscale.live.host_hook import LiveHook, Pending
 
 
 class NullClock:

@@ -8,13 +8,11 @@ where another live rank takes part: their tensors meet in host memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import torch
 from torch.distributed import Work
 
@@ -22,13 +20,12 @@ from prismscale.devices.cuda import CudaStreams
 from prismscale.devices.stream_device import CommunicationStreams, DeviceStreams, Stream
 from prismscale.emulation.backend_order import blocks_host, ordering
 from prismscale.emulation.hook import Collective
-from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import CommunicationLoad
 from prismscale.live.coordinator.wire import Wire
 from prismscale.live.exchange import Exchange
-from prismscale.live.host_hook import StepEnd, combine_with_peers
+from prismscale.live.hook_base import LiveHookBase, StepEnd, combine_with_peers
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.pacer.client import PacerLink
 from prismscale.live.pacer.cuda_words import CudaSignals
@@ -52,43 +49,23 @@ class IssuedOnStream:
 
 
 @dataclass(kw_only=True)
-class StreamedHook:
+class StreamedHook(LiveHookBase):
     """Answers a live rank's communications; its pacer knows when they end."""
 
-    cursor: TraceCursor
     streams: DeviceStreams
     signals: Signals
     link: PacerLink
-    payload: PayloadSource
-    exchange: Exchange
-    load: CommunicationLoad
-    compute_factor: float = 1.0
-    """Logical time of a computation over the time it takes here."""
-    hung: bool = False
-    """From now on this rank arrives nowhere."""
-    communications: int = 0
-    boot_s: float = 0.0
-    """From the start of the process to the first communication."""
 
     def __post_init__(self) -> None:
         self._communication = CommunicationStreams(self.streams)
         self._home = self.streams.current()
         self._counters, self._gates = Points(), Points()
-        self._meetings = InstanceIds()
-
-    def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
-    ) -> None:
-        """Groups are named for the exchange with other live ranks."""
-        self._meetings.group_created(ranks, name, backend, role)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Issue the batch; the host goes on."""
-        if self.communications == 0:
-            self.boot_s = time.time() - psutil.Process().create_time()
-        self.communications += len(batch)
+        self.count(batch)
         self.stretch()
-        meetings = [self._meetings.name(c) for c in batch]
+        meetings = [self.instances.name(c) for c in batch]
         is_shared = any(self.exchange.peers(c) for c in batch)
         channel = (batch[0].group.role, ordering(batch)[0], is_shared)
         gate = self._gates.next(channel)
