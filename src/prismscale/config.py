@@ -20,7 +20,7 @@ from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
-from prismscale.graph.parquet import MAX_WORLD_SIZE
+from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
 from prismscale.live.live_spec import CLOCKS, refuse_virtual_gpu
 
 
@@ -141,6 +141,8 @@ class JobConfig:
         device, measurement."""
         sources = [hashlib.sha256(f.read_bytes()).hexdigest() for f in self.script.sources()]
         parts = [
+            # Files of an earlier format are left where they are, and not read.
+            VERSION,
             self.script.label,
             "".join(sources),
             list(self.script.args),
