@@ -3,7 +3,7 @@
     python bench/kernels.py [--truth DIR] [--json PATH]
 
 Operators: NeuSight's rows, each predicted by constants that were fitted on the other models' rows
-(see ``fit_kernels.py``, which the profiles in ``cost/kernels`` come from). Whole models:
+(see ``tools/fit/fit_kernels.py``, which the profiles in ``cost/kernels`` come from). Whole models:
 NeuSight's totals against the sum of the profile's figures for the kernels of all layers. Peaks:
 the largest matrix-product throughput that stas00's ml-engineering measured, against the model at
 that shape. Iterations: vTrain's rows without tensor parallelism, against the sum of their kernels
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fit_kernels import DEFAULT_TRUTH, by_kind, held_out_errors
 from kernel_layers import load_iterations, predicted_ns
 from kernel_truth import FIELD, ModelRun, distinct, load_runs
 from prismscale.cost.kernel import KernelModel, load_kernel_model
@@ -42,6 +41,10 @@ LARGE = 8 * 1024
 """Sequences times width of a microbatch from which vTrain's rows are bound by the GPU."""
 MEDIAN_BAR = {"gemm": 9.4, "softmax": 19.5, "norm": 11.0, "norm_backward": 67.0}
 """Medians of NeuSight's own predictions on the H100, in %."""
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "fit"))
+
+from fit_kernels import DEFAULT_TRUTH, by_kind, held_out_errors  # noqa: E402
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*.md")),
+    ROOT / "tools" / "fit" / "README.md",
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -1,6 +1,6 @@
 """Fit the constants of a kernel profile on NeuSight's measurements, and say how well they hold.
 
-    python bench/fit_kernels.py [--truth DIR] [--gpu h100-sxm|a100-pcie] [--profile NAME]
+    python tools/fit/fit_kernels.py [--truth DIR] [--gpu h100-sxm|a100-pcie] [--profile NAME]
 
 Prints the fitted tables as TOML, to be copied into ``src/prismscale/cost/kernels``. Every kind is
 fitted by itself, to the least mean absolute logarithmic error. ``errors`` are held out: each
@@ -20,13 +20,17 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from kernel_truth import Measurement, distinct, load_runs
 from prismscale.cost.kernel import KernelModel, ModelledKernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_profile import GemmLaw, KernelProfile, MemoryLaw
 from prismscale.cost.kernel_signature import parse_signature
 
-DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from kernel_truth import Measurement, distinct, load_runs  # noqa: E402
+
+DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
 Fitted = GemmLaw | MemoryLaw
 GEMM_START = (0.8, 50.0, 0.9, 2_000.0)
 GEMM_BOUNDS = ((0.3, 1.1), (0.0, 2_000.0), (0.5, 1.0), (500.0, 6_000.0))
