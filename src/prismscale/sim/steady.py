@@ -23,7 +23,7 @@ its device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from prismscale.durations.source import DurationSource
@@ -81,7 +81,7 @@ class SteadyWatch:
             self._ends.popleft()
         self._job_end_ns.append(job_end_ns)
         done = len(self._job_end_ns)
-        for cycle in range(1, min(LONGEST_CYCLE, len(self._ends) - 1) + 1):
+        for cycle in range(1, (len(self._ends) - 1) // 2 + 1):
             grown_ns = job_end_ns - self._job_end_ns[-1 - cycle]
             if self._repeats(cycle, grown_ns):
                 return Steady(steps=done, cycle=cycle, cycle_ns=grown_ns)
@@ -93,8 +93,6 @@ class SteadyWatch:
 
     def _repeats(self, cycle: int, grown_ns: int) -> bool:
         """See [Note: settled]."""
-        if len(self._ends) <= 2 * cycle:
-            return False
         now, then, before = (self._ends[-1 - n * cycle] for n in range(3))
         if not now.keys() == then.keys() == before.keys():
             return False
@@ -105,6 +103,22 @@ class SteadyWatch:
             if ((first == grown_ns) & (last < grown_ns)).any():
                 return False
         return True
+
+
+def until_settled(engine: Engine, job_end_ns: Callable[[], int]) -> Steady:
+    """Run ``engine``, which has run no step yet, until its job has settled, or is given up.
+
+    Args:
+        engine: see :class:`SteadyWatch`.
+        job_end_ns: when the last rank ended the step that was run last.
+    """
+    watch, steady, done = SteadyWatch(), None, 0
+    while steady is None:
+        done += 1
+        engine.extend(done)
+        engine.run()
+        steady = watch.look(engine, job_end_ns())
+    return steady
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,23 +139,20 @@ def settle(job: JobProgram, durations: DurationSource) -> Start:
 
     Of a job that does not settle, until the steps begin whose mean is shown as its step.
     """
-    watch = SteadyWatch()
     engine = Engine(job, durations, steps=0, on_step_end=(ends := _LastStep()))
-    steady, done = None, 0
-    while steady is None:
-        done += 1
-        ends.run(engine, done)
-        steady = watch.look(engine, ends.job_end_ns)
+    steady = until_settled(engine, lambda: ends.job_end_ns)
+    steps, cycle = steady.steps, steady.cycle
     if not steady.settled:
-        return replace(simulated(job, durations, done - steady.cycle), cycle=steady.cycle)
-    return Start(state=engine.standing(), steps=done, end_ns=ends.job_end_ns, cycle=steady.cycle)
+        return replace(simulated(job, durations, steps - cycle), cycle=cycle)
+    return Start(state=engine.standing(), steps=steps, end_ns=ends.job_end_ns, cycle=cycle)
 
 
 def simulated(job: JobProgram, durations: DurationSource, steps: int) -> Start:
     """Simulate so many steps."""
     engine = Engine(job, durations, steps=0, on_step_end=(ends := _LastStep()))
     for done in range(1, steps + 1):
-        ends.run(engine, done)
+        engine.extend(done)
+        engine.run()
     return Start(state=engine.standing(), steps=steps, end_ns=ends.job_end_ns)
 
 
@@ -150,15 +161,12 @@ class _LastStep:
 
     def __init__(self) -> None:
         self.job_end_ns = 0
+        self._step = 0
 
     def __call__(self, class_index: int, step: int, end: Times) -> None:
-        self.job_end_ns = max(self.job_end_ns, int(end.max()))
-
-    def run(self, engine: Engine, steps: int) -> None:
-        """Run until the end of so many steps, the last of which is new."""
-        self.job_end_ns = 0
-        engine.extend(steps)
-        engine.run()
+        # A step may end before the one before it, whose last work nothing in it waits for.
+        before_ns = self.job_end_ns if step == self._step else 0
+        self._step, self.job_end_ns = step, max(before_ns, int(end.max()))
 
 
 def _bytes(kept: Iterable[Ends]) -> int:

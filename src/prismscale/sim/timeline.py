@@ -14,7 +14,7 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.engine import Engine
 from prismscale.sim.program import JobProgram, compile_job
 from prismscale.sim.state import Times
-from prismscale.sim.steady import Steady, SteadyWatch
+from prismscale.sim.steady import Steady, until_settled
 from prismscale.sim.stuck import Hang
 
 SHOWN_STEPS = 3
@@ -186,15 +186,10 @@ def simulate_steady(
     recorders = _recorders(graph, wanted, first_position=None)
     job = program or compile_job(graph)
     engine = Engine(job, durations, steps=0, on_step_end=ends, on_node=recorders)
-    watch, steady, done = SteadyWatch(), None, 0
-    while steady is None:
-        done += 1
-        engine.extend(done)
-        engine.run()
-        steady = watch.look(engine, int(ends.by_step[-1].max()))
+    steady = until_settled(engine, lambda: int(ends.by_step[-1].max()))
     for class_index, recorder in recorders.items():
         recorder.first_position = engine.position_of(class_index)
-    engine.extend(done + max(SHOWN_STEPS, steady.cycle))
+    engine.extend(steady.steps + max(SHOWN_STEPS, steady.cycle))
     engine.run()
     return _timeline(graph, ends, recorders, wanted, engine), steady
 
