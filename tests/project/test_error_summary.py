@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
 
-
-def test_error_summary_counts_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_summary_counts_both_directions(bench_module: Callable[[str], Any]) -> None:
     """The bias keeps the sign that the errors lose."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    summarize_errors = importlib.import_module("error_summary").summarize_errors
-    summary = summarize_errors([90, 110, 120], [100, 100, 100])
+    summary = bench_module("error_summary").summarize_errors([90, 110, 120], [100, 100, 100])
 
     assert summary.median == pytest.approx(0.1)
     assert summary.bias == pytest.approx(0.1)

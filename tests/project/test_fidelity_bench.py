@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+def bench(bench_module: Callable[[str], Any]) -> Any:
     """The bench as a module."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("fidelity_gloo")
+    return bench_module("fidelity_gloo")
 
 
 def test_a_real_step_ends_with_the_last_of_its_ranks(bench: Any) -> None:

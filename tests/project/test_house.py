@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
-
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> Any:
+def house(bench_module: Callable[[str], Any]) -> Any:
     """The bench as a module."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("house")
+    return bench_module("house")
 
 
 def written(root: Path, **files: str) -> Path:
