@@ -34,8 +34,7 @@ def find_events(captures: Path, traces: Mapping[int, RankTrace]) -> list[Periodi
     found = {}
     for rank, trace in traces.items():
         # A rank that ended early does what the one does that it was found equal to.
-        did = trace.facts.equivalent_to
-        path = unusual_path(captures, rank if did is None else did)
+        path = unusual_path(captures, trace.captured_as)
         if path.exists():
             found[rank] = load_traces(path)
     return periodic_events(traces, found) if found else []

@@ -42,16 +42,11 @@ def pool_samples(
         rows, facts = np.concatenate([t.body_ns_SB for t in used]), own.facts
         if facts.modelled:
             rows = rows.max(axis=0, keepdims=True)
-            facts = replace(facts, longest_of=tuple(_captured_as(t) for t in used))
+            facts = replace(facts, longest_of=tuple(t.captured_as for t in used))
         elif len({t.n_samples for t in used}) == 1:
             facts = replace(facts, pooled=tuple(t.rank for t in used))
         pooled[rank] = replace(own, body_ns_SB=rows, facts=facts)
     return pooled
-
-
-def _captured_as(trace: RankTrace) -> int:
-    """The rank whose steps a trace has."""
-    return trace.rank if trace.facts.equivalent_to is None else trace.facts.equivalent_to
 
 
 def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -117,6 +117,12 @@ class RankTrace:
             )
 
     @property
+    def captured_as(self) -> int:
+        """The captured rank whose steps these are: this one, unless it was found equal."""
+        did = self.facts.equivalent_to
+        return self.rank if did is None else did
+
+    @property
     def n_nodes(self) -> int:
         """Stored nodes: the prologue and one body."""
         return len(self.kind_N)
