@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from prismscale.api import Forecast, Run, StepTime, load, run
 
 __version__ = "0.1.0"
-_OF_API = ("Forecast", "Run", "StepTime", "load", "run")
 __all__ = ["Forecast", "PrismscaleError", "Run", "StepTime", "__version__", "load", "run"]
 
 
 def __getattr__(name: str) -> object:
     # Every process of a job imports this package; only who calls the API pays for what it needs.
-    if name in _OF_API:
+    if name in __all__:
         return getattr(import_module("prismscale.api"), name)
     raise AttributeError(f"module 'prismscale' has no attribute {name!r}")

@@ -4,7 +4,7 @@ Two kinds of code wait for a communication. Python code, functional collectives 
 ``Work.wait()``, which reaches :meth:`EmulatedWork.wait` (through a trampoline when C++ calls it).
 DDP's Reducer instead takes ``Work.get_future()`` inside the backward pass and waits for the future
 in C++, where no Python method is asked: a future that completes only when somebody *Python* waits
-for it would block for ever. So a pending future is settled by whichever comes first:
+for it would block for ever. So a pending future is completed by whichever comes first:
 
 * ``wait``, ``value`` or ``done`` of the future, of a future chained to it with ``then``, or
   ``wait`` of the work: at that moment, as a real wait would;
@@ -56,12 +56,12 @@ class LazyFuture(torch.futures.Future[Any]):
         return super().done()
 
     def wait(self) -> Any:
-        """Settle, then the value."""
+        """Complete, then the value."""
         self._complete()
         return super().wait()
 
     def value(self) -> Any:
-        """Settle, then the value."""
+        """Complete, then the value."""
         self._complete()
         return super().value()
 

@@ -52,7 +52,7 @@ class CohortLoad:
         self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
         self._alone = alone
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        self._meetings = InstanceIds()
+        self._instances = InstanceIds()
         self._contexts: dict[str, Any] = {}
         self._log: list[tuple[Entry, Tell]] = []
         self.issues_ns: list[int] = []
@@ -66,7 +66,7 @@ class CohortLoad:
         self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
     ) -> None:
         """Groups are named for the ranks of the slice."""
-        self._meetings.group_created(ranks, name, backend, role)
+        self._instances.group_created(ranks, name, backend, role)
 
     def answers(self, collective: Collective) -> bool:
         """Whether all who take part are of the slice."""
@@ -85,8 +85,8 @@ class CohortLoad:
     def _made(self, collective: Collective, took: Tell) -> LocalWork:
         op, ranks = collective.op, participants(collective)
         entry = Entry(
-            channel=self._meetings.channel(collective),
-            name=self._meetings.name(collective),
+            channel=self._instances.channel(collective),
+            name=self._instances.name(collective),
             kind=f"{'message' if op.is_p2p else op.spelling} of {collective.n_bytes}",
             members=len(ranks),
             is_message=op.is_p2p,
@@ -101,7 +101,7 @@ class CohortLoad:
 
     def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
         """The context of ``ranks``; made at its first use, which the others share."""
-        name = f"{self._meetings.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
+        name = f"{self._instances.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
         if name not in self._contexts:
             store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
             self._contexts[name] = connect(

@@ -2,8 +2,7 @@
 
 Real processes form a gloo group on the loopback interface and run every operation over a range of
 message sizes. Monotonic time is one clock for all processes of a host, so the time *after the last
-arrival* is read directly: the last end minus the last start over the members of each call. The CPU
-time of a call is that of the whole process, gloo's own threads included.
+arrival* is read directly: the last end minus the last start over the members of each call.
 """
 
 from __future__ import annotations
