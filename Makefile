@@ -1,4 +1,5 @@
 # make demo: from a fresh machine to the first result. make test: everything that CI runs.
+# make test-matrix: the null device and the emulated process group on each torch and Python.
 # make test-frameworks: torchtitan, megatron-core, accelerate and DeepSpeed on the null device.
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +8,7 @@ STAMP := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_LIMIT_S ?= 1800
 
-.PHONY: demo test test-frameworks lint types unit clean
+.PHONY: demo test test-matrix test-frameworks lint types unit clean
 
 demo: $(STAMP)
 	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --live 0,512 --out runs/demo \
@@ -34,6 +35,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+test-matrix:
+	$(PYTHON) scripts/test-matrix $(TORCH)
+
 test-frameworks: $(FRAMEWORKS)/.installed
 	timeout $(FRAMEWORKS_LIMIT_S) $(FRAMEWORKS)/bin/python bench/null_matrix.py
 
@@ -45,4 +49,4 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints-frameworks.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix $(FRAMEWORKS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

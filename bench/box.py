@@ -1,9 +1,9 @@
-"""A cluster in a box: seats with equal CPU shares, each behind a network link of its own.
+"""A cluster in a box: machines with equal CPU shares, each behind a network link of its own.
 
-A seat is a place for one rank's process: a control group with a CPU quota, one core, and a network
-namespace whose only interface leads over a rate-limited link to a bridge. The bridge lives in a
-namespace too, so nothing is added to the machine's own network and no packet can leave the box.
-Needs Linux, root, a cgroup ``cpu`` controller (version 1 or 2) and iproute2.
+A machine is a place for one rank's process: a control group with a CPU quota, one core, and a
+network namespace whose only interface leads over a rate-limited link to a bridge. The bridge lives
+in a namespace too, so nothing is added to the machine's own network and no packet can leave the
+box. Needs Linux, root, a cgroup ``cpu`` controller (version 1 or 2) and iproute2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import TracebackType
 from prismscale.errors import UsageError
 
 INTERFACE = "net0"
-"""Name of a seat's network interface."""
+"""Name of a machine's network interface."""
 BRIDGE = "bridge0"
 NAMESPACES = Path("/run/netns")
 LARGEST_SEGMENT_BYTES = 32_768
@@ -37,27 +37,29 @@ REMOVAL_S = 5.0
 class BoxSpec:
     """The size of a box."""
 
-    seats: int
+    machines: int
     core_share: float
-    """Of one core, for each seat."""
+    """Of one core, for each machine."""
     rate_mbit: int
-    """Of each seat's link, in each direction, in Mbit/s."""
+    """Of each machine's link, in each direction, in Mbit/s."""
     period_us: int = 10_000
-    """Of the quota: short against a step, so that a seat is slow and not intermittent."""
+    """Of the quota: short against a step, so that a machine is slow and not intermittent."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seats <= 200 or self.rate_mbit < 1:
-            raise UsageError(f"{self.seats} seats at {self.rate_mbit} Mbit/s; 1 to 200, 1 or more")
+        if not 1 <= self.machines <= 200 or self.rate_mbit < 1:
+            raise UsageError(
+                f"{self.machines} machines at {self.rate_mbit} Mbit/s; 1 to 200, 1 or more"
+            )
         if not 0 < self.core_share <= 1 or self.quota_us < SMALLEST_QUOTA_US:
             least = SMALLEST_QUOTA_US / self.period_us
             raise UsageError(
-                f"a share of {self.core_share:g} cores a seat; allowed: {least:g} to 1, so use "
+                f"a share of {self.core_share:g} cores a machine; allowed: {least:g} to 1, so use "
                 "fewer ranks or a longer period"
             )
 
     @property
     def quota_us(self) -> int:
-        """CPU time of a seat in each period."""
+        """CPU time of a machine in each period."""
         return int(self.core_share * self.period_us)
 
 
@@ -86,19 +88,19 @@ class CpuGroups:
                 return CpuGroups(root=Path(place), version=2)
         raise UsageError("no cgroup cpu controller is mounted: CPU shares cannot be limited here")
 
-    def make_parent(self, name: str, seats: int) -> None:
-        """A new group for all seats, which together weigh as much as so many processes.
+    def make_parent(self, name: str, machines: int) -> None:
+        """A new group for all machines, which together weigh as much as so many processes.
 
         Raises:
             UsageError: the kernel refuses.
         """
         if self.version == 2:
-            self._make(name, {"cpu.weight": str(min(100 * seats, 10_000))})
+            self._make(name, {"cpu.weight": str(min(100 * machines, 10_000))})
         else:
-            self._make(name, {"cpu.shares": str(1024 * seats)})
+            self._make(name, {"cpu.shares": str(1024 * machines)})
 
-    def make_seat(self, name: str, spec: BoxSpec) -> Path:
-        """A new group that is limited to one seat's share; returns the file that lets one in.
+    def make_machine(self, name: str, spec: BoxSpec) -> Path:
+        """A new group that is limited to one machine's share; returns the file that lets one in.
 
         Raises:
             UsageError: the kernel refuses.
@@ -146,7 +148,7 @@ class CpuGroups:
 
 
 class Box:
-    """A context in which seats exist; leaving it removes everything that it made."""
+    """A context in which machines exist; leaving it removes everything that it made."""
 
     def __init__(self, spec: BoxSpec) -> None:
         """Check what the machine offers.
@@ -172,7 +174,7 @@ class Box:
     def __enter__(self) -> Box:
         with ExitStack() as stack:
             stack.callback(self._groups.remove)
-            self._groups.make_parent(self._name, self.spec.seats)
+            self._groups.make_parent(self._name, self.spec.machines)
             self._make_network(stack)
             self._undo = stack.pop_all()
         return self
@@ -186,32 +188,32 @@ class Box:
         self._undo.close()
 
     @staticmethod
-    def address(seat: int) -> str:
-        """IP address of a seat's interface."""
-        return f"10.77.0.{seat + 1}"
+    def address(machine: int) -> str:
+        """IP address of a machine's interface."""
+        return f"10.77.0.{machine + 1}"
 
-    def prefix(self, seat: int) -> list[str]:
-        """Words before a command that let it run on ``seat``, under a quota of its own.
+    def prefix(self, machine: int) -> list[str]:
+        """Words before a command that let it run on ``machine``, under a quota of its own.
 
         All of them replace themselves by the command: the process keeps its id and its parent.
         """
         self._started += 1
-        door = self._groups.make_seat(f"{self._name}/{self._started}", self.spec)
+        door = self._groups.make_machine(f"{self._name}/{self._started}", self.spec)
         join = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(door)]
-        pin = ["taskset", "--cpu-list", str(self._cores[seat % len(self._cores)])]
-        return [*join, *pin, "ip", "netns", "exec", self._namespace(seat)]
+        pin = ["taskset", "--cpu-list", str(self._cores[machine % len(self._cores)])]
+        return [*join, *pin, "ip", "netns", "exec", self._namespace(machine)]
 
-    def _namespace(self, seat: int) -> str:
-        return f"{self._name}-{seat}"
+    def _namespace(self, machine: int) -> str:
+        return f"{self._name}-{machine}"
 
     def _make_network(self, stack: ExitStack) -> None:
         hub = f"{self._name}-hub"
         self._add_namespace(hub, stack)
         _call("ip", "-n", hub, "link", "add", BRIDGE, "type", "bridge")
         _call("ip", "-n", hub, "link", "set", BRIDGE, "up")
-        for seat in range(self.spec.seats):
-            self._add_namespace(self._namespace(seat), stack)
-            self._connect(seat, hub)
+        for machine in range(self.spec.machines):
+            self._add_namespace(self._namespace(machine), stack)
+            self._connect(machine, hub)
 
     @staticmethod
     def _add_namespace(name: str, stack: ExitStack) -> None:
@@ -219,17 +221,17 @@ class Box:
         stack.callback(_remove_namespace, name)
         _call("ip", "netns", "add", name)
 
-    def _connect(self, seat: int, hub: str) -> None:
-        inside, port = ["-n", self._namespace(seat)], f"port{seat}"
+    def _connect(self, machine: int, hub: str) -> None:
+        inside, port = ["-n", self._namespace(machine)], f"port{machine}"
         peer = ["peer", "name", port, "netns", hub]
         segment = ["gso_max_size", str(LARGEST_SEGMENT_BYTES)]
         _call("ip", *inside, "link", "set", "lo", "up")
         _call("ip", *inside, "link", "add", INTERFACE, "type", "veth", *peer)
-        _call("ip", *inside, "address", "add", f"{self.address(seat)}/24", "dev", INTERFACE)
+        _call("ip", *inside, "address", "add", f"{self.address(machine)}/24", "dev", INTERFACE)
         _call("ip", *inside, "link", "set", INTERFACE, *segment, "up")
         _call("ip", "-n", hub, "link", "set", port, "master", BRIDGE, "up")
         # Towards the bridge and from it: a link is as fast in one direction as in the other.
-        self._limit_rate(self._namespace(seat), INTERFACE)
+        self._limit_rate(self._namespace(machine), INTERFACE)
         self._limit_rate(hub, port)
 
     def _limit_rate(self, namespace: str, interface: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs processes of real ranks on the seats of a cluster in a box."""
+"""Runs processes of real ranks on the machines of a cluster in a box."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 240.0
 def run_ranks(
     box: Box, name: str, program: Path, specs: Sequence[Mapping[str, Any]], folder: Path
 ) -> None:
-    """Run ``program SPEC`` on every seat, one rank of a gloo job each, to the end.
+    """Run ``program SPEC`` on every machine, one rank of a gloo job each, to the end.
 
     Raises:
         PrismscaleError: a rank failed, or took longer than ``LIMIT_S``.

@@ -1,6 +1,6 @@
 """Measures gloo inside a cluster in a box, and describes the box as a cluster.
 
-One process a seat runs every operation in groups of every size, all groups of a size at once, as
+One process a machine runs every operation in groups of every size, all groups of a size at once, as
 tensor- and data-parallel groups do in a job. ``python bench/box_links.py SPEC`` is that process.
 Time is that after the last arrival: the clock is one for all namespaces of a machine.
 """
@@ -47,13 +47,13 @@ Times = dict[str, list[int]]
 
 
 def measure_cluster(box: Box, folder: Path) -> Path:
-    """Measure the links between all seats; returns the cluster file."""
-    seats = box.spec.seats
-    sizes = sorted({2, seats // 2, seats} - {1})
+    """Measure the links between all machines; returns the cluster file."""
+    machines = box.spec.machines
+    sizes = sorted({2, machines // 2, machines} - {1})
     rest_s = REST_PERIODS * box.spec.period_us / 1e6
     spec = {"sizes": sizes, "rest_s": rest_s, "out": str(folder)}
-    run_ranks(box, "links", Path(__file__), [spec] * seats, folder)
-    found = [json.loads((folder / f"links-{r}.json").read_text()) for r in range(seats)]
+    run_ranks(box, "links", Path(__file__), [spec] * machines, folder)
+    found = [json.loads((folder / f"links-{r}.json").read_text()) for r in range(machines)]
     curves = [_curve(op, size, found) for op in OPS for size in sizes if _applies(op, size)]
     path = folder / "box.toml"
     path.write_text(_cluster(box, tuple(curves)).to_toml())
@@ -96,7 +96,8 @@ def _cluster(box: Box, curves: tuple[MeasuredCurve, ...]) -> Cluster:
         inter_node=link,
         algorithms=algorithms,
         measured=Measured(
-            machine=f"{spec.seats} seats of {spec.core_share:g} cores at {spec.rate_mbit} Mbit/s",
+            machine=f"{spec.machines} machines of {spec.core_share:g} cores "
+            f"at {spec.rate_mbit} Mbit/s",
             date=date.today().isoformat(),
             curves=curves,
         ),

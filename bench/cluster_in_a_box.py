@@ -31,24 +31,14 @@ from box import INTERFACE, Box, BoxSpec
 from box_job import run_ranks
 from box_links import measure_cluster
 from keeper import Keeper
+from live_job import observe
 from prismscale.analysis.observation import Observation
-from prismscale.capture.capture_spec import CaptureSpec
-from prismscale.capture.co_run import co_runs_to_time, time_co_runs
-from prismscale.capture.launcher import CaptureRunner
-from prismscale.cluster import Cluster
-from prismscale.cost.collective import collective_model
-from prismscale.durations.graph_durations import GraphDurations
+from prismscale.api import Run, load, perform
+from prismscale.config import JobConfig
+from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleError
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import collect_groups
-from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import RankTrace
-from prismscale.graph.verify import verify
-from prismscale.live.live_spec import LiveSpec
-from prismscale.live.stage import LiveStage
-from prismscale.sim.timeline import simulate
 from prismscale.validation.rows import Row, finish, print_rows
-from seats import Prefixed
+from starters import Prefixed
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
@@ -59,7 +49,6 @@ CASES = {
     "TP 2 × FSDP2": ["--tp", "2", "--dp-mode", "fsdp2"],
 }
 LIVE = 0
-SIMULATED_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,18 +65,6 @@ class Plan:
     def steps(self) -> int:
         """Of the real job, and of the emulated one."""
         return self.block * self.rounds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Captured:
-    """Every rank's trace; each stands for itself."""
-
-    traces: dict[int, RankTrace]
-
-    def graph(self) -> JobGraph:
-        """The job, with every rank in a class of its own."""
-        own = np.arange(len(self.traces))
-        return assemble(self.traces, own, collect_groups(self.traces, len(own), own))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,49 +89,29 @@ class CaseInBox:
     folder: Path
     plan: Plan
 
-    def capture(self) -> Captured:
-        """Capture all ranks side by side, then as one slice: every seat is as busy as in the real
-        job."""
-        out = self.folder / "captures"
-        (out / "payloads").mkdir(parents=True)
-        spec = CaptureSpec(
-            rank=LIVE,
+    @property
+    def job(self) -> JobConfig:
+        """The job, without live ranks."""
+        return JobConfig(
+            script=Script(target=str(EXAMPLE), args=self.args),
             world_size=self.world_size,
-            local_world_size=1,
-            target=str(EXAMPLE),
-            is_module=False,
-            args=self.args,
-            device="cpu",
+            cluster=str(self.cluster),
+            out=self.folder / "run",
             samples=self.plan.block * 2,
-            step_marker=None,
-            track_memory=True,
-            communication_load=True,
-            payloads=str(out / "payloads"),
-            out=str(out),
         )
-        runner = CaptureRunner(
-            spec=spec,
-            logs=self.folder / "logs",
-            jobs=self.world_size,
-            starter=Prefixed(self._seat),
-        )
-        runner.capture(range(self.world_size))
-        time_co_runs(runner, co_runs_to_time(runner))
-        return Captured(traces=runner.traces)
 
-    def _seat(self, slot: int) -> list[str]:
+    def capture(self) -> Run:
+        """Capture as ``prismscale run`` does, with the box's machines in place of cores: ranks side
+        by side, then in slices of at most all machines. Machines that are left over run a copy of a
+        rank meanwhile: every one is as busy as in the real job."""
+        perform(self.job, starter=Prefixed(self._prefix, slots=self.world_size))
+        return load(self.job.out)
+
+    def _prefix(self, slot: int) -> list[str]:
         """Ranks of a slice find each other over their links."""
         return [*self.box.prefix(slot), "env", f"GLOO_SOCKET_IFNAME={INTERFACE}"]
 
-    def predict_ns(self, captured: Captured) -> int:
-        """The steady step of the simulated timeline."""
-        graph = captured.graph()
-        verify(graph)
-        model = collective_model(Cluster.load(self.cluster))
-        durations = GraphDurations(graph=graph, model=model)
-        return simulate(graph, durations, steps=SIMULATED_STEPS).step_ns
-
-    def run(self, captured: Captured) -> Observed:
+    def run(self, captured: Run) -> Observed:
         """Run the real job and the emulated one in turns."""
         keeper = Keeper(self.gate, {"real": self.world_size, "live": 1}, steps=self.plan.block)
         pool = ThreadPoolExecutor(1)
@@ -162,7 +119,7 @@ class CaseInBox:
         # A job that failed takes no more turns.
         real.add_done_callback(lambda done: keeper.close() if done.exception() else None)
         try:
-            live = self._run_live(captured)
+            live = self._run_live()
             return Observed(
                 real_ns=real.result(),
                 live_ns=np.diff(live.step_end_ns).tolist(),
@@ -172,9 +129,9 @@ class CaseInBox:
         finally:
             pool.shutdown(wait=False)
 
-    def _run_real(self, captured: Captured) -> list[float]:
+    def _run_real(self, captured: Run) -> list[float]:
         """Steps of the real job, in ns: the mean over ranks."""
-        facts = captured.traces[LIVE].facts
+        facts = captured.trace(LIVE).facts
         spec = {
             "target": str(EXAMPLE),
             "args": self.args,
@@ -192,40 +149,13 @@ class CaseInBox:
         ]
         return list(np.mean([f["step_ns"] for f in found], axis=0))
 
-    def _run_live(self, captured: Captured) -> Observation:
-        """What rank 0 saw, live among virtual ranks."""
-        folder = self.folder / "live"
-        folder.mkdir()
-        spec = LiveSpec(
-            rank=LIVE,
-            world_size=self.world_size,
-            local_world_size=1,
-            target=str(EXAMPLE),
-            is_module=False,
-            args=self.args,
-            device="cpu",
-            steps=self.plan.steps,
-            step_marker=None,
-            clock="paced",
-            live=(LIVE,),
-            trace="",
-            payloads=str(self.folder / "captures" / "payloads"),
-            exchange="",
-            communication_load=True,
-            socket="",
-            out=str(folder),
+    def _run_live(self) -> Observation:
+        """What rank 0 saw, live among virtual ranks: in the same run folder, whose captures are
+        used again."""
+        starter = Prefixed(
+            lambda slot: self.box.prefix(LIVE), gate=self.gate, slots=self.world_size
         )
-        stage = LiveStage(
-            spec=spec,
-            folder=folder,
-            logs=folder / "logs",
-            cluster=str(self.cluster),
-            slow={},
-            hang={},
-            starter=Prefixed(lambda slot: self.box.prefix(LIVE), gate=self.gate),
-        )
-        (seen,) = stage.run(captured.graph(), lambda *_: None, lambda _: None)
-        return seen
+        return observe(replace(self.job, live=(LIVE,), steps=self.plan.steps), starter)
 
     @property
     def gate(self) -> Path:
@@ -234,14 +164,14 @@ class CaseInBox:
 
     @property
     def world_size(self) -> int:
-        """Seats of the box."""
-        return self.box.spec.seats
+        """Machines of the box."""
+        return self.box.spec.machines
 
 
 def compare(name: str, case: CaseInBox) -> list[Row]:
     """Rows of medians and their errors."""
     captured = case.capture()
-    predicted = case.predict_ns(captured)
+    predicted = captured.step.ns
     seen = case.run(captured)
     real, live = float(np.median(seen.real_ns)), float(np.median(seen.live_ns))
     rows = [
@@ -283,7 +213,7 @@ def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
                 folder=folder,
                 plan=plan,
             )
-            rows += compare(f"{spec.seats} ranks, {case}", found)
+            rows += compare(f"{spec.machines} ranks, {case}", found)
     return rows
 
 
@@ -314,7 +244,7 @@ def main() -> int:
     try:
         for ranks in options.ranks or (4, 8):
             share = min(1.0, options.busy * cores / ranks)
-            spec = BoxSpec(seats=ranks, core_share=share, rate_mbit=options.rate)
+            spec = BoxSpec(machines=ranks, core_share=share, rate_mbit=options.rate)
             rows += run_box(spec, plan, options.case or list(CASES))
     except PrismscaleError as error:
         print(error, file=sys.stderr)

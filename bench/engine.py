@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
+import tests_on_path  # noqa: F401
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.graph.io import GRAPH_FILE, load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph

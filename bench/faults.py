@@ -24,8 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
+import tests_on_path  # noqa: F401
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
@@ -128,8 +127,10 @@ def hang(folder: Path) -> list[Row]:
     rank_class = graph.classes[int(graph.class_of_R[SLOW_RANK])]
     trace = rank_class.trace
     body = range(trace.n_prologue, trace.n_nodes)
-    roles = {int(trace.role_N[i]) for i in body if trace.kind_N[i] == NodeKind.COLLECTIVE}
-    names = {trace.groups[role].name for role in roles}
+    group_indices = {
+        int(trace.group_index_N[i]) for i in body if trace.kind_N[i] == NodeKind.COLLECTIVE
+    }
+    names = {trace.groups[group_index].name for group_index in group_indices}
     direct = [h for h in results(out)["hangs"] if f"for rank {SLOW_RANK}:" in h]
     named = sum(any(f"group '{name}'" in h for h in direct) for name in names)
     return [

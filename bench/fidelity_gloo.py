@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -41,24 +41,16 @@ from numpy.typing import NDArray
 
 from allocations import build_counter
 from keeper import Keeper
+from live_job import observe, with_captures_of
 from prismscale.analysis.observation import Observation
-from prismscale.capture.capture_spec import CaptureSpec
-from prismscale.capture.co_run import co_runs_to_time, time_co_runs
-from prismscale.capture.launcher import CaptureRunner
-from prismscale.capture.plan import CapturePlan, CapturePlanner
-from prismscale.graph.assemble import assemble
-from prismscale.graph.facts import CaptureFacts
-from prismscale.graph.groups import GroupTable, collect_groups
-from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.pooling import pool_samples
-from prismscale.graph.trace import RankTrace
-from prismscale.live.live_spec import LiveSpec
-from prismscale.live.stage import LiveStage
+from prismscale.api import load, perform
+from prismscale.config import JobConfig
+from prismscale.emulation.script import Script
 from prismscale.measure.collectives import measure_collectives
 from prismscale.processes.children import Children, ending
 from prismscale.validation.rows import Row, finish
 from real_job import RealJob
-from seats import Prefixed, Seat, on_core
+from starters import PinnedStarter, Prefixed, on_core
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "llama" / "train.py"
 CASES = {
@@ -102,84 +94,17 @@ class Figures:
         return [of_launches(p) for p in zip(*self.peak_bytes, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """The job as its captures show it."""
-
-    plan: CapturePlan
-    traces: dict[int, RankTrace]
-    groups: GroupTable
-
-    def graph(self, rank: int) -> JobGraph:
-        """With ``rank`` live, in a class of its own."""
-        return assemble(self.traces, self.plan.representative_R, self.groups, alone=(rank,))
-
-    def facts(self, rank: int) -> CaptureFacts:
-        """What is known of a rank's program."""
-        return self.traces[int(self.plan.representative_R[rank])].facts
-
-
-def capture(args: list[str], folder: Path) -> Captured:
-    """Capture as ``prismscale run`` does."""
-    out = folder / "captures"
-    (out / "payloads").mkdir(parents=True)
-    spec = CaptureSpec(
-        rank=0,
+def capture(args: Sequence[str], cluster: str, out: Path) -> JobConfig:
+    """``prismscale run`` without live ranks, which gives each capture a core of its own."""
+    config = JobConfig(
+        script=Script(target=str(EXAMPLE), args=tuple(args)),
         world_size=WORLD,
-        local_world_size=WORLD,
-        target=str(EXAMPLE),
-        is_module=False,
-        args=tuple(args),
-        device="cpu",
-        samples=CAPTURED_STEPS,
-        step_marker=None,
-        track_memory=True,
-        communication_load=True,
-        payloads=str(out / "payloads"),
-        out=str(out),
-    )
-    runner = CaptureRunner(spec=spec, logs=folder / "logs", starter=Prefixed(on_core))
-    plan = CapturePlanner(traces=runner.traces, capture=runner.capture, world_size=WORLD).plan()
-    time_co_runs(runner, co_runs_to_time(runner))
-    return Captured(
-        plan=plan,
-        traces=pool_samples(runner.traces, plan.representative_R),
-        groups=collect_groups(runner.traces, WORLD, plan.representative_R),
-    )
-
-
-def live_stage(rank: int, args: list[str], cluster: str, folder: Path, steps: int) -> LiveStage:
-    """One live rank against its own virtual peer."""
-    out = folder / f"live-{rank}"
-    out.mkdir()
-    spec = LiveSpec(
-        rank=rank,
-        world_size=WORLD,
-        local_world_size=WORLD,
-        target=str(EXAMPLE),
-        is_module=False,
-        args=tuple(args),
-        device="cpu",
-        steps=steps,
-        step_marker=None,
-        clock="paced",
-        live=(rank,),
-        trace="",
-        payloads=str(folder / "captures" / "payloads"),
-        exchange="",
-        communication_load=True,
-        socket="",
-        out=str(out),
-    )
-    return LiveStage(
-        spec=spec,
-        folder=out,
-        logs=folder / "logs",
         cluster=cluster,
-        slow={},
-        hang={},
-        starter=Seat(rank, folder / "gate"),
+        out=out,
+        samples=CAPTURED_STEPS,
     )
+    perform(config, starter=Prefixed(on_core))
+    return config
 
 
 def run_case(args: list[str], cluster: str, steps: int, launches: int) -> dict[str, Figures]:
@@ -189,37 +114,24 @@ def run_case(args: list[str], cluster: str, steps: int, launches: int) -> dict[s
         for launch in range(launches):
             folder = Path(name) / f"launch-{launch}"
             folder.mkdir()
-            captured = capture(args, folder)
             turns = -(-steps // (launches * TURN))
-            run_launch(args, cluster, turns * TURN, captured, folder, figures)
+            job = capture(args, cluster, folder / "captured")
+            run_launch(job, turns * TURN, folder, figures)
     return figures
 
 
-def run_launch(
-    args: list[str],
-    cluster: str,
-    steps: int,
-    captured: Captured,
-    folder: Path,
-    figures: dict[str, Figures],
-) -> None:
+def run_launch(captured: JobConfig, steps: int, folder: Path, figures: dict[str, Figures]) -> None:
     """Fresh processes of every team, which take steps in turn; adds to ``figures``."""
     # A turn more than counted: the first one finds cold caches.
     steps += TURN
     keeper = Keeper(folder / "gate", dict.fromkeys(TEAMS, WORLD), steps=TURN)
-    stages = [live_stage(r, args, cluster, folder, steps) for r in range(WORLD)]
-    seen: dict[int, Observation] = {}
-
-    def run_live(rank: int) -> None:
-        seen[rank] = stages[rank].run(captured.graph(rank), lambda *_: None, lambda _: None)[0]
-
     jobs = [RealJob(team=team, folder=folder) for team in REAL_TEAMS]
-    specs = [real_spec(r, args, captured, folder, steps) for r in range(WORLD)]
+    specs = [real_spec(r, captured, folder, steps) for r in range(WORLD)]
     counter = build_counter(folder)
     with Children() as children, ThreadPoolExecutor(WORLD) as pool:
         for job in jobs:
             job.start(children, specs, counter)
-        lives = [pool.submit(run_live, r) for r in range(WORLD)]
+        lives = [pool.submit(run_live, r, captured, folder, steps) for r in range(WORLD)]
         for live in lives:
             # Nobody takes turns with a job that failed.
             live.add_done_callback(lambda done: keeper.close() if done.exception() else None)
@@ -228,10 +140,9 @@ def run_launch(
                 if code := child.process.returncode:
                     keeper.close()
                     raise SystemExit(f"{child.name} {ending(code)}\n{child.log_tail()}")
-            # The last turn is a real job's: it has both cores.
+            # Rarely: whoever is on turn has both cores.
             time.sleep(POLL_S)
-        for live in lives:
-            live.result()
+        seen = [live.result() for live in lives]
     keeper.close()
     for job in jobs:
         real = [job.told(r) for r in range(WORLD)]
@@ -239,9 +150,20 @@ def run_launch(
             _of_one_job(_counted([r["step_ns"] for r in real])), [r["peak_bytes"] for r in real]
         )
     # Two jobs, each with one of its ranks live: that rank's period is the job's.
-    periods = _counted([np.diff(seen[r].step_end_ns) for r in range(WORLD)])
-    figures["live"].add(periods, [seen[r].peak_bytes for r in range(WORLD)])
-    figures["live"].lag_ns += [n for r in range(WORLD) for n in seen[r].step_lag_ns]
+    periods = _counted([np.diff(live.step_end_ns)[:-TURN] for live in seen])
+    figures["live"].add(periods, [live.peak_bytes for live in seen])
+    figures["live"].lag_ns += [n for live in seen for n in live.step_lag_ns[:-TURN]]
+
+
+def run_live(rank: int, captured: JobConfig, folder: Path, steps: int) -> Observation:
+    """One live rank against its own virtual peer, on the same captures.
+
+    It takes a turn more than the real jobs: what follows a live rank's end, the report too, would
+    else take its part of the cores from the real job that has the last turn.
+    """
+    job = with_captures_of(captured, folder / f"live-{rank}")
+    job = replace(job, live=(rank,), steps=steps + TURN)
+    return observe(job, PinnedStarter(rank, folder / "gate"))
 
 
 def _counted(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:
@@ -255,14 +177,12 @@ def _of_one_job(steps_RS: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.diff(ends_RTS.max(axis=0), axis=1, prepend=0.0).reshape(1, -1)
 
 
-def real_spec(
-    rank: int, args: list[str], captured: Captured, folder: Path, steps: int
-) -> dict[str, Any]:
+def real_spec(rank: int, captured: JobConfig, folder: Path, steps: int) -> dict[str, Any]:
     """What a real rank is to do: as many steps, of the same program, as the live one."""
-    facts = captured.facts(rank)
+    facts = load(captured.out).trace(rank).facts
     return {
-        "target": str(EXAMPLE),
-        "args": args,
+        "target": captured.script.target,
+        "args": captured.script.args,
         "gate": str(folder / "gate"),
         "steps": steps,
         "period": facts.calls_per_step,

@@ -8,11 +8,12 @@ step.
 from __future__ import annotations
 
 import os
-import re
 import sys
+from pathlib import Path
 
 from gate import SocketGate
 from prismscale.live import live_rank
+from prismscale.live.live_spec import LiveSpec
 
 GATE = "PRISMSCALE_BENCH_GATE"
 
@@ -20,6 +21,7 @@ GATE = "PRISMSCALE_BENCH_GATE"
 class GatedControl(live_rank.LiveControl):
     """Holds the rank between two steps."""
 
+    rank = 0
     _gate: SocketGate | None = None
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
@@ -28,13 +30,13 @@ class GatedControl(live_rank.LiveControl):
         if not self.at_step_end:
             return
         if self._gate is None:
-            found = re.search(r"live-(\d+)\.spec", sys.argv[1])
-            self._gate = SocketGate(os.environ[GATE], f"live {found[1] if found else 0}")
+            self._gate = SocketGate(os.environ[GATE], f"live {self.rank}")
         held = self.clock.now_ns()
         self._gate.hold()
         self.clock.forgive(self.clock.now_ns() - held)
 
 
 if __name__ == "__main__":
+    GatedControl.rank = LiveSpec.load(Path(sys.argv[1])).rank
     live_rank.LiveControl = GatedControl  # type: ignore[misc]
     sys.exit(live_rank.main(sys.argv[1:]))

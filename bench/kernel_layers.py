@@ -63,7 +63,7 @@ def predicted_ns(model: KernelModel, row: Iteration) -> float:
 
 
 def _total_ns(model: KernelModel, signatures: Iterator[str]) -> float:
-    return sum(model.price(signature).device_ns for signature in signatures)
+    return sum(model.cost(signature).device_ns for signature in signatures)
 
 
 def _call(name: str, inputs: list[Shape], outputs: list[Shape], dtype: str = "Half") -> str:

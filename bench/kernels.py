@@ -95,7 +95,7 @@ def _total_ns(model: KernelModel, run: ModelRun, part: str) -> float:
     total = 0.0
     for found in run.measurements:
         if found.part in parts:
-            once = sum(model.price(signature).device_ns for signature in found.signatures)
+            once = sum(model.cost(signature).device_ns for signature in found.signatures)
             total += once * (run.layers if found.in_block else 1)
     return total
 
@@ -103,8 +103,8 @@ def _total_ns(model: KernelModel, run: ModelRun, part: str) -> float:
 def _peak_rows() -> Iterator[Row]:
     for gpu, dtype, (m, n, k), tflops in PEAKS:
         read, written = f"{dtype}[{m},{k}];{dtype}[{k},{n}]", f"BFloat16[{m},{n}]"
-        price = load_kernel_model(gpu).price(FIELD.join(("aten::mm", read, written, "")))
-        ratio = 2 * m * n * k / price.device_ns / 1e3 / tflops
+        cost = load_kernel_model(gpu).cost(FIELD.join(("aten::mm", read, written, "")))
+        ratio = 2 * m * n * k / cost.device_ns / 1e3 / tflops
         yield Row.told(f"{gpu} {dtype} {m}x{n}x{k}: model / best measured TFLOPS", ratio)
 
 

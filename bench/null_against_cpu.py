@@ -117,5 +117,5 @@ def _recorded(trace: RankTrace) -> tuple[list[Communication], list[Communication
 
 def _communication(trace: RankTrace, node: int) -> Communication:
     op = CollectiveOp(int(trace.op_N[node])).spelling
-    ranks = trace.groups[int(trace.role_N[node])].ranks
+    ranks = trace.groups[int(trace.group_index_N[node])].ranks
     return op, int(trace.bytes_N[node]), ranks, int(trace.peer_N[node])

@@ -1,13 +1,14 @@
-"""Programs that nobody here wrote, on the null device: which of them complete.
+"""Programs that nobody here wrote, on the null device: what each of them shows.
 
-    python bench/null_matrix.py [--case NAME]… [--json PATH]
+    python bench/null_matrix.py [--case NAME]… [--json PATH] [--against PATH]
 
 Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1, accelerate, transformers and
 DeepSpeed beside prismscale (``make test-frameworks`` makes one). A case whose package is missing
 is left out, and said so. The matrix may be run in pieces: PATH keeps the rows of cases that a run
 leaves out, and has those of a case as soon as it is done. Models are small: the matrix shows that a
 parallelism runs through the program's own code at a real world size, not how fast or how large a
-real model is.
+real model is. ``--against`` holds communication and peak memory against the rows that another build
+of torch gave: where a program takes the same path, they are the same.
 
 What ZeRO-3 holds between two steps stands beside what ZeRO's authors give: 2 bytes of parameter, 2
 of gradient and 12 of optimizer for each parameter, over all ranks (arXiv:1910.02054, section 3.1).
@@ -21,15 +22,24 @@ import re
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from null_programs import GIB, prepare, reserved_bytes
+from prismscale.analysis.emulated import Emulated
+from prismscale.cost.kernel_signature import FIELD
+from prismscale.graph.io import load_graph
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.node import NodeKind
+from prismscale.runfolder import RunFolder
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import EXAMPLES, HERE, PARTIAL, TITAN, Program, Runs, folder_name, is_installed
 
 LIMIT_S = 240
+COMMUNICATION, PEAK = "digest of communication", "peak"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +124,31 @@ def zero_states(out: Path) -> list[Row]:
     return [Row.told("DeepSpeed, ZeRO-3: held for a parameter (formula 16)", each, "bytes")]
 
 
+def masked_attention(out: Path, expected: int) -> list[Row]:
+    """Whether attention takes a mask: inputs are then four, queries, keys, values and the mask."""
+    (path,) = out.glob("captures/*/rank-0.null.json")
+    uses = [u for u in Emulated.load(path).kernels if u.kind == "attention"]
+    masked = sum(u.calls for u in uses if u.signature.split(FIELD)[1].count(";") == 3)
+    name = "Hugging Face Trainer" + (", padded" if expected else "")
+    off = abs(masked - expected)
+    return [
+        Row.told(f"{name}: attention kernels", sum(u.calls for u in uses)),
+        Row.at_most(f"{name}: attention kernels with a mask, off by", off, 0),
+    ]
+
+
+def trainer(name: str, *args: str, masked: int) -> Case:
+    """Hugging Face's Trainer over four layers."""
+    return Case(
+        name=name,
+        package="transformers",
+        world_size=8,
+        script=HERE / "trainer_program.py",
+        args=args,
+        more=partial(masked_attention, expected=masked),
+    )
+
+
 LLAMA = ("llama3", "llama3_debugmodel")
 TENSOR, PIPELINE, EXPERT = (f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "expert"))
 
@@ -179,6 +214,8 @@ PROGRAMS = (
         """--num-experts 8 --expert-model-parallel-size 4 --pipeline-model-parallel-size 2
         --global-batch-size 32 --disable-bias-linear""",
     ),
+    trainer("Hugging Face Trainer", masked=0),
+    trainer("Hugging Face Trainer, padded", "--padded", masked=4),
     example("accelerate, FSDP2", "accelerate", 16, "--steps 8 --bf16 --checkpointing"),
     example("DeepSpeed, ZeRO-2", "deepspeed", ZERO_RANKS, "--steps 8 --zero 2 --accumulate 2"),
     example(
@@ -191,6 +228,32 @@ PROGRAMS = (
 )
 
 
+def communication_digest(graph: JobGraph) -> int:
+    """CRC-32 of what every rank class says in a step: operation, bytes, size of the group, peer."""
+    said = []
+    for rank_class in graph.classes:
+        trace = rank_class.trace
+        for node in range(trace.n_prologue, trace.n_nodes):
+            if trace.kind_N[node] == NodeKind.COMPUTE:
+                continue
+            size = len(trace.groups[int(trace.group_index_N[node])].ranks)
+            columns = (trace.kind_N, trace.op_N, trace.bytes_N, trace.peer_N)
+            said.append((rank_class.size, size, *(int(column[node]) for column in columns)))
+    return zlib.crc32(repr(said).encode())
+
+
+def compared(rows: Sequence[Row], path: Path) -> list[Row]:
+    """Whether communication and peak are those of the rows in ``path``."""
+    others = {row.name: row.value for row in read_rows(path)}
+    found = []
+    for row in rows:
+        name, _, what = row.name.rpartition(": ")
+        if row.name in others and what in (COMMUNICATION, PEAK):
+            off = abs(row.value - others[row.name])
+            found.append(Row.at_most(f"{name}: {what}, difference from {path.stem}", off, 0))
+    return found
+
+
 def run(program: Case, runs: Runs) -> list[Row]:
     """Run one program through the command line."""
     out = folder_name(program.name)
@@ -201,10 +264,15 @@ def run(program: Case, runs: Runs) -> list[Row]:
         return [Row.at_least(f"{program.name}: completes", 0, 1)]
     root = runs.folder / out
     reserved = reserved_bytes(root, found["captured"]) / GIB
+    graph = load_graph(RunFolder(root=root).graph)
+    peak = max(stage["peak_bytes"] or 0 for stage in found["stages"])
     return [
         Row.at_least(f"{program.name}, {program.world_size} ranks: completes", 1, 1),
         Row.told(f"{program.name}: wall time", wall_s, "s"),
+        Row.told(f"{program.name}: step", found["step_ns"] / 1e6, "ms"),
+        Row.told(f"{program.name}: {PEAK}", peak, "bytes"),
         Row.told(f"{program.name}: reserved", reserved, "GiB"),
+        Row.told(f"{program.name}: {COMMUNICATION}", communication_digest(graph)),
         *(program.more(root) if program.more else []),
     ]
 
@@ -223,6 +291,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="part of a name; all by default")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for the runs")
+    parser.add_argument("--against", type=Path, help="rows of another build of torch")
     options = parser.parse_args()
     chosen = [p for p in PROGRAMS if any(part in p.name for part in options.case or [""])]
     rows = rows_kept(options.json, chosen)
@@ -239,6 +308,8 @@ def main() -> int:
             rows += found
             if options.json:
                 write_rows(rows, options.json)
+    if options.against:
+        rows += compared(rows, options.against)
     return finish(rows, title="Frameworks on the null device", json_path=options.json)
 
 

@@ -1,4 +1,4 @@
-"""Memory on the null device: against records from 8 x H100, a published law, and the CPU.
+"""Memory on the null device: against records from 8 x H100, a published distribution, and the CPU.
 
     python bench/null_memory.py [--truth DIR] [--only NAME] [--json PATH]
 
@@ -38,11 +38,11 @@ RANK_PROGRAM = Path(__file__).with_name("null_rank.py")
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 BAR_PERCENT = 0.5
 WORLD_SIZE = 8
-LAW, CPU = "law", "cpu"
-LAW_GIB = 67.550
-LAW_BAR_PERCENT = 1.0
-LAW_WIDTHS = (2, 4, 8)
-LAW_MODEL_PARALLEL = 64
+CURVE, CPU = "curve", "cpu"
+CURVE_GIB = 67.550
+CURVE_BAR_PERCENT = 1.0
+CURVE_WIDTHS = (2, 4, 8)
+CURVE_MODEL_PARALLEL = 64
 LLAMA_405B = """--num-layers 126 --hidden-size 16384 --ffn-hidden-size 53248
     --num-attention-heads 128 --group-query-attention --num-query-groups 8 --seq-length 8192
     --vocab-size 32000 --untie-embeddings-and-output-weights --swiglu --normalization RMSNorm
@@ -63,8 +63,8 @@ def main() -> int:
     cases = [case for case in load_cases(folder) if options.only in (None, case.name)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         rows = list(pool.map(_record_row, cases))
-    if options.only in (None, LAW):
-        rows.append(_law_row())
+    if options.only in (None, CURVE):
+        rows.append(_curve_row())
     if options.only in (None, CPU):
         with tempfile.TemporaryDirectory() as scratch:
             rows += against_cpu_rows(Path(scratch))
@@ -89,18 +89,18 @@ def _record_row(case: Case) -> Row:
     return Row.at_most(f"{case.name}: peaks {told} bytes", error, BAR_PERCENT, "%")
 
 
-def _law_row() -> Row:
+def _curve_row() -> Row:
     """Least squares of the steady peak over 1 / DP."""
     peaks = []
-    for width in LAW_WIDTHS:
+    for width in CURVE_WIDTHS:
         options = [*LLAMA_405B.split(), "--global-batch-size", str(8 * width)]
-        world_size = LAW_MODEL_PARALLEL * width
+        world_size = CURVE_MODEL_PARALLEL * width
         # More memory than any GPU: unfused attention over 8,192 tokens keeps its scores.
         found = _peaks(options, 0, world_size, memory_gib=4096)
         peaks.append(found[-1] / 2**30 if found else float("nan"))
-    slope = float(np.polyfit(1 / np.array(LAW_WIDTHS), peaks, 1)[0])
-    name = f"MLPerf Llama 3.1 405B: slope {slope:.3f} against {LAW_GIB} GiB x DP x CP"
-    return Row.at_most(name, 100 * abs(slope / LAW_GIB - 1), LAW_BAR_PERCENT, "%")
+    slope = float(np.polyfit(1 / np.array(CURVE_WIDTHS), peaks, 1)[0])
+    name = f"MLPerf Llama 3.1 405B: slope {slope:.3f} against {CURVE_GIB} GiB x DP x CP"
+    return Row.at_most(name, 100 * abs(slope / CURVE_GIB - 1), CURVE_BAR_PERCENT, "%")
 
 
 def _peaks(
@@ -133,7 +133,7 @@ def _peaks(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    parser.add_argument("--only", default=None, help=f"A case, `{LAW}` or `{CPU}`.")
+    parser.add_argument("--only", default=None, help=f"A case, `{CURVE}` or `{CPU}`.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()
 

@@ -27,12 +27,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tests_on_path  # noqa: F401
 from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import device_spec
 from prismscale.validation.rows import Row, finish
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 from support import op_log
 
 

@@ -6,7 +6,7 @@ Run with a Python that has torchtitan 0.3.0 (the CPU build of torch 2.13) and pr
 memory and tokens per second stand beside torchtitan's own benchmark of December 2024 (Llama-3.1 8B
 on H100 of 96 GB and 2.4 TB/s): its reported memory is the reserved peak. The cases 8b-8 and 8b-128
 have the norms and the attention that torchtitan had then (``titan_2024``); 8b-8-now has those of
-0.3.0 and no figure to stand beside. The ``-compiled`` cases are priced as torch.compile fuses, and
+0.3.0 and no figure to stand beside. The ``-compiled`` cases are costed as torch.compile fuses, and
 their memory, on which fusion has no effect here, is not compared. The tokenizer is made here, the
 text too.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,9 +26,11 @@ from typing import Any
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.graph.io import load_trace
 from prismscale.validation.rows import Row, finish, read_rows
-from runs import HERE, PARTIAL, TITAN
+from runs import HERE, PARTIAL, TITAN, Runs
 
 GIB = 2**30
+LIMIT_S = 3600
+"""Of one case: several times what the longest may take."""
 SHARED = ("--dataloader.dataset", "c4_test", "--metrics.log_freq", "1", "--training.steps", "6")
 
 
@@ -142,21 +143,15 @@ def prepare(folder: Path) -> None:
     (data / "data.json").write_text("\n".join(lines) + "\n")
 
 
-def measure(case: Case, folder: Path) -> list[Row]:
+def measure(case: Case, runs: Runs) -> list[Row]:
     """Run one case through the command line."""
-    out = folder / case.name
-    command = [
-        *(sys.executable, "-m", "prismscale.cli", "run", "--device", "null"),
-        *("--cluster", case.cluster, "--world-size", str(case.world_size)),
-        *case.options,
-        *("--out", str(out), str(TITAN), "--module", "titan_configs"),
-        *(*case.args, *PARTIAL, *SHARED, "--hf_assets_path", str(folder / "tokenizer")),
-    ]
-    done = subprocess.run(command, cwd=folder, env=dict(os.environ), check=False)
-    if done.returncode:
+    job = ("--device", "null", "--cluster", case.cluster, "--world-size", case.world_size)
+    script = (TITAN, "--module", "titan_configs", *case.args, *PARTIAL, *SHARED)
+    assets = ("--hf_assets_path", runs.folder / "tokenizer")
+    found = runs.run(case.name, (*job, *case.options), (*script, *assets))
+    if not found:
         return [Row.at_least(f"{case.name}: completes", 0, 1)]
-    found = json.loads((out / "results.json").read_text())
-    reserved = reserved_bytes(out, found["captured"]) / GIB
+    reserved = reserved_bytes(runs.folder / case.name, found["captured"]) / GIB
     tokens = case.tokens_per_rank / (found["step_ns"] / 1e9)
     wall, rss = sum(found["wall_s"].values()), found["peak_rss_bytes"] / GIB
     return [
@@ -226,7 +221,7 @@ def main() -> int:
         # The table in the file stays whole where only some cases are run again.
         rows = [row for row in read_rows(options.json) if row.name.partition(":")[0] in others]
         for case in chosen:
-            rows += measure(case, folder)
+            rows += measure(case, Runs(folder, limit_s=LIMIT_S))
         rows += difference(rows)
     return finish(rows, title="Programs on the null device", json_path=options.json)
 

@@ -19,12 +19,16 @@ import scipy
 from numpy.typing import NDArray
 
 from prismscale.validation.rows import Row
+from runs import EXAMPLES, HERE, Runs
 
-HERE = Path(__file__).parent
-PROGRAM = HERE.parent / "examples" / "llama" / "train.py"
+PROGRAM = EXAMPLES / "llama" / "train.py"
 WORLD, ROUNDS, WARM_UP = 2, 6, 10
 STEPS, SAMPLES, DRAWS = 100, 50, 500
 """Of one launch."""
+LIMIT_S = 1200
+"""Of one command."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+"""One thread a rank, as torchrun sets it."""
 CASES = {
     "DDP": "--model tiny --dp-mode ddp --batch-size 2",
     "FSDP2": "--model tiny --dp-mode fsdp2 --batch-size 2",
@@ -61,7 +65,7 @@ def real_steps(out: Path, options: str) -> NDArray[np.float64]:
         ],
         check=True,
         capture_output=True,
-        env=environment(),
+        env={**os.environ, **ENVIRONMENT},
     )
     ends = [json.loads((out / f"rank-{r}.json").read_text()) for r in range(WORLD)]
     return np.diff(np.max(ends, axis=0))[WARM_UP:].astype(np.float64)
@@ -69,29 +73,14 @@ def real_steps(out: Path, options: str) -> NDArray[np.float64]:
 
 def forecast(root: Path, options: str) -> NDArray[np.float64]:
     """Draws of the step, from a capture of the same program."""
-    run = root / "run"
-    steps = ("--steps", "1000", "--log-every", "1000")
-    for command in (
-        (
-            *("run", "--world-size", str(WORLD), "--cluster", "loopback-gloo"),
-            *("--samples", str(SAMPLES), "--out", str(run)),
-            *(str(PROGRAM), *options.split(), *steps),
-        ),
-        ("forecast", str(run), "--draws", str(DRAWS)),
-    ):
-        subprocess.run(
-            [sys.executable, "-m", "prismscale.cli", *command],
-            check=True,
-            capture_output=True,
-            env=environment(),
-        )
-    results = json.loads((run / "results.json").read_text())
+    root.mkdir(parents=True, exist_ok=True)
+    runs = Runs(root, limit_s=LIMIT_S, environment=ENVIRONMENT)
+    job = ("--world-size", WORLD, "--cluster", "loopback-gloo", "--samples", SAMPLES)
+    steps = ("--steps", 1000, "--log-every", 1000)
+    runs.run("run", job, (PROGRAM, *options.split(), *steps))
+    runs.command("forecast", "run", "--draws", DRAWS).check_returncode()
+    results = json.loads((root / "run" / "results.json").read_text())
     return np.array(results["forecast"]["step"]["step_ns"], dtype=np.float64)
-
-
-def environment() -> dict[str, str]:
-    """One thread a rank, as torchrun sets it."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def rows_of(

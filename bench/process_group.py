@@ -29,6 +29,7 @@ from torch.distributed import Work, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fidelity_gloo import CASES, capture
+from prismscale.api import load
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.emulation.work import completed
@@ -186,7 +187,8 @@ def shares_of_step(call_us: float) -> list[Row]:
     rows = []
     for case, args in CASES.items():
         with tempfile.TemporaryDirectory(prefix="process-group-") as name:
-            trace = capture([*MODEL, *args], Path(name)).traces[0]
+            capture([*MODEL, *args], "loopback-gloo", Path(name) / "run")
+            trace = load(Path(name) / "run").trace(0)
         step_us = float(np.median(trace.compute_ns_S)) / 1e3
         n_communications = len(list(trace.communications(trace.n_prologue, trace.n_nodes)))
         value = 100 * n_communications * call_us / step_us

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.processes.children import Children
-from seats import on_core
+from starters import on_core
 
 
 def _store() -> TCPStore:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,13 @@ class Program:
 class Runs:
     """Runs commands in one folder; a run with the same arguments is made once."""
 
-    def __init__(self, folder: Path, *, limit_s: float) -> None:
+    def __init__(
+        self, folder: Path, *, limit_s: float, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """``environment`` is added to this process's own."""
         self.folder = folder
         self._limit_s = limit_s
+        self._environment = environment or {}
 
     def run(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
         """``prismscale run``; its results, empty where it failed."""
@@ -71,6 +76,7 @@ class Runs:
             return subprocess.run(
                 command,
                 cwd=self.folder,
+                env={**os.environ, **self._environment},
                 timeout=self._limit_s,
                 capture_output=True,
                 text=True,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import prismscale as ps
+from prismscale.api import perform
+from prismscale.config import JobConfig
+from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
+from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.starter import Spawner
+from prismscale.runfolder import RunFolder
 from support.runs import write_program
 
 SLOW = {1: 3.0}
@@ -74,3 +82,41 @@ def test_an_earlier_run_is_loaded(run: ps.Run, tmp_path: Path) -> None:
     assert ps.load(run.folder).step == run.step
     with pytest.raises(UsageError, match="holds no run"):
         ps.load(tmp_path)
+
+
+@dataclass
+class NotingStarter:
+    """Starts processes as usual, and keeps what they are."""
+
+    slots: int = 2
+    seen: list[str] = field(default_factory=list)
+
+    def start(self, children: Children, program: Program) -> Child:
+        """See :class:`prismscale.processes.starter.Starter`."""
+        self.seen.append(program.name)
+        return Spawner().start(children, program)
+
+
+def test_a_starter_of_ones_own_starts_every_process(tmp_path: Path) -> None:
+    """Captures that were copied to another run folder are used there: only live ranks start."""
+    config = JobConfig(
+        script=Script(target=str(write_program(tmp_path / "program"))),
+        world_size=2,
+        cluster="h100-sxm",
+        out=tmp_path / "captured",
+        clock="virtual",
+        samples=2,
+        steps=2,
+        memory=False,
+        step_marker="marker:step_ends",
+    )
+    starter = NotingStarter()
+    perform(config, starter=starter)
+    assert starter.seen == ["0", "1"]
+    beside = replace(config, out=tmp_path / "beside", live=(1,))
+    with RunFolder(root=beside.out).opened(fresh=False):
+        shutil.copytree(config.out / "captures", beside.out / "captures")
+    starter.seen.clear()
+    perform(beside, starter=starter)
+    assert starter.seen == ["coordinator", "1"]
+    assert not list(tmp_path.glob("*/logs/fork-server.log"))

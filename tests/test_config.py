@@ -2,16 +2,109 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+import prismscale as ps
+from prismscale.api import DEFAULT_OUT
 from prismscale.cluster import Cluster
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
+from prismscale.devices.routing import Routing
+from prismscale.devices.storage import Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
-from support.runs import write_program
+from support.runs import prismscale, write_program
+
+LEAST = JobConfig(
+    script=Script(target=__file__), world_size=16, cluster="h100-sxm", out=DEFAULT_OUT
+)
+"""A job of which only program and world size are told."""
+ALL = JobConfig(
+    script=Script(target="train", args=("7",), is_module=True),
+    world_size=32,
+    cluster="b200",
+    out=Path("elsewhere"),
+    live=(0, 2),
+    attach=2,
+    device="null",
+    clock="virtual",
+    samples=5,
+    watched_steps=6,
+    steps=7,
+    shown=(3,),
+    step_marker="marker:step_ends",
+    max_captures=9,
+    capture_timeout_s=10.0,
+    memory=False,
+    fresh=True,
+    compute_scale=1.5,
+    kernels=Path("kernels.json"),
+    fused=True,
+    routing=Routing(exponent=1.5),
+    storage=Storage(write_bytes_per_s=3e9),
+    slow={1: 2.0},
+    hang={4: 5},
+)
+"""A job of which everything is told."""
+ALL_WORDS = """--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
+    --clock virtual --samples 5 --watch-steps 6 --steps 7 --show 3 --step-marker marker:step_ends
+    --max-captures 9 --capture-timeout 10 --no-memory --fresh --compute-scale 1.5
+    --kernels kernels.json --fused --routing zipf:1.5 --storage 3 --slow 1=2 --hang 4@step5
+    -m train 7"""
+NOT_IN_PYTHON = {
+    "attach": "for a debugger in a terminal",
+    "clock": "for a look at live ranks without their waits",
+    "shown": "for a look at the timeline",
+    "watched_steps": "given when an error of the command asks for it",
+    "max_captures": "the same",
+    "capture_timeout_s": "the same",
+    "routing": "only where a null device's program routes tokens to experts",
+    "storage": "only of a null device's checkpoints",
+}
+"""Fields that ``prismscale.run`` leaves to the command line, and why."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobConfig]:
+    """What runs are asked to do, none of which is made."""
+    found: list[JobConfig] = []
+
+    def note(config: JobConfig, **_: object) -> None:
+        found.append(config)
+        raise SystemExit
+
+    monkeypatch.setattr("prismscale.api.perform", note)
+    monkeypatch.setattr("prismscale.commands.run.perform", note)
+    return found
+
+
+def test_what_is_not_told_is_the_same_everywhere(asked: list[JobConfig]) -> None:
+    """The command line and Python have the configuration's own defaults."""
+    prismscale("run", "--world-size", 16, __file__)
+    with pytest.raises(SystemExit):
+        ps.run(__file__, world_size=16)
+    assert asked == [LEAST, LEAST]
+
+
+def test_everything_can_be_told_on_the_command_line(asked: list[JobConfig]) -> None:
+    """A field that is new needs an option, and its place in this test."""
+    alike = [f.name for f in fields(JobConfig) if getattr(ALL, f.name) == getattr(LEAST, f.name)]
+    assert alike == []
+    prismscale("run", *ALL_WORDS.split())
+    assert asked == [ALL]
+
+
+def test_python_can_tell_all_but_what_is_left_out(asked: list[JobConfig]) -> None:
+    """What it takes goes where the command line puts it."""
+    own = {f.name for f in fields(JobConfig)} - {"script"} - set(NOT_IN_PYTHON)
+    program = {"script": ALL.script.target, "args": ("7",), "is_module": True}
+    assert set(inspect.signature(ps.run).parameters) == own | set(program)
+    with pytest.raises(SystemExit):
+        ps.run(**program, **{name: getattr(ALL, name) for name in own})  # type: ignore[arg-type]
+    assert asked == [replace(ALL, **{name: getattr(LEAST, name) for name in NOT_IN_PYTHON})]
 
 
 @pytest.fixture
@@ -48,7 +141,13 @@ def test_the_same_job_has_the_same_key(config: JobConfig, cluster: Cluster) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"world_size": 32}, {"samples": 9}, {"step_marker": "a:b"}, {"memory": False}],
+    [
+        {"world_size": 32},
+        {"samples": 9},
+        {"step_marker": "a:b"},
+        {"memory": False},
+        {"device": "null", "routing": Routing(exponent=1.0)},
+    ],
     ids=lambda c: next(iter(c)),
 )
 def test_captures_of_another_measurement_are_not_used(

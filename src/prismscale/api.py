@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import html
-import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prismscale.analysis.result import RunResult
 from prismscale.config import JobConfig
 from prismscale.emulation.script import Script
-from prismscale.errors import StuckError, UsageError
+from prismscale.errors import PrismscaleWarning, StuckError, UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.model import RECORDED, model_of
 from prismscale.forecast.recording import Changes, load_recording
@@ -27,9 +27,12 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 from prismscale.job import Job
 from prismscale.live.stage import LogLine
+from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter
+from prismscale.report.folder import read_results
 from prismscale.report.units import size
 from prismscale.runfolder import RunFolder
+from prismscale.torch_versions import torch_remark
 
 DEFAULT_OUT = Path("runs/latest")
 SHOWN_QUANTILES = (0.05, 0.5, 0.95, 0.99)
@@ -91,8 +94,7 @@ class Run:
     @cached_property
     def result(self) -> RunResult:
         """Everything that the run found out: the contents of ``results.json``."""
-        path = RunFolder(root=self.folder).results
-        return RunResult.from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return read_results(RunFolder(root=self.folder))
 
     @property
     def step(self) -> StepTime:
@@ -218,7 +220,7 @@ def run(
         slow: factor on a rank's computation, by rank.
         hang: steady step at whose beginning a rank stops for ever, by rank.
         kernels: measured kernel times that go before a null device's model.
-        fused: price elementwise work as torch.compile fuses it, on a null device.
+        fused: cost elementwise work as torch.compile fuses it, on a null device.
         step_marker: ``module:function`` that ends a step; None: optimizer steps are found.
         memory: follow allocations.
         fresh: capture again.
@@ -261,24 +263,32 @@ def load(folder: Path | str) -> Run:
 
 
 def perform(
-    config: JobConfig, *, reporter: Reporter | None = None, log_line: LogLine | None = None
+    config: JobConfig,
+    *,
+    reporter: Reporter | None = None,
+    log_line: LogLine | None = None,
+    starter: Starter | None = None,
 ) -> RunResult:
     """Run a job and write its folder: what :func:`run` and ``prismscale run`` do.
 
     Args:
         reporter: told of progress; None: nobody is.
         log_line: takes what live ranks print.
+        starter: starts all processes, elsewhere or under limits; None: here, as forks of one.
 
     Raises:
         PrismscaleError: any of its kinds; nothing half-written is left behind.
     """
     config.load_cluster()
+    if remark := torch_remark():
+        warnings.warn(remark, PrismscaleWarning, stacklevel=2)
     with RunFolder(root=config.out).opened(fresh=config.fresh) as folder:
         job = Job(
             config=config,
             folder=folder,
             reporter=reporter or SilentReporter(),
             log_line=log_line or (lambda rank, line: None),
+            starter=starter,
         )
         return job.run()
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,12 +17,13 @@ from prismscale import __version__
 from prismscale.commands import forecast, layouts
 from prismscale.commands import run as run_command
 from prismscale.commands.calibrate import calibrate
+from prismscale.commands.doctor import doctor
 from prismscale.commands.exports import exports
 from prismscale.commands.health import health
 from prismscale.commands.imports import imports
 from prismscale.commands.profile_kernels import profile_kernels
 from prismscale.commands.validations import validations
-from prismscale.errors import PrismscaleError, ScriptError, UsageError
+from prismscale.errors import PrismscaleError, PrismscaleWarning, ScriptError, UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -38,7 +42,14 @@ app.command(
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(imports, name="import")
 app.add_typer(exports, name="export")
-for command in (forecast.forecast, forecast.sensitivity, layouts.place, layouts.explore, health):
+for command in (
+    forecast.forecast,
+    forecast.sensitivity,
+    layouts.place,
+    layouts.explore,
+    health,
+    doctor,
+):
     app.command()(command)
 app.command("profile-kernels")(profile_kernels)
 app.add_typer(validations, name="validate")
@@ -80,6 +91,7 @@ def main() -> None:
     for name in SIGNALS:
         signal.signal(name, _unwind)
     screen = Console(stderr=True, highlight=False)
+    warnings.showwarning = partial(_show_warning, screen, warnings.showwarning)
     try:
         # A command's typer.Exit comes back as its code; a command that just ends, as None.
         code = app(standalone_mode=False)
@@ -109,6 +121,16 @@ def _show(screen: Console, error: PrismscaleError) -> None:
         screen.print(error.traceback.rstrip(), markup=False, soft_wrap=True)
     screen.print("[bold red]error:[/] ", end="")
     screen.print(str(error), markup=False, soft_wrap=True)
+
+
+def _show_warning(
+    screen: Console, others: Callable[..., None], message: Warning | str, *where: Any
+) -> None:
+    """Ours as a sentence, without the line of code that gave it."""
+    if isinstance(message, PrismscaleWarning):
+        screen.print(f"[yellow]note:[/] {message}", soft_wrap=True)
+    else:
+        others(message, *where)
 
 
 if __name__ == "__main__":

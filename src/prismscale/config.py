@@ -11,11 +11,12 @@ from pathlib import Path
 from prismscale.capture.capture_spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
-from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.null.gpus import target_gpu
+from prismscale.devices.routing import Routing
 from prismscale.devices.storage import Storage
 from prismscale.durations.faults import Faults
-from prismscale.durations.repricing import Prices
+from prismscale.durations.recosting import CostSettings
 from prismscale.durations.scenario import Scenario, check_compute_scale
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
@@ -57,7 +58,9 @@ class JobConfig:
     kernels: Path | None = None
     """Measured kernel times that go before a null device's model."""
     fused: bool = False
-    """Price elementwise work as torch.compile fuses it, on a null device."""
+    """Cost elementwise work as torch.compile fuses it, on a null device."""
+    routing: Routing = field(default_factory=Routing)
+    """Tokens by expert on a null device."""
     storage: Storage = field(default_factory=Storage)
     """Where each rank of a null device writes its checkpoints."""
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -85,7 +88,9 @@ class JobConfig:
         check_compute_scale(self.compute_scale)
         if self.device != "null" and (self.kernels is not None or self.fused):
             given = "--kernels" if self.kernels is not None else "--fused"
-            raise UsageError(f"{given} prices the kernels of --device null, not of {self.device}")
+            raise UsageError(f"{given} models the kernels of --device null, not of {self.device}")
+        if self.device != "null" and self.routing != Routing():
+            raise UsageError(f"--routing is of --device null; on {self.device} the program routes")
         if not 0 <= self.watched_steps <= 10_000:
             raise UsageError(f"--watch-steps is {self.watched_steps}; allowed: 0 … 10,000")
         if self.max_captures < 1:
@@ -102,12 +107,12 @@ class JobConfig:
     def scenario(self, cluster: Cluster, captures: str) -> Scenario:
         """What the job's graph is timed with, which was made of ``captures`` in the run folder."""
         table = str(self.kernels.absolute()) if self.kernels else ""
-        prices = Prices(gpu=cluster.device.name, kernels=table, fused=self.fused)
+        costs = CostSettings(gpu=cluster.device.name, kernels=table, fused=self.fused)
         return Scenario(
             cluster=cluster,
             compute_scale=self.compute_scale,
             faults=self.faults,
-            prices=prices if self.device == "null" else None,
+            kernel_costs=costs if self.device == "null" else None,
             captures=captures,
         )
 
@@ -134,7 +139,7 @@ class JobConfig:
             devices_per_node=cluster.devices_per_node,
         )
         table = str(self.kernels) if self.kernels else ""
-        return KernelPrices(table=table, fused=self.fused).model(key)
+        return KernelCostSource(table=table, fused=self.fused).model(key)
 
     def capture_key(self, cluster: Cluster) -> str:
         """Changes whenever captures made before can no longer be used: program, arguments, world,
@@ -150,13 +155,14 @@ class JobConfig:
             cluster.devices_per_node,
             cluster.processor_communicates,
             self.device,
-            # A null device's trace holds prices: another profile or table makes another trace.
+            # A null device's trace holds costs: another profile or table makes another trace.
             repr((cluster.device, self._kernel_model(cluster))) if self.device == "null" else "",
             self.samples,
             self.step_marker,
             self.memory,
             self.watched_steps,
             self.storage.write_bytes_per_s,
+            repr(self.routing),
         ]
         return _digest(parts)
 

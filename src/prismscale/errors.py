@@ -27,6 +27,10 @@ class PrismscaleError(Exception):
     exit_code = 1
 
 
+class PrismscaleWarning(UserWarning):
+    """Something that may go wrong, and that is tried all the same."""
+
+
 class UsageError(PrismscaleError):
     """An option, path, preset or combination of them that cannot be used."""
 

@@ -48,10 +48,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with part.open("xb") as file:
             yield file
             file.flush()
+            # Before the rename, which could reach the disk before the bytes do.
             os.fsync(file.fileno())
         part.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
+        # Errors of the block's own may be about other files.
         if error.filename not in (None, str(path), str(part), str(path.parent)):
             raise
         raise _storage_error(path, error) from error

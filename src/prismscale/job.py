@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
-from prismscale.sim.event_cost import price_events
+from prismscale.sim.event_cost import event_costs
 from prismscale.sim.retime import retime
 
 
@@ -59,6 +59,8 @@ class Job:
     folder: RunFolder
     reporter: Reporter
     log_line: LogLine
+    starter: Starter | None = None
+    """Starts all processes; None: they are forks of one that has imported what they need."""
     wall_s: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> RunResult:
@@ -72,7 +74,7 @@ class Job:
         # Once, because the key covers the program's files. Absolute, because the program may change
         # its working folder.
         captures = self.folder.captures(config.capture_key(cluster)).absolute()
-        with Footprint() as footprint, fork_server(self.folder.logs) as starter:
+        with Footprint() as footprint, self._starting() as starter:
             plan, traces = self._capture(cluster, captures, starter)
             with self._stage("assemble"):
                 groups = collect_groups(traces, config.world_size, plan.representative_R)
@@ -90,7 +92,7 @@ class Job:
                 durations = scenario.durations(graph)
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}
                 retimed = retime(durations, ranks=shown)
-                priced = () if config.hang else price_events(stored, scenario, retimed.step_ns)
+                costed = () if config.hang else event_costs(stored, scenario, retimed.step_ns)
             observed = []
             if config.live:
                 running = traces if config.hang else self._scheduled(traces, events)
@@ -106,7 +108,7 @@ class Job:
                 memory={r: t.memory for r, t in sorted(traces.items()) if t.memory is not None},
                 captured=tuple(sorted(traces)),
                 emulated=emulated,
-                events=tuple(priced),
+                events=tuple(costed),
                 unmatched=unmatched,
             ),
             command=config.script.command,
@@ -181,6 +183,9 @@ class Job:
                 self.log_line,
                 lambda done: update(done, len(config.live)),
             )
+
+    def _starting(self) -> AbstractContextManager[Starter]:
+        return fork_server(self.folder.logs) if self.starter is None else nullcontext(self.starter)
 
     @contextmanager
     def _stage(self, name: str, *, silent: bool = False) -> Iterator[StageUpdate]:

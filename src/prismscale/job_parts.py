@@ -56,6 +56,7 @@ def capture_runner(
             out=str(folder),
         ),
         logs=logs,
+        jobs=starter.slots,
         starter=starter,
         timeout_s=config.capture_timeout_s,
         progress=progress,
@@ -117,5 +118,6 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "gpu_memory_bytes": cluster.device.memory_bytes,
         "kernels": str(config.kernels.absolute()) if config.kernels else "",
         "fused": config.fused,
+        "routing": config.routing,
         "storage_bytes_per_s": config.storage.write_bytes_per_s,
     }

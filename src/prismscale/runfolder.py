@@ -36,8 +36,8 @@ class RunFolder:
 
     @contextmanager
     def opened(self, *, fresh: bool) -> Iterator[RunFolder]:
-        """Create the folder, or take an earlier run's; nobody else may use it meanwhile. What
-        processes that were ended left half-written goes when the block ends.
+        """Create the folder, or take that of an earlier run. Nobody else may use it while the block
+        runs. When it ends, files that killed processes left incomplete are removed.
 
         Raises:
             UsageError: a folder that is not a run's, or that another run uses.
@@ -53,6 +53,7 @@ class RunFolder:
             handle = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
+                # The lock goes with the descriptor, however this process ends.
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(

@@ -128,6 +128,8 @@ def _decode_value(hint: Any, value: Any, origin: str, key: str) -> Any:
     kind = get_origin(hint)
     if kind in (Union, types.UnionType):
         (inner,) = (a for a in get_args(hint) if a is not type(None))
+        if value is None:  # JSON says null; TOML, which has none, leaves the key out
+            return None
         return _decode_value(inner, value, origin, key)
     if dataclasses.is_dataclass(hint):
         checked = _expect(value, dict, "a table", origin, key)

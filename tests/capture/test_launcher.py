@@ -130,26 +130,3 @@ def test_a_rank_that_cannot_even_write_its_error_has_a_full_disk(tmp_path: Path)
     error = failure(tmp_path, code=74)
     assert isinstance(error, StorageError)
     assert str(tmp_path) in str(error)
-
-
-def test_a_spec_survives_its_file(spec: CaptureSpec, tmp_path: Path) -> None:
-    """Lists become tuples again."""
-    spec.save(tmp_path / "spec.json")
-    assert CaptureSpec.load(tmp_path / "spec.json") == spec
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"args": 1}'])
-def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str) -> None:
-    """Named, whatever is in it."""
-    path = tmp_path / "spec.json"
-    path.write_text(text)
-    with pytest.raises(FormatError, match=r"spec\.json does not describe a captured rank"):
-        CaptureSpec.load(path)
-
-
-def test_a_measurement_of_nothing_is_refused(spec: CaptureSpec) -> None:
-    """At least one step."""
-    with pytest.raises(UsageError, match="at least 1 step"):
-        replace(spec, samples=0)
-    with pytest.raises(UsageError, match="allowed"):
-        replace(spec, device="abacus")

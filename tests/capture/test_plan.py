@@ -44,8 +44,8 @@ class Job:
             calls = [(CollectiveOp.ALL_REDUCE, 4 + self.kind(self.coordinates(rank)), 0)]
             if self.sends:
                 stages = next(
-                    role
-                    for role, group in enumerate(g for g in self.groups if rank in g.ranks)
+                    group_index
+                    for group_index, group in enumerate(g for g in self.groups if rank in g.ranks)
                     if group.name == "p"
                 )
                 calls.append((CollectiveOp.SEND, 4, stages))

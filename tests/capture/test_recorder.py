@@ -15,7 +15,6 @@ from prismscale.capture.recorder import Recorder, ordering
 from prismscale.devices.cpu import CpuDevice
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.emulation.torchrun_env import RankEnvironment
-from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.local_work import DurationCallback, LocalWork, NoWork, NullLoad
@@ -23,7 +22,7 @@ from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload
 from support.calls import call
 from support.emulation import all_reduce
-from support.recorded_steps import last_steps
+from support.recorded_steps import recorded_trace_of
 
 WORLD = 4
 
@@ -83,15 +82,8 @@ class Program:
 
     def trace(self, samples: int = 2) -> RankTrace:
         """What was recorded."""
-        return self.recorder.stream.to_trace(
-            self.device,
-            rank=1,
-            world_size=WORLD,
-            groups=self.recorder.groups,
-            known_groups=self.recorder.known_groups,
-            samples=last_steps(self.recorder.stream, samples),
-            memory=None,
-            facts=CaptureFacts(),
+        return recorded_trace_of(
+            self.recorder, self.device, rank=1, world_size=WORLD, samples=samples
         )
 
 
@@ -162,7 +154,7 @@ class WorksHere(NullLoad):
         return self.last
 
 
-PAIR = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="", backend="gloo")
+PAIR = GroupHandle(group_index=0, ranks=(0, 1), group_rank=0, name="", backend="gloo")
 
 
 def called(called_ns: int) -> Collective:
@@ -227,7 +219,7 @@ def test_groups_have_lanes_of_their_own() -> None:
         program.reduce(async_op=True)
         program.reduce(async_op=True, group=own)
     first, second = (program.recorder.stream.nodes[i] for i in program.calls())
-    assert (first.role, second.role) == (0, 1)
+    assert (first.group_index, second.group_index) == (0, 1)
     assert first.lane != second.lane
     assert [g.ranks for g in program.recorder.groups] == [(0, 1, 2, 3), (0, 1)]
     assert (2, 3) in [g.ranks for g in program.recorder.known_groups]

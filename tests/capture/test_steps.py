@@ -117,7 +117,7 @@ def step(stream: NodeStream, *, once: int = 0, follows: int | None = None) -> in
     """One step: a communication after ``follows``, if any, and ``once`` nodes of its own."""
     preds = () if follows is None else (follows,)
     position = stream.append(
-        StreamNode(kind=NodeKind.COLLECTIVE, preds=preds, lane=GROUP, label=0, role=0)
+        StreamNode(kind=NodeKind.COLLECTIVE, preds=preds, lane=GROUP, label=0, group_index=0)
     )
     for _ in range(1 + once):
         stream.append(StreamNode(kind=NodeKind.COMPUTE, preds=(position,), lane=HOST, label=0))

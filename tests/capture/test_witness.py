@@ -11,11 +11,10 @@ import pytest
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.capture.witness import Witness, in_place_of
 from prismscale.devices.cpu import CpuDevice
-from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.io import save_trace
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord, MemoryRecord
-from support.recorded_steps import last_steps
+from support.recorded_steps import trace_of
 
 WORLD = 8
 GROUPS = (GroupRecord(ranks=tuple(range(WORLD))), GroupRecord(ranks=(0, 1)))
@@ -36,7 +35,7 @@ def recorded(*steps: Step, compute_ns: int = 30, lane: str = "group") -> NodeStr
             lane=stream.lanes.id(lane),
             label=0,
             op=CollectiveOp.BROADCAST,
-            role=1,
+            group_index=1,
             peer=0,
             n_bytes=64,
         )
@@ -49,16 +48,7 @@ def recorded(*steps: Step, compute_ns: int = 30, lane: str = "group") -> NodeStr
 def folder(tmp_path: Path) -> Path:
     """Rank 0, captured: a first step, a steady one, and the one that was found equal to it."""
     stream = recorded({}, {}, {})
-    trace = stream.to_trace(
-        CpuDevice(),
-        rank=0,
-        world_size=WORLD,
-        groups=GROUPS,
-        known_groups=GROUPS,
-        samples=last_steps(stream, 1),
-        memory=None,
-        facts=CaptureFacts(),
-    )
+    trace = trace_of(stream, CpuDevice(), GROUPS, rank=0, world_size=WORLD, samples=1)
     save_trace(trace, tmp_path / "rank-0.parquet")
     return tmp_path
 
@@ -67,7 +57,7 @@ def recognised(
     folder: Path, stream: NodeStream, groups: Sequence[GroupRecord] = GROUPS
 ) -> int | None:
     """The rank that did what ``stream`` holds."""
-    witness = Witness(folder, CpuDevice(), rank=3, world_size=WORLD)
+    witness = Witness(folder, CpuDevice())
     found = witness.recognise(stream, groups)
     return None if found is None else found.rank
 
@@ -82,7 +72,7 @@ def test_a_trace_that_appears_meanwhile_is_seen(folder: Path, tmp_path: Path) ->
     """Ranks are captured side by side."""
     empty = tmp_path / "later"
     empty.mkdir()
-    witness = Witness(empty, CpuDevice(), rank=3, world_size=WORLD)
+    witness = Witness(empty, CpuDevice())
     assert witness.recognise(recorded({}, {}), GROUPS) is None
     (folder / "rank-0.parquet").rename(empty / "rank-0.parquet")
     assert witness.recognise(recorded({}, {}), GROUPS) is not None
@@ -93,7 +83,7 @@ def test_a_trace_that_appears_meanwhile_is_seen(folder: Path, tmp_path: Path) ->
     [
         {"n_bytes": 65},
         {"peer": 1},
-        {"role": 0},
+        {"group_index": 0},
         {"op": CollectiveOp.REDUCE},
         {"preds": ()},
         {"lane": 0},
@@ -112,7 +102,7 @@ def test_another_duration_is_another_program(folder: Path) -> None:
 
 
 def test_groups_of_another_size_are_another_program(folder: Path) -> None:
-    """By role; which ranks they hold does not matter."""
+    """By group index; which ranks they hold does not matter."""
     elsewhere = (GROUPS[0], GroupRecord(ranks=(2, 3)))
     larger = (GROUPS[0], GroupRecord(ranks=(2, 3, 4)))
     assert recognised(folder, recorded({}, {}), elsewhere) == 0
@@ -121,9 +111,7 @@ def test_groups_of_another_size_are_another_program(folder: Path) -> None:
 
 def test_a_followed_trace_keeps_what_is_its_own(folder: Path) -> None:
     """Rank, groups and memory; the program is the other's."""
-    found = Witness(folder, CpuDevice(), rank=3, world_size=WORLD).recognise(
-        recorded({}, {}), GROUPS
-    )
+    found = Witness(folder, CpuDevice()).recognise(recorded({}, {}), GROUPS)
     assert found is not None
     memory = MemoryRecord(peak_bytes=7, peak_step=0)
     own = (GROUPS[0], GroupRecord(ranks=(2, 3)))

@@ -1,4 +1,4 @@
-"""Time of communications: laws every model obeys, and agreement with known figures."""
+"""Time of communications: rooflines every model obeys, and agreement with known figures."""
 
 from __future__ import annotations
 

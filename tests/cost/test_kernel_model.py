@@ -1,4 +1,4 @@
-"""Laws of kernel times, and the profiles that hold their constants."""
+"""Distributions of kernel times, and the profiles that hold their constants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.cost.kernel import ConstantKernels, KernelPrice, ModelledKernels, load_kernel_model
+from prismscale.cost.kernel import ConstantKernels, KernelCost, ModelledKernels, load_kernel_model
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_memory import bytes_moved
 from prismscale.cost.kernel_profile import KernelProfile
@@ -26,9 +26,9 @@ def text(name: str, inputs: str = "", outputs: str = "", arguments: str = "") ->
     return FIELD.join((f"aten::{name}", inputs, outputs, arguments))
 
 
-def price(name: str, inputs: str = "", outputs: str = "", arguments: str = "") -> KernelPrice:
-    """Its price on an H100."""
-    return H100.price(text(name, inputs, outputs, arguments))
+def cost(name: str, inputs: str = "", outputs: str = "", arguments: str = "") -> KernelCost:
+    """Its cost on an H100."""
+    return H100.cost(text(name, inputs, outputs, arguments))
 
 
 def product(m: int, n: int, k: int, dtype: str = "BFloat16") -> str:
@@ -40,14 +40,14 @@ def attention(length: int, causal: int = 1, name: str = "_scaled_dot_product_fla
     """Self-attention with 32 heads of 128."""
     shape = f"BFloat16[1,32,{length},128]"
     inputs = ";".join([shape] * (6 if "backward" in name else 3))
-    return price(name, inputs, shape, f"is_causal={causal}")
+    return cost(name, inputs, shape, f"is_causal={causal}")
 
 
 @pytest.mark.parametrize("gpu", KernelProfile.names())
 def test_every_profile_prices_a_product(gpu: str) -> None:
     """A large product runs at 60 to 90 % of the peak; its error and source are given."""
     model = load_kernel_model(gpu)
-    found = model.price(product(8192, 8192, 8192))
+    found = model.cost(product(8192, 8192, 8192))
     peak = model.profile.gemm["BFloat16"].peak_flops
 
     assert 0.6 < 2 * 8192**3 / (found.device_ns * 1e-9) / peak < 0.9
@@ -95,8 +95,8 @@ def test_scaled_errors_are_wider() -> None:
 
 def test_one_tile_too_many_costs_a_wave() -> None:
     """132 multiprocessors do 132 tiles at once; one more row of tiles needs another wave."""
-    full = H100.price(product(11 * 256, 12 * 128, 8192)).device_ns
-    spilt = H100.price(product(11 * 256 + 1, 12 * 128, 8192)).device_ns
+    full = H100.cost(product(11 * 256, 12 * 128, 8192)).device_ns
+    spilt = H100.cost(product(11 * 256 + 1, 12 * 128, 8192)).device_ns
 
     assert spilt > 1.2 * full
 
@@ -104,22 +104,22 @@ def test_one_tile_too_many_costs_a_wave() -> None:
 @given(st.integers(64, 4096), st.integers(64, 4096), st.integers(64, 8192))
 def test_products_never_beat_the_peak(m: int, n: int, k: int) -> None:
     """Whatever the shape, throughput stays below the data sheet's."""
-    seconds = H100.price(product(m, n, k)).device_ns * 1e-9
+    seconds = H100.cost(product(m, n, k)).device_ns * 1e-9
 
     assert 2 * m * n * k / seconds < H100.profile.gemm["BFloat16"].peak_flops
 
 
 def test_short_inner_loops_are_less_efficient() -> None:
     """The same work with a smaller K takes longer."""
-    assert H100.price(product(4096, 8192, 256)).device_ns > (
-        H100.price(product(4096, 4096, 512)).device_ns
+    assert H100.cost(product(4096, 8192, 256)).device_ns > (
+        H100.cost(product(4096, 4096, 512)).device_ns
     )
 
 
 def test_narrow_types_are_faster() -> None:
     """float8 beats bfloat16 beats float32."""
     times = [
-        H100.price(product(4096, 4096, 4096, dtype)).device_ns
+        H100.cost(product(4096, 4096, 4096, dtype)).device_ns
         for dtype in ("Float8_e4m3fn", "BFloat16", "Float")
     ]
 
@@ -128,17 +128,17 @@ def test_narrow_types_are_faster() -> None:
 
 def test_linear_is_its_product() -> None:
     """linear over (batch, length, features) is one product over all rows."""
-    fused = price("linear", "BFloat16[2,64,512];BFloat16[1024,512]", "BFloat16[2,64,1024]")
+    fused = cost("linear", "BFloat16[2,64,512];BFloat16[1024,512]", "BFloat16[2,64,1024]")
 
-    assert fused.device_ns == H100.price(product(128, 1024, 512)).device_ns
+    assert fused.device_ns == H100.cost(product(128, 1024, 512)).device_ns
 
 
 def test_grouped_products_cost_their_rows() -> None:
     """Eight experts over 8,192 rows do the work of one product of as many rows."""
-    grouped = price(
+    grouped = cost(
         "_grouped_mm", "BFloat16[8192,4096];BFloat16[8,4096,4096];Int[8]", "BFloat16[8192,4096]"
     )
-    whole = H100.price(product(8192, 4096, 4096))
+    whole = H100.cost(product(8192, 4096, 4096))
 
     assert grouped.device_ns == pytest.approx(whole.device_ns, rel=0.15)
 
@@ -146,8 +146,8 @@ def test_grouped_products_cost_their_rows() -> None:
 def test_convolution_backward_is_twice_the_forward() -> None:
     """Gradients of image and weight are one product each."""
     image, weight, out = "Half[32,256,56,56]", "Half[256,256,3,3]", "Half[32,256,56,56]"
-    forward = price("convolution", f"{image};{weight}", out)
-    back = price("convolution_backward", f"{out};{image};{weight}", f"{image};{weight}")
+    forward = cost("convolution", f"{image};{weight}", out)
+    back = cost("convolution_backward", f"{out};{image};{weight}", f"{image};{weight}")
 
     assert back.device_ns == pytest.approx(2 * forward.device_ns, rel=0.01)
 
@@ -175,7 +175,7 @@ def test_flash_attention_is_what_its_authors_measured(
     """FlashAttention-3, figure 5: 16,384 tokens, 16 heads of 128; torch's build reaches 0.895."""
     shape = f"BFloat16[{16384 // length},16,{length},128]"
     inputs, name = ";".join([shape] * 3), "_scaled_dot_product_flash_attention"
-    found = price(name, inputs, shape, f"is_causal={causal}")
+    found = cost(name, inputs, shape, f"is_causal={causal}")
     flops = 4 * 16384 * length * 2048 / (1 + causal)
 
     assert flops / found.device_ns / 1e3 == pytest.approx(0.895 * tflops, rel=0.1)
@@ -183,30 +183,30 @@ def test_flash_attention_is_what_its_authors_measured(
 
 def test_packed_attention_is_attention_of_its_documents() -> None:
     """Four packed documents cost what a batch of four costs."""
-    packed = price(
+    packed = cost(
         "_flash_attention_forward",
         ";".join(["BFloat16[8192,32,128]"] * 3),
         "BFloat16[8192,32,128]",
         "max_q=2048;max_k=2048;is_causal=1",
     )
     shape = "BFloat16[4,2048,32,128]"
-    batch = price("_flash_attention_forward", ";".join([shape] * 3), shape, "is_causal=1")
+    batch = cost("_flash_attention_forward", ";".join([shape] * 3), shape, "is_causal=1")
 
     assert packed.device_ns == pytest.approx(batch.device_ns, rel=0.01)
 
 
 def test_elementwise_time_follows_bytes() -> None:
     """Twice the elements take twice the time once the tensors are large."""
-    small = price("mul.Tensor", "Float[8192,8192];Float[8192,8192]", "Float[8192,8192]")
-    large = price("mul.Tensor", "Float[16384,8192];Float[16384,8192]", "Float[16384,8192]")
+    small = cost("mul.Tensor", "Float[8192,8192];Float[8192,8192]", "Float[8192,8192]")
+    large = cost("mul.Tensor", "Float[16384,8192];Float[16384,8192]", "Float[16384,8192]")
 
     assert large.device_ns == pytest.approx(2 * small.device_ns, rel=0.02)
 
 
 def test_broadcasting_costs_more_than_a_number() -> None:
     """A row that is added to a matrix comes from the caches, not for free."""
-    row = price("add.Tensor", "Float[8192,8192];Float[8192]", "Float[8192,8192]")
-    number = price("add.Tensor", "Float[8192,8192];Float[]!cpu", "Float[8192,8192]")
+    row = cost("add.Tensor", "Float[8192,8192];Float[8192]", "Float[8192,8192]")
+    number = cost("add.Tensor", "Float[8192,8192];Float[]!cpu", "Float[8192,8192]")
 
     assert row.kind == "broadcast"
     assert row.device_ns > 1.2 * number.device_ns
@@ -233,15 +233,15 @@ def test_kinds(signature: str, kind: str) -> None:
 
 def test_views_cost_the_device_nothing() -> None:
     """They cost the host, though."""
-    found = price("transpose.int", "Float[2,3]", "Float[3,2]@1,3")
+    found = cost("transpose.int", "Float[2,3]", "Float[3,2]@1,3")
 
     assert found.device_ns == 0
     assert found.host_ns > 0
 
 
 def test_unknown_operators_say_so() -> None:
-    """They are priced by their bytes, as a default, with no error to go by."""
-    found = H100.price(FIELD.join(("mine::scale", "Float[4096,4096]", "Float[4096,4096]", "")))
+    """They are costed by their bytes, as a default, with no error to go by."""
+    found = H100.cost(FIELD.join(("mine::scale", "Float[4096,4096]", "Float[4096,4096]", "")))
 
     assert (found.source, found.kind, found.error) == ("default", "unknown", None)
     assert found.device_ns > 2 * 4 * 4096**2 / 3.35e12 * 1e9
@@ -257,22 +257,22 @@ def test_fused_adamw_reads_four_lists_and_writes_three() -> None:
 
 def test_foreach_over_many_tensors_takes_several_launches() -> None:
     """At most 110 tensors fit one launch: the host pays for the others."""
-    few = price("_foreach_mul_.Scalar", ";".join(["Float[8]"] * 100))
-    many = price("_foreach_mul_.Scalar", ";".join(["Float[8]"] * 300))
+    few = cost("_foreach_mul_.Scalar", ";".join(["Float[8]"] * 100))
+    many = cost("_foreach_mul_.Scalar", ";".join(["Float[8]"] * 300))
 
     assert many.host_ns - few.host_ns == 2 * H100.profile.host.launch_ns
 
 
 def test_a_lookup_does_not_read_the_table() -> None:
     """An embedding costs what it returns, whatever the vocabulary."""
-    found = [price("embedding", f"Half[{v},512];Long[64]", "Half[64,512]") for v in (1000, 9**6)]
+    found = [cost("embedding", f"Half[{v},512];Long[64]", "Half[64,512]") for v in (1000, 9**6)]
 
     assert found[0] == found[1]
 
 
 def test_transfers_run_at_the_speed_of_the_bus() -> None:
     """A GiB takes its bytes over the link's bandwidth."""
-    found = price("copy_", "Byte[1073741824];Byte[1073741824]!cpu", "Byte[1073741824]")
+    found = cost("copy_", "Byte[1073741824];Byte[1073741824]!cpu", "Byte[1073741824]")
 
     assert found.device_ns == pytest.approx(2**30 / 50e9 * 1e9, rel=0.01)
 
@@ -283,24 +283,24 @@ def test_fused_regions_share_a_pass() -> None:
     add = text("add.Tensor", "Float[4096,4096];Float[4096,4096]", "Float[4096,4096]")
     gathered = text("split_with_sizes_copy.out", "BFloat16[8,4096]", "", "split_sizes=4096;dim=1")
 
-    assert fused.price(add).device_ns == round(0.22 * H100.price(add).device_ns)
+    assert fused.cost(add).device_ns == round(0.22 * H100.cost(add).device_ns)
     for other in (product(512, 512, 512), gathered):
-        assert fused.price(other) == H100.price(other)
+        assert fused.cost(other) == H100.cost(other)
 
 
 def test_the_null_model_knows_nothing() -> None:
     """It answers its constant, marked as a default."""
-    found = ConstantKernels(device_ns=7, host_ns=3).price(product(8, 8, 8))
+    found = ConstantKernels(device_ns=7, host_ns=3).cost(product(8, 8, 8))
 
     assert (found.device_ns, found.host_ns, found.source) == (7, 3, "default")
 
 
 @given(st.lists(st.integers(0, 4096), max_size=4), st.sampled_from(sorted(H100.profile.memory)))
 def test_prices_are_finite(sizes: list[int], kind: str) -> None:
-    """No shape, empty or scalar, breaks a law."""
+    """No shape, empty or scalar, breaks a roofline."""
     shape = f"Float[{','.join(map(str, sizes))}]"
     names = {"pointwise": "add", "optimizer": "_fused_adamw_", "foreach": "_foreach_add_.List"}
-    found = price(names.get(kind, kind), f"{shape};{shape};{shape};{shape};{shape}", shape)
+    found = cost(names.get(kind, kind), f"{shape};{shape};{shape};{shape};{shape}", shape)
 
     assert math.isfinite(found.device_ns)
     assert found.device_ns >= 0

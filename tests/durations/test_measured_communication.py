@@ -21,10 +21,10 @@ TOOK_NS = 50
 WORLD, PAIR = 0, 1
 
 
-def reduction_ns(co_measured_with: tuple[int, ...], role: int) -> int:
+def reduction_ns(co_measured_with: tuple[int, ...], group_index: int) -> int:
     """How long a rank of four, timed with others, is in an all-reduce of the world or its pair."""
     groups = [GroupRecord(ranks=(0, 1, 2, 3)), *(GroupRecord(ranks=(r, r + 1)) for r in (0, 2))]
-    body = [(CollectiveOp.ALL_REDUCE, 1 << 20, role)]
+    body = [(CollectiveOp.ALL_REDUCE, 1 << 20, group_index)]
     co_run = (
         CoRunFacts(issue_ns=0, common_jitter=0.0, ranks=co_measured_with)
         if co_measured_with
@@ -48,9 +48,11 @@ def test_what_all_its_ranks_made_keeps_its_measurement() -> None:
     assert reduction_ns((0, 1), PAIR) == TOOK_NS
 
 
-@pytest.mark.parametrize(("co_measured_with", "role"), [((0, 1), WORLD), ((0,), PAIR), ((), PAIR)])
+@pytest.mark.parametrize(
+    ("co_measured_with", "group_index"), [((0, 1), WORLD), ((0,), PAIR), ((), PAIR)]
+)
 def test_what_one_rank_did_alone_takes_no_less_than_the_links_allow(
-    co_measured_with: tuple[int, ...], role: int
+    co_measured_with: tuple[int, ...], group_index: int
 ) -> None:
     """Ranks of other slices, ranks on other nodes, and captures that were not timed in slices."""
-    assert reduction_ns(co_measured_with, role) > 100 * TOOK_NS
+    assert reduction_ns(co_measured_with, group_index) > 100 * TOOK_NS

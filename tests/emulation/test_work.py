@@ -125,7 +125,7 @@ def test_receive_names_its_source() -> None:
 
 
 def _batch(op: CollectiveOp, backend: str) -> list[Collective]:
-    group = GroupHandle(ranks=(0, 1), group_rank=0, role=0, name="world", backend=backend)
+    group = GroupHandle(ranks=(0, 1), group_rank=0, group_index=0, name="world", backend=backend)
     sent, received = (torch.ones(4),), (torch.ones(8),)
     outputs = () if op == CollectiveOp.SEND else received
     return [

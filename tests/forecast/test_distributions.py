@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.errors import FormatError
-from prismscale.forecast.laws.distributions import (
+from prismscale.forecast.distributions.duration_distribution import (
     BodyAndTail,
     Empirical,
     Gamma,
@@ -17,7 +17,7 @@ from prismscale.forecast.laws.distributions import (
     ks_distance,
 )
 
-LAWS = [
+DISTRIBUTIONS = [
     Normal(mean=1e6, std=5e4),
     Gamma(shape=3.0, scale=1e5),
     LogNormal(mean_log=13.0, std_log=0.4),
@@ -26,26 +26,28 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_draws_follow_the_cdf(law):
-    """A large sample of every law is near its own CDF."""
-    draws = law.sample(np.random.default_rng(1), (20_000,))
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda found: type(found).__name__)
+def test_draws_follow_the_cdf(distribution):
+    """A large sample of every distribution is near its own CDF."""
+    draws = distribution.sample(np.random.default_rng(1), (20_000,))
     assert draws.min() >= 0
-    assert ks_distance(law, draws) < 0.012
+    assert ks_distance(distribution, draws) < 0.012
 
 
-@pytest.mark.parametrize("law", LAWS[:4], ids=lambda law: type(law).__name__)
-def test_quantile_inverts_the_cdf(law):
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4], ids=lambda found: type(found).__name__)
+def test_quantile_inverts_the_cdf(distribution):
     """cdf(quantile(q)) is q."""
     q = np.array([0.05, 0.3, 0.5, 0.9, 0.97, 0.999])
-    assert law.cdf(law.quantile(q)) == pytest.approx(q, abs=1e-6)
+    assert distribution.cdf(distribution.quantile(q)) == pytest.approx(q, abs=1e-6)
 
 
-@pytest.mark.parametrize("law", [LAWS[1], LAWS[2]], ids=["gamma", "lognormal"])
-def test_a_skewed_family_is_recognised(law):
+@pytest.mark.parametrize(
+    "distribution", [DISTRIBUTIONS[1], DISTRIBUTIONS[2]], ids=["gamma", "lognormal"]
+)
+def test_a_skewed_family_is_recognised(distribution):
     """A pool drawn from a skewed family is given that family."""
-    pool = law.sample(np.random.default_rng(2), (4_000,))
-    assert isinstance(fit(pool).distribution, type(law))
+    pool = distribution.sample(np.random.default_rng(2), (4_000,))
+    assert isinstance(fit(pool).distribution, type(distribution))
 
 
 def test_rare_stalls_become_a_tail():
@@ -97,11 +99,11 @@ def test_a_borrowed_tail_is_that_of_the_others():
     others = [rng.normal(1.0, 0.01, 300) for _ in range(20)]
     own = rng.normal(5e6, 5e4, 300)
     own[:5] = 2e7
-    law = borrowed_tail(own, others)
-    assert law.quantile(np.array([0.5, 0.95])) == pytest.approx(
+    distribution = borrowed_tail(own, others)
+    assert distribution.quantile(np.array([0.5, 0.95])) == pytest.approx(
         np.quantile(own, [0.5, 0.95]), rel=2e-3
     )
-    assert law.quantile(np.array([0.99]))[0] < 5.3e6
+    assert distribution.quantile(np.array([0.99]))[0] < 5.3e6
 
 
 def test_without_others_a_sample_keeps_its_tail():

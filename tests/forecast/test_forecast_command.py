@@ -53,7 +53,7 @@ def test_a_forecast_states_quantiles_and_days(app, run):
 def test_sensitivity_ranks_and_keeps_the_forecast(app, run):
     """Each command writes its own section."""
     invoke(app, "forecast", run, "--draws", 50, "--executor", "serial")
-    arguments = ("--draws", 50, "--executor", "serial", "--method", "laws")
+    arguments = ("--draws", 50, "--executor", "serial", "--method", "fitted")
     text = invoke(app, "sensitivity", run, *arguments)
     gains = [a["p95_gain"] for a in written(run)["sensitivity"]["ablations"]]
     assert gains == sorted(gains, reverse=True)
@@ -68,7 +68,7 @@ def test_placement_moves_a_slow_node_off_the_loaded_stage(app, run, tmp_path):
     (tmp_path / "nodes.csv").write_text("node,factor\na,1\nslow,1.4\nc,1\nd,1\n")
     invoke(app, "place", run, "--nodes", tmp_path / "nodes.csv")
     found = written(run)["placement"]
-    slow = next(s for s in found["seats"] if s["node"] == "slow")
+    slow = next(s for s in found["node_slots"] if s["node"] == "slow")
     assert slow["ranks"][0] < 2
     assert found["best_ns"] < found["given_ns"]
     assert "forecast-placement" in (run / "report.html").read_text()
@@ -96,12 +96,12 @@ def test_communication_that_was_not_measured_needs_a_cluster(graph, tmp_path):
     assert "model of h100-sxm, varied by 2.0%" in recording.notes[0]
 
 
-def test_few_steps_are_extended_by_laws(run):
-    """Twenty steps are recombined; with four, laws are fitted."""
+def test_few_steps_are_extended_by_fitted_distributions(run):
+    """Twenty steps are recombined; with four, distributions are fitted."""
     recording = load_recording(run, None)
     assert not model_of(recording).fitted
     assert model_of(replace(recording, samples=recording.samples.select(range(4)))).fitted
-    with pytest.raises(UsageError, match="allowed: auto, steps, laws"):
+    with pytest.raises(UsageError, match="allowed: auto, steps, fitted"):
         model_of(recording, method="guess")
 
 
@@ -148,7 +148,7 @@ def test_many_draws_are_thinned_evenly(app, run):
     assert sorted(kept)[1899] == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("method", ["steps", "laws"])
+@pytest.mark.parametrize("method", ["steps", "fitted"])
 def test_modelled_communication_is_not_exact(graph, tmp_path, method):
     """It varies as assumed, unless told not to."""
     save_graph(graph, tmp_path / "graph")
@@ -166,7 +166,7 @@ def test_modelled_communication_is_not_exact(graph, tmp_path, method):
 def test_modelled_pools_say_so(graph, tmp_path):
     """They are no fits to data, and no small pools."""
     save_graph(graph, tmp_path / "graph")
-    fitted = model_of(load_recording(tmp_path, "h100-sxm"), method="laws").fitted
+    fitted = model_of(load_recording(tmp_path, "h100-sxm"), method="fitted").fitted
     notes = {f.pool.name: f.fit.note for f in fitted}
     assert notes["send forward pp-forward×2 @0 (no bubble)"] == "modelled, not measured"
 
@@ -176,9 +176,9 @@ def test_nodes_may_come_from_the_pools(app, graph, tmp_path):
     run = recorded_run(graph, tmp_path / "run", slow={3: 1.4})
     text = invoke(app, "place", run, "--nodes", "pools")
     assert "node of rank 3" in text
-    seats = {s["node"]: s for s in written(run)["placement"]["seats"]}
-    assert seats["node of rank 3"]["factor"] > 1.1
-    assert seats["node of rank 3"]["ranks"][0] < 2
+    node_slots = {s["node"]: s for s in written(run)["placement"]["node_slots"]}
+    assert node_slots["node of rank 3"]["factor"] > 1.1
+    assert node_slots["node of rank 3"]["ranks"][0] < 2
     even = recorded_run(graph, tmp_path / "even")
     with pytest.raises(UsageError, match="no difference between nodes"):
         invoke(app, "place", even, "--nodes", "pools")

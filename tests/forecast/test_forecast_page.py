@@ -36,7 +36,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     app, run = forecast_app(), recorded_run(small_graph(), folder / "run")
     draws = ("--draws", 50, "--seed", 1)
     invoke(app, "forecast", run, *draws, "--executor", "serial")
-    invoke(app, "sensitivity", run, *draws, "--executor", "serial", "--method", "laws")
+    invoke(app, "sensitivity", run, *draws, "--executor", "serial", "--method", "fitted")
     (folder / "n.csv").write_text(f"node,factor\n{EVIL},1.3\nb,1\nc,1\nd,1\n")
     invoke(app, "place", run, "--nodes", folder / "n.csv", "--hot", "1.1,1.5")
     explored = ("--cluster", "h100-sxm", "--schedule", "1f1b,gpipe", "--pp", "2,3")

@@ -1,4 +1,4 @@
-"""Monte Carlo over the engine, laws of nodes, and fused graphs."""
+"""Monte Carlo over the engine, distributions of nodes, and fused graphs."""
 
 from dataclasses import replace
 
@@ -9,11 +9,21 @@ from scipy import stats
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions.duration_distribution import (
+    Empirical,
+    Gamma,
+    LogNormal,
+    Normal,
+    ks_distance,
+)
 from prismscale.forecast.draws.lockstep import fuse
 from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, chunks_of, draw_steps
-from prismscale.forecast.draws.sampling import LawDraws, NodeLaw, fuse_laws
+from prismscale.forecast.draws.sampling import (
+    DistributionDraws,
+    NodeDistribution,
+    fuse_distributions,
+)
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.laws.distributions import Empirical, Gamma, LogNormal, Normal, ks_distance
 from prismscale.forecast.layouts.layout import (
     Layout,
     Move,
@@ -41,12 +51,12 @@ def barrier_job(ranks):
     return assemble(traces, representative_R, collect_groups(traces, ranks, representative_R))
 
 
-def laws(graph, compute, communication=None):
-    law_B = np.array([0, 1 if communication else -1, -1])
-    table = (NodeLaw(name="work", compute=compute),)
+def distributions(graph, compute, communication=None):
+    distribution_B = np.array([0, 1 if communication else -1, -1])
+    table = (NodeDistribution(name="work", compute=compute),)
     if communication:
-        table += (NodeLaw(name="meet", communication=communication),)
-    return LawDraws(graph=graph, laws=table, law_CB=(law_B,))
+        table += (NodeDistribution(name="meet", communication=communication),)
+    return DistributionDraws(graph=graph, distributions=table, distribution_CB=(distribution_B,))
 
 
 def small_layout(**kwargs):
@@ -66,10 +76,10 @@ def small_layout(**kwargs):
 
 def test_a_barrier_is_the_maximum_of_independent_draws():
     """100,000 draws of the slowest of 16 ranks follow F(x)^16."""
-    graph, law = barrier_job(16), Normal(mean=1e9, std=5e7)
+    graph, distribution = barrier_job(16), Normal(mean=1e9, std=5e7)
     config = MonteCarlo(draws=100_000, steps=1, memory_bytes=2**30)
-    drawn = draw_steps(graph, laws(graph, law), config).step_ns_D
-    distance = stats.kstest(drawn, lambda x: law.cdf(x) ** 16).statistic
+    drawn = draw_steps(graph, distributions(graph, distribution), config).step_ns_D
+    distance = stats.kstest(drawn, lambda x: distribution.cdf(x) ** 16).statistic
     assert distance < 1.63 / np.sqrt(100_000)
 
 
@@ -81,8 +91,10 @@ def test_serial_work_is_a_convolution():
     traces = {0: builder.build()}
     one = np.zeros(1, dtype=np.int64)
     graph = assemble(traces, one, collect_groups(traces, 1, one))
-    table = (NodeLaw(name="a", compute=Gamma(shape=4.0, scale=1e6)),)
-    source = LawDraws(graph=graph, laws=table, law_CB=(np.zeros(2, dtype=np.int64),))
+    table = (NodeDistribution(name="a", compute=Gamma(shape=4.0, scale=1e6)),)
+    source = DistributionDraws(
+        graph=graph, distributions=table, distribution_CB=(np.zeros(2, dtype=np.int64),)
+    )
     drawn = draw_steps(graph, source, MonteCarlo(draws=100_000, steps=1)).step_ns_D
     assert ks_distance(Gamma(shape=8.0, scale=1e6), drawn) < 1.63 / np.sqrt(100_000)
 
@@ -91,7 +103,7 @@ def test_a_collective_is_drawn_once_for_all_members():
     """With still computation, the step varies exactly as one collective does, at any width."""
     graph = barrier_job(64)
     meet = LogNormal(mean_log=14.0, std_log=0.5)
-    source = laws(graph, Empirical(sorted_ns=np.array([1e6])), meet)
+    source = distributions(graph, Empirical(sorted_ns=np.array([1e6])), meet)
     drawn = draw_steps(graph, source, MonteCarlo(draws=20_000, steps=1)).step_ns_D - 1e6
     assert ks_distance(meet, drawn) < 0.015
 
@@ -100,9 +112,11 @@ def test_a_regime_slows_all_communication_of_a_step():
     """A state that holds a fifth of the steps and doubles communication doubles a fifth of it."""
     graph = barrier_job(4)
     still = Empirical(sorted_ns=np.array([1e6]))
-    source = laws(graph, still, still)
-    slowed = replace(source.laws[1], factor_K=np.array([1.0, 2.0]))
-    source = replace(source, laws=(source.laws[0], slowed), regime_share_K=np.array([0.8, 0.2]))
+    source = distributions(graph, still, still)
+    slowed = replace(source.distributions[1], factor_K=np.array([1.0, 2.0]))
+    source = replace(
+        source, distributions=(source.distributions[0], slowed), regime_share_K=np.array([0.8, 0.2])
+    )
     drawn = draw_steps(graph, source, MonteCarlo(draws=5_000, steps=1)).step_ns_D
     assert set(drawn.tolist()) == {2_000_000, 3_000_000}
     assert (drawn == 3_000_000).mean() == pytest.approx(0.2, abs=0.02)
@@ -111,11 +125,11 @@ def test_a_regime_slows_all_communication_of_a_step():
 def test_a_spatial_factor_persists():
     """One rank at 1.5 sets the step, whatever is drawn."""
     graph = barrier_job(4)
-    source = laws(graph, Normal(mean=1e6, std=1.0))
-    slow = LawDraws(
+    source = distributions(graph, Normal(mean=1e6, std=1.0))
+    slow = DistributionDraws(
         graph=graph,
-        laws=source.laws,
-        law_CB=source.law_CB,
+        distributions=source.distributions,
+        distribution_CB=source.distribution_CB,
         factor_R=np.array([1.0, 1.5, 1.0, 1.0]),
     )
     drawn = draw_steps(graph, slow, MonteCarlo(draws=100, steps=1)).step_ns_D
@@ -125,10 +139,10 @@ def test_a_spatial_factor_persists():
 def test_freezing_leaves_other_draws_alone():
     """Common random numbers: with the collective frozen, the computation's draws are unchanged."""
     graph = barrier_job(8)
-    source = laws(graph, Normal(mean=1e6, std=1e4), LogNormal(mean_log=10.0, std_log=1.0))
+    source = distributions(graph, Normal(mean=1e6, std=1e4), LogNormal(mean_log=10.0, std_log=1.0))
     config = MonteCarlo(draws=50, steps=1)
     frozen = draw_steps(graph, source.freeze(frozenset({1})), config).step_ns_D
-    alone = draw_steps(graph, laws(graph, Normal(mean=1e6, std=1e4)), config).step_ns_D
+    alone = draw_steps(graph, distributions(graph, Normal(mean=1e6, std=1e4)), config).step_ns_D
     assert len(set((frozen - alone).tolist())) == 1
 
 
@@ -177,8 +191,8 @@ class RandomDurations:
             if label in ("forward", "backward", "weight"):
                 width = rank_class.size
             elif label == "tp all_reduce":
-                seat = rank_class.seats[trace.role_N[node]]
-                width = self.graph.families[seat.family].n_groups
+                slot = rank_class.slots[trace.group_index_N[node]]
+                width = self.graph.families[slot.family].n_groups
             out.append(rng.integers(0, 1000, (3, width)))
         return out
 
@@ -192,7 +206,7 @@ def test_fused_laws_give_the_whole_graphs_distribution():
     fused = fuse(graph)
     config = MonteCarlo(draws=4_000, steps=1)
     a = draw_steps(graph, replace(source, once_G=fused.fused_group), config).step_ns_D
-    b = draw_steps(fused.graph, fuse_laws(fused, source), config).step_ns_D
+    b = draw_steps(fused.graph, fuse_distributions(fused, source), config).step_ns_D
     assert ks_two_sample(a, b) < 1.63 * np.sqrt(2 / 4_000)
 
 
@@ -211,7 +225,7 @@ def test_groups_that_meet_beside_the_computation_are_not_fused():
 def test_draws_repeat_and_seeds_differ():
     """The same seed gives the same draws; another one does not."""
     graph = barrier_job(4)
-    source = laws(graph, Normal(mean=1e6, std=1e4))
+    source = distributions(graph, Normal(mean=1e6, std=1e4))
     a, b, c = (
         draw_steps(graph, source, MonteCarlo(draws=300, seed=s)).step_ns_D for s in (1, 1, 2)
     )
@@ -240,7 +254,7 @@ def test_progress_counts_draws():
     graph, seen = barrier_job(2), []
     draw_steps(
         graph,
-        laws(graph, Normal(mean=1e6, std=1e4)),
+        distributions(graph, Normal(mean=1e6, std=1e4)),
         MonteCarlo(draws=200),
         progress=lambda done, total: seen.append((done, total)),
     )

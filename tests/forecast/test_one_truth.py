@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
-from prismscale.durations.repricing import Prices
+from prismscale.durations.recosting import CostSettings
 from prismscale.durations.scenario import Scenario
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
@@ -141,7 +141,7 @@ def test_groups_across_nodes_are_not_drawn_as_one():
     recording = recorded(pipeline_job(2, 3, 4, 2))
     small = quotient_of(recording.samples, recording.base, 8)
     assert small is not None
-    assert small.fused.set_role == TENSOR
+    assert small.fused.set_group_index == TENSOR
     assert quotient_of(recording.samples, recording.base, 2) is None
 
 
@@ -176,16 +176,16 @@ def test_a_job_that_hangs_is_refused(tmp_path):
         load_recording(root)
 
 
-def test_other_prices_need_the_log_of_launches(tmp_path):
+def test_other_costs_need_the_log_of_launches(tmp_path):
     """A null run's computation belongs to its GPU; without its launches another needs a run."""
-    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), prices=Prices(gpu=H100_NAME))
+    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), kernel_costs=CostSettings(gpu=H100_NAME))
     assert load_recording(root, H100).base.step_ns == step_of(root)
     with pytest.raises(UsageError, match="run the program again"):
         load_recording(root, "b200")
 
 
 def test_kernel_times_are_a_null_runs(tmp_path):
-    """Where computation was measured there is nothing to be priced."""
+    """Where computation was measured there is nothing to be costed."""
     root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2))
     with pytest.raises(UsageError, match="was measured"):
         load_recording(root, changes=Changes(kernels="table.json"))
@@ -206,7 +206,7 @@ def test_a_scenario_is_read_as_it_was_written(tmp_path):
         cluster=replace(Cluster.load("b200"), name="ours"),
         compute_scale=0.7,
         faults=Faults(slow={3: 1.5}, hang={1: 4}),
-        prices=Prices(gpu="NVIDIA B200", kernels="table.json", fused=True),
+        kernel_costs=CostSettings(gpu="NVIDIA B200", kernels="table.json", fused=True),
         captures="captures/abc",
     )
     scenario.save(tmp_path / "scenario.json")

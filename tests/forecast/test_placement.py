@@ -7,7 +7,7 @@ import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.draws.sampling import LawDraws
+from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.forecast.placement.node_placement import (
@@ -20,7 +20,7 @@ from prismscale.forecast.placement.node_placement import (
 from prismscale.forecast.placement.nodes import ClusterNode, read_nodes
 
 PP, DP = 3, 2
-SEATS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
+NODE_SLOTS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
 REPLICAS = [replica for replica in range(DP) for _ in range(PP)]
 
 
@@ -36,8 +36,13 @@ def source_for():
     source = vary(graph, median_durations(graph, NullCollectiveModel()), still)
 
     def build(factor_R):
-        laws = LawDraws(graph=graph, laws=source.laws, law_CB=source.law_CB, factor_R=factor_R)
-        return laws, None
+        distributions = DistributionDraws(
+            graph=graph,
+            distributions=source.distributions,
+            distribution_CB=source.distribution_CB,
+            factor_R=factor_R,
+        )
+        return distributions, None
 
     build.graph = graph
     return build
@@ -45,7 +50,7 @@ def source_for():
 
 def evaluator(source_for, factors):
     nodes = [ClusterNode(name=f"n{i}", factor=f) for i, f in enumerate(factors)]
-    return Evaluator(source_for.graph, source_for, SEATS, nodes, draws=1), nodes
+    return Evaluator(source_for.graph, source_for, NODE_SLOTS, nodes, draws=1), nodes
 
 
 def test_a_slow_node_belongs_where_there_is_slack(source_for):
@@ -53,8 +58,8 @@ def test_a_slow_node_belongs_where_there_is_slack(source_for):
     evaluate, nodes = evaluator(source_for, [1, 1, 1.3, 1, 1, 1])
     found = place(evaluate, nodes, REPLICAS)
     assert found.exhaustive
-    seat = found.best.node_S.index(2)
-    assert seat % PP < PP - 1
+    node_slot = found.best.node_S.index(2)
+    assert node_slot % PP < PP - 1
     assert found.gain > 1.1
     assert found.spread >= 0.08
 
@@ -82,20 +87,20 @@ def test_spare_nodes_stand_in_for_slow_ones(source_for):
 
 
 def test_placements_are_counted_up_to_symmetry():
-    """One slow node among equal ones has as many places as a replica has seats."""
+    """One slow node among equal ones has as many places as a replica has node slots."""
     nodes = [ClusterNode(name=str(i), factor=1.0 + (i == 0)) for i in range(6)]
     assert len(list(different_placements(nodes, REPLICAS))) == PP
     assert count_placements(nodes, REPLICAS) == PP
 
 
 def test_a_hot_node_costs_most_on_the_loaded_stage(source_for):
-    """The study covers every seat and factor, and ranks seats as the load does."""
+    """The study covers every node slot and factor, and ranks node slots as the load does."""
     evaluate, _ = evaluator(source_for, np.ones(6))
     found = hot_node_study(evaluate.with_factors, 6, [1.1, 1.5])
     assert len(found) == 12
-    by_seat = {h.seat: h.slowdown for h in found if h.factor == 1.5}
-    assert max(by_seat, key=by_seat.get) % PP == PP - 1
-    assert 0 < by_seat[0] < max(by_seat.values())
+    by_slot = {h.node_slot: h.slowdown for h in found if h.factor == 1.5}
+    assert max(by_slot, key=by_slot.get) % PP == PP - 1
+    assert 0 < by_slot[0] < max(by_slot.values())
 
 
 def test_nodes_are_read_by_factor_or_speed(tmp_path):
@@ -121,8 +126,8 @@ def test_bad_node_files_name_the_line(tmp_path, text, says):
 
 
 def test_too_few_nodes_are_refused(source_for):
-    """Every seat needs a node."""
-    with pytest.raises(UsageError, match="2 nodes for 6 seats"):
+    """Every node slot needs a node."""
+    with pytest.raises(UsageError, match="2 nodes for 6 node_slots"):
         evaluator(source_for, np.ones(2))
 
 

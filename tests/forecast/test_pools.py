@@ -7,10 +7,10 @@ import pytest
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
-from prismscale.forecast.draws.fitting import fit_laws
+from prismscale.forecast.distributions.pools import otsu_threshold, pools_of, rank_factors
+from prismscale.forecast.draws.fitting import fit_distributions
 from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, draw_steps
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes, regimes_of
-from prismscale.forecast.laws.pools import otsu_threshold, pools_of, rank_factors
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
@@ -52,7 +52,7 @@ def test_a_slow_rank_has_its_factor(samples):
 
 def test_fitted_draws_keep_worker_identity(samples):
     """With factors taken out and put back, the slow rank sets the step in every draw."""
-    source, fitted = fit_laws(samples)
+    source, fitted = fit_distributions(samples)
     gemm = next(f for f in fitted if f.pool.signature.label == "gemm")
     assert gemm.fit.distribution.quantile(np.array([0.5])) == pytest.approx([1e6], rel=5e-3)
     drawn = draw_steps(samples.graph, source, MonteCarlo(draws=500, steps=1)).step_ns_D
@@ -81,7 +81,7 @@ def test_a_regime_lasts_over_simulated_steps(samples):
 
 def test_fitted_laws_hold_the_regime(samples):
     """The congested regime scales the collective of all of a step, as often as recorded."""
-    source, _ = fit_laws(samples)
+    source, _ = fit_distributions(samples)
     assert source.regime_share_K == pytest.approx([0.95, 0.05])
     drawn = draw_steps(samples.graph, source, MonteCarlo(draws=2_000, steps=1)).step_ns_D
     assert (drawn > 3e6).mean() == pytest.approx(2 / STEPS, abs=0.02)
@@ -113,7 +113,7 @@ def test_frozen_nodes_stay_at_their_median(samples):
 
 def test_small_pools_are_reported(samples):
     """Three recorded steps cannot be fitted, and the draws say so."""
-    source, fitted = fit_laws(samples.select([0, 1, 2]))
+    source, fitted = fit_distributions(samples.select([0, 1, 2]))
     assert "too small" in source.notes[0]
     assert any("only 3 durations" in f.fit.note for f in fitted)
 

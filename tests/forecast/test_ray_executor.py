@@ -27,7 +27,7 @@ def two_nodes():
 
 
 def test_draws_are_those_of_one_process_bit_for_bit(two_nodes):
-    """Chunks go to both nodes; the law does not depend on where it is drawn."""
+    """Chunks go to both nodes; the distribution does not depend on where it is drawn."""
     graph = small_graph()
     source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation())
     config = MonteCarlo(draws=600)

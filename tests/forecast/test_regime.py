@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prismscale.errors import FormatError
-from prismscale.forecast.laws.regime import fit_regimes
+from prismscale.forecast.distributions.regime import fit_regimes
 
 
 def two_state_path(rng, n, stay=0.95):

@@ -5,10 +5,10 @@ import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions.duration_distribution import Normal, ks_distance
+from prismscale.forecast.distributions.scaling import carry_over, tail_growth, widest_of
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.laws.distributions import Normal, ks_distance
-from prismscale.forecast.laws.scaling import carry_over, tail_growth, widest_of
 from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 
 

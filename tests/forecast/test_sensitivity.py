@@ -8,12 +8,12 @@ import pytest
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.errors import UsageError
-from prismscale.forecast.draws.fitting import fit_laws
+from prismscale.forecast.distributions.duration_distribution import Normal
+from prismscale.forecast.draws.fitting import fit_distributions
 from prismscale.forecast.draws.lockstep import fuse
 from prismscale.forecast.draws.montecarlo import MonteCarlo
-from prismscale.forecast.draws.sampling import LawDraws, NodeLaw
+from prismscale.forecast.draws.sampling import DistributionDraws, NodeDistribution
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.laws.distributions import Normal
 from prismscale.forecast.layouts.layout import (
     Layout,
     Move,
@@ -48,11 +48,13 @@ def fork_job():
 @pytest.fixture
 def source():
     table = (
-        NodeLaw(name="a", compute=Normal(mean=1e9, std=3e7)),
-        NodeLaw(name="hidden", compute=Normal(mean=5e8, std=1e8)),
-        NodeLaw(name="b", compute=Normal(mean=1e9, std=4e7)),
+        NodeDistribution(name="a", compute=Normal(mean=1e9, std=3e7)),
+        NodeDistribution(name="hidden", compute=Normal(mean=5e8, std=1e8)),
+        NodeDistribution(name="b", compute=Normal(mean=1e9, std=4e7)),
     )
-    return LawDraws(graph=fork_job(), laws=table, law_CB=(np.array([0, 1, 2, -1]),))
+    return DistributionDraws(
+        graph=fork_job(), distributions=table, distribution_CB=(np.array([0, 1, 2, -1]),)
+    )
 
 
 CONFIG = MonteCarlo(draws=4_000, steps=1)
@@ -114,13 +116,14 @@ def test_steady_steps_have_no_indices(source):
 
 
 def test_factors_are_kernels_stages_and_collectives(tmp_path):
-    """Fitted laws of a pipeline can be frozen by kernel and by stage, modelled ones by group."""
+    """Fitted distributions of a pipeline can be frozen by kernel and by stage, modelled ones by
+    group."""
     samples = load_recording(recorded_run(small_graph(), tmp_path / "run"), "h100-sxm").samples
-    source, _ = fit_laws(samples)
+    source, _ = fit_distributions(samples)
     names, _ = factors_of(source)
     assert {"forward", "backward", "stage 1 computation"} <= set(names)
     save_graph(small_graph(), tmp_path / "graph")
-    modelled = model_of(load_recording(tmp_path, "h100-sxm"), method="laws").source
+    modelled = model_of(load_recording(tmp_path, "h100-sxm"), method="fitted").source
     assert "send forward pp-forward×2" in factors_of(modelled)[0]
 
 

@@ -50,7 +50,7 @@ def test_collective_lasts_from_the_last_arrival(tmp_path: Path) -> None:
         (node,) = communications(trace)
         assert trace.op_N[node] == CollectiveOp.ALL_REDUCE
         assert trace.bytes_N[node] == 1024
-        assert trace.groups[int(trace.role_N[node])].ranks == (0, 1)
+        assert trace.groups[int(trace.group_index_N[node])].ranks == (0, 1)
         assert trace.body_ns_SB[:, node].tolist() == [ALL_REDUCE_US * US] * 2
 
 

@@ -1,4 +1,4 @@
-"""From captured traces to rank classes, group families and seats."""
+"""From captured traces to rank classes, group families and slots."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_coverage_counts_what_was_assumed() -> None:
 @given(jobs())
 @settings(max_examples=80, deadline=None)
 def test_every_rank_has_one_place(job: Job) -> None:
-    """Classes partition the ranks, and each seat leads to the group and position of the member."""
+    """Classes partition the ranks, and each slot leads to the group and position of the member."""
     graph = job.graph
 
     assert np.sort(np.concatenate([c.members_M for c in graph.classes])).tolist() == list(
         range(graph.world_size)
     )
     for rank_class in graph.classes:
-        for seat in rank_class.seats:
-            ranks_KG = graph.families[seat.family].ranks_KG
-            assert ranks_KG.ravel()[seat.slot_M].tolist() == rank_class.members_M.tolist()
-            assert (seat.slot_M % ranks_KG.shape[1]).tolist() == seat.group_M.tolist()
+        for slot in rank_class.slots:
+            ranks_KG = graph.families[slot.family].ranks_KG
+            assert ranks_KG.ravel()[slot.slot_M].tolist() == rank_class.members_M.tolist()
+            assert (slot.slot_M % ranks_KG.shape[1]).tolist() == slot.group_M.tolist()
 
 
 def ring(world_size: int) -> tuple[dict[int, RankTrace], list[GroupRecord]]:
@@ -73,7 +73,8 @@ def ring(world_size: int) -> tuple[dict[int, RankTrace], list[GroupRecord]]:
     builder.begin_body()
     last = builder.add_compute(10)
     calls = [
-        builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=k, preds=[last]) for k in (1, 2)
+        builder.add_communication(CollectiveOp.ALL_REDUCE, 8, group_index=k, preds=[last])
+        for k in (1, 2)
     ]
     builder.add_compute(1, preds=calls)
     return {0: builder.build(known_groups=records)}, records

@@ -22,7 +22,7 @@ from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
 from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import load_graph, load_trace, save_graph, save_trace
-from prismscale.graph.parquet import DIGEST_KEY, HEADER_KEY, Header, to_runs
+from prismscale.graph.parquet import DIGEST_KEY, HEADER_KEY, VERSION, Header, to_runs
 from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.graph.trace_columns import PLAIN
 from prismscale.sim.timeline import simulate
@@ -82,7 +82,7 @@ def trace_file(trace: RankTrace, tmp_path: Path) -> Path:
 @given(job=jobs())
 @in_one_folder
 def test_graph_comes_back_as_it_was(job: Job, tmp_path: Path) -> None:
-    """A graph that was saved and loaded has equal classes, seats, families and coverage."""
+    """A graph that was saved and loaded has equal classes, slots, families and coverage."""
     save_graph(job.graph, tmp_path)
 
     assert_same(job.graph, load_graph(tmp_path))
@@ -228,12 +228,13 @@ def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         writer.add_key_value_metadata({HEADER_KEY: text, DIGEST_KEY: digest.encode()})
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_other_version_is_refused(trace_file: Path, version: int) -> None:
     """A file of an earlier or later version names both versions and the way out."""
     forge(trace_file, lambda h: h.update(version=version))
 
-    with pytest.raises(FormatError, match=rf"version {version} .* reads version 2; make it again"):
+    refusal = rf"version {version} .* reads version {VERSION}; make it again"
+    with pytest.raises(FormatError, match=refusal):
         load_trace(trace_file)
 
 

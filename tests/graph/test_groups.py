@@ -38,7 +38,7 @@ def collect(traces: Mapping[int, RankTrace], represented: Sequence[int]) -> Grou
 
 
 def groups_of(table: GroupTable, rank: int) -> list[tuple[int, ...]]:
-    """Groups of ``rank`` by role."""
+    """Groups of ``rank`` by group index."""
     return [table.ranks[g] for g in table.of_rank(rank)]
 
 
@@ -84,7 +84,7 @@ def test_irregular_groups_are_known_from_who_saw_them() -> None:
 
 
 def test_two_groups_of_the_same_ranks_stay_two() -> None:
-    """A second group of the same ranks is another group, with its own role."""
+    """A second group of the same ranks is another group, with its own group index."""
     twice = records((0, 1), (0, 1), (0, 1))
 
     table = collect({0: seen_by(0, 2, twice)}, [0, 0])
@@ -94,7 +94,7 @@ def test_two_groups_of_the_same_ranks_stay_two() -> None:
 
 def test_roles_follow_creation_order_not_capture_order() -> None:
     """Rank 3 made its row before its column; that rank 0 told of the column first is no reason to
-    swap its roles."""
+    swap its group indices."""
     world, row0, row1, column0, column1 = records(range(4), (0, 1), (2, 3), (0, 2), (1, 3))
     traces = {
         1: seen_by(1, 4, [world, row0, column1]),

@@ -1,4 +1,4 @@
-"""What a job does only in some steps: put together, scheduled, written out, priced."""
+"""What a job does only in some steps: put together, scheduled, written out, costed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.pooling import first_own_step, pool_samples
 from prismscale.sim.timeline import simulate
 from support.jobs import job_from_traces
-from support.traces import meeting_traces, small_trace
+from support.traces import joined_traces, small_trace
 
 MODEL = collective_model(Cluster.load("loopback-gloo"))
 
@@ -36,7 +36,7 @@ def test_ranks_of_other_classes_keep_their_own() -> None:
 
 def test_members_that_were_captured_replay_their_own_steps() -> None:
     """Late in turn, they make every step as long as the longer one; so do those that follow."""
-    traces = meeting_traces([10, 30], [30, 10])
+    traces = joined_traces([10, 30], [30, 10])
     graph = job_from_traces(pool_samples(traces, np.array([0, 0])), {0: 0, 1: 0})
     durations = GraphDurations(graph=graph, model=MODEL, sampled=True)
 
@@ -46,14 +46,14 @@ def test_members_that_were_captured_replay_their_own_steps() -> None:
 
 def test_members_that_were_not_captured_share_their_steps() -> None:
     """Nothing is known of when one is late and another is not."""
-    pooled = pool_samples(meeting_traces([10, 30], [30, 10]), np.array([0, 0]))[0]
+    pooled = pool_samples(joined_traces([10, 30], [30, 10]), np.array([0, 0]))[0]
     assert first_own_step(pooled, np.array([1])).tolist() == [2]
     assert first_own_step(pooled, np.array([0, 1, 2])).tolist() == [0]
 
 
 def test_steps_of_unlike_number_are_nobodys_own() -> None:
     """Where one rank's begin could not be told."""
-    pooled = pool_samples(meeting_traces([10, 30], [30]), np.array([0, 0]))[0]
+    pooled = pool_samples(joined_traces([10, 30], [30]), np.array([0, 0]))[0]
     assert pooled.n_samples == 3
     assert first_own_step(pooled, np.array([0, 1])).tolist() == [0]
 
@@ -62,7 +62,7 @@ def test_where_time_is_modelled_the_longest_of_a_class_stands_for_all() -> None:
     """A last shard is smaller, in every step alike: that is no variation from step to step."""
     traces = {
         rank: replace(trace, facts=replace(trace.facts, modelled=True))
-        for rank, trace in meeting_traces([10], [30]).items()
+        for rank, trace in joined_traces([10], [30]).items()
     }
     pooled = pool_samples(traces, np.array([0, 0]))[0]
     longest = np.maximum(traces[0].body_ns_SB, traces[1].body_ns_SB)

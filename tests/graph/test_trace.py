@@ -120,7 +120,7 @@ def test_fingerprint_ignores_durations_sites_and_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "column", ["kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "pred_distance_P"]
+    "column", ["kind_N", "op_N", "lane_N", "group_index_N", "peer_N", "bytes_N", "pred_distance_P"]
 )
 def test_fingerprint_covers_structure(column: str) -> None:
     """Any other operation, lane, group, peer, size or edge makes another class."""

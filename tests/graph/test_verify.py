@@ -55,9 +55,9 @@ def broken(column: str, at: int, value: int) -> JobGraph:
         ("pred_start_N1", 2, -1, "rows run backwards"),
         ("prologue_ns", 0, -1, "negative duration"),
         ("body_ns_SB", 3, -1, "negative duration"),
-        ("role_N", 0, 1, "a computation names a group"),
-        ("role_N", 3, 9, "names none of the rank's groups"),
-        ("role_N", 3, -1, "names none of the rank's groups"),
+        ("group_index_N", 0, 1, "a computation names a group"),
+        ("group_index_N", 3, 9, "names none of the rank's groups"),
+        ("group_index_N", 3, -1, "names none of the rank's groups"),
     ],
 )
 def test_malformed_traces_are_named(column: str, at: int, value: int, words: str) -> None:

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, sys.argv[2])
-from support.emulation import communicate_everything
+from support.emulation import all_gather_single, communicate_everything
 from marker import step_ends
 
 rank = int(os.environ["RANK"])
@@ -45,7 +45,7 @@ for step in range(5):
     dist.all_reduce(mine, group=pair)
     found["all_reduce of different values"] = mine.tolist()
     gathered = torch.empty(2)
-    dist.all_gather_single(gathered, torch.tensor([float(rank)]))
+    all_gather_single(gathered, torch.tensor([float(rank)]))
     found["all_gather of different values"] = gathered.tolist()
     rows = torch.empty(3)
     sizes = [[1, 2], [2, 1]][rank], [[1, 2], [2, 1]][rank]
@@ -258,7 +258,7 @@ def test_a_message_has_two_ends_and_a_collective_a_group() -> None:
     """In a group of two they are the same context."""
 
     def call(op: CollectiveOp, *ranks: int) -> Collective:
-        group = GroupHandle(role=0, ranks=ranks, group_rank=1, name="", backend="gloo")
+        group = GroupHandle(group_index=0, ranks=ranks, group_rank=1, name="", backend="gloo")
         return Collective(op=op, group=group, inputs=(), outputs=(), n_bytes=8, root=0)
 
     assert participants(call(CollectiveOp.SEND, 7, 5, 3)) == (7, 5)

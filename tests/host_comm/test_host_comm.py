@@ -27,10 +27,10 @@ def trace(beside_ns: int, issue_ns: int | None = None) -> RankTrace:
     builder = TraceBuilder(rank=0, world_size=2, groups=[GroupRecord(ranks=(0, 1))])
     last = builder.add_compute(1)
     builder.begin_body()
-    first = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=0, preds=[last])
+    first = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, group_index=0, preds=[last])
     last = builder.add_compute(beside_ns, preds=[last])
     last = builder.add_compute(10 * COMPUTES_NS, preds=[last, first])
-    second = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, role=0, preds=[last])
+    second = builder.add_communication(CollectiveOp.ALL_REDUCE, 8, group_index=0, preds=[last])
     builder.add_compute(10 * COMPUTES_NS, preds=[last, second])
     if issue_ns is None:
         return builder.build()

@@ -39,6 +39,36 @@ for step in range(20):
     optimizer.zero_grad()
     print("loss", loss.item(), "took", time.perf_counter() - began, flush=True)
 """
+GRAPHED = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+data = torch.randn(4096, 256, device="cuda")
+
+def step():
+    optimizer.zero_grad(set_to_none=False)
+    model(data).square().mean().backward()
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    for work in works:
+        work.wait()
+    optimizer.step()
+
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, stream=side):
+    step()
+for _ in range(20):
+    graph.replay()
+    print("loss", flush=True)
+"""
 EATER = """
 import torch
 held = [torch.empty(2**33, dtype=torch.uint8, device="cuda") for _ in range(40)]
@@ -87,9 +117,9 @@ def on_null(folder: Path) -> RankTrace:
 
 
 def communications(trace: RankTrace) -> list[tuple[int, int, int]]:
-    """Of a steady step: operation, bytes, role."""
+    """Of a steady step: operation, bytes, group index."""
     nodes = trace.communications(trace.n_prologue, trace.n_nodes)
-    return [(int(trace.op_N[n]), int(trace.bytes_N[n]), int(trace.role_N[n])) for n in nodes]
+    return [(int(trace.op_N[n]), int(trace.bytes_N[n]), int(trace.group_index_N[n])) for n in nodes]
 
 
 def test_the_step_communicates_as_on_a_processor(on_null: RankTrace, folder: Path) -> None:
@@ -185,3 +215,41 @@ def test_a_gpu_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert done.code != 0
     assert "cannot pretend to be 'CPU'" in done.err
     assert "NVIDIA H100 80GB HBM3" in done.err
+
+
+@pytest.fixture(scope="module")
+def of_a_graph(tmp_path_factory: pytest.TempPathFactory) -> RankTrace:
+    return captured(tmp_path_factory.mktemp("graph"), "null", GRAPHED)
+
+
+def test_a_replayed_step_is_the_eager_step(of_a_graph: RankTrace, tmp_path: Path) -> None:
+    """Optimizer and communications lie in the graph: the same sequence, lanes and phases, and a
+    host that hardly works."""
+    eager = captured(tmp_path, "null", GRAPHED.replace("graph.replay()", "step()"))
+    assert communications(of_a_graph) == communications(eager)
+    assert of_a_graph.lanes == eager.lanes
+    body = slice(of_a_graph.n_prologue, None)
+    labels = {of_a_graph.labels[i] for i in of_a_graph.label_N[body]}
+    assert {"forward", "backward", "optimizer"} <= labels
+    lane_N = of_a_graph.lane_N[body]
+    assert of_a_graph.body_ns_SB[0][lane_N == 0].sum() < 10_000
+
+
+def test_the_peak_of_a_graph_is_that_of_its_pool(of_a_graph: RankTrace, tmp_path: Path) -> None:
+    """No replay allocates, so the peak is where the step was captured, beside what lives on."""
+    once = captured(tmp_path, "null", GRAPHED.replace("range(20)", "range(9)"))
+    assert of_a_graph.memory is not None
+    assert once.memory is not None
+    assert of_a_graph.memory.peak_bytes == once.memory.peak_bytes
+    assert of_a_graph.memory.step_peak_bytes[-1] < of_a_graph.memory.peak_bytes
+
+
+def test_a_live_rank_of_a_graph_observes_what_was_predicted(tmp_path: Path) -> None:
+    """Each replay meets the other ranks where its communications are."""
+    program = spec(tmp_path, "null", GRAPHED).target
+    options = ("--device", "null", "--world-size", 2, "--live", "1", "--steps", 3)
+    done = prismscale("run", *options, "--out", tmp_path / "run", program)
+    assert done.code == 0, done.err
+    found = results(tmp_path / "run")
+    (live,) = found["live"]
+    assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)

@@ -204,7 +204,7 @@ def test_a_rank_that_was_released_counts_as_running_again() -> None:
 def test_a_call_that_the_graph_lacks_is_answered_by_the_model_alone() -> None:
     """An all-reduce between steps."""
     made, boxes = coordinator(job((0,)), (0,))
-    call = {"op": "all_reduce", "n_bytes": 1 << 20, "role": 1}
+    call = {"op": "all_reduce", "n_bytes": 1 << 20, "group_index": 1}
     made.handle(0, Message(MessageKind.UNCOVERED, 1 << 62, 5_000, call))
     assert boxes[0].released()[1 << 62] > 5_000
 
@@ -228,9 +228,15 @@ def test_a_rank_that_is_gone_does_not_stop_the_others() -> None:
 
     boxes[3].send = closed  # type: ignore[method-assign]
     made.handle(
-        3, Message(MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1})
+        3,
+        Message(
+            MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "group_index": 1}
+        ),
     )
     made.handle(
-        0, Message(MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "role": 1})
+        0,
+        Message(
+            MessageKind.UNCOVERED, 1 << 62, 0, {"op": "barrier", "n_bytes": 0, "group_index": 1}
+        ),
     )
     assert boxes[0].released()

@@ -24,7 +24,7 @@ def exchange(folder: Path, rank: int, **options: float) -> Exchange:
 def test_peers_are_the_other_live_members(tmp_path: Path) -> None:
     """Rank 11 is live, but not in the group."""
     assert exchange(tmp_path, 2).peers(call(2)) == [7]
-    big = GroupHandle(role=0, ranks=tuple(range(64)), group_rank=2, name="", backend="gloo")
+    big = GroupHandle(group_index=0, ranks=tuple(range(64)), group_rank=2, name="", backend="gloo")
     wide = Collective(op=CollectiveOp.BARRIER, group=big, inputs=(), outputs=(), n_bytes=0)
     assert exchange(tmp_path, 2).peers(wide) == [7, 11]
 
@@ -87,17 +87,17 @@ def test_full_shared_memory_is_said(tmp_path: Path) -> None:
 
 
 def names(rank: int, *calls: Collective) -> list[str]:
-    """Meetings as one rank names them; it belongs to two groups of the same ranks."""
-    meetings = InstanceIds()
-    meetings.group_created(RANKS, "", "gloo", 0)
-    meetings.group_created(RANKS, "", "gloo", 1)
-    return [meetings.name(c) for c in calls]
+    """Instances as one rank names them; it belongs to two groups of the same ranks."""
+    ids = InstanceIds()
+    ids.group_created(RANKS, "", "gloo", 0)
+    ids.group_created(RANKS, "", "gloo", 1)
+    return [ids.name(c) for c in calls]
 
 
 def test_meetings_have_the_same_name_on_every_member() -> None:
     """By group and running number; two groups of the same ranks are two."""
-    mine = names(2, call(2), call(2, role=1), call(2))
-    assert mine == names(7, call(7), call(7, role=1), call(7))
+    mine = names(2, call(2), call(2, group_index=1), call(2))
+    assert mine == names(7, call(7), call(7, group_index=1), call(7))
     assert len(set(mine)) == 3
 
 

@@ -24,7 +24,7 @@ RECORDS = st.builds(
     at=POINTS,
     gate=POINTS,
     position=st.integers(0, 2**63),
-    role=st.integers(0, 2**15 - 1),
+    group_index=st.integers(0, 2**15 - 1),
     op=st.sampled_from(CollectiveOp).map(int),
     n_bytes=st.integers(0, 2**62),
 )

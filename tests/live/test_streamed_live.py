@@ -114,8 +114,8 @@ class TestLive:
                 n_bytes=tensor.nbytes,
             )
             run.hook.cursor = Anywhere()  # type: ignore[assignment]
-            meeting = peer_meeting(batch)
-            peer.offer(meeting, batch, [0])
+            instance = peer_instance(batch)
+            peer.offer(instance, batch, [0])
             tensor.mul_(2)
             run.hook.communicate([batch])
             assert tensor.unique().tolist() == [3.0]
@@ -129,8 +129,8 @@ class Anywhere:
         return None
 
 
-def peer_meeting(collective: Collective) -> str:
+def peer_instance(collective: Collective) -> str:
     """What rank 1 calls the first use of the world group."""
-    meetings = InstanceIds()
-    meetings.group_created(WORLD.ranks, "", "nccl", 0)
-    return meetings.name(collective)
+    ids = InstanceIds()
+    ids.group_created(WORLD.ranks, "", "nccl", 0)
+    return ids.name(collective)

@@ -11,7 +11,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.live.trace_cursor import TraceCursor
 from support.traces import loop_trace
 
-ALL = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")
+ALL = GroupHandle(group_index=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")
 REDUCE, BARRIER = CollectiveOp.ALL_REDUCE, CollectiveOp.BARRIER
 EXCHANGE = CollectiveOp.ALL_TO_ALL
 

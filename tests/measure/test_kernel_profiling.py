@@ -15,7 +15,7 @@ from prismscale.cli import app
 from prismscale.commands.profile_kernels import signatures_of
 from prismscale.cost.kernel import load_kernel_model
 from prismscale.cost.kernel_measured import (
-    KernelPrices,
+    KernelCostSource,
     KernelTable,
     MeasuredKernel,
     MeasuredKernels,
@@ -128,11 +128,11 @@ def test_measured_figures_replace_the_models() -> None:
     """What was measured comes from the table, everything else from the model."""
     model = load_kernel_model("h100-sxm")
     measured = MeasuredKernels(table=table_of(), otherwise=model)
-    found = measured.price(MM)
+    found = measured.cost(MM)
 
     assert (found.device_ns, found.host_ns, found.source) == (123, 45, "measured")
     assert (found.error, found.kind) == (0.01, "gemm")
-    assert measured.price(CALLS[4]) == model.price(CALLS[4])
+    assert measured.cost(CALLS[4]) == model.cost(CALLS[4])
 
 
 def test_a_job_is_priced_by_its_table(tmp_path: Path) -> None:
@@ -142,17 +142,19 @@ def test_a_job_is_priced_by_its_table(tmp_path: Path) -> None:
     table = replace(table, kernels=(*table.kernels, add))
     table.save(tmp_path / "kernels.json")
     for fused in (False, True):
-        prices = KernelPrices(table=str(tmp_path / "kernels.json"), fused=fused).model("h200-sxm")
-        assert prices.price(MM).source == "measured"
-        assert (prices.price(CALLS[1]).source == "measured") != fused
+        costs = KernelCostSource(table=str(tmp_path / "kernels.json"), fused=fused).model(
+            "h200-sxm"
+        )
+        assert costs.cost(MM).source == "measured"
+        assert (costs.cost(CALLS[1]).source == "measured") != fused
 
 
 def test_an_operators_name_stands_for_all_its_calls() -> None:
     """For kernels of one's own, whose time somebody knows."""
     ours = MeasuredKernel(signature="mine::scale", device_ns=7, host_ns=1, spread=0.0)
     table = replace(table_of(), kernels=(ours,))
-    priced = MeasuredKernels(table=table, otherwise=load_kernel_model("h100-sxm"))
-    found = priced.price(FIELD.join(("mine::scale", "Float[4]", "Float[4]", "")))
+    costed = MeasuredKernels(table=table, otherwise=load_kernel_model("h100-sxm"))
+    found = costed.cost(FIELD.join(("mine::scale", "Float[4]", "Float[4]", "")))
     assert (found.device_ns, found.source, found.kind) == (7, "measured", "unknown")
 
 
@@ -160,7 +162,7 @@ def test_the_table_of_another_gpu_is_refused(tmp_path: Path) -> None:
     """With both names."""
     table_of().save(tmp_path / "kernels.json")
     with pytest.raises(UsageError, match="measured on a GPU; the cluster's GPU is NVIDIA H200"):
-        KernelPrices(table=str(tmp_path / "kernels.json")).model("h200-sxm")
+        KernelCostSource(table=str(tmp_path / "kernels.json")).model("h200-sxm")
 
 
 def test_tables_survive_the_disk(tmp_path: Path) -> None:

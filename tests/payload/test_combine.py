@@ -32,7 +32,7 @@ PAIRWISE = {
 
 def group(rank: int) -> GroupHandle:
     """Four ranks, seen by one of them."""
-    return GroupHandle(role=0, ranks=(4, 5, 6, 7), group_rank=rank, name="", backend="gloo")
+    return GroupHandle(group_index=0, ranks=(4, 5, 6, 7), group_rank=rank, name="", backend="gloo")
 
 
 def contribution(member: int, shape: Sequence[int] = (SIZE, 2)) -> Tensor:
@@ -179,7 +179,8 @@ def test_one_live_member_gets_what_the_mirror_gives(reduce_op: object, dtype: to
         reduce_op=ReduceOp(reduce_op),
     )
     MirrorPayload().fill(call)
-    torch.testing.assert_close(alone.float(), mirrored.float(), rtol=1 / 8, atol=0)
+    # Until torch 2.12 an 8-bit float that is too large is no number.
+    torch.testing.assert_close(alone.float(), mirrored.float(), rtol=1 / 8, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)

@@ -23,9 +23,11 @@ MIRROR = MirrorPayload()
 
 
 def _collective(op: CollectiveOp, inputs: Any = (), outputs: Any = (), **fields: Any) -> Collective:
-    rank, role = fields.pop("rank", RANK), fields.pop("role", 0)
+    rank, group_index = fields.pop("rank", RANK), fields.pop("group_index", 0)
     ranks = fields.pop("ranks", tuple(range(fields.pop("size", SIZE))))
-    group = GroupHandle(role=role, ranks=ranks, group_rank=rank, name="", backend="gloo")
+    group = GroupHandle(
+        group_index=group_index, ranks=ranks, group_rank=rank, name="", backend="gloo"
+    )
     return Collective(
         op=op, group=group, inputs=tuple(inputs), outputs=tuple(outputs), n_bytes=0, **fields
     )
@@ -262,13 +264,14 @@ def test_recorded_broadcasts_reach_ranks_that_run_later(tmp_path: Path, dtype: t
 
 
 def test_recordings_are_shared_by_role(tmp_path: Path) -> None:
-    """A group whose own root was not captured takes the value of another group of its role."""
-    RecordedPayload(tmp_path).offer(_broadcast(0, torch.tensor([7]), role=2, ranks=(0, 1)))
+    """A group whose own root was not captured takes the value of another group of its group
+    index."""
+    RecordedPayload(tmp_path).offer(_broadcast(0, torch.tensor([7]), group_index=2, ranks=(0, 1)))
     received = torch.tensor([0])
     reader = RecordedPayload(tmp_path)
-    assert reader.offer(_broadcast(1, received, role=2, ranks=(6, 7)))
+    assert reader.offer(_broadcast(1, received, group_index=2, ranks=(6, 7)))
     assert received.item() == 7
-    assert not reader.offer(_broadcast(1, received, role=1, ranks=(6, 7)))
+    assert not reader.offer(_broadcast(1, received, group_index=1, ranks=(6, 7)))
 
 
 def test_recorded_scatters_and_sends_reach_their_receiver(tmp_path: Path) -> None:

@@ -16,7 +16,16 @@ SOURCE = Path(__file__).parents[2] / "src" / "prismscale"
 RUN_OPTIONS = [
     *("--attach", "--capture-timeout", "--clock", "--cluster", "--compute-scale", "--device"),
     *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
-    *("--out", "--samples", "--show", "--slow", "--step-marker", "--steps", "--storage"),
+    *(
+        "--out",
+        "--routing",
+        "--samples",
+        "--show",
+        "--slow",
+        "--step-marker",
+        "--steps",
+        "--storage",
+    ),
     *("--watch-steps", "--world-size", "-m"),
 ]
 TORCHLESS = [

@@ -1,4 +1,4 @@
-"""The engine against the oracle, and the laws that any re-timing must obey."""
+"""The engine against the oracle, and the distributions that any re-timing must obey."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def tables(graph: JobGraph, *, steps: int) -> TableDurations:
 @given(jobs())
 @thorough
 def test_every_rank_finds_its_own_groups(job: Job) -> None:
-    """Classes, families and seats lead each rank back to the groups that its mesh gave it."""
+    """Classes, families and slots lead each rank back to the groups that its mesh gave it."""
     found = {rank: program.groups for rank, program in expand(job.graph).items()}
 
     assert job.groups_of == found
@@ -313,9 +313,13 @@ def two_groups(rank: int, order: tuple[int, int]) -> RankTrace:
     builder = TraceBuilder(rank=rank, world_size=2, groups=both)
     last = builder.add_compute(1)
     builder.begin_body()
-    for role in order:
+    for group_index in order:
         last = builder.add_communication(
-            CollectiveOp.ALL_REDUCE, 8, role=role, preds=[last], site=f"train.py:{role}"
+            CollectiveOp.ALL_REDUCE,
+            8,
+            group_index=group_index,
+            preds=[last],
+            site=f"train.py:{group_index}",
         )
     builder.add_compute(1, preds=[last])
     return builder.build()

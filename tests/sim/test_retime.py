@@ -9,17 +9,17 @@ from prismscale.graph.node import NodeKind
 from prismscale.sim.retime import MOST_SAMPLED_STEPS, simulate_typical
 from prismscale.sim.timeline import simulate
 from support.jobs import RecordedDurations, job_from_traces
-from support.traces import meeting_traces
+from support.traces import joined_traces
 
 
-def meeting_job(*computes_ns: list[int], tail_ns: list[int] | None = None) -> JobGraph:
+def joined_job(*computes_ns: list[int], tail_ns: list[int] | None = None) -> JobGraph:
     """A job of such ranks, each in a class of its own."""
-    return job_from_traces(meeting_traces(*computes_ns, tail_ns=tail_ns))
+    return job_from_traces(joined_traces(*computes_ns, tail_ns=tail_ns))
 
 
 def test_the_typical_step_waits_for_whoever_is_late() -> None:
     """Ranks that are late in turn are each of median length 20, and their job of 30."""
-    graph = meeting_job([10, 30, 20], [30, 10, 20])
+    graph = joined_job([10, 30, 20], [30, 10, 20])
     retimed = simulate_typical(graph, RecordedDurations(graph), samples=3)
 
     assert sorted(retimed.job_step_ns_T.tolist()) == [25, 35, 35]
@@ -29,7 +29,7 @@ def test_the_typical_step_waits_for_whoever_is_late() -> None:
 def test_the_last_step_shown_is_the_median_one() -> None:
     """Of steps 15 … 95 long, the one of 55, with the three before it."""
     samples = [70, 10, 50, 90, 30]
-    graph = meeting_job(samples, samples)
+    graph = joined_job(samples, samples)
     retimed = simulate_typical(graph, RecordedDurations(graph), samples=5, ranks=[0])
     timeline = retimed.timeline
 
@@ -45,7 +45,7 @@ def test_the_last_step_shown_is_the_median_one() -> None:
 
 def test_a_job_of_one_sample_is_simulated_until_it_settles() -> None:
     """Its timeline is that of a plain simulation of as many steps; all settled ones are alike."""
-    graph = meeting_job([10], [30])
+    graph = joined_job([10], [30])
     retimed = simulate_typical(graph, RecordedDurations(graph), samples=1)
 
     steps = len(retimed.timeline.step_end_ns_TDR)
@@ -56,7 +56,7 @@ def test_a_job_of_one_sample_is_simulated_until_it_settles() -> None:
 
 def test_many_samples_are_bounded() -> None:
     """A long capture is not replayed whole."""
-    graph = meeting_job(list(range(1, 1001)), [1] * 1000)
+    graph = joined_job(list(range(1, 1001)), [1] * 1000)
     retimed = simulate_typical(graph, RecordedDurations(graph), samples=1000)
 
     assert len(retimed.job_step_ns_T) == MOST_SAMPLED_STEPS
@@ -66,7 +66,7 @@ def test_many_samples_are_bounded() -> None:
 def test_a_rank_feels_the_tail_of_another_one_step_later() -> None:
     """A step's time is that of the rank that ends last; another's same step is as long as the step
     before it was."""
-    graph = meeting_job([10, 10, 10], [10, 10, 10], tail_ns=[0, 0, 20])
+    graph = joined_job([10, 10, 10], [10, 10, 10], tail_ns=[0, 0, 20])
     retimed = simulate_typical(graph, RecordedDurations(graph), samples=3)
 
     job, first, last = (

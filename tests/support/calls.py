@@ -15,11 +15,11 @@ def call(
     *tensors: torch.Tensor,
     op: CollectiveOp = CollectiveOp.ALL_REDUCE,
     root: int = -1,
-    role: int = 0,
+    group_index: int = 0,
 ) -> Collective:
     """A communication of four ranks, seen by one of them."""
     group = GroupHandle(
-        role=role, ranks=RANKS, group_rank=RANKS.index(rank), name="", backend="gloo"
+        group_index=group_index, ranks=RANKS, group_rank=RANKS.index(rank), name="", backend="gloo"
     )
     outputs = () if op == CollectiveOp.SEND else tensors
     inputs = () if op == CollectiveOp.RECV else tensors

@@ -16,6 +16,10 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload, PayloadSource
 
+# torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def all_reduce(group: GroupHandle, *, asynchronous: bool = False, called_ns: int = 0) -> Collective:
     """An all-reduce of one float, normalised."""
@@ -68,10 +72,10 @@ class GroupLog:
         self.created: list[tuple[tuple[int, ...], str, str, int | None]] = []
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
         """Note a group."""
-        self.created.append((ranks, name, backend, role))
+        self.created.append((ranks, name, backend, group_index))
 
 
 @contextmanager
@@ -119,10 +123,10 @@ def _gathers(size: int, data: Data, note: Note) -> None:
     dist.all_gather(outputs, data(2))
     note("all_gather", *outputs)
     flat = torch.empty(2 * size)
-    dist.all_gather_single(flat, data(2))
+    all_gather_single(flat, data(2))
     note("all_gather_single", flat)
     rows = torch.empty(2 * size, 3)
-    dist.all_gather_single(rows, data(2, 3))
+    all_gather_single(rows, data(2, 3))
     note("all_gather_single, rows", rows)
     pickled = [None] * size
     dist.all_gather_object(pickled, {"a": 7})
@@ -134,7 +138,7 @@ def _scatters(size: int, data: Data, note: Note) -> None:
     dist.reduce_scatter(output, [torch.ones(2) * 3 for _ in range(size)])
     note("reduce_scatter", output)
     output = torch.empty(2)
-    dist.reduce_scatter_single(output, torch.ones(2 * size) * 5)
+    reduce_scatter_single(output, torch.ones(2 * size) * 5)
     note("reduce_scatter_single", output)
     output = torch.empty(2 * size)
     dist.all_to_all_single(output, torch.ones(2 * size) * 6)

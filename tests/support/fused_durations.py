@@ -49,10 +49,14 @@ class FusedDurations:
             if kinds[node] == NodeKind.COMPUTE:
                 segment = segment + _by_member(durations[node], rank_class.size)
                 continue
-            sets = rank_class.seats[self.fused.set_role].group_M[own.members_KF[0]]
-            meeting = np.asarray(durations[node])
-            meeting = meeting if meeting.ndim == 0 or meeting.shape[-1] == 1 else meeting[..., sets]
-            total = total + _slowest(segment, own) + meeting
+            sets = rank_class.slots[self.fused.set_group_index].group_M[own.members_KF[0]]
+            communication = np.asarray(durations[node])
+            communication = (
+                communication
+                if communication.ndim == 0 or communication.shape[-1] == 1
+                else communication[..., sets]
+            )
+            total = total + _slowest(segment, own) + communication
             segment = 0
         return total + _slowest(segment, own)
 

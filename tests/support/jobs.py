@@ -17,7 +17,8 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
 
 TENSOR, DATA, PIPE = 1, 2, 3
-"""Roles of the groups that every rank of :func:`pipeline_job` has; role 0 is the world."""
+"""Group indices of the groups that every rank of :func:`pipeline_job` has; group index 0 is the
+world."""
 
 
 class RecordedDurations:
@@ -174,11 +175,11 @@ class _Stage:
             durations, preds=[self._last], label=label, site=site
         )
 
-    def _collective(self, role: int, n_bytes: int, ns: int, site: str) -> None:
+    def _collective(self, group_index: int, n_bytes: int, ns: int, site: str) -> None:
         self._last = self._builder.add_communication(
             CollectiveOp.ALL_REDUCE,
             n_bytes,
-            role=role,
+            group_index=group_index,
             preds=[self._last],
             durations_ns=ns,
             site=site,
@@ -190,7 +191,7 @@ class _Stage:
         self._builder.add_communication(
             CollectiveOp.SEND,
             10_000,
-            role=PIPE,
+            group_index=PIPE,
             peer=peer,
             preds=[self._last],
             durations_ns=3_000,
@@ -199,6 +200,11 @@ class _Stage:
 
     def _receive(self, peer: int) -> None:
         self._last = self._builder.add_communication(
-            CollectiveOp.RECV, 10_000, role=PIPE, peer=peer, preds=[self._last], site="train.py:36"
+            CollectiveOp.RECV,
+            10_000,
+            group_index=PIPE,
+            peer=peer,
+            preds=[self._last],
+            site="train.py:36",
         )
         self._compute(10, "unpack", "train.py:36")

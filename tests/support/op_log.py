@@ -104,7 +104,7 @@ _installed: list[object] = []  # C++ holds a bare pointer to the callback: it mu
 def set_cost_model(model: CostModel | None) -> None:
     """Let ``model`` give ``(device_ns, host_ns)`` for every signature; None restores the defaults.
 
-    Signatures that were seen already are priced anew. The model runs where a program meets a new
+    Signatures that were seen already are costed anew. The model runs where a program meets a new
     signature, so it must be quick, and must not call torch.
     """
     library = active().library
@@ -113,10 +113,10 @@ def set_cost_model(model: CostModel | None) -> None:
         _installed.clear()
         return
 
-    def price(description: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
+    def cost(description: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
         device_ns[0], host_ns[0] = model(parse_signature(description.decode()))
 
-    callback = COST_CALLBACK(price)
+    callback = COST_CALLBACK(cost)
     library.ps_set_cost(ctypes.cast(callback, ctypes.c_void_p), DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     _installed[:] = [callback]
 

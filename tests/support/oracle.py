@@ -26,7 +26,7 @@ Node = tuple[int, int]
 
 @dataclass(kw_only=True)
 class RankProgram:
-    """What one rank runs, and its process groups by role."""
+    """What one rank runs, and its process groups by group index."""
 
     trace: RankTrace
     groups: list[tuple[int, ...]]
@@ -48,7 +48,7 @@ def expand(graph: JobGraph) -> dict[int, RankProgram]:
     programs = {}
     for rank_class in graph.classes:
         for member, rank in enumerate(rank_class.members_M.tolist()):
-            tables = [(graph.families[s.family].ranks_KG, s.group_M) for s in rank_class.seats]
+            tables = [(graph.families[s.family].ranks_KG, s.group_M) for s in rank_class.slots]
             groups = [tuple(ranks_KG[:, group_M[member]].tolist()) for ranks_KG, group_M in tables]
             programs[rank] = RankProgram(trace=rank_class.trace, groups=groups)
     return programs
@@ -87,7 +87,7 @@ class _Walk:
         self._with_prologue = with_prologue
         self._waits_for: dict[Node, int] = {}
         self._unblocks: dict[Node, list[Node]] = defaultdict(list)
-        self._meeting_of: dict[Node, Hashable] = {}
+        self._instance_of: dict[Node, Hashable] = {}
         self._members: dict[Hashable, list[Node]] = defaultdict(list)
         self._events: list[tuple[int, int, str, Node]] = []
         self._ticket = itertools.count()
@@ -114,8 +114,8 @@ class _Walk:
         found, open_nodes = {origin}, [origin]
         while open_nodes:
             node = open_nodes.pop()
-            meeting = self._meeting_of.get(node)
-            together = self._members[meeting] if meeting is not None else []
+            instance = self._instance_of.get(node)
+            together = self._members[instance] if instance is not None else []
             fresh = {*self._unblocks[node], *together} - found
             found |= fresh
             open_nodes.extend(fresh)
@@ -141,23 +141,23 @@ class _Walk:
                 self._unblocks[rank, source].append((rank, position))
             if trace.kind_N[i] != NodeKind.COMPUTE:
                 channel = _channel(rank, program, i)
-                meeting = (channel, uses[channel])
+                instance = (channel, uses[channel])
                 uses[channel] += 1
-                self._meeting_of[rank, position] = meeting
-                self._members[meeting].append((rank, position))
+                self._instance_of[rank, position] = instance
+                self._members[instance].append((rank, position))
 
     def _start(self, node: Node, time: int) -> None:
         self._result.start[node] = time
-        meeting = self._meeting_of.get(node)
-        if meeting is None:
+        instance = self._instance_of.get(node)
+        if instance is None:
             self._result.ready[node] = time
             self._push(time + self._lasts(node), "end", node)
             return
-        members = self._members[meeting]
-        everybody = len(_awaited(meeting)) == len(members)
+        members = self._members[instance]
+        everybody = len(_awaited(instance)) == len(members)
         if everybody and all(m in self._result.start for m in members):
-            # Events come in order of time: the one that completes the meeting is the last arrival.
-            lasts = self._lasts(self._speaker(meeting))
+            # Events come in order of time: the one that completes the instance is the last arrival.
+            lasts = self._lasts(self._speaker(instance))
             for member in members:
                 self._result.ready[member] = time
                 self._push(time + lasts, "end", member)
@@ -175,10 +175,10 @@ class _Walk:
             if self._waits_for[reader] == 0:
                 self._push(time, "start", reader)
 
-    def _speaker(self, meeting: Hashable) -> Node:
+    def _speaker(self, instance: Hashable) -> Node:
         """Who knows how long it lasts: group rank 0 of a collective, the sender of a message."""
-        rank = _awaited(meeting)[0]
-        return next(n for n in self._members[meeting] if n[0] == rank)
+        rank = _awaited(instance)[0]
+        return next(n for n in self._members[instance] if n[0] == rank)
 
     def _lasts(self, node: Node) -> int:
         rank, position = node
@@ -192,7 +192,7 @@ class _Walk:
             table = self._durations.body(rank_class.index, step)
         i = trace.template(position)
         if trace.kind_N[i] != NodeKind.COMPUTE:
-            member = int(rank_class.seats[int(trace.role_N[i])].group_M[member])
+            member = int(rank_class.slots[int(trace.group_index_N[i])].group_M[member])
         return _pick(table[template], self._draw, member)
 
     def _push(self, time: int, what: str, node: Node) -> None:
@@ -201,9 +201,9 @@ class _Walk:
 
 def _channel(rank: int, program: RankProgram, i: int) -> Hashable:
     trace = program.trace
-    role = int(trace.role_N[i])
-    ranks = program.groups[role]
-    twin = program.groups[:role].count(ranks)
+    group_index = int(trace.group_index_N[i])
+    ranks = program.groups[group_index]
+    twin = program.groups[:group_index].count(ranks)
     if trace.kind_N[i] == NodeKind.COLLECTIVE:
         return (ranks, twin, "collective", ranks)
     peer = ranks[(ranks.index(rank) + int(trace.peer_N[i])) % len(ranks)]
@@ -211,8 +211,8 @@ def _channel(rank: int, program: RankProgram, i: int) -> Hashable:
     return (ranks, twin, "message", pair)
 
 
-def _awaited(meeting: Any) -> tuple[int, ...]:
-    (*_, awaited), _ = meeting
+def _awaited(instance: Any) -> tuple[int, ...]:
+    (*_, awaited), _ = instance
     return awaited
 
 

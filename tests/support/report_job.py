@@ -93,13 +93,19 @@ class StageWriter:
     def _collective(self, op: CollectiveOp, n_bytes: int, site: str) -> int:
         name = self._own[DATA].name
         return self._builder.add_communication(
-            op, n_bytes, role=DATA, preds=[self._last], site=site, lane=name
+            op, n_bytes, group_index=DATA, preds=[self._last], site=site, lane=name
         )
 
     def _p2p(self, op: CollectiveOp, peer: int) -> int:
         name = self._own[PIPE].name
         return self._builder.add_communication(
-            op, 8 * MIB, role=PIPE, peer=peer, preds=[self._last], site="train.py:52", lane=name
+            op,
+            8 * MIB,
+            group_index=PIPE,
+            peer=peer,
+            preds=[self._last],
+            site="train.py:52",
+            lane=name,
         )
 
 

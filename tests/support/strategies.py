@@ -40,13 +40,13 @@ class Job:
     graph: JobGraph
     traces: dict[int, RankTrace]
     groups_of: dict[int, list[tuple[int, ...]]]
-    """Every rank's groups by role."""
+    """Every rank's groups by group index."""
 
 
 @dataclass(kw_only=True)
 class _Stage:
     builder: TraceBuilder
-    roles: dict[str, int]
+    group_indices: dict[str, int]
     body_start: int = 0
 
     def preds(self, rng: random.Random, reach: int) -> list[int]:
@@ -100,7 +100,7 @@ def random_job(
     for s, rank in leads.items():
         own = [g for g in records if rank in g.ranks]
         builder = TraceBuilder(rank=rank, world_size=size, groups=own)
-        stages[s] = _Stage(builder=builder, roles={g.name: k for k, g in enumerate(own)})
+        stages[s] = _Stage(builder=builder, group_indices={g.name: k for k, g in enumerate(own)})
     _write(stages, shape, n_prologue, rng)
     for stage in stages.values():
         stage.builder.begin_body()
@@ -149,7 +149,11 @@ def _everybody(stages: dict[int, _Stage], shape: list[int], rng: random.Random, 
 
 def _call(stage: _Stage, name: str, op: CollectiveOp, rng: random.Random, reach: int) -> None:
     stage.builder.add_communication(
-        op, 64, role=stage.roles[name], preds=stage.preds(rng, reach), site="train.py:7"
+        op,
+        64,
+        group_index=stage.group_indices[name],
+        preds=stage.preds(rng, reach),
+        site="train.py:7",
     )
 
 
@@ -165,7 +169,11 @@ def _messages(stages: dict[int, _Stage], shape: list[int], rng: random.Random, r
             (CollectiveOp.RECV, destination, source),
         ]:
             stages[me].builder.add_communication(
-                op, 32, role=stages[me].roles[f"axis{PIPE}"], peer=peer - me, preds=preds[me]
+                op,
+                32,
+                group_index=stages[me].group_indices[f"axis{PIPE}"],
+                peer=peer - me,
+                preds=preds[me],
             )
 
 
@@ -176,9 +184,9 @@ def _ring(stages: dict[int, _Stage], shape: list[int], rng: random.Random, reach
         return
     stage, axis = rng.choice(list(stages.values())), rng.choice(axes)
     preds = stage.preds(rng, reach)
-    role, hop = stage.roles[f"axis{axis}"], rng.randrange(1, shape[axis])
+    group_index, hop = stage.group_indices[f"axis{axis}"], rng.randrange(1, shape[axis])
     for op, peer in [(CollectiveOp.SEND, hop), (CollectiveOp.RECV, -hop)]:
-        stage.builder.add_communication(op, 16, role=role, peer=peer, preds=preds)
+        stage.builder.add_communication(op, 16, group_index=group_index, peer=peer, preds=preds)
 
 
 @st.composite
@@ -212,7 +220,7 @@ def _width(graph: JobGraph, rank_class: RankClass, i: int) -> int:
     trace = rank_class.trace
     if trace.kind_N[i] == NodeKind.COMPUTE:
         return rank_class.size
-    return graph.families[rank_class.seats[int(trace.role_N[i])].family].n_groups
+    return graph.families[rank_class.slots[int(trace.group_index_N[i])].family].n_groups
 
 
 def _duration(rng: np.random.Generator, width: int, draws: int, top: int) -> Duration:

@@ -19,7 +19,6 @@ from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.graph.assemble import assemble
-from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -37,11 +36,11 @@ from prismscale.live.trace_cursor import TraceCursor
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
 from support.logical_streams import Event, LogicalStreams, Stream
-from support.recorded_steps import last_steps
+from support.recorded_steps import recorded_trace_of
 
 US, MS = 1_000, 1_000_000
-WORLD = GroupHandle(role=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")
-OTHER = GroupHandle(role=1, ranks=(0, 1), group_rank=0, name="other", backend="nccl")
+WORLD = GroupHandle(group_index=0, ranks=(0, 1), group_rank=0, name="world", backend="nccl")
+OTHER = GroupHandle(group_index=1, ranks=(0, 1), group_rank=0, name="other", backend="nccl")
 
 
 class SlowPayload:
@@ -98,7 +97,7 @@ def recording(
     payload = SlowPayload(streams, fill_ns)
     recorder = Recorder(device, payload)
     for group in (WORLD, OTHER):
-        recorder.group_created(group.ranks, group.name, group.backend, group.role)
+        recorder.group_created(group.ranks, group.name, group.backend, group.group_index)
     with device.observed(recorder):
         recorder.resume()
         yield Program(streams, recorder), recorder, device, payload
@@ -188,7 +187,7 @@ class LiveRun:
             **options,
         )
         for group in (WORLD, OTHER):
-            self.hook.group_created(group.ranks, group.name, group.backend, group.role)
+            self.hook.group_created(group.ranks, group.name, group.backend, group.group_index)
 
     def drive(self) -> None:
         """One moment: the device, the pacer and the coordinator each do what they can."""
@@ -241,16 +240,7 @@ def recorded_trace(body: Callable[[Program, Any, int], None] = train) -> RankTra
     """What capture makes of the program."""
     with recording() as (program, recorder, device, _):
         body(program, recorder.optimizer_ended, 4)
-    return recorder.stream.to_trace(
-        device,
-        rank=0,
-        world_size=2,
-        groups=recorder.groups,
-        known_groups=recorder.known_groups,
-        samples=last_steps(recorder.stream, 2),
-        memory=None,
-        facts=CaptureFacts(),
-    )
+    return recorded_trace_of(recorder, device, rank=0, world_size=2)
 
 
 @contextmanager

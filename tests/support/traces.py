@@ -9,7 +9,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
 
 Call = tuple[CollectiveOp, int, int]
-"""Operation, bytes, role."""
+"""Operation, bytes, group index."""
 
 
 def loop_trace(
@@ -28,9 +28,9 @@ def loop_trace(
     last = builder.add_compute(100, label="setup")
 
     def write(calls: Sequence[Call], last: int) -> int:
-        for op, size, role in calls:
+        for op, size, group_index in calls:
             last = builder.add_communication(
-                op, size, role=role, preds=[last], durations_ns=50, site="train.py:7"
+                op, size, group_index=group_index, preds=[last], durations_ns=50, site="train.py:7"
             )
             last = builder.add_compute(1_000, preds=[last], label="forward")
         return last
@@ -41,7 +41,7 @@ def loop_trace(
     return builder.build(known_groups=known)
 
 
-def meeting_traces(
+def joined_traces(
     *computes_ns: list[int], tail_ns: list[int] | None = None
 ) -> dict[int, RankTrace]:
     """Ranks that compute as long as their samples say, meet for 5 ns, and close the step; the last
@@ -54,7 +54,11 @@ def meeting_traces(
         # After the last node of the step before.
         computed = builder.add_compute(samples_ns, preds=[len(builder) - 1])
         met = builder.add_communication(
-            CollectiveOp.BARRIER, 0, role=0, preds=[computed], durations_ns=[5] * len(samples_ns)
+            CollectiveOp.BARRIER,
+            0,
+            group_index=0,
+            preds=[computed],
+            durations_ns=[5] * len(samples_ns),
         )
         none_ns = [0] * len(samples_ns)
         closes_ns = tail_ns if tail_ns and rank == len(computes_ns) - 1 else none_ns
@@ -72,7 +76,7 @@ def small_trace() -> RankTrace:
     builder.begin_body()
     first = builder.add_compute([10, 11], label="forward", preds=[1])
     reduce = builder.add_communication(
-        CollectiveOp.ALL_REDUCE, 4_096, role=1, preds=[first], lane="nccl", site="train.py:9"
+        CollectiveOp.ALL_REDUCE, 4_096, group_index=1, preds=[first], lane="nccl", site="train.py:9"
     )
     builder.add_compute([20, 22], label="step", preds=[reduce, -1])
     return builder.build()

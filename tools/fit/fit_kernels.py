@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 
 from prismscale.cost.kernel import KernelModel, ModelledKernels
 from prismscale.cost.kernel_kinds import kind_of
-from prismscale.cost.kernel_profile import GemmLaw, KernelProfile, MemoryLaw
+from prismscale.cost.kernel_profile import GemmRoofline, KernelProfile, MemoryRoofline
 from prismscale.cost.kernel_signature import parse_signature
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from kernel_truth import Measurement, distinct, load_runs  # noqa: E402
 
 DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
-Fitted = GemmLaw | MemoryLaw
+Fitted = GemmRoofline | MemoryRoofline
 GEMM_START = (0.8, 50.0, 0.9, 2_000.0)
 GEMM_BOUNDS = ((0.3, 1.1), (0.0, 2_000.0), (0.5, 1.0), (500.0, 6_000.0))
 MEMORY_START = (0.8, 2_500.0)
@@ -65,7 +65,7 @@ def by_kind(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]
 
 
 def fit(profile: KernelProfile, kind: str, points: Sequence[Measurement]) -> Fitted:
-    """The law of ``kind`` that fits ``points`` best."""
+    """The roofline of ``kind`` that fits ``points`` best."""
     start, bounds = (GEMM_START, GEMM_BOUNDS) if kind == "gemm" else (MEMORY_START, MEMORY_BOUNDS)
 
     def loss(values: Sequence[float]) -> float:
@@ -82,13 +82,13 @@ def held_out_errors(
     """Errors of each model's points under constants fitted on the other models'."""
     models = sorted({p.model for p in points})
     if len(models) == 1:
-        law = fit(profile, kind, points)
-        return [2 * e for e in relative_errors(with_law(profile, kind, law), points)]
+        roofline = fit(profile, kind, points)
+        return [2 * e for e in relative_errors(with_law(profile, kind, roofline), points)]
     errors: list[float] = []
     for model in models:
-        law = fit(profile, kind, [p for p in points if p.model != model])
+        roofline = fit(profile, kind, [p for p in points if p.model != model])
         held = [p for p in points if p.model == model]
-        errors += relative_errors(with_law(profile, kind, law), held)
+        errors += relative_errors(with_law(profile, kind, roofline), held)
     return errors
 
 
@@ -105,15 +105,15 @@ def signed_errors(profile: KernelProfile, points: Sequence[Measurement]) -> list
 
 def predicted_ns(model: KernelModel, point: Measurement) -> float:
     """What the measuring program would have read."""
-    kernels = sum(model.price(signature).device_ns for signature in point.signatures)
+    kernels = sum(model.cost(signature).device_ns for signature in point.signatures)
     return point.machine.overhead_ns + kernels
 
 
-def with_law(profile: KernelProfile, kind: str, law: Fitted) -> KernelProfile:
-    """``profile`` with the law of ``kind`` replaced."""
-    if isinstance(law, GemmLaw):
-        return replace(profile, gemm={**profile.gemm, "Float": law})
-    return replace(profile, memory={**profile.memory, kind: law})
+def with_law(profile: KernelProfile, kind: str, roofline: Fitted) -> KernelProfile:
+    """``profile`` with the roofline of ``kind`` replaced."""
+    if isinstance(roofline, GemmRoofline):
+        return replace(profile, gemm={**profile.gemm, "Float": roofline})
+    return replace(profile, memory={**profile.memory, kind: roofline})
 
 
 def _law(profile: KernelProfile, kind: str, values: Sequence[float]) -> Fitted:
@@ -130,18 +130,18 @@ def _law(profile: KernelProfile, kind: str, values: Sequence[float]) -> Fitted:
 
 
 def _print_law(
-    kind: str, law: Fitted, points: Sequence[Measurement], errors: Sequence[float]
+    kind: str, roofline: Fitted, points: Sequence[Measurement], errors: Sequence[float]
 ) -> None:
     print(f"[{'gemm.Float' if kind == 'gemm' else f'memory.{kind}'}]")
     print(
         f"# {len(points)} points; fit: median {np.median(errors):.3f}, "
         f"p90 {np.quantile(errors, 0.9):.3f}"
     )
-    print(f"efficiency = {law.efficiency:.3f}")
-    if isinstance(law, GemmLaw):
-        print(f"k_overhead = {law.k_overhead:.0f}")
-        print(f"small_tile_factor = {law.small_tile_factor:.3f}")
-    print(f"base_ns = {law.base_ns:.0f}\n")
+    print(f"efficiency = {roofline.efficiency:.3f}")
+    if isinstance(roofline, GemmRoofline):
+        print(f"k_overhead = {roofline.k_overhead:.0f}")
+        print(f"small_tile_factor = {roofline.small_tile_factor:.3f}")
+    print(f"base_ns = {roofline.base_ns:.0f}\n")
 
 
 def _options() -> argparse.Namespace:

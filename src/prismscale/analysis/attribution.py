@@ -118,8 +118,8 @@ def _cost_of(seen: RankTimeline, trace: RankTrace, row: int) -> tuple[int, str, 
     """Kind, whose it is, and what it took after its last arrival as simulated: as measured, where
     it was."""
     node = trace.template(seen.first_position + row)
-    kind, role = int(trace.kind_N[node]), int(trace.role_N[node])
+    kind, group_index = int(trace.kind_N[node]), int(trace.group_index_N[node])
     if kind == NodeKind.COMPUTE:
         return kind, "computation", 0
-    name = trace.groups[role].name or f"group {role}"
+    name = trace.groups[group_index].name or f"group {group_index}"
     return kind, name, int(seen.end_ns_N[row] - seen.moves_from_ns_N[row])

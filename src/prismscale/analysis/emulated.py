@@ -3,15 +3,13 @@ storage: beside each trace, as JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from prismscale.cost.kernel_signature import FIELD
-from prismscale.errors import FormatError
 from prismscale.files import write_json
-from prismscale.typed_files import decode
+from prismscale.typed_files import load_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +77,7 @@ class Emulated:
         Raises:
             FormatError: not such a file.
         """
-        try:
-            table = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise FormatError(f"{path} does not describe an emulated device: {error}") from error
-        return decode(Emulated, table, str(path))
+        return load_json(Emulated, path, "an emulated device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +123,7 @@ def largest_kernels(emulated: Iterable[Emulated], most: int = 12) -> tuple[Kerne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownOperator:
-    """An operator without a rule of cost: its calls were priced by the bytes that they touch."""
+    """An operator without a rule of cost: its calls were costed by the bytes that they touch."""
 
     op: str
     calls: int
@@ -158,7 +152,7 @@ def operator_of(signature: str) -> str:
 
 
 def coverage(kinds: Iterable[KernelKind]) -> float:
-    """Share of device time whose price is not a default; 1 where nothing ran."""
+    """Share of device time whose cost is not a default; 1 where nothing ran."""
     kinds = tuple(kinds)
     total = sum(k.device_ns for k in kinds)
     return sum(k.device_ns for k in kinds if k.source != "default") / total if total else 1.0

@@ -159,7 +159,7 @@ class RunResult:
 
     @property
     def kernel_coverage(self) -> float:
-        """Share of the kernels' time whose price is not a default, 0 … 1."""
+        """Share of the kernels' time whose cost is not a default, 0 … 1."""
         return coverage(self.kernels)
 
     def to_json(self) -> dict[str, Any]:
@@ -177,11 +177,4 @@ class RunResult:
         if schema != SCHEMA:
             raise FormatError(f"{origin}: schema is {schema!r}; this version reads {SCHEMA!r}")
         ours = {k: v for k, v in data.items() if k not in NOT_OURS}
-        return decode(cls, _without_nulls(ours), origin)
-
-
-def _without_nulls(value: Any) -> Any:
-    """JSON says null where the decoder, which also reads TOML, expects no key."""
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
+        return decode(cls, ours, origin)

@@ -1,19 +1,9 @@
-"""Pipeline stages: where a rank sits on the axis that carries point-to-point traffic."""
+"""Pipeline stages as a report shows them; :mod:`prismscale.graph.pipeline` says which is whose."""
 
 from __future__ import annotations
 
 from prismscale.graph.job_graph import JobGraph, RankClass
-from prismscale.graph.node import NodeKind
-
-
-def stage_of(rank_class: RankClass) -> int | None:
-    """Group rank of a class in the group of its point-to-point traffic; None where it has none."""
-    trace = rank_class.trace
-    p2p = (trace.kind_N == NodeKind.SEND) | (trace.kind_N == NodeKind.RECV)
-    roles = trace.role_N[p2p]
-    if len(roles) == 0:
-        return None
-    return rank_class.seats[int(roles[0])].group_rank
+from prismscale.graph.pipeline import stage_of
 
 
 def classes_by_stage(graph: JobGraph) -> dict[int | None, list[RankClass]]:

@@ -27,11 +27,12 @@ from prismscale.analysis.result import (
     SourceShare,
     StageResult,
 )
-from prismscale.analysis.stages import classes_by_stage, stage_name, stage_of
+from prismscale.analysis.stages import classes_by_stage, stage_name
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.pipeline import stage_of
 from prismscale.graph.trace import MemoryRecord
-from prismscale.sim.event_cost import PricedEvent
+from prismscale.sim.event_cost import EventCost
 from prismscale.sim.retime import Retimed
 from prismscale.sim.timeline import Timeline
 
@@ -51,7 +52,7 @@ class Findings:
     captured: tuple[int, ...]
     emulated: tuple[Emulated, ...] = ()
     """Of captured ranks, where the device was not there."""
-    events: tuple[PricedEvent, ...] = ()
+    events: tuple[EventCost, ...] = ()
     """What happens only in some steps."""
     unmatched: tuple[str, ...] = ()
     """What of it could not be put together."""

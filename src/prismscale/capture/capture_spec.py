@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prismscale.devices.rank_spec import RankSpec
-from prismscale.durations.repricing import launches_path
+from prismscale.durations.recosting import launches_path
 from prismscale.errors import UsageError
 
 DEVICES = ("cpu", "cuda", "null")

@@ -52,7 +52,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     recorder = Recorder(device, payload, load=late)
     witness = None
     if emulation is not None:
-        witness = Witness(Path(spec.out), device, rank=spec.rank, world_size=spec.world_size)
+        witness = Witness(Path(spec.out), device)
     control = CaptureControl(
         recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps
     )
@@ -67,7 +67,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         _save_unusual(spec, control.ordinary(), recorder, device)
     if emulation is not None and control.followed is None:
         (step,) = control.ordinary().parts()
-        # Without the prologue: what is priced anew is the step.
+        # Without the prologue: what is costed anew is the step.
         log = launch_log(emulation.library).for_trace(
             prologue_stop=0, body_start=step.start, body_stop=step.stop
         )
@@ -91,6 +91,7 @@ def _capture_in_slice(
     control = CoRunControl(recorder, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
         _run(stack, spec, device, recorder, GroupObservers(cohort, recorder), control)
+    # Before the trace is made: see [Note: when a node is final].
     cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
     trace = _trace(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
@@ -125,18 +126,19 @@ def _run(
 def _trace(
     spec: CaptureSpec, control: Control, recorder: Recorder, device: CaptureDevice
 ) -> RankTrace:
+    """What the rank did, and what it is known by: only the columns are the stream's."""
     memory = control.memory_record if spec.track_memory else None
-    groups, known_groups = recorder.groups, recorder.known_groups
+    groups, known_groups = tuple(recorder.groups), tuple(recorder.known_groups)
     if control.followed is not None:
         return in_place_of(control.followed, spec.rank, groups, known_groups, memory)
     ordinary = control.ordinary()
-    return recorder.stream.to_trace(
-        device,
+    columns = recorder.stream.columns(device, ordinary.parts())
+    return RankTrace(
         rank=spec.rank,
         world_size=spec.world_size,
         groups=groups,
         known_groups=known_groups,
-        samples=ordinary.parts(),
+        **columns.by_name(),
         memory=memory,
         facts=CaptureFacts(
             device=spec.device,
@@ -157,23 +159,21 @@ def _save_unusual(
     spec: CaptureSpec, ordinary: Ordinary, recorder: Recorder, device: CaptureDevice
 ) -> None:
     """Write what the rank did now and then, beside its trace, if it did."""
-    found = [
-        recorder.stream.unusual(
-            device,
-            ordinary.part(step),
-            ordinary.part(ordinary.samples[-1]),
-            rank=spec.rank,
-            world_size=spec.world_size,
-            groups=recorder.groups,
-            known_groups=recorder.known_groups,
-            facts=CaptureFacts(
-                step=StepFacts(
-                    number=step.number, work=hashlib.sha256(step.kind.encode()).hexdigest()
-                )
-            ),
+    usual = ordinary.part(ordinary.samples[-1])
+    found = []
+    for step in ordinary.unusual():
+        columns = recorder.stream.unusual_columns(device, ordinary.part(step), usual)
+        work = hashlib.sha256(step.kind.encode()).hexdigest()
+        found.append(
+            RankTrace(
+                rank=spec.rank,
+                world_size=spec.world_size,
+                groups=tuple(recorder.groups),
+                known_groups=tuple(recorder.known_groups),
+                **columns.by_name(),
+                facts=CaptureFacts(step=StepFacts(number=step.number, work=work)),
+            )
         )
-        for step in ordinary.unusual()
-    ]
     if found:
         save_traces(found, spec.unusual_path)
 

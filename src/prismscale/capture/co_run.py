@@ -42,8 +42,8 @@ Slice = tuple[int, ...]
 
 
 def co_runs_to_time(runner: TimesCoRuns) -> list[Slice]:
-    """Which slices tell more of captured ranks than these did alone. None where the network's work
-    is not the processor's: durations are independent of company there."""
+    """Slices whose ranks take other times than they did alone. There are none where processors do
+    not communicate: durations do not depend on company there."""
     if runner.spec.device != "cpu" or not runner.spec.communication_load:
         return []
     return co_runs_for(runner.traces, runner.jobs)
@@ -52,13 +52,14 @@ def co_runs_to_time(runner: TimesCoRuns) -> list[Slice]:
 def time_co_runs(
     runner: TimesCoRuns, slices: Sequence[Slice], progress: StageUpdate | None = None
 ) -> None:
-    """Give each captured rank the durations that it shows in its slice. One that is of none keeps
-    its own, and so does one that fails or does something else in company: gloo may not know what an
-    emulated backend answers."""
+    """Give each captured rank the durations that it shows in its slice. A rank that is in no slice
+    keeps its own durations. So does a rank that fails in its slice, as it may where gloo lacks what
+    an emulated backend answers, or that does other work there than alone."""
     for done, ranks in enumerate(slices):
         if progress is not None:
             progress(done, len(slices))
         known = [runner.traces[r] for r in ranks if r in runner.traces]
+        # All run equally long: whoever stopped early would leave the others waiting.
         marks = max(t.facts.calls for t in known)
         try:
             timed = runner.capture_together(ranks, marks=marks)
@@ -76,8 +77,8 @@ def time_co_runs(
 
 
 def co_runs_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
-    """Slices of at most ``cores`` ranks, in which each captured rank that communicates with so few
-    has them beside it: those first with whom it communicates most often in a step."""
+    """Slices of at most ``cores`` ranks each. A captured rank has those beside it with whom it
+    communicates most often in a step, as far as they fit."""
     slices: list[Slice] = []
     placed: set[int] = set()
     for rank in sorted(traces):
@@ -119,7 +120,7 @@ def _body(trace: RankTrace) -> list[Any]:
     return [
         trace.kind_N[steady],
         trace.op_N[steady],
-        trace.role_N[steady],
+        trace.group_index_N[steady],
         trace.peer_N[steady],
         np.where(agreed, trace.bytes_N[steady], 0),
         [len(e) for e in edges],

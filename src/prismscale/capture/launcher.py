@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from prismscale.graph.io import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of
-from prismscale.processes.starter import Spawner, Starter
+from prismscale.processes.starter import Spawner, Starter, cores
 from prismscale.progress import StageUpdate
 
 POLL_S = 0.02
@@ -36,7 +35,7 @@ class CaptureRunner:
     """The job; its rank is replaced for each capture."""
     logs: Path
     timeout_s: float = 1800.0
-    jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    jobs: int = field(default_factory=cores)
     progress: StageUpdate | None = None
     """Told ranks captured, of those known to be needed."""
     starter: Starter = field(default_factory=Spawner)
@@ -62,7 +61,7 @@ class CaptureRunner:
 
     def _watched_steps(self) -> int:
         """How many steps to see of the next ranks. The first ones, the corners of the world, are
-        watched for what happens only now and then; the others where these did something so."""
+        watched for periodic events. The others are watched only if these had some."""
         if self.traces and not any(t.facts.unusual_steps for t in self.traces.values()):
             return 0
         return self.spec.watched_steps

@@ -1,7 +1,16 @@
 """What a rank does, as it happens: nodes in program order, with marks in place of durations.
 
-Shared by capture (which turns the stream into a :class:`RankTrace`) and by nothing else: a live
-rank only counts communications.
+Capture turns the stream into the columns of a :class:`RankTrace`. A live rank has no stream: it
+follows a trace and only counts communications.
+
+[Note: when a node is final] A node is final as it is appended, and its signature is taken at the
+next mark. Three figures become known later. They lie beside the nodes, by position, and the stream
+alone writes them. What in a computation was waiting is told at the wait that ended it, before the
+next node is appended. What a communication took, and how late the program that waited for it ran
+again, is told when its work is done: perhaps from a thread of the backend's, perhaps again by the
+program, and the last word counts. In a slice it is told after the program's end, once the ranks
+have read each other's logs. So durations are read last of all. Where time is modelled nothing is
+told, and a witness may read them at every mark.
 """
 
 from __future__ import annotations
@@ -14,34 +23,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from prismscale.devices.protocol import CaptureDevice, Mark
-from prismscale.graph.builder import Names, TraceBuilder
-from prismscale.graph.facts import CaptureFacts
-from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import HOST, GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.builder import Names, TraceNode, node_columns
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import HOST, TraceColumns
 from prismscale.host_comm.shared_jitter import Spans
 
 
 @dataclass(kw_only=True, slots=True)
-class StreamNode:
-    """One node as recorded. Predecessors are positions in the stream."""
+class StreamNode(TraceNode):
+    """One node as recorded. Predecessors are positions in the stream. Nobody changes a node that
+    was appended: see [Note: when a node is final]."""
 
-    kind: NodeKind
-    preds: tuple[int, ...]
-    lane: int
-    label: int
     began: Mark = 0
     ended: Mark = 0
-    op: CollectiveOp = CollectiveOp.ALL_REDUCE
-    role: int = -1
-    peer: int = -1
-    n_bytes: int = 0
-    site: int = -1
-    took_ns: int = 0
-    """What this rank's share of a communication took where it was done; 0 where it was not."""
-    late_ns: int = 0
-    """How long after a communication's end the program, which waited for it, ran again."""
-    left_out_ns: int = 0
-    """Of a computation: what in it was waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +70,12 @@ class NodeStream:
         self._places: list[int] = []
         """Of each node before the last mark, how many of its lane came before it."""
         self._on_lane: Counter[int] = Counter()
+        # The next two: see [Note: when a node is final].
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Of communications whose end was told: what this rank's share took, and how long after the
+        end the program, which waited for it, ran again; in ns, by position."""
+        self._left_out_ns: Counter[int] = Counter()
+        """Of computations, by position: what in it was waiting."""
 
     def append(self, node: StreamNode) -> int:
         """Add a node; returns its position."""
@@ -100,12 +100,14 @@ class NodeStream:
     def took(self, positions: Sequence[int], ns: int, late_ns: int = 0) -> None:
         """Communications took so long, and the program that waited for them ran again later."""
         for position in positions:
-            self.nodes[position].took_ns, self.nodes[position].late_ns = ns, late_ns
+            # One assignment: a thread of the backend's may be telling, too.
+            self._ends[position] = ns, late_ns
 
     def leave_out(self, ns: int) -> None:
         """So much of the computation that has just ended was waiting."""
-        if self.nodes[-1].kind == NodeKind.COMPUTE:
-            self.nodes[-1].left_out_ns += ns
+        last = len(self.nodes) - 1
+        if self.nodes[last].kind == NodeKind.COMPUTE:
+            self._left_out_ns[last] += ns
 
     def mark(self, owner: int = 0) -> None:
         """A call of the optimizer ``owner`` ended here."""
@@ -121,9 +123,10 @@ class NodeStream:
             node = self.nodes[i]
             # bytes of all_to_all follow the routing of the moment: not a change of structure
             n_bytes = node.n_bytes if node.op.bytes_must_agree or node.op.is_p2p else 0
+            # Before this node is counted below: a lane's places are those of nodes before it.
             edges = tuple(self._edge(i, p, start) for p in node.preds)
             reach = min([reach, *(p for p, e in zip(node.preds, edges, strict=True) if e < 0)])
-            work = (int(node.kind), int(node.op), node.role, node.peer, n_bytes)
+            work = (int(node.kind), int(node.op), node.group_index, node.peer, n_bytes)
             digest.update(repr((*work, edges)).encode())
             shape.update(repr((*work, node.lane)).encode())
             self._places.append(self._on_lane[node.lane])
@@ -141,54 +144,58 @@ class NodeStream:
             return node - pred
         return self._places[pred] - self._on_lane[lane]
 
-    def to_trace(
-        self,
-        device: CaptureDevice,
-        *,
-        rank: int,
-        world_size: int,
-        groups: Sequence[GroupRecord],
-        known_groups: Sequence[GroupRecord],
-        samples: Sequence[Sample],
-        memory: MemoryRecord | None,
-        facts: CaptureFacts,
-    ) -> RankTrace:
-        """The trace whose body is one step, as often measured as there are ``samples`` of it.
+    def columns(self, device: CaptureDevice, samples: Sequence[Sample]) -> TraceColumns:
+        """The program whose body is one step, as often measured as there are ``samples`` of it.
 
         The prologue ends where the first sample begins. Edges are those of the last sample that
         comes after its like: its predecessors may lie in the step before it. Where none does (a
         program that logs every second step) edges across its beginning are those by place.
         """
-        first = samples[0].start
-        with_edges = next((s for s in reversed(samples) if s.follows_its_like), samples[-1])
-        builder = self._prologue(device, first, rank, world_size, groups)
-        builder.begin_body()
-        for j in range(with_edges.stop - with_edges.start):
-            durations = [self._duration_ns(device, s.start + j) for s in samples]
-            preds = self._body_preds(with_edges, with_edges.start + j, with_edges)
-            self._emit(builder, with_edges.start + j, durations, [first + p for p in preds])
-        return builder.build(known_groups=known_groups, memory=memory, facts=facts)
+        body = next((s for s in reversed(samples) if s.follows_its_like), samples[-1])
+        return self._columns(device, samples[0].start, body, samples, before=body)
 
-    def unusual(
-        self,
-        device: CaptureDevice,
-        step: Sample,
-        ordinary: Sample,
-        *,
-        rank: int,
-        world_size: int,
-        groups: Sequence[GroupRecord],
-        known_groups: Sequence[GroupRecord],
-        facts: CaptureFacts,
-    ) -> RankTrace:
+    def unusual_columns(
+        self, device: CaptureDevice, step: Sample, ordinary: Sample
+    ) -> TraceColumns:
         """A step as a body without a prologue. Edges across its beginning lead to the end of an
         ordinary step."""
-        builder = self._prologue(device, 0, rank, world_size, groups)
-        builder.begin_body()
-        for i in range(step.start, step.stop):
-            preds = self._body_preds(step, i, ordinary)
-            self._emit(builder, i, [self._duration_ns(device, i)], preds)
-        return builder.build(known_groups=known_groups, facts=facts)
+        return self._columns(device, 0, step, [step], before=ordinary)
+
+    def columns_so_far(self, device: CaptureDevice) -> TraceColumns:
+        """All nodes as a prologue, with an empty body."""
+        n = len(self.nodes)
+        nothing = Sample(start=n, stop=n, follows_its_like=True)
+        return self._columns(device, n, nothing, [nothing], before=nothing)
+
+    def _columns(
+        self,
+        device: CaptureDevice,
+        n_prologue: int,
+        body: Sample,
+        samples: Sequence[Sample],
+        *,
+        before: Sample,
+    ) -> TraceColumns:
+        """The first nodes as a prologue, and ``body`` with the durations of all ``samples``; steps
+        before the body are like ``before``."""
+        prologue, inner = range(n_prologue), range(body.start, body.stop)
+        body_preds = (self._body_preds(body, i, before) for i in inner)
+        preds = [
+            *(self.nodes[i].preds for i in prologue),
+            *([n_prologue + p for p in row] for row in body_preds),
+        ]
+        body_ns = [
+            [self._duration_ns(device, s.start + j) for j in range(len(inner))] for s in samples
+        ]
+        return TraceColumns(
+            n_prologue=n_prologue,
+            **node_columns([self.nodes[i] for i in (*prologue, *inner)], preds),
+            prologue_ns=np.array([self._duration_ns(device, i) for i in prologue], dtype=np.int64),
+            body_ns_SB=np.array(body_ns, dtype=np.int64).reshape(len(samples), len(inner)),
+            lanes=self.lanes.all(),
+            labels=self.labels.all(),
+            sites=self.sites.all(),
+        )
 
     def _body_preds(self, body: Sample, i: int, before: Sample) -> list[int]:
         """Predecessors of node ``i`` of a body, from the body's beginning; below 0 in steps before,
@@ -216,74 +223,30 @@ class NodeStream:
 
     def steady_spans(self, device: CaptureDevice, samples: Sequence[Sample]) -> Spans:
         """Computation of some equal steps, on a device whose marks are times."""
-        starts = [s.start for s in samples]
+        last = samples[-1]
         computes = [
-            j
-            for j in range(samples[-1].stop - samples[-1].start)
-            if self.nodes[starts[-1] + j].kind == NodeKind.COMPUTE
+            i - last.start
+            for i in range(last.start, last.stop)
+            if self.nodes[i].kind == NodeKind.COMPUTE
         ]
-        nodes = [[self.nodes[s + j] for j in computes] for s in starts]
-        own_ns = [[_own_ns(device, n) for n in row] for row in nodes]
+        places = [[s.start + j for j in computes] for s in samples]
+        nodes = [[self.nodes[i] for i in row] for row in places]
+        own_ns = [[self._own_ns(device, i) for i in row] for row in places]
         return Spans.of_steps(
             np.array([[n.began for n in row] for row in nodes], dtype=np.int64),
             np.array([[n.ended for n in row] for row in nodes], dtype=np.int64),
             np.array(own_ns, dtype=np.int64),
         )
 
-    def so_far(
-        self, device: CaptureDevice, *, rank: int, world_size: int, groups: Sequence[GroupRecord]
-    ) -> RankTrace:
-        """A trace that is all prologue."""
-        n_nodes = len(self.nodes)
-        builder = self._prologue(device, n_nodes, rank, world_size, groups)
-        builder.begin_body()
-        return builder.build()
-
-    def _prologue(
-        self,
-        device: CaptureDevice,
-        stop: int,
-        rank: int,
-        world_size: int,
-        groups: Sequence[GroupRecord],
-    ) -> TraceBuilder:
-        builder = TraceBuilder(rank=rank, world_size=world_size, groups=groups)
-        builder.lanes, builder.labels, builder.sites = self.lanes, self.labels, self.sites
-        for i in range(stop):
-            self._emit(builder, i, [self._duration_ns(device, i)], self.nodes[i].preds)
-        return builder
-
-    def _emit(
-        self, builder: TraceBuilder, i: int, durations: list[int], preds: Sequence[int]
-    ) -> None:
-        """Add node ``i``; its predecessors are positions in the builder."""
-        node = self.nodes[i]
-        label = self.labels.all()[node.label]
-        lane = self.lanes.all()[node.lane]
-        site = self.sites.all()[node.site] if node.site >= 0 else ""
-        if node.kind == NodeKind.COMPUTE:
-            builder.add_compute(durations, preds=preds, label=label, lane=lane, site=site)
-            return
-        builder.add_communication(
-            node.op,
-            node.n_bytes,
-            role=node.role,
-            peer=node.peer,
-            preds=preds,
-            durations_ns=durations,
-            label=label,
-            lane=lane,
-            site=site,
-        )
-
     def _duration_ns(self, device: CaptureDevice, i: int) -> int:
         node = self.nodes[i]
         if node.kind != NodeKind.COMPUTE:
-            return node.took_ns
-        late_ns = max((self.nodes[pred].late_ns for pred in node.preds), default=0)
-        return max(0, _own_ns(device, node)) + late_ns
+            return self._ends.get(i, (0, 0))[0]
+        # The program ran again late: that is time of the computation that waited.
+        late_ns = max((self._ends.get(pred, (0, 0))[1] for pred in node.preds), default=0)
+        return max(0, self._own_ns(device, i)) + late_ns
 
-
-def _own_ns(device: CaptureDevice, computation: StreamNode) -> int:
-    """How long it took, less what in it was waiting."""
-    return device.elapsed_ns(computation.began, computation.ended) - computation.left_out_ns
+    def _own_ns(self, device: CaptureDevice, i: int) -> int:
+        """How long computation ``i`` took, less what in it was waiting."""
+        node = self.nodes[i]
+        return device.elapsed_ns(node.began, node.ended) - self._left_out_ns[i]

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 
 Capture = Callable[[Sequence[int]], None]
@@ -60,6 +59,7 @@ def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
     ``cp``). What no group separates is one more axis: plain data parallelism over the world.
     """
     world = trace.world_size
+    # Small groups first: a flattened axis is then refused for those that it consists of.
     partitions = sorted(_partitions(trace), key=lambda p: len(p[1][0]))
     axes: list[Axis] = []
     span = {0}
@@ -175,6 +175,7 @@ class CapturePlanner:
         diagonal = self._diagonal(base, together)
         self._need([*(self._along(base, a, p) for a in alone for p in samples[a]), *diagonal])
         if any(self._differ(diagonal[0], rank) for rank in diagonal):
+            # A diagonal does not tell along which axis they differ.
             alone = list(range(len(self._axes)))
             self._need([self._along(base, a, p) for a in alone for p in samples[a]])
         for a in alone:
@@ -183,11 +184,11 @@ class CapturePlanner:
     def _axes_of_messages(self) -> list[int]:
         """Axes along which rank 0 sends or receives."""
         trace = self.traces[0]
-        messages = np.flatnonzero(np.isin(trace.kind_N, (NodeKind.SEND, NodeKind.RECV)))
-        pairs = {(int(trace.role_N[i]), int(trace.peer_N[i])) for i in messages}
+        messages = np.flatnonzero(trace.is_message_N)
+        pairs = {(int(trace.group_index_N[i]), int(trace.peer_N[i])) for i in messages}
         peers = set()
-        for role, offset in pairs:
-            ranks = trace.groups[role].ranks
+        for group_index, offset in pairs:
+            ranks = trace.groups[group_index].ranks
             peers.add(ranks[(ranks.index(0) + offset) % len(ranks)])
         return [a for a, axis in enumerate(self._axes) if any(axis.position_R[p] for p in peers)]
 
@@ -214,6 +215,7 @@ class CapturePlanner:
                     middle = (p + q) // 2
                     middles.append(self._along(base, axis, middle))
                     following += [(p, middle), (middle, q)]
+            # All middles of a round together: they are captured side by side.
             self._need(middles)
             intervals = following
 
@@ -242,6 +244,7 @@ class CapturePlanner:
     def _representatives(self) -> NDArray[np.int64]:
         snapped = [
             np.array(sorted(self._borders[a]))[
+                # The last border at or before each position.
                 np.searchsorted(sorted(self._borders[a]), axis.position_R, side="right") - 1
             ]
             for a, axis in enumerate(self._axes)
@@ -250,6 +253,7 @@ class CapturePlanner:
             return np.zeros(self.world_size, dtype=np.int64)
         cells, inverse = np.unique(np.stack(snapped), axis=1, return_inverse=True)
         ranks = np.array([self._rank_at(tuple(c)) for c in cells.T.tolist()], dtype=np.int64)
+        # NumPy's versions differ in the shape of the inverse.
         return ranks[inverse.reshape(-1)]
 
     def _agrees(self, rank: int) -> bool:

@@ -49,11 +49,13 @@ class Issued:
 
     def took(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
         """The work of all of the batch, or of its ``index``-th communication, took so long."""
+        # The last word counts: see [Note: when a node is final].
         positions = self.positions if index is None else [self.positions[index]]
         self.stream.took(positions, ns, late_ns)
 
     def join(self, lane: ProgramLane) -> None:
         """The program has waited for the end."""
+        # The backend has given it back when the program goes on.
         self.workspace = None
         self.ended()
         lane.joins(self.positions, self.blocks_host)
@@ -81,12 +83,12 @@ class Recorder:
         """By lane: recent batches, oldest first, as many as the backend runs at a time."""
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Note a group; its role is its place in :attr:`groups`."""
+        """Note a group; its group index is its place in :attr:`groups`."""
         record = GroupRecord(ranks=ranks, name=name, backend=backend)
         self.known_groups.append(record)
-        if role is not None:
+        if group_index is not None:
             self.groups.append(record)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
@@ -108,6 +110,8 @@ class Recorder:
                 share.wait()
                 with self._stopped(at, ended_ns=at[0]) as waiting:
                     before_ns = waiting_ns()
+                    # Of the span that the pause has just closed: the stream's last node.
+                    # See [Note: when a node is final].
                     self.stream.leave_out(before_ns)
                     share.waited(before_ns > 0)
                     issued.join(waiting)
@@ -126,6 +130,7 @@ class Recorder:
         ``ended_ns`` of the monotonic clock, where that is known and its marks are such readings:
         what has come between was ours."""
         ended = ended_ns if ended_ns and self._load.interrupts else None
+        # See [Note: spans]: what happens until the block ends lies in none.
         with self._spans.paused(ended=ended) as lane:
             self._time.stop(at)
             yield lane
@@ -133,15 +138,18 @@ class Recorder:
             self._time.go()
 
     def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
-        site = self.stream.sites.id(call_site())
+        where = batch[0].site or call_site()
+        site = self.stream.sites.id(where) if where else -1
         channel, width = ordering(batch)
-        key = (batch[0].group.role, channel)
+        key = (batch[0].group.group_index, channel)
         held = self._in_flight.setdefault(key, [])
+        # The backend begins this batch when the oldest of so many has ended.
         behind = held.pop(0) if width and len(held) >= width else []
         preds = tuple(dict.fromkeys((*lane.issues(is_in_host_memory(batch)), *behind)))
         positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
+        # What other ranks really contribute to gets its values from them.
         absent = [c for c in batch if not self._load.answers(c)]
         workspace = take_workspace(absent) if absent else None
 
@@ -158,7 +166,7 @@ class Recorder:
         self._spans.switch(before, after)
 
     def lane_frontier(self, lane: str) -> tuple[int, ...]:
-        """What an event of the program's on ``lane`` stands for."""
+        """Nodes that are done when an event is reached that the program records on ``lane`` now."""
         with self._spans.paused(lane) as recorded:
             return recorded.issues(by_host=False)
 
@@ -228,7 +236,7 @@ class Recorder:
                 lane=self.stream.lanes.id(lane),
                 label=self.stream.labels.id(op.spelling),
                 op=op,
-                role=group.role,
+                group_index=group.group_index,
                 peer=peer,
                 n_bytes=collective.n_bytes,
                 site=site,

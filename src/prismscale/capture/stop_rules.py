@@ -26,8 +26,8 @@ from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.host_comm.local_work import DeferredLoad
 
 MOST_WATCHED_NODES = 40_000
-"""Of a rank that is watched for what happens now and then: steps of large jobs are dear, and the
-limit must be the same on every machine."""
+"""Nodes after which a rank is no longer watched for periodic events. Steps of large jobs take long,
+and the limit must be the same on every machine."""
 SETTLED = 2
 """Equal steps in a row after which a program counts as settled and memory tracking ends."""
 
@@ -148,6 +148,7 @@ class CaptureControl:
     def _has_shown_enough(self) -> bool:
         stream = self._recorder.stream
         steps = steps_of(stream)
+        # Within a step of several optimizer calls.
         if len(stream.marks) % calls_per_step(stream.owners):
             return False
         if self._emulation is not None:
@@ -160,6 +161,7 @@ class CaptureControl:
         """Stop tracking memory; safe to call again."""
         if self.memory_record is None:
             self.memory_record = self._memory.stop()
+            # Only now: see [Note: the pair's buffers] in host_comm/local_work.py.
             self._load.start()
             self.memory_marks = len(self._recorder.stream.marks)
 
@@ -174,6 +176,7 @@ class CaptureControl:
         steps = steps_of(stream)
         kind = self._kind or _kind_at_the_end(steps, stream)
         alike = [s for s in steps if s.kind == kind]
+        # Steps after it were watched for unusual ones only.
         if self._emulation is not None and self._settled_at:
             alike = [s for s in alike if s.number <= self._settled_at]
         elif len(alike) > self._samples:

@@ -18,18 +18,17 @@ import numpy as np
 from prismscale.capture.node_stream import NodeStream
 from prismscale.devices.protocol import CaptureDevice
 from prismscale.graph.io import load_trace
-from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace, TraceColumns
 
-_COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "prologue_ns")
+_COLUMNS = ("kind_N", "op_N", "lane_N", "group_index_N", "peer_N", "bytes_N", "prologue_ns")
 
 
 class Witness:
     """Compares a rank with those whose traces are in a folder, also while they appear there."""
 
-    def __init__(self, folder: Path, device: CaptureDevice, *, rank: int, world_size: int) -> None:
+    def __init__(self, folder: Path, device: CaptureDevice) -> None:
         self._folder = folder
         self._device = device
-        self._rank, self._world_size = rank, world_size
         self._traces: dict[Path, RankTrace] = {}
 
     def recognise(self, stream: NodeStream, groups: Sequence[GroupRecord]) -> RankTrace | None:
@@ -37,10 +36,10 @@ class Witness:
         alike = [t for t in self._others() if t.n_prologue == len(stream.nodes)]
         if not alike:
             return None
-        so_far = stream.so_far(
-            self._device, rank=self._rank, world_size=self._world_size, groups=groups
-        )
-        return next((trace for trace in alike if begins_as(trace, so_far)), None)
+        # Modelled durations can be read already: see [Note: when a node is final].
+        so_far = stream.columns_so_far(self._device)
+        sizes = [len(g.ranks) for g in groups]
+        return next((trace for trace in alike if begins_as(trace, so_far, sizes)), None)
 
     def _others(self) -> list[RankTrace]:
         for path in sorted(self._folder.glob("rank-*.parquet")):
@@ -49,14 +48,14 @@ class Witness:
         return list(self._traces.values())
 
 
-def begins_as(trace: RankTrace, so_far: RankTrace) -> bool:
+def begins_as(trace: RankTrace, so_far: TraceColumns, group_sizes: Sequence[int]) -> bool:
     """Whether ``so_far``, all of it prologue, is the prologue of ``trace``: kinds, operations,
-    lanes, bytes, peers, edges, group sizes and durations."""
+    lanes, bytes, peers, edges, group sizes (by group index) and durations."""
     n = so_far.n_nodes
     n_preds = int(so_far.pred_start_N1[-1])
     return (
         trace.n_prologue == n
-        and [len(g.ranks) for g in trace.groups] == [len(g.ranks) for g in so_far.groups]
+        and [len(g.ranks) for g in trace.groups] == list(group_sizes)
         and trace.lanes[: len(so_far.lanes)] == so_far.lanes
         and all(np.array_equal(getattr(trace, c)[:n], getattr(so_far, c)) for c in _COLUMNS)
         and np.array_equal(trace.pred_start_N1[: n + 1], so_far.pred_start_N1)

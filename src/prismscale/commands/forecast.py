@@ -43,16 +43,16 @@ from prismscale.commands.forecast_tables import (
     print_sensitivity,
 )
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions.scaling import tail_growth
 from prismscale.forecast.draws.executor import Executor, executor_named
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.draws.sampling import LawDraws
+from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.guarantees import (
     TrainingPlan,
     quantile_estimates,
     slowdown_probability,
     training_time,
 )
-from prismscale.forecast.laws.scaling import tail_growth
 from prismscale.forecast.model import RECORDED, Model, model_of
 from prismscale.forecast.recording import load_recording
 from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
@@ -132,7 +132,7 @@ def forecast(
 def sensitivity(
     run: Run,
     draws: Draws = 400,
-    indices: Annotated[bool, typer.Option(help="Sobol indices too (method laws).")] = True,
+    indices: Annotated[bool, typer.Option(help="Sobol indices too (method fitted).")] = True,
     estimator: Annotated[
         str, typer.Option(help="Of Sobol indices: own, or salib (prismscale\\[sensitivity]).")
     ] = "own",
@@ -177,7 +177,8 @@ def sensitivity(
     notes = [*model.notes]
     if indices and not sobol:
         notes.append(
-            "no Sobol indices: recorded steps keep factors together; --method laws draws them apart"
+            "no Sobol indices: recorded steps keep factors together; --method fitted draws them "
+            "apart"
         )
     print_notes(console, notes)
     values: dict[str, Any] = {
@@ -199,7 +200,7 @@ def _indices(
 ) -> list[SobolIndex]:
     """Of the leading factors; none where they are not drawn independently."""
     source = model.whole or model.source
-    if not isinstance(source, LawDraws):
+    if not isinstance(source, DistributionDraws):
         return []
     leading = [a.name for a in found.ablations[:LEADING]]
     return sobol_indices(source, leading, config, executor=where, estimator=estimator)

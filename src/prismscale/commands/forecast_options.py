@@ -47,7 +47,11 @@ Variability = Annotated[
 Draws = Annotated[int, typer.Option("--draws", help="Monte Carlo draws.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all random numbers.")]
 Method = Annotated[
-    str, typer.Option("--method", help="steps: recombine recorded steps; laws: fit pools; auto.")
+    str,
+    typer.Option(
+        "--method",
+        help="steps: recombine recorded steps; fitted: distributions fitted to pools; auto.",
+    ),
 ]
 Steps = Annotated[
     int | None,

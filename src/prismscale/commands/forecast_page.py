@@ -135,13 +135,14 @@ def _guarantees(forecast: Mapping[str, Any]) -> str:
 
 
 def _pools(pools: Sequence[Mapping[str, Any]]) -> str:
-    """How well each fitted law describes its pool; nothing where recorded steps are recombined."""
+    """How well each fitted distribution describes its pool; nothing where recorded steps are
+    recombined."""
     if not pools:
         return ""
     rows = [
         (
             p["name"],
-            p["law"],
+            p["distribution"],
             f"{p['n']:,}",
             f"{p['ks']:.3f}",
             f"{p['temporal_cv']:.1%}",
@@ -150,9 +151,9 @@ def _pools(pools: Sequence[Mapping[str, Any]]) -> str:
         )
         for p in pools[:MOST_POOLS]
     ]
-    head = ("pool", "law", "durations", "KS", "over time", "between ranks", "")
+    head = ("pool", "distribution", "durations", "KS", "over time", "between ranks", "")
     more = f" ({MOST_POOLS} of {len(pools)} shown)" if len(pools) > MOST_POOLS else ""
-    return fragment(_FOLDED, title=f"Pools and their laws{more}", head=head, rows=rows)
+    return fragment(_FOLDED, title=f"Pools and their distributions{more}", head=head, rows=rows)
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -185,15 +186,17 @@ def _tornado(sensitivity: Mapping[str, Any]) -> str:
 
 
 def _placement(placement: Mapping[str, Any]) -> str:
-    seats = placement["seats"]
-    stages = sorted({s["stage"] for s in seats})
-    replicas = sorted({s["replica"] for s in seats})
+    node_slots = placement["node_slots"]
+    stages = sorted({s["stage"] for s in node_slots})
+    replicas = sorted({s["replica"] for s in node_slots})
     factor = np.full((len(stages), len(replicas)), np.nan)
     text = np.full(factor.shape, "", dtype=object)
-    for seat in seats:
-        at = stages.index(seat["stage"]), replicas.index(seat["replica"])
-        factor[at] = seat["factor"]
-        text[at] = plain(f"{seat['node']}: ranks {seat['ranks'][0]}-{seat['ranks'][-1]}")
+    for node_slot in node_slots:
+        at = stages.index(node_slot["stage"]), replicas.index(node_slot["replica"])
+        factor[at] = node_slot["factor"]
+        text[at] = plain(
+            f"{node_slot['node']}: ranks {node_slot['ranks'][0]}-{node_slot['ranks'][-1]}"
+        )
     drawn = figure(
         height=100 + 32 * len(stages), xaxis_title="replica", yaxis_title="pipeline stage"
     )

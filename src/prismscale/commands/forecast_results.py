@@ -116,7 +116,7 @@ def placement_json(
     stage_S: Sequence[int],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The best placement, seat by seat, and what one slow node costs."""
+    """The best placement, node slot by node slot, and what one slow node costs."""
     return {
         "quantile": quantile,
         "given_ns": study.given.step_ns,
@@ -124,17 +124,17 @@ def placement_json(
         "worst_ns": study.worst.step_ns,
         "tried": study.tried,
         "exhaustive": study.exhaustive,
-        "seats": [
+        "node_slots": [
             {
-                "ranks": list(seat),
-                "stage": int(samples.stage_R[seat[0]]),
-                "replica": int(samples.replica_R[seat[0]]),
+                "ranks": list(node_slot),
+                "stage": int(samples.stage_R[node_slot[0]]),
+                "replica": int(samples.replica_R[node_slot[0]]),
                 "node": study.nodes[n].name,
                 "factor": study.nodes[n].factor,
             }
-            for seat, n in zip(study.seats, study.best.node_S, strict=True)
+            for node_slot, n in zip(study.node_slots, study.best.node_S, strict=True)
         ],
-        "hot": [{"stage": stage_S[h.seat], **plain(h)} for h in hot],
+        "hot": [{"stage": stage_S[h.node_slot], **plain(h)} for h in hot],
         "notes": list(notes),
     }
 
@@ -148,7 +148,7 @@ def _pool_json(model: Model, index: int) -> dict[str, Any]:
     fitted = model.fitted[index]
     return {
         "name": fitted.pool.name,
-        "law": fitted.fit.name,
+        "distribution": fitted.fit.name,
         "ks": fitted.fit.ks,
         "n": fitted.fit.n,
         "spatial_cv": fitted.pool.spatial_cv,

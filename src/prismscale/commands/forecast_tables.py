@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from prismscale.durations.samples import StepSamples
+from prismscale.forecast.distributions.scaling import TailAtWidth
 from prismscale.forecast.guarantees import (
     DAY_S,
     Estimate,
@@ -18,17 +19,16 @@ from prismscale.forecast.guarantees import (
     TrainingTime,
     young_interval_s,
 )
-from prismscale.forecast.laws.scaling import TailAtWidth
 from prismscale.forecast.layouts.explore import Candidate
 from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex
 from prismscale.report.units import size
-from prismscale.sim.event_cost import PricedEvent
+from prismscale.sim.event_cost import EventCost
 
 MOST_FACTORS = 12
 """Lines of sensitivities; ``results.json`` and the report hold all."""
-MOST_SEATS = 32
+MOST_NODE_SLOTS = 32
 """Lines of a placement."""
 
 
@@ -132,17 +132,17 @@ def print_layouts(console: Console, found: Sequence[Candidate]) -> None:
 def print_placement(
     console: Console, study: PlacementStudy, samples: StepSamples, quantile: float
 ) -> None:
-    """The best placement, seat by seat, and what it gains."""
+    """The best placement, node slot by node slot, and what it gains."""
     table = Table("stage", "replica", "ranks", "node", "factor")
-    placed = list(zip(study.seats, study.best.node_S, strict=True))
-    for seat, n in placed[:MOST_SEATS]:
+    placed = list(zip(study.node_slots, study.best.node_S, strict=True))
+    for node_slot, n in placed[:MOST_NODE_SLOTS]:
         node = study.nodes[n]
-        ranks = str(seat[0]) if len(seat) == 1 else f"{seat[0]}-{seat[-1]}"
-        stage, replica = samples.stage_R[seat[0]], samples.replica_R[seat[0]]
+        ranks = str(node_slot[0]) if len(node_slot) == 1 else f"{node_slot[0]}-{node_slot[-1]}"
+        stage, replica = samples.stage_R[node_slot[0]], samples.replica_R[node_slot[0]]
         table.add_row(str(stage), str(replica), ranks, node.name, f"{node.factor:.3f}")
     console.print(table)
-    if len(placed) > MOST_SEATS:
-        console.print(f"… and {len(placed) - MOST_SEATS} more in results.json and report.html")
+    if len(placed) > MOST_NODE_SLOTS:
+        console.print(f"… and {len(placed) - MOST_NODE_SLOTS} more in results.json and report.html")
     how = "all different ones" if study.exhaustive else "search"
     console.print(
         f"p{quantile * 100:g}: given order {study.given.step_ns / 1e6:,.3f} ms, best "
@@ -157,14 +157,14 @@ def print_hot_nodes(
     """What one slow node costs, by the stage that it hosts."""
     slow = sorted({h.factor for h in found})
     table = Table("one slow node at", *(Column(f"× {f:g}", justify="right") for f in slow))
-    seats = list(dict.fromkeys(h.seat for h in found))
-    for seat, rank in zip(seats, ranks, strict=True):
-        costs = {h.factor: h.slowdown for h in found if h.seat == seat}
+    node_slots = list(dict.fromkeys(h.node_slot for h in found))
+    for node_slot, rank in zip(node_slots, ranks, strict=True):
+        costs = {h.factor: h.slowdown for h in found if h.node_slot == node_slot}
         table.add_row(f"stage {samples.stage_R[rank]}", *(f"{costs[f]:+.1%}" for f in slow))
     console.print(table)
 
 
-def event_notes(events: Sequence[PricedEvent]) -> list[str]:
+def event_notes(events: Sequence[EventCost]) -> list[str]:
     """What happens only in some steps: in the days of training, and in no quantile of a step."""
     return [
         f"every {event.facts.every} steps{', assumed' if len(event.facts.numbers) == 1 else ''}: "

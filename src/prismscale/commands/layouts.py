@@ -45,7 +45,7 @@ from prismscale.commands.forecast_tables import (
     print_placement,
 )
 from prismscale.cost.collective import CollectiveModel, collective_model
-from prismscale.durations.samples import StepSamples, pipeline_places
+from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import executor_named
 from prismscale.forecast.layouts.captured import CapturedJob, relaid_difference
@@ -57,6 +57,7 @@ from prismscale.forecast.placement.node_placement import Evaluator, hot_node_stu
 from prismscale.forecast.placement.node_placement import place as find_placement
 from prismscale.forecast.placement.nodes import ClusterNode, nodes_of_recording, read_nodes
 from prismscale.forecast.recording import load_recording
+from prismscale.graph.pipeline import pipeline_places
 from prismscale.progress import TerminalReporter
 from prismscale.runfolder import RunFolder
 
@@ -102,12 +103,12 @@ def place(
     )
     samples = recording.samples
     model = model_of(recording, method=method, fused=False, variability=variability)
-    seats, replicas = _seats(samples, ranks_per_node)
-    listed, own_R = _nodes(nodes, samples, seats)
+    node_slots, replicas = _node_slots(samples, ranks_per_node)
+    listed, own_R = _nodes(nodes, samples, node_slots)
     evaluate = Evaluator(
         model.graph,
         lambda factor_R: model.slowed(factor_R / own_R),
-        seats,
+        node_slots,
         listed,
         draws=draws,
         seed=seed,
@@ -119,14 +120,16 @@ def place(
     print_placement(console, study, samples, quantile)
     first = [s for s, replica in enumerate(replicas) if replica == replicas[0]]
     slowed = (
-        hot_node_study(evaluate.with_factors, len(seats), factors(hot, "--hot"), seats=first)
+        hot_node_study(
+            evaluate.with_factors, len(node_slots), factors(hot, "--hot"), node_slots=first
+        )
         if hot
         else []
     )
     if slowed:
-        print_hot_nodes(console, slowed, [seats[s][0] for s in first], samples)
+        print_hot_nodes(console, slowed, [node_slots[s][0] for s in first], samples)
     print_notes(console, model.notes)
-    stage_S = [int(samples.stage_R[seat[0]]) for seat in seats]
+    stage_S = [int(samples.stage_R[node_slot[0]]) for node_slot in node_slots]
     save_section(
         run,
         "placement",
@@ -238,30 +241,35 @@ def _subject(path: Path, cluster: str | None, communication_cv: float | None) ->
 
 
 def _nodes(
-    given: str, samples: StepSamples, seats: list[tuple[int, ...]]
+    given: str, samples: StepSamples, node_slots: list[tuple[int, ...]]
 ) -> tuple[tuple[ClusterNode, ...], NDArray[np.float64]]:
     """Nodes, and the factor that recorded durations of every rank hold already."""
     own_R = np.ones(samples.graph.world_size)
     if given != FROM_POOLS:
         return read_nodes(Path(given)), own_R
-    listed = nodes_of_recording(samples, seats)
-    for node, seat in zip(listed, seats, strict=True):
-        own_R[list(seat)] = node.factor
+    listed = nodes_of_recording(samples, node_slots)
+    for node, node_slot in zip(listed, node_slots, strict=True):
+        own_R[list(node_slot)] = node.factor
     return listed, own_R
 
 
-def _seats(samples: StepSamples, ranks_per_node: int) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Neighbouring ranks share a node; seats of a pipeline replica in the order of its stages."""
+def _node_slots(
+    samples: StepSamples, ranks_per_node: int
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Neighbouring ranks share a node; node slots of a pipeline replica in the order of its
+    stages."""
     world_size = samples.graph.world_size
     if ranks_per_node < 1 or world_size % ranks_per_node:
         raise UsageError(f"{world_size} ranks do not fill nodes of {ranks_per_node}")
     stage_R, replica_R = samples.stage_R, samples.replica_R
     if (stage_R < 0).any():
         stage_R, replica_R = pipeline_places(samples.graph)
-    seats = [
+    node_slots = [
         tuple(range(first, first + ranks_per_node))
         for first in range(0, world_size, ranks_per_node)
     ]
     # A node that holds several replicas is named after the first.
-    seats.sort(key=lambda seat: (int(replica_R[seat[0]]), int(stage_R[seat[0]])))
-    return seats, [int(replica_R[seat[0]]) for seat in seats]
+    node_slots.sort(
+        key=lambda node_slot: (int(replica_R[node_slot[0]]), int(stage_R[node_slot[0]]))
+    )
+    return node_slots, [int(replica_R[node_slot[0]]) for node_slot in node_slots]

@@ -14,6 +14,7 @@ from prismscale.analysis.result import RunResult
 from prismscale.api import DEFAULT_OUT, perform
 from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import JobConfig
+from prismscale.devices.routing import Routing
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
@@ -89,9 +90,15 @@ def run(
     fused: Annotated[
         bool,
         typer.Option(
-            "--fused", help="Price elementwise work as torch.compile fuses it, on --device null."
+            "--fused", help="Cost elementwise work as torch.compile fuses it, on --device null."
         ),
     ] = False,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="Tokens by expert on --device null: uniform, zipf:S, or a CSV file of loads."
+        ),
+    ] = "uniform",
     storage: Annotated[
         float, typer.Option(help="GB/s that each rank writes of a checkpoint, on --device null.")
     ] = WRITE_BYTES_PER_S / 1e9,
@@ -113,7 +120,7 @@ def run(
     """
     console = Console(highlight=False)
     config = JobConfig(
-        script=_script(module, program or []),
+        script=script_of(module, program or [], "prismscale run --world-size N"),
         world_size=_required_world_size(world_size),
         cluster=cluster,
         out=out,
@@ -133,6 +140,7 @@ def run(
         compute_scale=compute_scale,
         kernels=kernels,
         fused=fused,
+        routing=Routing.parse(routing),
         storage=Storage(write_bytes_per_s=storage * 1e9),
         slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
@@ -159,11 +167,16 @@ def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:
     return f"the job hangs: {told}, and {who}"
 
 
-def _script(module: str, program: list[str]) -> Script:
+def script_of(module: str, program: list[str], command: str) -> Script:
+    """The user's program: a module, or the first of ``program``; the rest are its arguments.
+
+    Raises:
+        UsageError: there is none; says how ``command`` takes it.
+    """
     if module:
         return Script(target=module, args=tuple(program), is_module=True)
     if not program:
-        raise UsageError("no script given: prismscale run --world-size N script.py [arguments]")
+        raise UsageError(f"no script given: {command} script.py [arguments]")
     return Script(target=program[0], args=tuple(program[1:]))
 
 

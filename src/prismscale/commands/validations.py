@@ -1,4 +1,4 @@
-"""``prismscale validate``: results against public measurements."""
+"""``prismscale validate``: results against measurements, public ones or the user's own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
+from prismscale.commands.validate_gpu import validate_gpu
 from prismscale.validation.accuracy_page import renew, section
 from prismscale.validation.rows import finish
 from prismscale.validation.suite import REMARKS, validate
 
-validations = typer.Typer(no_args_is_help=True, help="Hold results against public measurements.")
-
-
-@validations.callback()
-def _group() -> None:
-    """Keeps ``forecast`` a sub-command while it is the only one."""
+validations = typer.Typer(no_args_is_help=True, help="Hold results against measurements.")
 
 
 @validations.command("forecast")
@@ -38,3 +34,6 @@ def validate_forecast(
         renew(page, "Forecast", section("Forecast", rows, command=command, remarks=REMARKS))
     if code:
         raise typer.Exit(code)
+
+
+validations.command("gpu", context_settings={"allow_interspersed_args": False})(validate_gpu)

@@ -7,7 +7,7 @@ a device moves over NVLink, and bytes that a node moves over its network cards. 
            w = (w_{intra}^p + w_{inter}^p)^{1/p}
 
 ``w`` is the time on the wire: with both links in one pipeline the slower one rules, softly, because
-channels share both (a smooth minimum of the bandwidths). The root is the price of pipelining: cut
+channels share both (a smooth minimum of the bandwidths). The root is the cost of pipelining: cut
 into ``m`` pieces, filling the pipe costs about ``w/m`` and handling the pieces ``m·chunk``, least
 for ``m = sqrt(w/chunk)``. Where a message runs down a path (trees, broadcast) every step of the
 path handles every piece, so ``steps`` adds to ``chunk``. Pieces stop growing at the size of the
@@ -186,7 +186,7 @@ class CostBreakdown:
     wire_ns: float
     """Both together."""
     pipeline_ns: float
-    """Price of cutting the message into pieces."""
+    """Cost of cutting the message into pieces."""
 
     @property
     def total_ns(self) -> float:

@@ -1,8 +1,8 @@
 """Time of a GPU kernel from its signature, without the GPU.
 
 :class:`KernelModel` is the seam: the null device asks it once for each distinct call. It is
-answered from a profile of laws and constants (:class:`ModelledKernels`), from figures that were
-measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
+answered from a profile of rooflines and constants (:class:`ModelledKernels`), from figures that
+were measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
 (:class:`ConstantKernels`).
 
 ``torch.compile``: a compiled region runs eagerly on the null device, so its pointwise operators
@@ -41,7 +41,7 @@ _NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelPrice:
+class KernelCost:
     """What one call costs, and how well that is known."""
 
     device_ns: int
@@ -57,9 +57,9 @@ class KernelPrice:
 
 
 class KernelModel(Protocol):
-    """Prices calls."""
+    """Models the cost of calls."""
 
-    def price(self, signature: str) -> KernelPrice:
+    def cost(self, signature: str) -> KernelCost:
         """The cost of the call that ``signature`` describes.
 
         Raises:
@@ -75,9 +75,9 @@ class ConstantKernels:
     device_ns: int = 5_000
     host_ns: int = 5_000
 
-    def price(self, signature: str) -> KernelPrice:
+    def cost(self, signature: str) -> KernelCost:
         """The constant, whatever the call."""
-        return KernelPrice(
+        return KernelCost(
             device_ns=self.device_ns,
             host_ns=self.host_ns,
             source="default",
@@ -88,33 +88,35 @@ class ConstantKernels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelledKernels:
-    """Prices from a GPU's profile."""
+    """Costs from a GPU's profile."""
 
     profile: KernelProfile
     fused: bool = False
     """Pointwise work of compiled regions counts as one pass; see the module's description."""
 
-    def price(self, signature: str) -> KernelPrice:
+    def cost(self, signature: str) -> KernelCost:
         """The model's figure; operators in no table cost their bytes, with source ``default``."""
-        return self.price_call(parse_signature(signature))
+        return self.cost_of_call(parse_signature(signature))
 
-    def price_call(self, call: KernelCall) -> KernelPrice:
-        """As :meth:`price`, for a signature that was read already."""
+    def cost_of_call(self, call: KernelCall) -> KernelCost:
+        """As :meth:`cost`, for a signature that was read already."""
         kind = kind_of(call)
         device_ns, launches = _device_cost(self.profile, call, kind)
         host = self.profile.host
         host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
+        if kind == "graph_launch":
+            host_ns = host.launch_ns  # one more launch, without an operator around it
         known = "scaled" if self.profile.scaled_from else "modelled"
-        price = KernelPrice(
+        cost = KernelCost(
             device_ns=round(device_ns),
             host_ns=round(host_ns),
-            source="default" if kind == "unknown" else known,
+            source=known if _has_rule(self.profile, call, kind) else "default",
             error=self.profile.errors.get(kind),
             kind=kind,
         )
         if self.fused and kind in FUSED_KINDS and call.base not in _NEVER_FUSED:
-            return _share_of_a_pass(price)
-        return price
+            return _share_of_a_pass(cost)
+        return cost
 
 
 def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
@@ -126,9 +128,17 @@ def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
     return ModelledKernels(profile=KernelProfile.load(gpu), fused=fused)
 
 
+def _has_rule(profile: KernelProfile, call: KernelCall, kind: str) -> bool:
+    """Whether the profile has a rule for the kind, and for the element type where it matters."""
+    if kind in ("gemm", "convolution", "attention", "attention_backward"):
+        # The second input is a factor of the product, and one of queries, keys and values.
+        return len(call.inputs) < 2 or call.inputs[1].dtype in profile.gemm
+    return kind != "unknown"
+
+
 def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
     """Time on the device and kernels started."""
-    if kind == "view":
+    if kind in ("view", "graph_launch"):
         return 0.0, 0
     if kind == "transfer":
         return transfer_ns(profile, call), 1
@@ -139,9 +149,9 @@ def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[f
     return memory_call_ns(profile, call, kind)
 
 
-def _share_of_a_pass(price: KernelPrice) -> KernelPrice:
+def _share_of_a_pass(cost: KernelCost) -> KernelCost:
     return replace(
-        price,
-        device_ns=round(price.device_ns * _FUSED_SHARE),
-        host_ns=round(price.host_ns * _FUSED_SHARE),
+        cost,
+        device_ns=round(cost.device_ns * _FUSED_SHARE),
+        host_ns=round(cost.host_ns * _FUSED_SHARE),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from prismscale.cost.kernel_gemm import law_of
-from prismscale.cost.kernel_profile import AttentionLaw, KernelProfile
+from prismscale.cost.kernel_gemm import roofline_of
+from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall
 
 _BACKWARD_FACTOR = 2.5
@@ -19,7 +19,7 @@ _QUERY_BLOCK = 128
 def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     """Time of a fused attention call; ``kind`` is ``attention`` or ``attention_backward``."""
     backward = kind == "attention_backward"
-    law = _law(profile, call, backward)
+    roofline = _roofline(profile, call, backward)
     # The backward's first input is the gradient of the output, except for flex attention.
     query = 1 if backward and "flex" not in call.base else 0
     q, k, v = call.inputs[query : query + 3]
@@ -29,15 +29,15 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     if causal(call):
         flops /= 2
         keys = keys // 2
-        balance = law.causal_factor
+        balance = roofline.causal_factor
     flops *= _BACKWARD_FACTOR if backward else 1.0
-    head = 1.0 if q.sizes[-1] > 64 else law.small_head_factor
-    reached = law.efficiency * head * balance * keys / (keys + law.length_overhead)
+    head = 1.0 if q.sizes[-1] > 64 else roofline.small_head_factor
+    reached = roofline.efficiency * head * balance * keys / (keys + roofline.length_overhead)
     reached *= _fill(profile, batch_heads, keys if backward else length)
-    peak = law_of(profile, q.dtype).peak_flops
+    peak = roofline_of(profile, q.dtype).peak_flops
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     moved = 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
-    return law.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
+    return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
 
 
 def causal(call: KernelCall) -> bool:
@@ -49,7 +49,7 @@ def causal(call: KernelCall) -> bool:
     return call.flag("is_causal") or call.flag("causal") or "flex" in call.base
 
 
-def _law(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionLaw:
+def _roofline(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionRoofline:
     families = ("flash", "efficient", "cudnn", "flex")
     family = next((name for name in families if name in call.base), "flash")
     suffix = "_backward" if backward else ""

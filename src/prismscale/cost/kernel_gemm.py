@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from prismscale.cost.kernel_profile import GemmLaw, KernelProfile
+from prismscale.cost.kernel_profile import GemmRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, TensorShape
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -38,35 +38,43 @@ class Product:
 def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     """Time of a matrix product or convolution."""
     dtype = call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
-    law = law_of(profile, dtype)
+    roofline = roofline_of(profile, dtype)
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     products = products_of(call)
-    return sum(gemm_ns(profile, law, p, n_bytes / len(products)) for p in products)
+    return sum(gemm_ns(profile, roofline, p, n_bytes / len(products)) for p in products)
 
 
-def law_of(profile: KernelProfile, dtype: str) -> GemmLaw:
-    """The law of an element type; types without one take that of float32."""
+def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
+    """The roofline of an element type; types without one take that of float32."""
     return profile.gemm.get(dtype, profile.gemm["Float"])
 
 
-def gemm_ns(profile: KernelProfile, law: GemmLaw, product: Product, n_bytes: float) -> float:
+def gemm_ns(
+    profile: KernelProfile, roofline: GemmRoofline, product: Product, n_bytes: float
+) -> float:
     """Time of ``product`` whose operands and result are ``n_bytes``."""
     if product.flops == 0:
-        return law.base_ns
+        return roofline.base_ns
     bandwidth = profile.memory_bandwidth_bytes_per_s * profile.memory["copy"].efficiency
-    busy = min(_tiled_ns(profile, law, product, tile, split) for tile in TILES for split in SPLITS)
-    return law.base_ns + max(busy, 1e9 * n_bytes / bandwidth)
+    busy = min(
+        _tiled_ns(profile, roofline, product, tile, split) for tile in TILES for split in SPLITS
+    )
+    return roofline.base_ns + max(busy, 1e9 * n_bytes / bandwidth)
 
 
 def _tiled_ns(
-    profile: KernelProfile, law: GemmLaw, product: Product, tile: tuple[int, int], split: int
+    profile: KernelProfile,
+    roofline: GemmRoofline,
+    product: Product,
+    tile: tuple[int, int],
+    split: int,
 ) -> float:
     m, n = tile
     tiles = product.batch * math.ceil(product.m / m) * math.ceil(product.n / n) * split
     waves = math.ceil(tiles / profile.multiprocessors)
     halvings = math.log2(_LARGEST / (m * n))
-    speed = law.peak_flops * law.efficiency * law.small_tile_factor ** (halvings / 2)
-    k = math.ceil(product.k / split) + law.k_overhead
+    speed = roofline.peak_flops * roofline.efficiency * roofline.small_tile_factor ** (halvings / 2)
+    k = math.ceil(product.k / split) + roofline.k_overhead
     busy = waves * 2e9 * m * n * k / (speed / profile.multiprocessors)
     if split == 1:
         return busy

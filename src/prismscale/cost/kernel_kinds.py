@@ -1,9 +1,9 @@
-"""Which kind of kernel an operator runs: operators of one kind share a law of time.
+"""Which kind of kernel an operator runs: operators of one kind share a roofline.
 
 Everything that ATen calls elementwise is ``pointwise``, or ``broadcast`` where operands differ in
 shape or layout, which costs an index computation for every element. Copies between layouts are
 ``strided_copy``. Softmax of more than 1,024 elements is another kernel than of fewer. An operator
-that is in no table is ``unknown``: it is priced by the bytes it touches and reported as such.
+that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _TABLE: Mapping[str, str] = {
     "index": """index index_select gather take take_along_dim index_put _index_put_impl
         _unsafe_index _unsafe_index_put index_add index_copy index_fill scatter scatter_add
         scatter_reduce masked_select masked_scatter nonzero put repeat_interleave roll flip
-        bincount histc one_hot searchsorted bucketize _unique2 unique_consecutive unique_dim""",
-    "sort": "sort argsort topk kthvalue msort",
+        bincount histc one_hot searchsorted bucketize""",
+    "sort": "sort argsort topk kthvalue msort _unique2 unique_consecutive unique_dim",
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "copy": """copy clone cat stack contiguous _to_copy constant_pad_nd repeat tile _copy_from
         _copy_from_and_resize split_with_sizes_copy _chunk_cat slice_scatter select_scatter
@@ -82,9 +82,10 @@ _TABLE: Mapping[str, str] = {
         detach alias split split_with_sizes chunk unbind reshape _reshape_alias flatten unflatten
         diagonal empty empty_strided empty_like empty_permuted new_empty new_empty_strided
         set resize view_as view_as_real view_as_complex lift_fresh _unsafe_view unfold
-        movedim swapaxes _conj _neg_view real imag is_same_size record_stream _local_scalar_dense
+        movedim swapaxes _conj _neg_view real imag is_same_size record_stream
         _nested_tensor_from_mask unsafe_split unsafe_chunk sym_size _assert_async
         _fused_sdp_choice is_pinned _pin_memory resize_as""",
+    "graph_launch": "cuda::graph_launch",
 }
 
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
@@ -127,9 +128,11 @@ def _width(call: KernelCall) -> int:
 
 
 def _crosses_the_bus(call: KernelCall) -> bool:
-    """A copy with one end in host memory.
+    """A copy with one end in host memory; reading a number is one.
 
     Scalars that ride along with a kernel (``x * 2``) are also marked as of the CPU; only copies
     move them over the bus.
     """
+    if call.base == "_local_scalar_dense":
+        return True
     return call.base in ("copy", "_copy_from") and any(tensor.on_cpu for tensor in call.inputs)

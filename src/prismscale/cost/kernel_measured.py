@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from prismscale.cost.kernel import FUSED_KINDS, KernelModel, KernelPrice, load_kernel_model
+from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel, load_kernel_model
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import FormatError, UsageError
@@ -95,19 +95,19 @@ class MeasuredKernels:
     table: KernelTable
     otherwise: KernelModel
     fused: bool = False
-    """Kinds of kernels that a compiler fuses keep the other model's price: one by one they would
+    """Kinds of kernels that a compiler fuses keep the other model's cost: one by one they would
     cost what they do not cost together."""
 
-    def price(self, signature: str) -> KernelPrice:
+    def cost(self, signature: str) -> KernelCost:
         """The measured cost (source ``measured``, error its spread), or the other model's."""
         known = self.table.by_signature
         kernel = known.get(signature) or known.get(signature.partition(FIELD)[0])
         if kernel is None:
-            return self.otherwise.price(signature)
+            return self.otherwise.cost(signature)
         kind = kind_of(parse_signature(signature))
         if self.fused and kind in FUSED_KINDS:
-            return self.otherwise.price(signature)
-        return KernelPrice(
+            return self.otherwise.cost(signature)
+        return KernelCost(
             device_ns=kernel.device_ns,
             host_ns=kernel.host_ns,
             source="measured",
@@ -117,8 +117,8 @@ class MeasuredKernels:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelPrices:
-    """Where a job's prices come from, apart from the GPU that it is for."""
+class KernelCostSource:
+    """Where a job's costs come from, apart from the GPU that it is for."""
 
     table: str = ""
     """File of measurements that replace the model's figures; empty for none."""
@@ -126,7 +126,7 @@ class KernelPrices:
     """Elementwise work costs what it does in the kernels that torch.compile makes of it."""
 
     def model(self, gpu: str) -> KernelModel:
-        """The model of ``gpu`` (``h100-sxm``) with these prices.
+        """The model of ``gpu`` (``h100-sxm``) with these costs.
 
         Raises:
             UsageError: no such GPU or file, or the table is another GPU's.

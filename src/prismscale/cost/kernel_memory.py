@@ -21,20 +21,20 @@ _ELEMENTS_PER_BLOCK = 65_536
 
 def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
     """Device time of a call of ``kind``, and how many kernels it starts."""
-    law = profile.memory[kind]
-    launches = law.launches
+    roofline = profile.memory[kind]
+    launches = roofline.launches
     if kind in ("foreach", "foreach_reduction", "optimizer"):
         launches = _multi_tensor_launches(call)
-    n_bytes = bytes_moved(call, kind) * law.passes
-    bandwidth = profile.memory_bandwidth_bytes_per_s * law.efficiency
-    return launches * law.base_ns + 1e9 * n_bytes / bandwidth, launches
+    n_bytes = bytes_moved(call, kind) * roofline.passes
+    bandwidth = profile.memory_bandwidth_bytes_per_s * roofline.efficiency
+    return launches * roofline.base_ns + 1e9 * n_bytes / bandwidth, launches
 
 
 def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:
     """Time of a copy between host and device."""
     n_bytes = min((t.elements * t.item_bytes for t in call.inputs), default=0)
-    law = profile.transfer
-    return law.base_ns + 1e9 * n_bytes / law.bandwidth_bytes_per_s
+    roofline = profile.transfer
+    return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
 
 
 def bytes_moved(call: KernelCall, kind: str) -> int:

@@ -1,4 +1,5 @@
-"""What is known of one GPU's kernels: the constants of the laws in ``kernel_gemm`` and the rest.
+"""What is known of one GPU's kernels: the constants of the rooflines in ``kernel_gemm`` and the
+rest.
 
 A profile is a TOML file of this package (``cost/kernels/*.toml``). Every constant is either fitted
 on public measurements, taken from a publication, or estimated; ``sources`` says which. A GPU that
@@ -19,7 +20,7 @@ _PROFILES = ("prismscale.cost", "kernels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GemmLaw:
+class GemmRoofline:
     """Matrix products of one element type; see :func:`prismscale.cost.kernel_gemm.gemm_ns`."""
 
     peak_flops: float
@@ -40,7 +41,7 @@ class GemmLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionLaw:
+class AttentionRoofline:
     """Fused attention; see :func:`prismscale.cost.kernel_attention.attention_ns`."""
 
     efficiency: float
@@ -56,7 +57,7 @@ class AttentionLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryLaw:
+class MemoryRoofline:
     """Kernels bound by memory; see :func:`prismscale.cost.kernel_memory.memory_ns`."""
 
     efficiency: float
@@ -70,7 +71,7 @@ class MemoryLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TransferLaw:
+class TransferCost:
     """Copies between host and device."""
 
     bandwidth_bytes_per_s: float
@@ -78,7 +79,7 @@ class TransferLaw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostLaw:
+class HostCost:
     """Time of the thread that runs the program, per call."""
 
     op_ns: float
@@ -98,13 +99,13 @@ class KernelProfile:
     """As ``torch.cuda.get_device_name`` says."""
     multiprocessors: int
     memory_bandwidth_bytes_per_s: float
-    host: HostLaw
-    transfer: TransferLaw
-    gemm: Mapping[str, GemmLaw]
+    host: HostCost
+    transfer: TransferCost
+    gemm: Mapping[str, GemmRoofline]
     """By element type as C++ spells it (``BFloat16``)."""
-    attention: Mapping[str, AttentionLaw]
+    attention: Mapping[str, AttentionRoofline]
     """By operator family (``flash``, ``efficient``, ``cudnn``), ``_backward`` appended."""
-    memory: Mapping[str, MemoryLaw]
+    memory: Mapping[str, MemoryRoofline]
     """By kind."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """Relative error by kind: p90 on measurements that were not fitted, or an estimate."""
@@ -115,7 +116,7 @@ class KernelProfile:
         if self.multiprocessors < 1 or self.memory_bandwidth_bytes_per_s <= 0:
             raise UsageError("multiprocessors and memory bandwidth must be positive")
         if "Float" not in self.gemm or "unknown" not in self.memory:
-            raise UsageError("a profile needs the laws gemm.Float and memory.unknown")
+            raise UsageError("a profile needs the rooflines gemm.Float and memory.unknown")
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -137,7 +138,7 @@ class KernelProfile:
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "kernel profile") -> KernelProfile:
-        """Read a profile from TOML text; one with ``scaled_from`` and no laws is scaled.
+        """Read a profile from TOML text; one with ``scaled_from`` and no rooflines is scaled.
 
         Raises:
             FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
@@ -167,8 +168,8 @@ class ScaledGpu:
         """The other GPU's efficiencies on this one's peaks."""
         other = KernelProfile.load(self.scaled_from)
         gemm = {
-            dtype: replace(law, peak_flops=self.peak_flops.get(dtype, law.peak_flops))
-            for dtype, law in other.gemm.items()
+            dtype: replace(roofline, peak_flops=self.peak_flops.get(dtype, roofline.peak_flops))
+            for dtype, roofline in other.gemm.items()
         }
         return replace(
             other,

@@ -1,10 +1,10 @@
-"""What the nodes of a trace are made of, so that they can be priced anew without a new capture.
+"""What the nodes of a trace are made of, so that they can be costed anew without a new capture.
 
 On the null device a node stands for many kernel launches, and its duration follows from their
-prices. A :class:`LaunchLog` holds the launches of one captured rank in program order, and for each
-node which of them it stands for. With other prices (another GPU, a table of measured kernels,
-another ``--compute-scale``) :func:`reprice` gives every node's duration as a capture with these
-prices would have it, to the nanosecond. Two things would differ in such a capture: a program that
+costs. A :class:`LaunchLog` holds the launches of one captured rank in program order, and for each
+node which of them it stands for. With other costs (another GPU, a table of measured kernels,
+another ``--compute-scale``) :func:`recost` gives every node's duration as a capture with these
+costs would have it, to the nanosecond. Two things would differ in such a capture: a program that
 asks again and again whether an event is done asks more often of a slower device, and one that reads
 the clock may act on it.
 
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from prismscale.cost.kernel import KernelModel
+from prismscale.cost.kernel import KernelCost, KernelModel
 from prismscale.errors import FormatError
 from prismscale.graph.parquet import (
     integers,
@@ -36,6 +36,10 @@ from prismscale.graph.parquet import (
 )
 from prismscale.graph.trace import RankTrace
 
+REPLAYED = "replayed "
+"""Before the signature of a launch that a CUDA graph makes: it costs the host nothing."""
+GRAPH_LAUNCH = "cuda::graph_launch"
+"""Operator that the launch of a whole graph is costed as: it costs the host only."""
 HOST_ONLY = -1
 """Signature and lane of an entry that is the host's own work and launches nothing."""
 LONGEST_NS = 2**40
@@ -67,7 +71,7 @@ class LaunchLog:
     """Which stream it was launched on, counted from 1 in order of first use, or
     :data:`HOST_ONLY`."""
     host_only_ns_E: NDArray[np.int64]
-    """What the host's own work took; 0 for launches, whose price is that of their signature."""
+    """What the host's own work took; 0 for launches, whose cost is that of their signature."""
     node_N: NDArray[np.int32]
     """Position in the trace (prologue, then body), ascending."""
     path_N: NDArray[np.int32]
@@ -114,30 +118,37 @@ class LaunchLog:
         return replace(self, signatures=signatures, **entries, **nodes)
 
 
-def prices(
+def costs(
     log: LaunchLog, model: KernelModel, slowness: float = 1.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Device and host nanoseconds of each signature (S), as a capture with ``model`` takes them.
 
     Args:
-        log: its signatures are priced.
-        model: prices calls.
-        slowness: time of everything over what the model says. Each signature's price is rounded,
+        log: its signatures are costed.
+        model: models calls.
+        slowness: time of everything over what the model says. Each signature's cost is rounded,
             as in a capture: a node's duration times ``slowness`` can be off by half a nanosecond
             for each of its launches.
     """
-    found = [model.price(signature) for signature in log.signatures]
-    device_ns_S = [round(price.device_ns * slowness) for price in found]
-    host_ns_S = [round(price.host_ns * slowness) for price in found]
+    found = [_cost(model, signature) for signature in log.signatures]
+    device_ns_S = [round(cost.device_ns * slowness) for cost in found]
+    host_ns_S = [round(cost.host_ns * slowness) for cost in found]
     return np.array(device_ns_S, dtype=np.int64), np.array(host_ns_S, dtype=np.int64)
 
 
-def reprice(
+def _cost(model: KernelModel, signature: str) -> KernelCost:
+    if signature.startswith(REPLAYED):
+        return replace(model.cost(signature.removeprefix(REPLAYED)), host_ns=0)
+    cost = model.cost(signature)
+    return replace(cost, device_ns=0) if signature.startswith(GRAPH_LAUNCH) else cost
+
+
+def recost(
     log: LaunchLog,
     device_ns_of_signature: NDArray[np.int64],
     host_ns_of_signature: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Durations of the log's nodes (N) in nanoseconds, with these prices of its signatures (S)."""
+    """Durations of the log's nodes (N) in nanoseconds, with these costs of its signatures (S)."""
     launches_E = log.signature_E != HOST_ONLY
     device_ns_E = np.zeros(log.n_entries, dtype=np.int64)
     device_ns_E[launches_E] = device_ns_of_signature[log.signature_E[launches_E]]
@@ -171,7 +182,7 @@ def _most(
     return np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0, dtype=np.int64)
 
 
-def repriced(trace: RankTrace, log: LaunchLog, durations_ns_N: NDArray[np.int64]) -> RankTrace:
+def recosted(trace: RankTrace, log: LaunchLog, durations_ns_N: NDArray[np.int64]) -> RankTrace:
     """``trace`` with these durations of the log's nodes, in every sampled step."""
     prologue_ns, body_ns_SB = trace.prologue_ns.copy(), trace.body_ns_SB.copy()
     in_body_N = log.node_N >= trace.n_prologue
@@ -223,7 +234,7 @@ def load_launch_log(path: Path) -> LaunchLog:
 
 
 def _check(path: Path, log: LaunchLog) -> None:
-    """Refuse what :func:`reprice` could stumble over."""
+    """Refuse what :func:`recost` could stumble over."""
     for names in (_ENTRY_COLUMNS, _NODE_COLUMNS):
         if len({len(getattr(log, name)) for name in names}) != 1:
             raise FormatError(f"{path}: columns {', '.join(names)} differ in length")

@@ -3,10 +3,11 @@ between processes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from prismscale.devices.routing import Routing
 from prismscale.devices.storage import WRITE_BYTES_PER_S
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
@@ -40,7 +41,9 @@ class RankSpec:
     kernels: str = ""
     """File of measured kernel times that go before a null device's model; empty for none."""
     fused: bool = False
-    """A null device prices elementwise work as torch.compile fuses it."""
+    """A null device models elementwise work as torch.compile fuses it."""
+    routing: Routing = field(default_factory=Routing)
+    """Tokens by expert on a null device."""
     storage_bytes_per_s: float = WRITE_BYTES_PER_S
     """What a rank on a null device writes of a checkpoint in a second."""
 

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.cuda import start_cuda
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.rank_spec import RankSpec
@@ -24,7 +24,8 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
             spec.gpu,
             memory_bytes=spec.gpu_memory_bytes,
             devices_per_node=spec.local_world_size,
-            prices=KernelPrices(table=spec.kernels, fused=spec.fused),
+            costs=KernelCostSource(table=spec.kernels, fused=spec.fused),
+            routing=spec.routing,
             storage=Storage(write_bytes_per_s=spec.storage_bytes_per_s),
         )
     if spec.device == "cuda":

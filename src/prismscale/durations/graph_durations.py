@@ -15,16 +15,12 @@ from numpy.typing import NDArray
 
 from prismscale.cost.collective import CollectiveModel
 from prismscale.durations.faults import Faults
-from prismscale.durations.samples import (
-    NO_MICROBATCH,
-    ClassSamples,
-    StepSamples,
-    pipeline_places,
-)
+from prismscale.durations.samples import NO_MICROBATCH, ClassSamples, StepSamples
 from prismscale.durations.source import NEVER, Duration, scaled, slowed
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.pipeline import pipeline_places
 from prismscale.graph.pooling import first_own_step
 
 
@@ -47,6 +43,7 @@ class GraphDurations:
 
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
+        # In this order: each table is made with those above it.
         self._communication = [self._communication_ns(c) for c in self.graph.classes]
         self._made = [self._really_made(c) for c in self.graph.classes]
         self._factors = [self._slow_factors(c) for c in self.graph.classes]
@@ -71,6 +68,7 @@ class GraphDurations:
         if hanging is None:
             return body
         stopped = np.where(hanging, NEVER, 0).astype(np.int64)
+        # A rank that hangs never ends the first node of its step.
         return [body[0] + stopped, *body[1:]]
 
     def _slowed(self, class_index: int, row: int) -> Sequence[Duration]:
@@ -161,10 +159,13 @@ class GraphDurations:
     def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
         trace = rank_class.trace
         rows = trace.body_ns_SB
+        # Over all samples, before they become one row or are dealt out to members.
         mean = np.rint(rows.mean(axis=0)).astype(np.int64)
         if not self.sampled or (rows == rows[:1]).all():
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
             return [self._row(rank_class, rows, mean, trace.n_prologue)]
+        # See [Note: own steps] in graph/pooling.py: each member's own rows first, then the next
+        # one's.
         steps_M = first_own_step(trace, rank_class.members_M)
         return [
             self._row(rank_class, rows[(steps_M + k) % len(rows)], mean, trace.n_prologue)
@@ -186,6 +187,7 @@ class GraphDurations:
         made = self._made[rank_class.index]
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations_MB[0].tolist(), strict=True)):
+            # All members of a group share a communication's duration: that of the first row.
             if kind != NodeKind.COMPUTE and is_share and offset + i not in made:
                 out.append(_lifted(duration, int(mean_ns[i]), known[offset + i]))
             elif kind != NodeKind.COMPUTE:

@@ -21,6 +21,7 @@ from prismscale.durations.source import Duration
 from prismscale.errors import FormatError, UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.pipeline import pipeline_places
 from prismscale.graph.trace import RankTrace
 
 NO_MICROBATCH = -1
@@ -154,16 +155,16 @@ class StepSamples:
         rank_class = self.graph.classes[class_index]
         trace = rank_class.trace
         i = trace.n_prologue + node
-        kind, role = NodeKind(int(trace.kind_N[i])), int(trace.role_N[i])
+        kind, group_index = NodeKind(int(trace.kind_N[i])), int(trace.group_index_N[i])
         is_compute = kind == NodeKind.COMPUTE
-        ranks = () if is_compute else trace.groups[role].ranks
+        ranks = () if is_compute else trace.groups[group_index].ranks
         return NodeSignature(
             label=trace.labels[int(trace.label_N[i])],
             kind=kind,
             op=CollectiveOp(int(trace.op_N[i])),
             lane=trace.lanes[int(trace.lane_N[i])],
             n_bytes=int(trace.bytes_N[i]),
-            group="" if is_compute else trace.groups[role].name,
+            group="" if is_compute else trace.groups[group_index].name,
             group_size=len(ranks),
             group_stride=abs(ranks[1] - ranks[0]) if len(ranks) > 1 else 0,
             stage=int(self.stage_R[rank_class.members_M[0]]),
@@ -208,24 +209,6 @@ def _class_samples(
     )
 
 
-def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Stage and replica of every rank, read off the groups that carry point-to-point traffic.
-
-    Without such groups every rank is stage 0 of a replica of its own.
-    """
-    stage_R = np.zeros(graph.world_size, dtype=np.int64)
-    replica_R = np.arange(graph.world_size, dtype=np.int64)
-    for rank_class in graph.classes:
-        trace = rank_class.trace
-        p2p = (trace.kind_N == NodeKind.SEND) | (trace.kind_N == NodeKind.RECV)
-        for role in sorted(set(trace.role_N[p2p].tolist())):
-            table = graph.families[rank_class.seats[role].family].ranks_KG
-            stage_R[table] = np.arange(table.shape[0])[:, None]
-            # Smallest member: a name for the replica that does not depend on the family.
-            replica_R[table] = table.min(axis=0)
-    return stage_R, replica_R
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecombinedDurations:
     """Durations of a step put together from recorded ones (a ``DurationSource``)."""
@@ -241,13 +224,12 @@ class RecombinedDurations:
         """Durations of the body, the same in every simulated step."""
         own = self.samples.classes[class_index]
         kinds = self._kinds(class_index)
-        identity = bool(np.array_equal(own.column_M, np.arange(len(own.column_M))))
         out: list[Duration] = []
         for node, ns_TX in enumerate(own.body_ns):
             rows = self.choice.steps(class_index, node)
             if ns_TX.shape[1] == 1:
                 out.append(ns_TX[rows, 0])
-            elif kinds[node] == NodeKind.COMPUTE and not identity:
+            elif kinds[node] == NodeKind.COMPUTE:
                 out.append(ns_TX[rows, own.column_M])
             else:
                 out.append(ns_TX[rows, np.arange(ns_TX.shape[1])])

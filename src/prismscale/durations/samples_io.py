@@ -63,6 +63,7 @@ def save_samples(samples: StepSamples, folder: Path) -> None:
             for c in samples.classes
         ],
     }
+    # After the graph: where there are samples, there is what they belong to.
     write_table(folder / SAMPLES_FILE, table, kind="samples", header=header)
 
 
@@ -123,7 +124,7 @@ def _shaped(
         i = trace.n_prologue + node
         width = flat.n_columns
         if trace.kind_N[i] != NodeKind.COMPUTE:
-            width = graph.families[rank_class.seats[int(trace.role_N[i])].family].n_groups
+            width = graph.families[rank_class.slots[int(trace.group_index_N[i])].family].n_groups
         if len(ns) not in (n_steps, n_steps * width):
             raise FormatError(
                 f"{path}: node {node} of class {rank_class.index} has {len(ns)} durations; "

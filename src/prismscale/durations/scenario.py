@@ -17,7 +17,7 @@ from prismscale.cluster import Cluster
 from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
-from prismscale.durations.repricing import Prices
+from prismscale.durations.recosting import CostSettings
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
@@ -34,7 +34,7 @@ class Scenario:
     compute_scale: float = 1.0
     """Factor on all computation."""
     faults: Faults = field(default_factory=Faults)
-    prices: Prices | None = None
+    kernel_costs: CostSettings | None = None
     """What gave the graph its computation, on a null device; None where that was measured."""
     captures: str = ""
     """Folder of the traces that the graph was made of, in the run folder."""
@@ -74,12 +74,12 @@ class Scenario:
         if cluster is not None:
             found = self._on(Cluster.load(cluster))
         if kernels is not None:
-            if found.prices is None:
+            if found.kernel_costs is None:
                 raise UsageError(
-                    "--kernels prices a null device's kernels; the computation of this run was "
+                    "--kernels models a null device's kernels; the computation of this run was "
                     "measured"
                 )
-            found = replace(found, prices=replace(found.prices, kernels=kernels))
+            found = replace(found, kernel_costs=replace(found.kernel_costs, kernels=kernels))
         if compute_scale is not None:
             found = replace(found, compute_scale=compute_scale)
         if slow is not None:
@@ -93,9 +93,9 @@ class Scenario:
                 f"or the network: run the program again with --cluster {cluster.name}"
             )
         found = replace(self, cluster=cluster)
-        if self.prices is None:
+        if self.kernel_costs is None:
             return found
-        return replace(found, prices=replace(self.prices, gpu=cluster.device.name))
+        return replace(found, kernel_costs=replace(self.kernel_costs, gpu=cluster.device.name))
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -105,7 +105,7 @@ class Scenario:
             "compute_scale": self.compute_scale,
             "slow": {str(r): f for r, f in self.faults.slow.items()},
             "hang": {str(r): s for r, s in self.faults.hang.items()},
-            "prices": None if self.prices is None else asdict(self.prices),
+            "kernel_costs": None if self.kernel_costs is None else asdict(self.kernel_costs),
             "captures": self.captures,
         }
         write_json(path, table)
@@ -141,14 +141,11 @@ def _read(table: Any, origin: str) -> Scenario:
             f"{origin}: schema is {table['schema']!r}; this version reads {SCHEMA}. Run the "
             "program again: captures are reused"
         )
-    prices = table["prices"]
+    costs = table["kernel_costs"]
     return Scenario(
         cluster=Cluster.from_toml(table["cluster"], origin=origin),
         compute_scale=float(table["compute_scale"]),
-        faults=Faults(
-            slow={int(r): float(f) for r, f in table["slow"].items()},
-            hang={int(r): int(s) for r, s in table["hang"].items()},
-        ),
-        prices=None if prices is None else decode(Prices, prices, origin),
+        faults=decode(Faults, {"slow": table["slow"], "hang": table["hang"]}, origin),
+        kernel_costs=None if costs is None else decode(CostSettings, costs, origin),
         captures=str(table["captures"]),
     )

@@ -19,7 +19,7 @@ def ordering(batch: Sequence[Collective]) -> tuple[str, int]:
     its threads and keeps no order between point-to-point messages.
     """
     group, op = batch[0].group, batch[0].op
-    name = group.name or f"group {group.role}"
+    name = group.name or f"group {group.group_index}"
     if group.backend == "gloo":
         return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, GLOO_THREADS)
     if op.is_p2p and len(batch) == 1:

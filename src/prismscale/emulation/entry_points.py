@@ -25,7 +25,7 @@ from prismscale.emulation.arguments import (
     splits_of,
     tensors_of,
 )
-from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
+from prismscale.emulation.hook import Captures, Collective, CommunicationHook, GroupHandle
 from prismscale.emulation.work import EmulatedWork
 from prismscale.graph.node import CollectiveOp
 
@@ -108,7 +108,7 @@ class EntryPoints:
         if self._batch is not None:
             return self._batch.add(collective)
         self._sequence_number += 1
-        return self._hook.communicate((collective,))  # type: ignore[union-attr]
+        return self._communicate((collective,))
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch = _Batch()
@@ -121,8 +121,16 @@ class EntryPoints:
         self._sequence_number += 1
         collectives = merged(batch.collectives)
         collectives[0].called_ns = self._called_ns
-        batch.work = self._hook.communicate(collectives)  # type: ignore[union-attr]
+        batch.work = self._communicate(collectives)
         return batch.work
+
+    def _communicate(self, batch: Sequence[Collective]) -> Work:
+        if Captures.under_way is not None:
+            return Captures.under_way.communicate(batch, self._answer)
+        return self._answer(batch)
+
+    def _answer(self, batch: Sequence[Collective]) -> Work:
+        return self._hook.communicate(batch)  # type: ignore[union-attr]
 
     @_entry
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, op: Any = None) -> Any:

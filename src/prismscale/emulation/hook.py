@@ -6,9 +6,9 @@ spellings of a collective the program used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch.distributed import ReduceOp, Work
@@ -20,7 +20,7 @@ from prismscale.graph.node import CollectiveOp
 class GroupHandle:
     """A process group as the hook sees it."""
 
-    role: int
+    group_index: int
     """The k-th group that this rank belongs to, in creation order; 0 is the whole world."""
     ranks: tuple[int, ...]
     """Global ranks in group order."""
@@ -78,6 +78,8 @@ class Collective:
     called_ns: int = 0
     """When the program called, on the monotonic clock: what comes after is the emulation's. 0 where
     that is not known."""
+    site: str = ""
+    """The program's line that calls, where that is not the one that runs now."""
 
 
 class CommunicationHook(Protocol):
@@ -92,13 +94,43 @@ class CommunicationHook(Protocol):
         ...
 
 
+Answer = Callable[[Sequence[Collective]], Work]
+
+
+class OpenCapture(Protocol):
+    """A CUDA graph that is being captured: what the program does now happens at each replay."""
+
+    def communicate(self, batch: Sequence[Collective], answer: Answer) -> Work:
+        """Let each replay have ``answer`` to ``batch``; a batch that never sees the device, or that
+        the capturing streams do not issue, has it now."""
+        ...
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` at each replay, in this place."""
+        ...
+
+
+class Captures:
+    """Whether this process captures a graph; set by a device that has graphs."""
+
+    under_way: ClassVar[OpenCapture | None] = None
+
+
+def in_its_place(call: Callable[[], None]) -> None:
+    """Make ``call`` now, or where replays of the graph that is being captured come to it."""
+    if Captures.under_way is None:
+        call()
+    else:
+        Captures.under_way.later(call)
+
+
 class GroupObserver(Protocol):
     """Told about process groups as the program creates them."""
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """A group was created; ``role`` is None where this rank is not a member."""
+        """A group was created; ``group_index`` is None where this rank is not a member."""
         ...
 
 
@@ -109,8 +141,8 @@ class GroupObservers:
         self._observers = observers
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
         """Tell all of them."""
         for observer in self._observers:
-            observer.group_created(ranks, name, backend, role)
+            observer.group_created(ranks, name, backend, group_index)

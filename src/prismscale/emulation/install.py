@@ -59,21 +59,25 @@ class Groups:
         self.environment = environment
         self.hook = hook
         self._observer = observer
-        self._n_roles = 0
+        self._n_groups = 0
 
     def created(self, group: Any, ranks: Sequence[int], name: str, backend: str) -> None:
         """torch created a group of ``ranks``; ``group`` is torch's marker if this rank is out."""
         members = tuple(ranks)
-        role = None
+        group_index = None
         if isinstance(group, EmulatedProcessGroup):
-            role = self._n_roles
-            self._n_roles += 1
+            group_index = self._n_groups
+            self._n_groups += 1
             handle = GroupHandle(
-                role=role, ranks=members, group_rank=group.rank(), name=name, backend=backend
+                group_index=group_index,
+                ranks=members,
+                group_rank=group.rank(),
+                name=name,
+                backend=backend,
             )
             group.enter(handle, self.hook)
         if self._observer is not None:
-            self._observer.group_created(members, name, backend, role)
+            self._observer.group_created(members, name, backend, group_index)
 
     def adopt(self, group: EmulatedProcessGroup) -> GroupHandle:
         """Handle of a group that did not come through :meth:`created`.
@@ -89,7 +93,7 @@ class Groups:
             self.created(group, ranks, name, backend)
             return group.handle
         return GroupHandle(
-            role=-1, ranks=ranks, group_rank=group.rank(), name=name, backend=backend
+            group_index=-1, ranks=ranks, group_rank=group.rank(), name=name, backend=backend
         )
 
 
@@ -201,7 +205,7 @@ def _plain_name(group_desc: str | None) -> str:
     return "" if group_desc in (None, "undefined") else str(group_desc)
 
 
-def _no_split_source(parent: Any) -> None:
+def _no_split_source(*parent_and_device: Any) -> None:
     """Communicators are not derived from one another; ``split_group`` needs none."""
 
 
@@ -226,13 +230,7 @@ class _Plugins(dict[str, Any]):
         if name == "FAKE":
             return plugin
 
-        def create(options: Any, backend_options: Any) -> stub_backends.EmulatedBackend:
-            backend = stub_backends.EmulatedBackend(
-                options.store, options.group_rank, options.group_size, backend_options
-            )
-            backend.backend_name = name.lower()  # type: ignore[misc]
-            return backend
-
+        create = functools.partial(stub_backends.create_by_name, name.lower())
         return type(plugin)(create, True)
 
 

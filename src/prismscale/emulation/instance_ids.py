@@ -17,18 +17,18 @@ class InstanceIds:
         self._uses: dict[str, int] = {}
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
         """Two groups may hold the same ranks: the how-many-th is part of the name."""
-        if role is None:
+        if group_index is None:
             return
         n = self._occurrences.get(ranks, 0)
         self._occurrences[ranks] = n + 1
-        self._groups[role] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
+        self._groups[group_index] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
 
-    def group(self, role: int) -> str:
+    def group(self, group_index: int) -> str:
         """The name of a group."""
-        return self._groups[role]
+        return self._groups[group_index]
 
     def channel(self, collective: Collective) -> str:
         """The name of those that meet in order: a group's collectives, or the messages of a pair
@@ -38,7 +38,7 @@ class InstanceIds:
             ends = (group.group_rank, collective.root)
             sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
             channel = f"{sender}-{receiver}"
-        return f"{self._groups[group.role]}.{channel}"
+        return f"{self._groups[group.group_index]}.{channel}"
 
     def name(self, collective: Collective) -> str:
         """The name of this use of its channel."""

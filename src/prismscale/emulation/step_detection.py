@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from prismscale.emulation.hook import in_its_place
 from prismscale.errors import UsageError
 
 
@@ -48,9 +50,10 @@ def watch_steps(listener: StepListener, marker: str | None = None) -> Iterator[N
         finally:
             undo()
         return
-    before = register_optimizer_step_pre_hook(lambda *_: listener.optimizer_begins())
+    # An optimizer that is captured in a graph does its step at each replay.
+    before = register_optimizer_step_pre_hook(lambda *_: in_its_place(listener.optimizer_begins))
     after = register_optimizer_step_post_hook(
-        lambda optimizer, *_: listener.optimizer_ended(id(optimizer))
+        lambda optimizer, *_: in_its_place(partial(listener.optimizer_ended, id(optimizer)))
     )
     try:
         yield

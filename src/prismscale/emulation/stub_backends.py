@@ -278,6 +278,40 @@ class EmulatedMPI(EmulatedBackend):
         return cls(None, list(ranks).index(rank), len(ranks)) if rank in ranks else None
 
 
+BY_NAME: dict[str, type[EmulatedBackend]] = {
+    "nccl": EmulatedNCCL,
+    "nccl-legacy": EmulatedNCCL,
+    "nccl2": EmulatedNCCL,
+    "gloo": EmulatedGloo,
+    "ucc": EmulatedUCC,
+    "xccl": EmulatedXCCL,
+    "mpi": EmulatedMPI,
+}
+"""Backends that torch 2.14 and later make through their table of plugins, as third parties' are."""
+
+
+def create_by_name(name: str, options: Any, backend_options: Any) -> EmulatedBackend | None:
+    """The backend that torch's plugin ``name`` would make; None outside an MPI group.
+
+    Args:
+        name: in lower case.
+        options: torch's ``_DistributedBackendOptions``.
+        backend_options: what the program gave to ``init_process_group`` or ``new_group``.
+    """
+    kind = BY_NAME.get(name, EmulatedBackend)
+    if issubclass(kind, EmulatedMPI):
+        return kind.create(options.global_ranks_in_group)
+    backend = kind(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        backend_options,
+        timeout=options.timeout if name in BY_NAME else None,
+    )
+    backend.backend_name = name if kind is EmulatedBackend else kind.backend_name  # type: ignore[misc]
+    return backend
+
+
 def _anchor(rank: int, size: int) -> Any:
     fake: Any = c10d.FakeProcessGroup
     options = fake.Options()

@@ -1,4 +1,5 @@
-"""How a run's durations are drawn: the law of a graph, around its step without variation."""
+"""How a run's durations are drawn: the distribution of a graph, around its step without
+variation."""
 
 from __future__ import annotations
 
@@ -8,39 +9,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.forecast.draws.fitting import FittedPool, fit_laws
+from prismscale.forecast.draws.fitting import FittedPool, fit_distributions
 from prismscale.forecast.draws.lockstep import FusedGraph, fuse
 from prismscale.forecast.draws.montecarlo import Base, DrawSource, SteadyDraws
 from prismscale.forecast.draws.quotient import quotient_of
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes
-from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
+from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
 from prismscale.forecast.recording import Recording
 from prismscale.graph.job_graph import JobGraph
 
 ENOUGH_STEPS = 16
 """Recorded steps of every rank from which on they are recombined as they are; fewer are extended by
-fitted laws."""
-AHEAD_OF_LAWS = 4
-"""Steps drawn from laws where a job must settle first."""
-METHODS = ("auto", "steps", "laws")
+fitted distributions."""
+AHEAD_OF_FITTED = 4
+"""Steps drawn from distributions where a job must settle first."""
+METHODS = ("auto", "steps", "fitted")
 RECORDED, NONE = "recorded", "none"
 VARIABILITIES = (RECORDED, NONE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A graph and the law of its durations."""
+    """A graph and the distribution of its durations."""
 
     graph: JobGraph
-    source: LawDraws | ReplayDraws | SteadyDraws
+    source: DistributionDraws | ReplayDraws | SteadyDraws
     step_ns: int
     """The step without variation, as ``prismscale run`` shows it."""
     base: Base | None = None
     """What draws go on from; None: they begin at time 0, all ranks together."""
     steps: int | None = None
     """To draw where nobody says; None: see [Note: drawn steps] in :mod:`.draws.montecarlo`."""
-    whole: LawDraws | None = None
-    """The laws of the graph that :attr:`graph` was fused from; None where nothing was fused."""
+    whole: DistributionDraws | None = None
+    """The distributions of the graph that :attr:`graph` was fused from; None where nothing was
+    fused."""
     fused: FusedGraph | None = None
     fitted: tuple[FittedPool, ...] = ()
     notes: tuple[str, ...] = ()
@@ -66,7 +68,8 @@ def model_of(
     """How durations are drawn.
 
     Args:
-        method: ``steps``: recorded steps recombined; ``laws``: laws fitted to pools; ``auto``: laws
+        method: ``steps``: recorded steps recombined; ``fitted``: distributions fitted to pools;
+        ``auto``: distributions
             where every rank was recorded, and in fewer than :data:`ENOUGH_STEPS` steps.
         fused: draw ranks as one that move together.
         variability: ``none`` holds every duration: all draws are the run's step.
@@ -80,8 +83,8 @@ def model_of(
     if variability == NONE:
         return _still(recording)
     few = recording.samples.n_steps < ENOUGH_STEPS and not recording.is_captured
-    if method == "laws" or (method == "auto" and few):
-        return _by_laws(recording, fused=fused)
+    if method == "fitted" or (method == "auto" and few):
+        return _by_distributions(recording, fused=fused)
     return _of_captured(recording, fused=fused) if recording.is_captured else _replayed(recording)
 
 
@@ -158,20 +161,22 @@ def _of_captured(recording: Recording, *, fused: bool) -> Model:
     )
 
 
-def _by_laws(recording: Recording, *, fused: bool) -> Model:
+def _by_distributions(recording: Recording, *, fused: bool) -> Model:
     samples, step_ns = recording.samples, recording.base.step_ns
-    laws, fitted = fit_laws(samples, modelled=recording.modelled, variation=recording.variation)
+    distributions, fitted = fit_distributions(
+        samples, modelled=recording.modelled, variation=recording.variation
+    )
     factor_R = _unless_all_one(recording.base.factor_R)
     if factor_R is not None:
-        own = 1.0 if laws.factor_R is None else laws.factor_R
-        laws = replace(laws, factor_R=factor_R * own)
-    steps = 1 if recording.base.steps == 1 else recording.base.steps or AHEAD_OF_LAWS
-    notes = (*recording.notes, f"{len(fitted)} fitted pools", *laws.notes)
+        own = 1.0 if distributions.factor_R is None else distributions.factor_R
+        distributions = replace(distributions, factor_R=factor_R * own)
+    steps = 1 if recording.base.steps == 1 else recording.base.steps or AHEAD_OF_FITTED
+    notes = (*recording.notes, f"{len(fitted)} fitted pools", *distributions.notes)
     small = fuse(samples.graph) if fused else None
     if small is None:
         return Model(
             graph=samples.graph,
-            source=laws,
+            source=distributions,
             step_ns=step_ns,
             steps=steps,
             fitted=tuple(fitted),
@@ -179,10 +184,10 @@ def _by_laws(recording: Recording, *, fused: bool) -> Model:
         )
     return Model(
         graph=small.graph,
-        source=fuse_laws(small, laws),
+        source=fuse_distributions(small, distributions),
         step_ns=step_ns,
         steps=steps,
-        whole=laws,
+        whole=distributions,
         fused=small,
         fitted=tuple(fitted),
         notes=(*notes, f"lockstep sets of {small.set_size} ranks drawn as one"),

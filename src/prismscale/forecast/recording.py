@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prismscale.cluster import Cluster
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
-from prismscale.durations.repricing import repriced_graph
+from prismscale.durations.recosting import recosted_graph
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
 from prismscale.durations.scenario import Scenario, check_compute_scale
@@ -26,7 +26,7 @@ from prismscale.forecast.draws.montecarlo import Base
 from prismscale.forecast.draws.variation import Variation
 from prismscale.graph.io import GRAPH_FILE, load_graph
 from prismscale.runfolder import RunFolder
-from prismscale.sim.event_cost import PricedEvent, price_events
+from prismscale.sim.event_cost import EventCost, event_costs
 from prismscale.sim.program import compile_job
 from prismscale.sim.retime import STEPS, retime
 from prismscale.sim.timeline import simulate
@@ -57,7 +57,7 @@ class Recording:
     """How unsteady that is."""
     cluster: Cluster | None = None
     """Where the run is to be; None: the import does not say."""
-    events: tuple[PricedEvent, ...] = ()
+    events: tuple[EventCost, ...] = ()
     """What happens only in some steps."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
@@ -95,13 +95,13 @@ def load_recording(
     own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    if scenario.prices is not None and scenario.prices != own.prices:
-        graph = repriced_graph(graph, run.root / scenario.captures, scenario.prices)
-        note = "kernels priced anew; what happens only in some steps is not in the days of training"
+    if scenario.kernel_costs is not None and scenario.kernel_costs != own.kernel_costs:
+        graph = recosted_graph(graph, run.root / scenario.captures, scenario.kernel_costs)
+        note = "kernels costed anew; what happens only in some steps is not in the days of training"
         found = recording_of(scenario.durations(graph), scenario, variation)
         return replace(found, notes=(*found.notes, note))
     found = recording_of(scenario.durations(graph), scenario, variation)
-    events = price_events(load_events(run.periodic), scenario, found.base.step_ns)
+    events = event_costs(load_events(run.periodic), scenario, found.base.step_ns)
     return replace(found, events=tuple(events))
 
 
@@ -172,7 +172,7 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
     """Each recorded step is re-timed alone, from the moment at which all ranks begin it; the median
     one is the run's step."""
     if changes.kernels is not None:
-        raise UsageError("--kernels prices a null device's kernels; this is an import")
+        raise UsageError("--kernels models a null device's kernels; this is an import")
     missing: frozenset[tuple[int, int]] = frozenset()
     if changes.cluster is not None:
         missing = _unmeasured(samples)

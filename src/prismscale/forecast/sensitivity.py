@@ -27,7 +27,7 @@ from prismscale.forecast.draws.montecarlo import (
     draw_steps,
 )
 from prismscale.forecast.draws.replay import ReplayDraws
-from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
+from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 
@@ -61,17 +61,17 @@ class Sensitivity:
 
 
 def factors_of(
-    source: LawDraws | ReplayDraws | SteadyDraws, fused: FusedGraph | None = None
+    source: DistributionDraws | ReplayDraws | SteadyDraws, fused: FusedGraph | None = None
 ) -> tuple[list[str], Freeze]:
     """What can be frozen: each kernel and collective by name, and each stage's computation.
 
     Args:
-        fused: freeze in ``source``, the laws of its origin, and fuse what is left.
+        fused: freeze in ``source``, the distributions of its origin, and fuse what is left.
     """
     if isinstance(source, SteadyDraws):
         raise UsageError("--variability none leaves nothing whose variation could be told")
-    if isinstance(source, LawDraws):
-        return _law_factors(source, fused)
+    if isinstance(source, DistributionDraws):
+        return _distribution_factors(source, fused)
     return _replay_factors(source)
 
 
@@ -113,24 +113,26 @@ def ablate(
     return Sensitivity(base_p50_ns=float(p50), base_p95_ns=float(p95), ablations=tuple(ordered))
 
 
-def laws_by_factor(source: LawDraws) -> Mapping[str, set[int]]:
-    """Indices of the laws that each factor holds; a law may be of several."""
-    used = set(np.concatenate(source.law_CB).tolist())
+def distributions_by_factor(source: DistributionDraws) -> Mapping[str, set[int]]:
+    """Indices of the distributions that each factor holds; a distribution may be of several."""
+    used = set(np.concatenate(source.distribution_CB).tolist())
     found: dict[str, set[int]] = {}
-    for i, law in enumerate(source.laws):
-        for name in law.factors or (law.name,):
+    for i, distribution in enumerate(source.distributions):
+        for name in distribution.factors or (distribution.name,):
             if i in used:
                 found.setdefault(name, set()).add(i)
     return found
 
 
-def _law_factors(source: LawDraws, fused: FusedGraph | None) -> tuple[list[str], Freeze]:
-    by_name = laws_by_factor(source)
+def _distribution_factors(
+    source: DistributionDraws, fused: FusedGraph | None
+) -> tuple[list[str], Freeze]:
+    by_name = distributions_by_factor(source)
 
     def freeze(names: Sequence[str]) -> DrawSource:
         _check(names, by_name)
         left = source.freeze(frozenset().union(*(by_name[n] for n in names)))
-        return left if fused is None else fuse_laws(fused, left)
+        return left if fused is None else fuse_distributions(fused, left)
 
     return list(by_name), freeze
 

@@ -20,8 +20,8 @@ from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
-from prismscale.forecast.draws.sampling import LawDraws
-from prismscale.forecast.sensitivity import laws_by_factor
+from prismscale.forecast.draws.sampling import DistributionDraws
+from prismscale.forecast.sensitivity import distributions_by_factor
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class PickFreeze:
 
 
 def sobol_indices(
-    source: LawDraws,
+    source: DistributionDraws,
     names: Sequence[str],
     config: MonteCarlo,
     *,
@@ -80,7 +80,7 @@ def sobol_indices(
 
 
 def pick_freeze(
-    source: LawDraws,
+    source: DistributionDraws,
     names: Sequence[str],
     config: MonteCarlo,
     *,
@@ -181,11 +181,13 @@ def _index(
     )
 
 
-def _mark(source: LawDraws, name: str) -> tuple[NDArray[np.bool_], ...]:
-    known = laws_by_factor(source)
+def _mark(source: DistributionDraws, name: str) -> tuple[NDArray[np.bool_], ...]:
+    known = distributions_by_factor(source)
     if name not in known:
         raise UsageError(f"unknown {name}; there are: {', '.join(known)}")
-    return tuple(np.isin(law_B, list(known[name])) for law_B in source.law_CB)
+    return tuple(
+        np.isin(distribution_B, list(known[name])) for distribution_B in source.distribution_CB
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ Args = Mapping[str, str | int]
 Annotate = Callable[[RankClass, int], Args]
 """``(class, template node)`` → what else to show, such as algorithm and source of the duration."""
 
-MeetingKey = tuple[str, ChannelKey, int, int]
+InstanceKey = tuple[str, ChannelKey, int, int]
 """(timeline, channel, group of the family, how-many-th use)."""
 NOTES_UUID = 1
 SEQUENCE = 1
@@ -120,14 +120,14 @@ class _Row:
         for x, *row in zip(itertools.count(kept.first_position), *times, strict=False):
             yield (x, trace.template(x), *row)
 
-    def meetings(self) -> Iterator[tuple[int, MeetingKey]]:
+    def instances(self) -> Iterator[tuple[int, InstanceKey]]:
         """(stream position, identity) of every communication."""
         graph, rank_class = self.timeline.graph, self.rank_class
         trace = rank_class.trace
         member = int(graph.member_of_R[self.kept.rank])
         used = ClassChannels(graph, rank_class)
         channels = {
-            i: (used.of(i), rank_class.seats[int(trace.role_N[i])])
+            i: (used.of(i), rank_class.slots[int(trace.group_index_N[i])])
             for i in trace.communications(0, trace.n_nodes)
         }
         uses: Counter[ChannelKey] = Counter()
@@ -135,8 +135,8 @@ class _Row:
         for x in range(self.kept.first_position, stop):
             found = channels.get(trace.template(x))
             if found:
-                channel, seat = found
-                yield x, (self.title, channel, int(seat.group_M[member]), uses[channel])
+                channel, slot = found
+                yield x, (self.title, channel, int(slot.group_M[member]), uses[channel])
                 uses[channel] += 1
 
 
@@ -152,11 +152,11 @@ def _window(rows: list[_Row], max_slices: int) -> tuple[int | None, int]:
     return int(np.partition(begin, max_slices)[max_slices]), len(begin)
 
 
-def _flows(rows: Iterable[_Row]) -> dict[MeetingKey, int]:
+def _flows(rows: Iterable[_Row]) -> dict[InstanceKey, int]:
     """A number for each communication of which several members are shown."""
-    shown: Counter[MeetingKey] = Counter()
+    shown: Counter[InstanceKey] = Counter()
     for row in rows:
-        shown.update(key for _, key in row.meetings())
+        shown.update(key for _, key in row.instances())
     return {key: n for n, key in enumerate((k for k, c in shown.items() if c > 1), start=1)}
 
 
@@ -173,7 +173,7 @@ class _Writer:
     """Writes packets; slices of a track go out in order of time, as readers sort stably."""
 
     def __init__(
-        self, file: BinaryIO, flows: Mapping[MeetingKey, int], annotate: Annotate | None
+        self, file: BinaryIO, flows: Mapping[InstanceKey, int], annotate: Annotate | None
     ) -> None:
         self._builder = StreamingTraceProtoBuilder(file)
         self._flows = flows
@@ -191,7 +191,7 @@ class _Writer:
         trace = row.rank_class.trace
         lanes = [_Lane(lane) for lane in trace.lanes]
         arguments: dict[int, Args] = {}
-        meetings = dict(row.meetings())
+        instances = dict(row.instances())
         limit = until_ns if until_ns is not None else np.iinfo(np.int64).max
         for x, node, start, ready, end in sorted(row.nodes(), key=lambda n: n[2]):
             if start >= limit:
@@ -205,8 +205,8 @@ class _Writer:
             if ready > start:
                 self._slice(track, "waiting", f"wait: {label}", start, ready, args)
             if ready < limit:
-                category = "communication" if x in meetings else "computation"
-                flow = self._flows.get(meetings[x]) if x in meetings else None
+                category = "communication" if x in instances else "computation"
+                flow = self._flows.get(instances[x]) if x in instances else None
                 self._slice(track, category, label, ready, end, args, flow)
 
     def note(self, written: Written) -> None:
@@ -284,12 +284,12 @@ class _Writer:
 def _communication_args(row: _Row, node: int) -> Args:
     graph, rank_class = row.timeline.graph, row.rank_class
     trace = rank_class.trace
-    role = int(trace.role_N[node])
-    seat, member = rank_class.seats[role], int(graph.member_of_R[row.kept.rank])
-    ranks = graph.families[seat.family].ranks_KG[:, seat.group_M[member]]
+    group_index = int(trace.group_index_N[node])
+    slot, member = rank_class.slots[group_index], int(graph.member_of_R[row.kept.rank])
+    ranks = graph.families[slot.family].ranks_KG[:, slot.group_M[member]]
     args: dict[str, str | int] = {
         "bytes": int(trace.bytes_N[node]),
-        "group": trace.groups[role].name or f"role {role}",
+        "group": trace.groups[group_index].name or f"group {group_index}",
         "group size": len(ranks),
     }
     if trace.kind_N[node] != NodeKind.COLLECTIVE:
@@ -303,8 +303,8 @@ def describe_rank(graph: JobGraph, rank: int) -> str:
     rank_class = graph.classes[int(graph.class_of_R[rank])]
     member = int(graph.member_of_R[rank])
     places = []
-    for group, seat in zip(rank_class.trace.groups, rank_class.seats, strict=True):
+    for group, slot in zip(rank_class.trace.groups, rank_class.slots, strict=True):
         if group.name and 1 < len(group.ranks) < graph.world_size:
-            position = int(seat.slot_M[member]) // graph.families[seat.family].n_groups
+            position = int(slot.slot_M[member]) // graph.families[slot.family].n_groups
             places.append(f"{group.name} {position}")
     return f"rank {rank} ({', '.join(places)})" if places else f"rank {rank}"

@@ -39,8 +39,9 @@ def aligned(graph: JobGraph) -> JobGraph:
     Where no number of moved bodies makes members agree, nothing is moved: the program's own
     mismatch is left for :func:`prismscale.graph.verify.verify` to tell.
     """
+    # Each trace once: classes that share one must go on sharing it.
     traces = list({id(c.trace): c.trace for c in graph.classes}.values())
-    moved = _bodies_to_move(len(traces), _meetings(graph, traces))
+    moved = _bodies_to_move(len(traces), _channel_uses(graph, traces))
     if not any(moved):
         return graph
     longer = {id(t): unrolled(t, n) for t, n in zip(traces, moved, strict=True)}
@@ -54,6 +55,7 @@ def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
     if bodies == 0:
         return trace
     n = trace.n_prologue
+    # The stored node of every new one. Distances back stay what they are, because the stream does.
     order = np.concatenate([np.arange(n), np.tile(np.arange(n, trace.n_nodes), bodies + 1)])
     counts = np.diff(trace.pred_start_N1)[order]
     start_N1 = np.concatenate([[0], np.cumsum(counts)])
@@ -73,10 +75,10 @@ def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
     )
 
 
-def _meetings(graph: JobGraph, traces: Sequence[RankTrace]) -> list[list[_Uses]]:
+def _channel_uses(graph: JobGraph, traces: Sequence[RankTrace]) -> list[list[_Uses]]:
     """By channel: how often each class comes to it."""
     number = {id(trace): n for n, trace in enumerate(traces)}
-    meetings: dict[ChannelKey, list[_Uses]] = {}
+    uses_by_channel: dict[ChannelKey, list[_Uses]] = {}
     for rank_class in graph.classes:
         channels = ClassChannels(graph, rank_class)
         counts: dict[ChannelKey, list[int]] = {}
@@ -86,34 +88,39 @@ def _meetings(graph: JobGraph, traces: Sequence[RankTrace]) -> list[list[_Uses]]
             count[1] += body
         for key, (prologue, body) in counts.items():
             uses = _Uses(trace=number[id(rank_class.trace)], prologue=prologue, body=body)
-            meetings.setdefault(key, []).append(uses)
-    return list(meetings.values())
+            uses_by_channel.setdefault(key, []).append(uses)
+    return list(uses_by_channel.values())
 
 
 def _spellings(trace: RankTrace) -> Iterator[tuple[int, int, int]]:
     """For each way in which a trace names a channel: one such node, uses in prologue and body."""
     nodes = np.flatnonzero(trace.kind_N != NodeKind.COMPUTE)
     names = np.stack(
-        [c[nodes].astype(np.int64) for c in (trace.kind_N, trace.role_N, trace.peer_N)]
+        [c[nodes].astype(np.int64) for c in (trace.kind_N, trace.group_index_N, trace.peer_N)]
     )
     _, first, which = np.unique(names, axis=1, return_index=True, return_inverse=True)
+    # NumPy's versions differ in the shape of the inverse.
     which = which.reshape(-1)
     uses = np.bincount(which)
     prologue = np.bincount(which[nodes < trace.n_prologue], minlength=len(uses))
     return zip(nodes[first].tolist(), prologue.tolist(), (uses - prologue).tolist(), strict=True)
 
 
-def _bodies_to_move(n_traces: int, meetings: Sequence[Sequence[_Uses]]) -> list[int]:
+def _bodies_to_move(n_traces: int, uses_by_channel: Sequence[Sequence[_Uses]]) -> list[int]:
     """Fewest bodies of each trace that its prologue must take in; none where that cannot help."""
     nothing = [0] * n_traces
     moved = list(nothing)
-    repeated = [uses for uses in meetings if uses[0].body]
+    repeated = [uses for uses in uses_by_channel if uses[0].body]
+    # What one trace takes in may oblige another, as lengths of paths do: what still changes after
+    # that many rounds never ends.
     for _ in range(n_traces + 1):
         before = list(moved)
         for uses in repeated:
             level = max(u.prologue + moved[u.trace] * u.body for u in uses)
             for u in uses:
                 lacking = level - u.prologue - moved[u.trace] * u.body
+                # Sides that use a channel unequally often in a step never agree, and no part of a
+                # step moves.
                 if u.body != uses[0].body or lacking % u.body:
                     return nothing
                 moved[u.trace] += lacking // u.body

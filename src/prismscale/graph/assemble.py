@@ -1,11 +1,12 @@
-"""From a few captured traces to the whole job: rank classes, group families, seats.
+"""From a few captured traces to the whole job: rank classes, group families, slots.
 
 Given which captured rank stands for each rank, and the groups of every rank, classes are found by
 colour refinement: ranks start with the colour of their trace (and of their position in groups that
 carry point-to-point traffic, because lockstep along a pipeline would deadlock: the receive of stage
 ``s`` needs the earlier send of stage ``s - 1``); a group's colour is the sequence of its members'
-colours; a rank takes on the colours of its groups; until nothing splits any more. Then every role
-of a class leads to groups of one colour, which is a family. Last, traces are brought to one step.
+colours; a rank takes on the colours of its groups; until nothing splits any more. Then every group
+index of a class leads to groups of one colour, which is a family. Last, traces are brought to one
+step.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from prismscale.errors import GraphError
 from prismscale.graph.align import aligned
 from prismscale.graph.groups import GroupTable
-from prismscale.graph.job_graph import Coverage, GroupFamily, JobGraph, RankClass, Seat
-from prismscale.graph.node import NodeKind
+from prismscale.graph.job_graph import Coverage, GroupFamily, GroupSlot, JobGraph, RankClass
+from prismscale.graph.pipeline import message_groups
 from prismscale.graph.trace import RankTrace
 
 
@@ -38,7 +39,7 @@ def assemble(
         traces: by captured rank.
         representative_R: for every rank the captured rank whose trace it runs (a captured rank may
             be represented by another one that was found to be the same).
-        groups: the groups of every rank, by role.
+        groups: the groups of every rank, by group index.
         alone: ranks that get a class of their own (live ranks).
         meta: provenance for the graph.
 
@@ -58,11 +59,13 @@ def assemble(
     classes = []
     for colour in range(int(colour_R.max()) + 1):
         members = np.flatnonzero(colour_R == colour)
+        # Ranks of one colour have one representative: their first colours name it.
         trace = traces[int(representative_R[members[0]])]
-        seats = tuple(
-            _seat(members, role, groups, families, family_of) for role in range(len(trace.groups))
+        slots = tuple(
+            _slot(members, group_index, groups, families, family_of)
+            for group_index in range(len(trace.groups))
         )
-        classes.append(RankClass(index=colour, trace=trace, members_M=members, seats=seats))
+        classes.append(RankClass(index=colour, trace=trace, members_M=members, slots=slots))
     graph = JobGraph(
         world_size=world_size,
         classes=tuple(classes),
@@ -70,6 +73,7 @@ def assemble(
         coverage=tuple(_coverage(c, traces) for c in classes),
         meta=dict(meta or {}),
     )
+    # Last: what has to meet in one step is known once groups are families.
     return aligned(graph)
 
 
@@ -79,17 +83,15 @@ def _initial_colours(
     groups: GroupTable,
     alone: Collection[int],
 ) -> NDArray[np.int64]:
-    p2p_roles = {r: _p2p_roles(traces[r]) for r in set(representative_R.tolist())}
+    messages = {r: message_groups(traces[r]) for r in set(representative_R.tolist())}
     keys: list[Hashable] = []
     for rank, representative in enumerate(representative_R.tolist()):
-        positions = tuple(groups.group_rank(rank, role) for role in p2p_roles[representative])
+        # Lockstep along a pipeline would deadlock, so its stages are apart from the beginning.
+        positions = tuple(
+            groups.group_rank(rank, group_index) for group_index in messages[representative]
+        )
         keys.append((representative, positions, rank if rank in alone else -1))
     return _intern(keys)
-
-
-def _p2p_roles(trace: RankTrace) -> list[int]:
-    p2p = (trace.kind_N == NodeKind.SEND) | (trace.kind_N == NodeKind.RECV)
-    return sorted(set(trace.role_N[p2p].tolist()))
 
 
 def _refine(
@@ -102,6 +104,7 @@ def _refine(
             for rank, colour in enumerate(colour_R.tolist())
         ]
         finer = _intern(keys)
+        # Refinement only ever splits: as many colours as before are the same colours.
         if finer.max() == colour_R.max():
             return finer
         colour_R = finer
@@ -109,29 +112,32 @@ def _refine(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Members:
-    """The members of one group: who they are, and which role the group has for each of them."""
+    """The members of one group: who they are, and which group index the group has for each of
+    them."""
 
     ranks_K: NDArray[np.int64]
-    roles: bytes
+    group_indices: bytes
 
 
 def _members(groups: GroupTable) -> list[_Members]:
-    role_K = [np.zeros(len(ranks), dtype=np.int16) for ranks in groups.ranks]
-    for rank, own in enumerate(groups.roles_R):
-        for role, (g, position) in enumerate(zip(own, groups.positions_R[rank], strict=True)):
-            role_K[g][position] = role
+    group_index_K = [np.zeros(len(ranks), dtype=np.int16) for ranks in groups.ranks]
+    for rank, own in enumerate(groups.groups_R):
+        for group_index, (g, position) in enumerate(
+            zip(own, groups.positions_R[rank], strict=True)
+        ):
+            group_index_K[g][position] = group_index
     return [
-        _Members(ranks_K=np.asarray(ranks), roles=roles.tobytes())
-        for ranks, roles in zip(groups.ranks, role_K, strict=True)
+        _Members(ranks_K=np.asarray(ranks), group_indices=group_indices.tobytes())
+        for ranks, group_indices in zip(groups.ranks, group_index_K, strict=True)
     ]
 
 
 def _group_colours(colour_R: NDArray[np.int64], members: Sequence[_Members]) -> list[int]:
-    """Groups are equal when their members are, and when they have the same role for each of them:
-    where groups overlap like links of a ring, one is the first group of this rank and the second
-    of the next. Bytes are a much cheaper dictionary key than a tuple of 65,536 numbers."""
+    """Groups are equal when their members are, and when they have the same group index for each of
+    them: where groups overlap like links of a ring, one is the first group of this rank and the
+    second of the next. Bytes are a much cheaper dictionary key than a tuple of 65,536 numbers."""
     ids: dict[tuple[bytes, bytes], int] = {}
-    keys = ((colour_R[m.ranks_K].tobytes(), m.roles) for m in members)
+    keys = ((colour_R[m.ranks_K].tobytes(), m.group_indices) for m in members)
     return [ids.setdefault(key, len(ids)) for key in keys]
 
 
@@ -158,19 +164,22 @@ def _families(
     return families, family_of
 
 
-def _seat(
+def _slot(
     members: NDArray[np.int64],
-    role: int,
+    group_index: int,
     groups: GroupTable,
     families: Sequence[GroupFamily],
     family_of: Mapping[int, tuple[int, int]],
-) -> Seat:
-    places = [family_of[groups.of_rank(rank)[role]] for rank in members.tolist()]
+) -> GroupSlot:
+    places = [family_of[groups.of_rank(rank)[group_index]] for rank in members.tolist()]
+    # Groups of one colour are one family, and refinement gave all members' groups one colour.
     family = places[0][0]
     group_M = np.array([column for _, column in places], dtype=np.int64)
-    position_M = np.array([groups.group_rank(r, role) for r in members.tolist()], dtype=np.int64)
+    position_M = np.array(
+        [groups.group_rank(r, group_index) for r in members.tolist()], dtype=np.int64
+    )
     same = bool((position_M == position_M[0]).all())
-    return Seat(
+    return GroupSlot(
         family=family,
         slot_M=position_M * families[family].n_groups + group_M,
         group_M=group_M,

@@ -1,29 +1,60 @@
-"""Writes a :class:`RankTrace` node by node: used by the recorder, imports and tests."""
+"""Nodes become columns: of a recorded stream, and of a :class:`RankTrace` that is written node by
+node, as imports and tests do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import HOST, NO_ROLE, GroupRecord, MemoryRecord, RankTrace
+from prismscale.graph.trace import HOST, NO_GROUP, GroupRecord, MemoryRecord, RankTrace
 
 
 @dataclass(kw_only=True, slots=True)
-class _Node:
+class TraceNode:
+    """One node, before nodes become columns; fields mean what :class:`TraceColumns` says of them.
+    Predecessors are positions among the nodes that it is one of."""
+
     kind: NodeKind
-    op: int = 0
+    preds: tuple[int, ...] = ()
     lane: int = 0
-    role: int = NO_ROLE
+    label: int = 0
+    op: CollectiveOp = CollectiveOp.ALL_REDUCE
+    group_index: int = NO_GROUP
     peer: int = -1
     n_bytes: int = 0
     site: int = -1
-    label: int = 0
-    preds: tuple[int, ...] = ()
-    durations_ns: list[int] = field(default_factory=list)
+
+
+def node_columns(
+    nodes: Sequence[TraceNode], preds: Sequence[Sequence[int]]
+) -> dict[str, NDArray[Any]]:
+    """What describes nodes and their edges, by the names of :class:`TraceColumns`.
+
+    Args:
+        nodes: in program order.
+        preds: of each node, its predecessors' positions in ``nodes``, counted on below 0 for steps
+            before the first node.
+    """
+    return {
+        "kind_N": np.array([n.kind for n in nodes], dtype=np.uint8),
+        "op_N": np.array([n.op for n in nodes], dtype=np.uint8),
+        "lane_N": np.array([n.lane for n in nodes], dtype=np.int16),
+        "group_index_N": np.array([n.group_index for n in nodes], dtype=np.int16),
+        "peer_N": np.array([n.peer for n in nodes], dtype=np.int32),
+        "bytes_N": np.array([n.n_bytes for n in nodes], dtype=np.int64),
+        "site_N": np.array([n.site for n in nodes], dtype=np.int32),
+        "label_N": np.array([n.label for n in nodes], dtype=np.int32),
+        "pred_start_N1": np.cumsum([0, *map(len, preds)], dtype=np.int32),
+        "pred_distance_P": np.array(
+            [i - p for i, row in enumerate(preds) for p in row], dtype=np.int32
+        ),
+    }
 
 
 class Names:
@@ -53,7 +84,9 @@ class TraceBuilder:
         self._rank = rank
         self._world_size = world_size
         self._groups = tuple(groups or (GroupRecord(ranks=tuple(range(world_size))),))
-        self._nodes: list[_Node] = []
+        self._nodes: list[TraceNode] = []
+        self._durations_ns: list[list[int]] = []
+        """Of each node: one, or one per sampled step."""
         self._n_prologue = 0
         self.lanes = Names([HOST])
         self.labels = Names([""])
@@ -72,16 +105,15 @@ class TraceBuilder:
         site: str = "",
     ) -> int:
         """Append a computation; one duration, or one per sampled step. Returns its position."""
-        return self._add(
-            _Node(kind=NodeKind.COMPUTE, preds=tuple(preds)), durations_ns, label, lane, site
-        )
+        node = TraceNode(kind=NodeKind.COMPUTE, preds=tuple(preds))
+        return self._add(node, durations_ns, label, lane, site)
 
     def add_communication(
         self,
         op: CollectiveOp,
         n_bytes: int,
         *,
-        role: int = 0,
+        group_index: int = 0,
         peer: int = -1,
         preds: Iterable[int] = (),
         durations_ns: int | Sequence[int] = 0,
@@ -92,11 +124,11 @@ class TraceBuilder:
         """Append a communication. ``peer`` is relative for send/recv, the root for rooted ones."""
         kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
         if op.is_p2p:
-            peer %= len(self._groups[role].ranks)
-        node = _Node(
+            peer %= len(self._groups[group_index].ranks)
+        node = TraceNode(
             kind=kinds.get(op, NodeKind.COLLECTIVE),
-            op=int(op),
-            role=role,
+            op=op,
+            group_index=group_index,
             peer=peer,
             n_bytes=n_bytes,
             preds=tuple(preds),
@@ -119,10 +151,9 @@ class TraceBuilder:
         Raises:
             ValueError: body nodes with different numbers of sampled durations.
         """
-        nodes, prologue = self._nodes, self._n_prologue
-        preds = [[i - p for p in node.preds] for i, node in enumerate(nodes)]
-        body = [n.durations_ns for n in nodes[prologue:]]
-        samples = max((len(d) for d in body), default=1)
+        prologue = self._n_prologue
+        body = self._durations_ns[prologue:]
+        samples = max(map(len, body), default=1)
         if any(len(d) not in (1, samples) for d in body):
             raise ValueError("body nodes have different numbers of sampled durations")
         body_ns = [d * samples if len(d) == 1 else d for d in body]
@@ -132,17 +163,8 @@ class TraceBuilder:
             groups=self._groups,
             known_groups=tuple(known_groups if known_groups is not None else self._groups),
             n_prologue=prologue,
-            kind_N=np.array([n.kind for n in nodes], dtype=np.uint8),
-            op_N=np.array([n.op for n in nodes], dtype=np.uint8),
-            lane_N=np.array([n.lane for n in nodes], dtype=np.int16),
-            role_N=np.array([n.role for n in nodes], dtype=np.int16),
-            peer_N=np.array([n.peer for n in nodes], dtype=np.int32),
-            bytes_N=np.array([n.n_bytes for n in nodes], dtype=np.int64),
-            site_N=np.array([n.site for n in nodes], dtype=np.int32),
-            label_N=np.array([n.label for n in nodes], dtype=np.int32),
-            pred_start_N1=np.cumsum([0, *map(len, preds)], dtype=np.int32),
-            pred_distance_P=np.array([d for row in preds for d in row], dtype=np.int32),
-            prologue_ns=np.array([n.durations_ns[0] for n in nodes[:prologue]], dtype=np.int64),
+            **node_columns(self._nodes, [node.preds for node in self._nodes]),
+            prologue_ns=np.array([d[0] for d in self._durations_ns[:prologue]], dtype=np.int64),
             body_ns_SB=np.array(body_ns, dtype=np.int64).reshape(len(body), samples).T.copy(),
             lanes=self.lanes.all(),
             labels=self.labels.all(),
@@ -152,9 +174,9 @@ class TraceBuilder:
         )
 
     def _add(
-        self, node: _Node, durations_ns: int | Sequence[int], label: str, lane: str, site: str
+        self, node: TraceNode, durations_ns: int | Sequence[int], label: str, lane: str, site: str
     ) -> int:
-        node.durations_ns = (
+        self._durations_ns.append(
             [durations_ns] if isinstance(durations_ns, int) else [int(d) for d in durations_ns]
         )
         node.label, node.lane = self.labels.id(label), self.lanes.id(lane)

@@ -40,7 +40,7 @@ class ClassChannels:
     def __init__(self, graph: JobGraph, rank_class: RankClass) -> None:
         trace = rank_class.trace
         self._graph, self._class = graph, rank_class
-        columns = (trace.kind_N, trace.role_N, trace.peer_N)
+        columns = (trace.kind_N, trace.group_index_N, trace.peer_N)
         self._use_N = list(zip(*(c.tolist() for c in columns), strict=True))
         self._known: dict[tuple[int, int, int], ChannelKey] = {}
 
@@ -67,18 +67,18 @@ def classes_of(graph: JobGraph, key: ChannelKey) -> tuple[int, ...]:
 
 def _channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey:
     trace = rank_class.trace
-    seat = rank_class.seats[int(trace.role_N[node])]
+    slot = rank_class.slots[int(trace.group_index_N[node])]
     if trace.kind_N[node] == NodeKind.COLLECTIVE:
-        return ChannelKey(seat.family, -1, -1)
-    if seat.group_rank < 0:
+        return ChannelKey(slot.family, -1, -1)
+    if slot.group_rank < 0:
         raise GraphError(
             f"class {rank_class.index}: {trace.describe(node)} is point-to-point, but the members "
             "sit at different positions of that group; the class must be split by position"
         )
-    size = graph.families[seat.family].group_size
-    peer = (seat.group_rank + int(trace.peer_N[node])) % size
-    if peer == seat.group_rank:
+    size = graph.families[slot.family].group_size
+    peer = (slot.group_rank + int(trace.peer_N[node])) % size
+    if peer == slot.group_rank:
         raise GraphError(f"class {rank_class.index}: {trace.describe(node)} is sent to itself")
     if trace.kind_N[node] == NodeKind.SEND:
-        return ChannelKey(seat.family, seat.group_rank, peer)
-    return ChannelKey(seat.family, peer, seat.group_rank)
+        return ChannelKey(slot.family, slot.group_rank, peer)
+    return ChannelKey(slot.family, peer, slot.group_rank)

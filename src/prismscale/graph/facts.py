@@ -16,7 +16,7 @@ class CoRunFacts:
     common_jitter: float
     """Correlation of this rank's jitter with that of the others."""
     ranks: tuple[int, ...]
-    """Those on this rank's node that made its communications, itself among them."""
+    """Ranks on this rank's node that really communicated beside it, itself among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,23 +41,23 @@ class CaptureFacts:
     has_own_share: bool = False
     """A communication's duration is this rank's part of the work, without its peers'."""
     calls: int = 0
-    """That the program made until its capture ended."""
+    """Calls until the capture ended."""
     calls_per_step: int = 1
     calls_in_prologue: int = 0
     calls_tracked: int = 0
-    """While memory was followed."""
+    """Calls while memory was followed."""
     watched_steps: int = 0
-    """Steps that were looked at for work that comes only now and then."""
+    """Steps that were watched for periodic events."""
     unusual_steps: int = 0
-    """Of these, how many had some."""
+    """How many of the watched steps had one."""
     step_starts: tuple[int, ...] = ()
     """Positions in the prologue at which steps begin, where it holds steady steps written out."""
     equivalent_to: int | None = None
-    """The captured rank whose steps these are: this one was found to do the same."""
+    """The captured rank that this one was found to repeat; None: none. Its steps are these."""
     pooled: tuple[int, ...] = ()
-    """The ranks whose steps it holds, each as many, in order."""
+    """Ranks whose sampled steps the trace holds, in this order, equally many of each."""
     longest_of: tuple[int, ...] = ()
-    """The captured ranks of whose durations it holds the longest, where time is modelled."""
+    """Where time is modelled, captured ranks: each node has the longest of their durations."""
     co_run: CoRunFacts | None = None
     step: StepFacts | None = None
 

@@ -26,26 +26,26 @@ GroupKey = tuple[tuple[int, ...], int]
 class GroupTable:
     """All groups of a job.
 
-    ``role`` is the k-th group of a rank in creation order, as in a trace.
+    ``group_index`` is the k-th group of a rank in creation order, as in a trace.
     """
 
     ranks: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
-    roles_R: tuple[tuple[int, ...], ...]
-    """For each rank its groups (indices into :attr:`ranks`) by role."""
+    groups_R: tuple[tuple[int, ...], ...]
+    """For each rank its groups (indices into :attr:`ranks`) by group index."""
     positions_R: tuple[tuple[int, ...], ...]
     """For each rank its group rank in each of those."""
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """Groups of ``rank`` by role."""
-        return self.roles_R[rank]
+        """Groups of ``rank`` by group index."""
+        return self.groups_R[rank]
 
-    def group_rank(self, rank: int, role: int) -> int:
-        """Position of ``rank`` in its group of that role."""
-        return self.positions_R[rank][role]
+    def group_rank(self, rank: int, group_index: int) -> int:
+        """Position of ``rank`` in its group of that group index."""
+        return self.positions_R[rank][group_index]
 
     def matches(self, rank: int, trace: RankTrace) -> bool:
-        """True where the groups of ``rank`` have the same sizes, by role, as ``trace``'s."""
+        """True where the groups of ``rank`` have the same sizes, by group index, as ``trace``'s."""
         sizes = [len(self.ranks[g]) for g in self.of_rank(rank)]
         return sizes == [len(g.ranks) for g in trace.groups]
 
@@ -72,6 +72,7 @@ def collect_groups(
         moves = {rank: _Moves(trace, known) for rank, trace in traces.items()}
         for rank in range(world_size):
             if rank not in traces:
+                # A rank that lacks no group is moved for the order of its groups alone.
                 move = moves[int(representative_R[rank])]
                 orders.append(move.groups_of(rank, may_add=rank in lacking))
         table = known.table(orders, world_size)
@@ -103,21 +104,23 @@ class _Known:
         return number
 
     def table(self, orders: Sequence[Sequence[int]], world_size: int) -> GroupTable:
-        """All groups in an order that agrees with every given one: order defines the roles."""
+        """All groups in an order that agrees with every given one: order defines the group
+        indices."""
         keys = list(self.ids)
+        # Numbers follow the first rank's order, with which the others mostly agree.
         order: Sequence[int] = range(len(keys))
         if any(b < a for seen in orders for a, b in itertools.pairwise(seen)):
             order = self._sorted(orders)
-        roles: list[list[int]] = [[] for _ in range(world_size)]
+        group_indices: list[list[int]] = [[] for _ in range(world_size)]
         positions: list[list[int]] = [[] for _ in range(world_size)]
         for index, number in enumerate(order):
             for position, rank in enumerate(keys[number][0]):
-                roles[rank].append(index)
+                group_indices[rank].append(index)
                 positions[rank].append(position)
         return GroupTable(
             ranks=tuple(keys[number][0] for number in order),
             names=tuple(self.names[number] for number in order),
-            roles_R=tuple(tuple(r) for r in roles),
+            groups_R=tuple(tuple(r) for r in group_indices),
             positions_R=tuple(tuple(p) for p in positions),
         )
 
@@ -147,22 +150,24 @@ class _Moves:
         self._numbers: dict[tuple[int, int], int | None] = {}
 
     def groups_of(self, rank: int, *, may_add: bool) -> list[int]:
-        """Numbers of the groups of ``rank`` by role; what is irregular or unknown is left out."""
-        found = [self._number(role, rank, may_add) for role in range(len(self._axes))]
+        """Numbers of the groups of ``rank`` by group index; what is irregular or unknown is left
+        out."""
+        found = [self._number(group_index, rank, may_add) for group_index in range(len(self._axes))]
         return [number for number in found if number is not None]
 
-    def _number(self, role: int, rank: int, may_add: bool) -> int | None:
-        (ranks, occurrence), stride, name = self._axes[role]
+    def _number(self, group_index: int, rank: int, may_add: bool) -> int | None:
+        (ranks, occurrence), stride, name = self._axes[group_index]
         if stride is None:
             return None
         origin = _origin(rank, stride * len(ranks), stride)
-        if (role, origin) not in self._numbers or may_add:
-            moved = self._numbers.get((role, origin))
+        # What was unknown to a rank that may not add groups may be added for one that may.
+        if (group_index, origin) not in self._numbers or may_add:
+            moved = self._numbers.get((group_index, origin))
             if moved is None:
                 key = (tuple(range(origin, origin + stride * len(ranks), stride)), occurrence)
                 moved = self._known.add(key, name) if may_add else self._known.ids.get(key)
-                self._numbers[role, origin] = moved
-        return self._numbers[role, origin]
+                self._numbers[group_index, origin] = moved
+        return self._numbers[group_index, origin]
 
 
 def _stride(ranks: tuple[int, ...]) -> int | None:

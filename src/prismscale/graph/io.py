@@ -1,8 +1,8 @@
 """Traces and graphs on disk: Parquet with a JSON header, no pickle, nothing believed.
 
 A graph is one file, ``graph.parquet`` in a folder: the nodes of its distinct traces, and in the
-header who belongs to which class and which groups form a family. Seats are not stored; they follow
-from families and members, so a file cannot contradict itself about them.
+header who belongs to which class and which groups form a family. Group slots are not stored; they
+follow from families and members, so a file cannot contradict itself about them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.graph.job_graph import Coverage, GroupFamily, JobGraph, RankClass, Seat
+from prismscale.graph.job_graph import Coverage, GroupFamily, GroupSlot, JobGraph, RankClass
 from prismscale.graph.parquet import Header, read_table, to_runs, write_table
 from prismscale.graph.trace import RankTrace
 from prismscale.graph.trace_columns import (
@@ -107,7 +107,7 @@ def _class_section(rank_class: RankClass, trace: int) -> dict[str, Any]:
     return {
         "trace": trace,
         "members": to_runs(rank_class.members_M.tolist()),
-        "families": [seat.family for seat in rank_class.seats],
+        "families": [slot.family for slot in rank_class.slots],
     }
 
 
@@ -150,6 +150,7 @@ def _family(section: Header, index: int, groups: ReadGroups) -> GroupFamily:
     sets = [groups.sets[i] for i in section.runs("sets", 0, len(groups.sets))]
     if not sets or len({len(ranks) for ranks in sets}) != 1:
         raise section.error("sets", "must be groups of one size")
+    # Before the table is built: runs can name one large set very often.
     section.spend("sets", len(sets) * len(sets[0]))
     table = np.ascontiguousarray(np.array(sets, dtype=np.int64).T)
     if len(np.unique(table)) != table.size:
@@ -168,6 +169,7 @@ class _SlotFinder:
 
     def slots(self, members_M: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Each member's flat index into the family's table; None where one has none."""
+        # A rank beyond the largest has no place; the comparison below notices it.
         place = np.minimum(np.searchsorted(self._ranks, members_M), len(self._ranks) - 1)
         return self._slots[place] if np.array_equal(self._ranks[place], members_M) else None
 
@@ -177,23 +179,23 @@ def _rank_class(
 ) -> RankClass:
     trace = traces[section.integer("trace", 0, len(traces) - 1)]
     members = np.array(section.runs("members", 0, trace.world_size), dtype=np.int64)
-    by_role = section.integers("families", 0, len(finders) - 1)
+    by_group = section.integers("families", 0, len(finders) - 1)
     if len(members) == 0 or (np.diff(members) <= 0).any():
         raise section.error("members", "must be ranks in ascending order")
-    sizes = [finders[f].family.group_size for f in by_role]
+    sizes = [finders[f].family.group_size for f in by_group]
     if sizes != [len(g.ranks) for g in trace.groups]:
         raise section.error("families", f"of sizes {sizes} do not fit the groups of its trace")
-    seats = tuple(_seat(section, finders[f], members) for f in by_role)
-    return RankClass(index=index, trace=trace, members_M=members, seats=seats)
+    slots = tuple(_slot(section, finders[f], members) for f in by_group)
+    return RankClass(index=index, trace=trace, members_M=members, slots=slots)
 
 
-def _seat(section: Header, finder: _SlotFinder, members_M: NDArray[np.int64]) -> Seat:
+def _slot(section: Header, finder: _SlotFinder, members_M: NDArray[np.int64]) -> GroupSlot:
     slot_M = finder.slots(members_M)
     if slot_M is None:
         raise section.error("families", f"[{finder.family.index}] lacks members of the class")
     position_M, group_M = np.divmod(slot_M, finder.family.n_groups)
     same = bool((position_M == position_M[0]).all())
-    return Seat(
+    return GroupSlot(
         family=finder.family.index,
         slot_M=slot_M,
         group_M=group_M,

@@ -40,8 +40,8 @@ class GroupFamily:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Where the members of a class sit in the family that one of their roles names."""
+class GroupSlot:
+    """Where the members of a class sit in the family that one of their group indices names."""
 
     family: int
     slot_M: NDArray[np.int64]
@@ -60,8 +60,8 @@ class RankClass:
     trace: RankTrace
     members_M: NDArray[np.int64]
     """Global ranks, ascending."""
-    seats: tuple[Seat, ...]
-    """By role of :attr:`trace`."""
+    slots: tuple[GroupSlot, ...]
+    """By group index of :attr:`trace`."""
 
     @property
     def size(self) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
 
-VERSION = 2
+VERSION = 3
 HEADER_KEY, DIGEST_KEY = b"prismscale", b"prismscale.sha256"
 MAX_VALUES = 2**28
 """Values in one file: far above a job of 65,536 ranks, far below the memory of a small machine."""
@@ -72,6 +72,7 @@ def write_table(path: Path, table: pa.Table, *, kind: str, header: dict[str, Any
             file, table.schema, compression="zstd", store_schema=False, write_page_checksum=True
         )
         writer.write_table(table)
+        # Before the close, which writes the footer.
         writer.add_key_value_metadata({HEADER_KEY: text, DIGEST_KEY: digest})
         writer.close()
 
@@ -121,6 +122,7 @@ def _read(
         )
     if not file.schema_arrow.equals(schema):
         raise FormatError(f"{path} has other columns than a prismscale {kind}; make it again")
+    # By what the footer claims, before any column is read.
     _refuse_bombs(path, file.metadata)
     return file.read(), header
 
@@ -186,6 +188,7 @@ class Header:
     def integer(self, key: str, low: int, high: int) -> int:
         """A whole number in ``[low, high]``."""
         value = self._get(key)
+        # ``isinstance`` would take ``true`` for a number.
         if type(value) is not int or not low <= value <= high:
             raise self.error(key, f"must be a whole number from {low} to {high}")
         return value
@@ -241,6 +244,7 @@ class Header:
     def runs(self, key: str, low: int, high: int) -> tuple[int, ...]:
         """Whole numbers in ``[low, high)``, written by :func:`to_runs`."""
         runs = self._list(key)
+        # As text: nothing is checked yet, and JSON holds things that cannot be hashed.
         name = (low, high, *map(str, runs))
         if name not in self.unfolded:
             self.unfolded[name] = self.unfold(key, runs, low, high)

@@ -87,6 +87,7 @@ class Calendar:
         """How often each event comes, per step of a long training."""
         if not self.schedules:
             return []
+        # After the first of each, what comes repeats every lowest common multiple of steps.
         first = max(s.first for s in self.schedules) + 1
         steps = min(lcm(*(s.every or 1 for s in self.schedules)), RARE)
         counts = Counter(self.event_in(number) for number in range(first, first + steps))
@@ -123,6 +124,7 @@ def periodic_events(
     """
     by_number: dict[int, dict[int, RankTrace]] = {}
     work_of: dict[int, list[tuple[int, str]]] = {}
+    # In order of rank: steps in which all do the same then have equal keys.
     for rank in sorted(found):
         for step in found[rank]:
             facts = step.facts.step
@@ -158,6 +160,7 @@ def schedule_of(numbers: Sequence[int], watched: int, unusual: Iterable[int]) ->
     """
     first = numbers[0]
     if len(numbers) > 1:
+        # See [Note: schedule].
         every = gcd(*(b - a for a, b in pairwise(numbers)))
         return Schedule(numbers=tuple(numbers), every=every)
     # What follows the optimizer of step n lies in step n + 1.
@@ -274,21 +277,24 @@ class _Places:
         counts = np.diff(part.pred_start_N1).astype(np.int64)
         distances = part.pred_distance_P.astype(np.int64)
         nodes = np.repeat(np.arange(part.n_nodes), counts)
+        # Edges that leave the part at its beginning.
         for entry in np.flatnonzero(distances > nodes).tolist():
             node = int(nodes[entry])
             distances[entry] = node + self._back(start, int(distances[entry]) - node)
         return counts, distances
 
     def _back(self, start: int, back: int) -> int:
-        """How many nodes before ``start`` that lies which is ``back`` nodes before the end of an
-        ordinary step."""
+        """An edge leads to the node that is ``back`` nodes before the end of an ordinary step.
+        Returns how many nodes before ``start`` the node lies that has its place here."""
         ordinary = self.ordinary.lane_N
+        # See [Note: places]. First, which place on its lane that is, counted back from the border.
         whole, rest = divmod(back - 1, len(ordinary))
         lane = ordinary[len(ordinary) - 1 - rest]
         place = whole * int((ordinary == lane).sum()) + int((ordinary[-1 - rest :] == lane).sum())
         before = np.flatnonzero(self.lane_N[:start] == lane)
         if place <= len(before):
             return start - int(before[-place])
+        # Beyond the first part there are ordinary steps without end.
         place -= len(before)
         own = np.flatnonzero(ordinary == lane)
         steps, left = divmod(place - 1, len(own))

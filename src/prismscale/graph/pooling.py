@@ -28,9 +28,10 @@ from prismscale.graph.trace import RankTrace
 def pool_samples(
     traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> dict[int, RankTrace]:
-    """The traces, each representative's with the sampled steps of all that it stands for.
+    """The traces; each representative's holds the sampled steps of all that it stands for.
 
-    The steps of its own capture come first, the others' in order of rank, which its facts tell.
+    Steps of the representative's own capture come first, then those of the others by rank. The
+    trace's facts name the ranks in this order.
     """
     pooled = dict(traces)
     members: dict[int, list[RankTrace]] = {}
@@ -43,6 +44,7 @@ def pool_samples(
         if facts.modelled:
             rows = rows.max(axis=0, keepdims=True)
             facts = replace(facts, longest_of=tuple(t.captured_as for t in used))
+        # Only with equally many rows of each can it be told whose a row is.
         elif len({t.n_samples for t in used}) == 1:
             facts = replace(facts, pooled=tuple(t.rank for t in used))
         pooled[rank] = replace(own, body_ns_SB=rows, facts=facts)
@@ -50,8 +52,8 @@ def pool_samples(
 
 
 def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By member of a class with this pooled trace, the first of its own steps; one 0 for all where
-    not every member has some. See [Note: own steps]."""
+    """Row of ``body_ns_SB`` at which the steps of each member begin ``[M]``. Where not every member
+    was captured, one 0 for all. See [Note: own steps]."""
     pooled, members = trace.facts.pooled, members_M.tolist()
     if not set(pooled).issuperset(members):
         return np.zeros(1, dtype=np.int64)

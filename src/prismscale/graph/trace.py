@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,18 @@ LONGEST_NS = 2**56
 HOST = "host"
 """Name of the host's lane."""
 NO_FACTS = CaptureFacts()
-NO_ROLE = -1
-"""``role`` of a node that is not a communication."""
-NODE_COLUMNS = ("kind_N", "op_N", "lane_N", "role_N", "peer_N", "bytes_N", "site_N", "label_N")
+NO_GROUP = -1
+"""``group_index`` of a node that is not a communication."""
+NODE_COLUMNS = (
+    "kind_N",
+    "op_N",
+    "lane_N",
+    "group_index_N",
+    "peer_N",
+    "bytes_N",
+    "site_N",
+    "label_N",
+)
 """Fields of a trace with one value for each node, whatever its edges and durations."""
 
 
@@ -63,15 +72,9 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankTrace:
-    """The program of one captured rank, with the durations of its computation."""
+class TraceColumns:
+    """Nodes of a program, their edges and durations: a trace without whose it is."""
 
-    rank: int
-    world_size: int
-    groups: tuple[GroupRecord, ...]
-    """The groups this rank belongs to, by *role* (creation order); role 0 is the whole world."""
-    known_groups: tuple[GroupRecord, ...]
-    """Every group whose creation this rank saw, its own and others', in creation order."""
     n_prologue: int
     kind_N: NDArray[np.uint8]
     op_N: NDArray[np.uint8]
@@ -79,7 +82,7 @@ class RankTrace:
     lane_N: NDArray[np.int16]
     """Index into :attr:`lanes`: the host or a device stream. For display, and to tell which
     computation ends a step; edges rule."""
-    role_N: NDArray[np.int16]
+    group_index_N: NDArray[np.int16]
     peer_N: NDArray[np.int32]
     """SEND/RECV: the peer's group rank minus ours, modulo group size. Rooted collectives: the
     root's group rank. Otherwise -1."""
@@ -100,6 +103,35 @@ class RankTrace:
     lanes: tuple[str, ...] = (HOST,)
     labels: tuple[str, ...] = ("",)
     sites: tuple[str, ...] = ()
+
+    def by_name(self) -> dict[str, Any]:
+        """Every column, by the name of its field: a :class:`RankTrace` is made with them."""
+        return {field.name: getattr(self, field.name) for field in fields(TraceColumns)}
+
+    @property
+    def n_nodes(self) -> int:
+        """Stored nodes: the prologue and one body."""
+        return len(self.kind_N)
+
+    @property
+    def is_message_N(self) -> NDArray[np.bool_]:
+        """Which nodes are sends or receives."""
+        is_message: NDArray[np.bool_]
+        is_message = (self.kind_N == NodeKind.SEND) | (self.kind_N == NodeKind.RECV)
+        return is_message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTrace(TraceColumns):
+    """The program of one captured rank, with the durations of its computation."""
+
+    rank: int
+    world_size: int
+    groups: tuple[GroupRecord, ...]
+    """The groups this rank belongs to, by *group index* (creation order); group index 0 is the
+    whole world."""
+    known_groups: tuple[GroupRecord, ...]
+    """Every group whose creation this rank saw, its own and others', in creation order."""
     memory: MemoryRecord | None = None
     facts: CaptureFacts = NO_FACTS
 
@@ -121,11 +153,6 @@ class RankTrace:
         """The captured rank whose steps these are: this one, unless it was found equal."""
         did = self.facts.equivalent_to
         return self.rank if did is None else did
-
-    @property
-    def n_nodes(self) -> int:
-        """Stored nodes: the prologue and one body."""
-        return len(self.kind_N)
 
     @property
     def n_body(self) -> int:
@@ -170,7 +197,7 @@ class RankTrace:
 
     def participants(self, node: int) -> tuple[int, ...]:
         """Global ranks that take part in a communication: the group's, or both of a message's."""
-        ranks = self.groups[int(self.role_N[node])].ranks
+        ranks = self.groups[int(self.group_index_N[node])].ranks
         if not CollectiveOp(int(self.op_N[node])).is_p2p:
             return ranks
         at = ranks.index(self.rank) + int(self.peer_N[node])
@@ -191,7 +218,7 @@ class RankTrace:
         if self.kind_N[node] == NodeKind.COMPUTE:
             return f"computation '{self.labels[self.label_N[node]]}'"
         op = CollectiveOp(int(self.op_N[node])).spelling
-        group = self.groups[int(self.role_N[node])]
+        group = self.groups[int(self.group_index_N[node])]
         name = f"group '{group.name}'" if group.name else "group"
         n_bytes = int(self.bytes_N[node])
         return f"{op} of {n_bytes:,} bytes in {name} of {len(group.ranks)}, {self.site(node)}"
@@ -199,7 +226,8 @@ class RankTrace:
     def fingerprint(self) -> str:
         """Hash of everything but durations, sites and the rank: equal ⇒ ranks may share a class.
 
-        Covers kinds, operations, lanes, edges, bytes, peers, and the *sizes* of groups by role.
+        Covers kinds, operations, lanes, edges, bytes, peers, and the *sizes* of groups by group
+        index.
         """
         digest = hashlib.sha256()
         digest.update(repr([len(g.ranks) for g in self.groups]).encode())
@@ -208,7 +236,7 @@ class RankTrace:
             self.kind_N,
             self.op_N,
             self.lane_N,
-            self.role_N,
+            self.group_index_N,
             self.peer_N,
             self.bytes_N,
             self.pred_start_N1,

@@ -37,7 +37,7 @@ PLAIN = {
     "kind": pa.uint8(),
     "op": pa.uint8(),
     "lane": pa.int16(),
-    "role": pa.int16(),
+    "group_index": pa.int16(),
     "peer": pa.int32(),
     "bytes": pa.int64(),
     "site": pa.int32(),
@@ -110,6 +110,7 @@ def pack_traces(
         _starts(pred_lengths), join((t.pred_distance_P for t in traces), np.int32), integers(32)
     )
     lengths = join((_sample_counts(t) for t in traces), np.int64)
+    # By node, as rows of the file are.
     values = join((part for t in traces for part in (t.prologue_ns, t.body_ns_SB.T.ravel())), int)
     columns["duration_ns"] = list_column(_starts(lengths), values, integers(64))
     return pa.table(columns, schema=SCHEMA), [_section(t, groups) for t in traces]
@@ -231,9 +232,9 @@ class _Rows:
         self._within("lane", trace.lane_N, 0, len(trace.lanes))
         self._within("label", trace.label_N, 0, len(trace.labels))
         self._within("site", trace.site_N, -1, len(trace.sites))
-        self._within("role", trace.role_N[is_compute], -1, 0)
-        self._within("role", trace.role_N[~is_compute], 0, len(trace.groups))
-        self._within("peer", trace.peer_N, -1, np.where(is_compute, 0, sizes[trace.role_N]))
+        self._within("group_index", trace.group_index_N[is_compute], -1, 0)
+        self._within("group_index", trace.group_index_N[~is_compute], 0, len(trace.groups))
+        self._within("peer", trace.peer_N, -1, np.where(is_compute, 0, sizes[trace.group_index_N]))
         self._within("bytes", trace.bytes_N, 0, 2**62)
         self._within("duration_ns", self.duration_ns, 0, LONGEST_NS)
         self._within("pred_distance", trace.pred_distance_P, 1, 2**31)

@@ -4,7 +4,7 @@ A graph is legal when
 
 1. every rank belongs to exactly one class;
 2. every predecessor lies at least one position back in the same trace (so a trace has no cycle);
-3. durations are not negative, computation has no role, communication has one;
+3. durations are not negative, computation has no group index, communication has one;
 4. in every group, all members issue the same sequence of collectives: same operation, same root,
    and, where the operation demands it, the same bytes;
 5. on every (source, destination) pair, the sends and receives agree in number and bytes;
@@ -87,10 +87,10 @@ def _verify_trace(trace: RankTrace) -> None:
     if (trace.prologue_ns < 0).any() or (trace.body_ns_SB < 0).any():
         raise GraphError(f"{who}: negative duration")
     is_compute = trace.kind_N == NodeKind.COMPUTE
-    if (trace.role_N[is_compute] >= 0).any():
+    if (trace.group_index_N[is_compute] >= 0).any():
         raise GraphError(f"{who}: a computation names a group")
-    roles = trace.role_N[~is_compute]
-    if ((roles < 0) | (roles >= len(trace.groups))).any():
+    group_indices = trace.group_index_N[~is_compute]
+    if ((group_indices < 0) | (group_indices >= len(trace.groups))).any():
         raise GraphError(f"{who}: a communication names none of the rank's groups")
 
 
@@ -108,6 +108,7 @@ def _verify_channel(
             )
     sequences = [by_class[index] for index in expected]
     for ours, theirs in itertools.pairwise(sequences):
+        # What they have in common first: a difference there tells more than a number of calls.
         for n, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             if a.signature() != b.signature():
                 raise MismatchError(

@@ -73,12 +73,15 @@ def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
         if len(seen) < seen[0][0].members or not ends:
             continue
         exact = [e.ended_ns for e in ends if e.is_exact]
+        # The first to notice: the others had to wake up as well.
         ended_ns = min(exact or [e.ended_ns for e in ends])
+        # At least 1: a duration of 0 would say that nothing was measured.
         span = Span(ended_ns=ended_ns, took_ns=max(1, ended_ns - last_ns))
         if exact:
             spans[name] = span
             by_kind[kind].append(span.took_ns)
         else:
+            # Whoever came to wait found it over: it took no longer than that.
             at_most[name] = kind, span
     for name, (kind, span) in at_most.items():
         typical_ns = round(np.median(by_kind.get(kind, [span.took_ns])))
@@ -87,10 +90,11 @@ def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
 
 
 def _begun(log: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
-    """Entries, and when gloo could begin: it runs so many collectives of a group at a time, and the
-    graph's edges say so too."""
+    """Entries of one rank's log, each with the time (ns) at which gloo could begin it. gloo runs
+    :data:`GLOO_THREADS` collectives of a group at a time, as the graph's edges say, too."""
     running: dict[str, deque[int]] = {}
     for entry in log:
+        # gloo keeps no order of messages, so none waits for a thread.
         if entry.is_message:
             yield entry, entry.arrived_ns
             continue

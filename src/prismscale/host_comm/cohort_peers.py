@@ -58,15 +58,15 @@ class CohortLoad:
         self.issues_ns: list[int] = []
         """What issuing took from the program's thread, one by one."""
         self.watched: set[str] = set()
-        """Kinds of whose ends gloo tells."""
+        """Kinds of communications whose ends gloo is asked to tell."""
         self.common_jitter = 0.0
         """What of this rank's jitter others have at the same time: a correlation."""
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
         """Groups are named for the ranks of the slice."""
-        self._instances.group_created(ranks, name, backend, role)
+        self._instances.group_created(ranks, name, backend, group_index)
 
     def answers(self, collective: Collective) -> bool:
         """Whether all who take part are of the slice."""
@@ -80,7 +80,7 @@ class CohortLoad:
         shares: list[LocalWork] = [self._made(batch[i], _told(took, i)) for i in together]
         if rest:
             shares.append(self._alone.share([batch[i] for i in rest], _told_of(took, rest)))
-        return shares[0] if len(shares) == 1 else MateShare(shares)
+        return shares[0] if len(shares) == 1 else CombinedWork(shares)
 
     def _made(self, collective: Collective, took: Tell) -> LocalWork:
         op, ranks = collective.op, participants(collective)
@@ -94,6 +94,7 @@ class CohortLoad:
         )
         self._log.append((entry, took))
         context = self._context(collective, ranks)
+        # The context of a message has its two ends only, and numbers them anew.
         if ranks != collective.group.ranks:
             peer = collective.group.ranks[collective.root]
             collective = replace(collective, root=ranks.index(peer))
@@ -101,7 +102,7 @@ class CohortLoad:
 
     def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
         """The context of ``ranks``; made at its first use, which the others share."""
-        name = f"{self._instances.group(collective.group.role)}.{'-'.join(map(str, ranks))}"
+        name = f"{self._instances.group(collective.group.group_index)}.{'-'.join(map(str, ranks))}"
         if name not in self._contexts:
             store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
             self._contexts[name] = connect(
@@ -133,6 +134,7 @@ class CohortLoad:
         for entry, took in self._log:
             if entry.name in made:
                 span = made[entry.name]
+                # The program has ended: see [Note: when a node is final] in capture/node_stream.py.
                 took(span.took_ns, max(0, entry.ended_ns - span.ended_ns) if entry.is_met else 0)
 
     def _path(self, rank: int) -> Path:
@@ -164,6 +166,7 @@ class PeerWork:
 
     def begin(self) -> None:
         """Arrive."""
+        # Last before the call: what runs between them would count as communication.
         self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
         self._transfer.begin(start(self._calls))
         self._load.issues_ns.append(thread_time_ns() - own_ns)
@@ -177,7 +180,7 @@ class PeerWork:
             self._load.watched.add(entry.kind)
 
 
-class MateShare:
+class CombinedWork:
     """What is made together, and the rest, as one."""
 
     def __init__(self, shares: Sequence[LocalWork]) -> None:

@@ -56,6 +56,7 @@ class RunQueue:
         self._since: tuple[int, int] | None = None
         if self._others:
             with suppress(OSError):
+                # Resolved as it is opened: the file stays that of this thread.
                 self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def go(self) -> None:
@@ -118,8 +119,8 @@ class ProgramTime:
         self._since = *moment(), threading.get_ident()
 
     def stop(self, at: tuple[int, int] | None = None) -> None:
-        """It does not: what it has done is counted, up to a ``moment`` (None: to now). Safe to call
-        again."""
+        """The program stops. What it did is counted up to a :func:`moment` (None: up to now). Safe
+        to call again."""
         if self._since is None:
             return
         began_ns, own_ns, thread = self._since
@@ -127,6 +128,7 @@ class ProgramTime:
         now_ns, thread_ns = at or moment()
         elapsed_ns = now_ns - began_ns
         if thread == threading.get_ident():
+            # The two clocks are read one after the other, so own time may come out longer.
             own_ns = min(thread_ns - own_ns, elapsed_ns)
         else:  # whose time that was is not known
             own_ns = elapsed_ns
@@ -134,8 +136,8 @@ class ProgramTime:
         self.interrupted_ns += elapsed_ns - own_ns
 
     def waiting_since(self, load: CommunicationLoad) -> Callable[[], int]:
-        """Asked while the program is stopped, and so is the result, which tells how much of the
-        time between was waiting for what ``load`` does: see [Note: interruptions]."""
+        """A function that tells how much of the time (ns) since now was waiting for what ``load``
+        does: see [Note: interruptions]. Call both while the program is stopped."""
         if not load.interrupts:
             return lambda: 0
         computed_ns, interrupted_ns = self.computed_ns, self.interrupted_ns

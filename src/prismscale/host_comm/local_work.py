@@ -45,7 +45,7 @@ LARGEST_BYTES = 256 << 20
 
 
 class DurationCallback(Protocol):
-    """Told, perhaps from a thread of the backend's, how long communications of a batch took."""
+    """Hears, perhaps on a thread of the backend's, how long communications of a batch took."""
 
     def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
         """
@@ -166,15 +166,18 @@ class GlooLoad:
         tensors = collective.inputs or collective.outputs
         if size < 2 or not tensors:
             return []
+        # See [Note: a rank's share].
         share = (size - 1) / size
         if op.is_p2p:
             self._message(collective)
             return []
         if op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.GATHER):
+            # A rank is one end of a transfer, and the pair does the work of both.
             share = 0.5
         n_bytes = min(int(collective.n_bytes * share), LARGEST_BYTES)
         if n_bytes < SMALLEST_BYTES:
             return []
+        # An even number: an all-gather takes each half from one end.
         n = n_bytes // tensors[0].element_size() // 2 * 2
         a, b = (t[:n] for t in self._tensors(tensors[0].dtype, n))
         first, second = self._pair
@@ -225,6 +228,7 @@ class PairWork:
         self._pair, self._batch, self._took = pair, batch, took
         self._began_ns = 0
         self._transfer = Transfer(self._ended, watched=took is not None)
+        # The transfer's own methods: a call in between would delay gloo's wait.
         self.wait, self.waited = self._transfer.wait, self._transfer.waited
 
     def begin(self) -> None:
@@ -236,6 +240,8 @@ class PairWork:
         if self._took is None:
             return
         if how is End.NOTICED:
+            # gloo works on so many batches at a time: this one waited until one of those before had
+            # ended.
             self._began_ns = max(self._began_ns, self._pair.ended_ns[0])
             self._pair.ended_ns.append(now_ns)
         elif not self._transfer.notices:
@@ -251,6 +257,7 @@ def _connect_pair() -> tuple[Any, Any]:
     def join(rank: int) -> None:
         made[rank] = connect(store, rank, 2)
 
+    # Side by side: each end waits until the other has come.
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()

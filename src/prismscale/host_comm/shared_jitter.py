@@ -30,8 +30,10 @@ class Spans:
     def of_steps(
         began_ns_SB: NDArray[np.int64], ended_ns_SB: NDArray[np.int64], own_ns_SB: NDArray[np.int64]
     ) -> Spans:
-        """Of steps ``S``; ``own``: less what in a span was waiting."""
+        """Spans of ``S`` steps, ``B`` spans each. ``own_ns_SB`` is their duration less what in them
+        was waiting."""
         usual_SB = np.broadcast_to(np.median(own_ns_SB, axis=0), own_ns_SB.shape)
+        # A span that was nothing but waiting has no logarithm.
         kept = (usual_SB >= SHORTEST_NS) & (own_ns_SB > 0)
         return Spans(
             began_ns_K=began_ns_SB[kept].astype(np.float64),
@@ -54,8 +56,11 @@ class Spans:
         self, began_ns: NDArray[np.float64], ended_ns: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Mean slowness in each of some intervals; 0 while this rank does not compute."""
+        # ``np.interp`` wants moments in order; kept spans lie by step and node.
         order = np.argsort(self.began_ns_K)
         began, ended = self.began_ns_K[order], self.ended_ns_K[order]
+        # Slowness summed over time up to each moment: it rises within spans and is level between
+        # them.
         moments = np.stack([began, ended], axis=1).reshape(-1)
         added = np.stack([np.zeros_like(began), self.slowness_K[order] * (ended - began)], axis=1)
         until = np.cumsum(added.reshape(-1))
@@ -79,4 +84,5 @@ def _correlation(own: Spans, other: Spans) -> float:
     theirs_K = theirs_K - np.average(theirs_K, weights=weight_K)
     together = float((weight_K * own_K * theirs_K).sum())
     alone = float((weight_K * own_K**2).sum() * (weight_K * theirs_K**2).sum())
-    return together / alone**0.5 if alone > 0 else 0.0
+    # Rounding puts two ranks of one shape a little over 1.
+    return min(1.0, together / alone**0.5) if alone > 0 else 0.0

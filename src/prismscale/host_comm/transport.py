@@ -43,13 +43,13 @@ Call = Callable[[], Work]
 
 
 def prepare(context: Any, collective: Collective) -> list[Call]:
-    """What is to be called to make ``collective`` in ``context``, whose ranks are the group's;
-    values and all."""
+    """Calls that make ``collective`` in ``context``, with the program's own tensors. The root, or
+    the peer, is a rank of the context."""
     return _CALLS[collective.op](context, collective)
 
 
 def start(calls: Sequence[Call]) -> list[Work]:
-    """Call them below autograd, as a backend is that the program calls."""
+    """Call them below autograd, where a backend runs when a program calls it."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return [call() for call in calls]
 
@@ -85,6 +85,7 @@ class Transfer:
 
     def begin(self, works: Sequence[Work]) -> None:
         """These have been started; there may be none."""
+        # Before the callbacks: one on a future that is done already is called at once.
         self._works, self._left = works, len(works)
         try:
             futures = [work.get_future() for work in works] if self._watched else []
@@ -99,6 +100,7 @@ class Transfer:
         """Block until every gloo work object is done. Do nothing else first: gloo receives in the
         waiting thread, so any delay here would be added to the transfer."""
         self._began_ns = perf_counter_ns()
+        # Asked before the waits, after which all are.
         self._was_over = self.notices and all(work.is_completed() for work in self._works)
         for work in self._works:
             work.wait()
@@ -109,11 +111,13 @@ class Transfer:
         ``since_issue``, noticed the end when it ran again."""
         if not self._works or (self._was_over and not since_issue):
             return
+        # gloo's thread may be telling at this moment.
         with self._lock:
             had_to = since_issue or self.notices or self._waited_ns - self._began_ns > AT_ONCE_NS
             self._tell(self._waited_ns, End.MET if had_to else End.FOUND)
 
     def _ended(self, _: object) -> None:
+        # Works of a batch end on several of gloo's threads.
         with self._lock:
             self._left -= 1
             if self._left == 0:

@@ -44,20 +44,22 @@ class Exchange:
             return sorted(r for r in self.live if r != self.rank and r in members)
         return [r for r in ranks if r in self.live and r != self.rank]
 
-    def offer(self, meeting: str, collective: Collective, readers: Sequence[int]) -> None:
-        """Write this rank's inputs for each reader. ``meeting`` names the communication alike on
+    def offer(self, instance: str, collective: Collective, readers: Sequence[int]) -> None:
+        """Write this rank's inputs for each reader. ``instance`` names the communication alike on
         every rank.
 
         Raises:
             StorageError: shared memory is full.
         """
         for reader in readers:
-            path = self._path(meeting, self.rank, reader)
+            path = self._path(instance, self.rank, reader)
             part = path.with_suffix(".part")
             try:
                 with part.open("wb") as file:
                     for tensor in collective.inputs:
                         file.write(_raw(tensor))
+                # A reader looks for the name alone. Nothing is synced as in files.py: this is
+                # memory.
                 part.replace(path)
             except OSError as error:
                 raise StorageError(
@@ -66,7 +68,7 @@ class Exchange:
                     "tensors they exchange"
                 ) from error
 
-    def take(self, meeting: str, writer: int, collective: Collective) -> list[torch.Tensor]:
+    def take(self, instance: str, writer: int, collective: Collective) -> list[torch.Tensor]:
         """Read and remove what ``writer`` contributed: its inputs, flat, one for each of ours.
 
         A peer's inputs have the sizes of ours in every symmetric collective; where they do not
@@ -75,8 +77,9 @@ class Exchange:
         Raises:
             StuckError: the writer never comes to this communication.
         """
-        path = self._path(meeting, writer, self.rank)
+        path = self._path(instance, writer, self.rank)
         self._await(path, writer, collective)
+        # torch wants a buffer that may be written to.
         data = bytearray(path.read_bytes())
         path.unlink()
         like = collective.inputs or collective.outputs
@@ -97,8 +100,8 @@ class Exchange:
                 "have this communication"
             )
 
-    def _path(self, meeting: str, writer: int, reader: int) -> Path:
-        return self.folder / f"{meeting}.{writer}.{reader}"
+    def _path(self, instance: str, writer: int, reader: int) -> Path:
+        return self.folder / f"{instance}.{writer}.{reader}"
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

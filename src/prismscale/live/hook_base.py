@@ -23,7 +23,7 @@ from prismscale.payload.mirror import PayloadSource
 
 
 class StepEnd(NamedTuple):
-    """The end of a steady step, in logical time, and what it came to so far."""
+    """The end of a steady step, in logical time, with totals since the job began."""
 
     end_ns: int
     waited_ns: int
@@ -71,10 +71,10 @@ class LiveHookBase(ABC):
         """Nothing outlives the program."""
 
     def group_created(
-        self, ranks: tuple[int, ...], name: str, backend: str, role: int | None
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
         """Groups are named for the exchange with other live ranks."""
-        self.instances.group_created(ranks, name, backend, role)
+        self.instances.group_created(ranks, name, backend, group_index)
 
     def count(self, batch: Sequence[Collective]) -> None:
         """Note that the program calls ``batch``; the first call ends its boot."""
@@ -84,14 +84,14 @@ class LiveHookBase(ABC):
 
 
 def combine_with_peers(
-    exchange: Exchange, payload: PayloadSource, meeting: str, collective: Collective
+    exchange: Exchange, payload: PayloadSource, instance: str, collective: Collective
 ) -> None:
     """Outputs of a communication that other live ranks take part in."""
     group = collective.group
     if collective.op == CollectiveOp.SEND:
         return
     contributions = {
-        group.ranks.index(peer): exchange.take(meeting, peer, collective)
+        group.ranks.index(peer): exchange.take(instance, peer, collective)
         for peer in exchange.peers(collective)
     }
     if not collective.op.is_p2p:
@@ -102,6 +102,7 @@ def combine_with_peers(
         contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
     rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
     with torch.no_grad():
+        # The root is virtual: no live rank has what it sends.
         if rooted and collective.root not in contributions:
             payload.fill(collective)
         else:

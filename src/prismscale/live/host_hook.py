@@ -34,7 +34,7 @@ class Pending:
 
     batch: Sequence[Collective]
     positions: list[int]
-    meetings: list[str]
+    instances: list[str]
     workspace: object = None
     """What the backend holds until the end."""
     share: LocalWork = field(default_factory=NoWork)
@@ -73,15 +73,18 @@ class LiveHook(LiveHookBase):
         """Tell the coordinator; a synchronous call returns at the calibrated end."""
         self._stop()
         waiting_ns = self._time.waiting_since(self.load)
+        # Before computation is stretched: our own way from the program's call to here is none.
         self._forgive(since_call_ns(batch, self.load))
         self.stretch()
+        # One time for the whole batch, which is issued at once.
         now = self.clock.now_ns()
-        pending = Pending(batch=batch, positions=[], meetings=[])
+        pending = Pending(batch=batch, positions=[], instances=[])
         for collective in batch:
             self._arrive(collective, pending, now)
         self._arrived = now, self.waited_ns
         self.count(batch)
         pending.workspace = take_workspace(batch)
+        # See [Note: work nobody would notice] in live/overlap.py.
         matters = self.overlap.matters(pending.positions)
         if matters:
             pending.share = self.load.share(batch)
@@ -97,6 +100,8 @@ class LiveHook(LiveHookBase):
             self._time.stop()
             self._forgive(self.clock.now_ns() - called)
             self.stretch()
+            # Part of what the program computed may have been waiting: see [Note: interruptions] in
+            # host_comm/compute_clock.py.
             self._complete(pending, self.clock.now_ns() - waiting_ns())
 
         work = in_flight(batch, wait, lambda: self._is_done(pending))
@@ -104,22 +109,25 @@ class LiveHook(LiveHookBase):
         # In the program's own time: a real enqueue takes as much.
         pending.share.begin()
         if not matters:
+            # Nothing was issued here, but a real call takes that long.
             self.clock.wait_until(self.clock.now_ns() + self.overlap.issue_ns)
         return work
 
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now
         position = self.cursor.next_position(collective)
-        meeting = self.instances.name(collective)
+        # Numbered also where the trace lacks it: other live ranks count it, too.
+        instance = self.instances.name(collective)
         peers = self.exchange.peers(collective)
+        # Before the arrival is told: whoever is released on its account finds the tensors there.
         if peers and collective.op != CollectiveOp.RECV:
-            self.exchange.offer(meeting, collective, peers)
+            self.exchange.offer(instance, collective, peers)
         if position is None:
             position = UNCOVERED_ID_BASE + self.cursor.uncovered
             text = {
                 "op": collective.op.spelling,
                 "n_bytes": collective.n_bytes,
-                "role": collective.group.role,
+                "group_index": collective.group.group_index,
             }
             self.wire.send(Message(MessageKind.UNCOVERED, position, now, text))
         else:
@@ -127,7 +135,7 @@ class LiveHook(LiveHookBase):
                 Message(MessageKind.ARRIVE, position, now, computed_ns=self._computed_ns(now))
             )
         pending.positions.append(position)
-        pending.meetings.append(meeting)
+        pending.instances.append(instance)
 
     def _computed_ns(self, now: int) -> int:
         """What was computed since the last communication, at this machine's speed."""
@@ -149,11 +157,12 @@ class LiveHook(LiveHookBase):
             if is_alone and not pending.filled:
                 self.payload.fill(collective)
         end = max(self._end_of(p) for p in pending.positions)
-        for collective, meeting, is_alone in zip(
-            pending.batch, pending.meetings, alone, strict=True
+        # Released: every live member has arrived, and offered its tensors before that.
+        for collective, instance, is_alone in zip(
+            pending.batch, pending.instances, alone, strict=True
         ):
             if not is_alone and not pending.filled:
-                combine_with_peers(self.exchange, self.payload, meeting, collective)
+                combine_with_peers(self.exchange, self.payload, instance, collective)
         pending.filled = True
         pending.share.wait()
         pending.workspace = None
@@ -169,6 +178,7 @@ class LiveHook(LiveHookBase):
             self.queue.go()
         self._computing_since_ns = since
         self._time.go()
+        # Last, because it takes out what all this has taken.
         self._forgive(self.clock.now_ns() - since)
 
     def _stop(self) -> None:
@@ -188,6 +198,7 @@ class LiveHook(LiveHookBase):
         now = self.clock.now_ns()
         extra = round((self.compute_factor - 1) * (now - since))
         if extra < 0:
+            # A faster target is no lag, which would be reported.
             self.clock.forgive(-extra)
         else:
             self.clock.wait_until(now + extra)
@@ -203,6 +214,7 @@ class LiveHook(LiveHookBase):
             before, ended = self._steps[-2:]
             computed = ended.end_ns - before.end_ns - (ended.waited_ns - before.waited_ns)
             self.wire.send(Message(MessageKind.COMPUTED, 0, round(computed / self.compute_factor)))
+        # What telling has taken belongs to no step.
         self._go(now)
 
     def finish(self) -> list[StepEnd]:

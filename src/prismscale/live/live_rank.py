@@ -79,6 +79,8 @@ class LiveControl:
             self._emulation.optimizer_ended()
         if self._marks <= self._memory_marks:
             self._memory.step_ended()
+        # Where the capture's ended: from there on the pair works (see [Note: the pair's buffers] in
+        # host_comm/local_work.py).
         if self._marks == self._memory_marks:
             self.end_memory()
         if self.at_step_end:
@@ -138,6 +140,7 @@ def run_live(spec: LiveSpec) -> Observation:
     control = LiveControl(hook, clock, memory, load, trace, spec.steps, spec.hang_step, emulation)
     memory.start()
     with ExitStack() as stack:
+        # First in, last out: gates open however the program ends.
         stack.callback(hook.close)
         if emulation is not None:
             stack.enter_context(emulation.around_program())
@@ -149,6 +152,7 @@ def run_live(spec: LiveSpec) -> Observation:
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         spec.script.run()
+        # Before the stack closes the hook, and with it the pacer that has seen them.
         steps = hook.finish()
     control.end_memory()
     wire.send(Message(MessageKind.BYE))

@@ -51,13 +51,13 @@ class NullClock:
         """Emulation takes none of this time."""
 
     @contextmanager
-    def unpriced(self) -> Iterator[None]:
+    def without_cost(self) -> Iterator[None]:
         """What this thread does meanwhile takes none of the device's time."""
-        self._library.ps_unpriced(1)
+        self._library.ps_without_cost(1)
         try:
             yield
         finally:
-            self._library.ps_unpriced(0)
+            self._library.ps_without_cost(0)
 
     def _current(self) -> tuple[int, int]:
         device = self._library.ps_current_device()
@@ -82,18 +82,19 @@ class NullLiveHook(LiveHook):
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """As any live rank, aside from the device's time."""
-        with self.clock.unpriced():
+        with self.clock.without_cost():
             return super().communicate(batch)
 
     def stretch(self) -> None:
-        """Computation takes what the device's prices say; a slow rank's are higher."""
+        """Computation takes what the device's costs say; a slow rank's are higher."""
 
     def step_ended(self) -> None:
         """The program is at the end of a steady step; nobody follows this machine's speed."""
         self._steps.append(StepEnd(self.clock.now_ns(), self.waited_ns, self.lag_ns))
 
     def _complete(self, pending: Pending, began: int) -> None:
-        with self.clock.unpriced():
+        # Again, because the wait of an asynchronous call comes from the program.
+        with self.clock.without_cost():
             super()._complete(pending, began)
         if blocks_host(pending.batch):
             self.clock.block_host_until(self.clock.now_ns())

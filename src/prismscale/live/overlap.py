@@ -1,4 +1,4 @@
-"""Which communications a live rank's work is worth doing for."""
+"""For which communications a live rank does its share of the work."""
 
 from __future__ import annotations
 
@@ -55,5 +55,6 @@ def _beside_ns(trace: RankTrace) -> dict[int, float]:
             if -n <= source and not computes[source]:
                 beside = float(until[reader + n] - until[source + n])
                 node = first + source % n
+                # The first that waits for it ends the overlap.
                 found[node] = min(beside, found.get(node, beside))
     return found

@@ -87,6 +87,7 @@ class LiveStage:
                 followers = self._start(children, graph, children.shared_folder(), on_line)
                 self._watch(children, on_step)
         finally:
+            # All children have ended, so followers come to the end of their logs.
             for follower in followers:
                 follower.join()
         return self.observed()
@@ -197,6 +198,7 @@ def _follow(child: Child, rank: int, on_line: LogLine) -> threading.Thread:
     def read() -> None:
         with child.log.open(errors="replace") as log:
             while True:
+                # Asked before reading, so that what it printed last is still read.
                 ended = child.process.returncode is not None
                 for line in log:
                     on_line(rank, line.rstrip("\n"))

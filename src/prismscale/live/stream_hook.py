@@ -42,7 +42,7 @@ class IssuedOnStream:
     """One batch on its way."""
 
     batch: Sequence[Collective]
-    meetings: Sequence[str]
+    instances: Sequence[str]
     channel: object
     """Whose stream it is on."""
     gate: Point
@@ -65,13 +65,17 @@ class StreamedHook(LiveHookBase):
         """Issue the batch; the host goes on."""
         self.count(batch)
         self.stretch()
-        meetings = [self.instances.name(c) for c in batch]
+        instances = [self.instances.name(c) for c in batch]
         is_shared = any(self.exchange.peers(c) for c in batch)
-        channel = (batch[0].group.role, ordering(batch)[0], is_shared)
+        # What live ranks share is put on its stream when it is joined, later than what was issued
+        # after it: it gets a stream of its own.
+        channel = (batch[0].group.group_index, ordering(batch)[0], is_shared)
         gate = self._gates.next(channel)
-        issued = IssuedOnStream(batch=batch, meetings=meetings, channel=channel, gate=gate)
+        issued = IssuedOnStream(batch=batch, instances=instances, channel=channel, gate=gate)
+        # The rank has arrived when the stream has done all that it was given so far.
         arrival = self._count(self.streams.current())
         records = [self._arrival(c, arrival, gate) for c in batch]
+        # Before the pacer hears of it, and tells the coordinator: see live/exchange.py.
         if is_shared:
             self._offer(issued)
         self.link.tell(*records, Record(WordKind.ISSUED, gate=gate))
@@ -84,10 +88,12 @@ class StreamedHook(LiveHookBase):
             stream = self.streams.current()
             self.link.tell(Record(WordKind.JOIN, at=self._count(stream), gate=gate))
             join()
+            # The value after the JOIN's: it tells when the stream went on.
             self._count(stream)
             self.link.check()
 
         def wait_later(timeout: timedelta | None) -> None:
+            # The program has computed since it issued the batch.
             self.stretch()
             wait(timeout)
 
@@ -137,18 +143,18 @@ class StreamedHook(LiveHookBase):
     def _offer(self, issued: IssuedOnStream) -> None:
         """Show other live ranks what this one contributes, once its stream has it."""
         self.streams.synchronize(self.streams.record(self.streams.current()))
-        for collective, meeting in zip(issued.batch, issued.meetings, strict=True):
+        for collective, instance in zip(issued.batch, issued.instances, strict=True):
             peers = self.exchange.peers(collective)
             if peers and collective.op != CollectiveOp.RECV:
-                self.exchange.offer(meeting, collective, peers)
+                self.exchange.offer(instance, collective, peers)
 
     def _shared(self, issued: IssuedOnStream) -> tuple[Join, IsDone]:
         """With other live ranks: their tensors are there once the coordinator has answered."""
 
         def work(stream: Stream) -> None:
-            for collective, meeting in zip(issued.batch, issued.meetings, strict=True):
+            for collective, instance in zip(issued.batch, issued.instances, strict=True):
                 if self.exchange.peers(collective):
-                    self._combine(meeting, collective)
+                    self._combine(instance, collective)
                 else:
                     self.payload.fill(collective)
             self.signals.hold(stream, issued.gate)
@@ -159,14 +165,14 @@ class StreamedHook(LiveHookBase):
 
         return join, lambda: self.link.is_answered(issued.gate)
 
-    def _combine(self, meeting: str, collective: Collective) -> None:
+    def _combine(self, instance: str, collective: Collective) -> None:
         """In host memory, so that the device's memory figures stay the program's own."""
         on_host = replace(
             collective,
             inputs=tuple(t.detach().cpu() for t in collective.inputs),
             outputs=tuple(t.detach().cpu() for t in collective.outputs),
         )
-        combine_with_peers(self.exchange, self.payload, meeting, on_host)
+        combine_with_peers(self.exchange, self.payload, instance, on_host)
         with torch.no_grad():
             for output, value in zip(collective.outputs, on_host.outputs, strict=True):
                 output.copy_(value)
@@ -183,7 +189,7 @@ class StreamedHook(LiveHookBase):
             at=arrival,
             gate=gate,
             position=position or 0,
-            role=collective.group.role,
+            group_index=collective.group.group_index,
             op=int(collective.op),
             n_bytes=collective.n_bytes,
             hung=self.hung,

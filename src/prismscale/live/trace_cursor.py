@@ -22,8 +22,8 @@ class TraceCursor:
         self._prologue = list(trace.communications(0, trace.n_prologue))
         self._body = list(trace.communications(trace.n_prologue, trace.n_nodes))
         # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
-        columns = trace.op_N, trace.role_N, trace.peer_N, trace.bytes_N
-        self._ops, self._roles, self._peers, self._bytes = (c.tolist() for c in columns)
+        columns = trace.op_N, trace.group_index_N, trace.peer_N, trace.bytes_N
+        self._ops, self._group_indices, self._peers, self._bytes = (c.tolist() for c in columns)
         written_out = trace.facts.step_starts
         self._boundaries = {bisect_left(self._prologue, p) for p in written_out}
         """Communications before each step that is written out in the prologue."""
@@ -41,6 +41,7 @@ class TraceCursor:
             position = self._position(self._count)
             self._count += 1
             return position
+        # Only now: the first call of a step stands at a boundary as well.
         if self._at_boundary():
             self.uncovered += 1
             return None
@@ -73,7 +74,7 @@ class TraceCursor:
 
     def _same(self, collective: Collective, node: int) -> bool:
         group, op = collective.group, collective.op
-        if op != self._ops[node] or group.role != self._roles[node]:
+        if op != self._ops[node] or group.group_index != self._group_indices[node]:
             return False
         peer = collective.root
         if op.is_p2p:

@@ -1,1 +1,1 @@
-"""Commands that time hardware."""
+"""What times hardware, and programs that run on it."""

@@ -6,7 +6,7 @@ kinds without arithmetic of their own: unsigned integers, booleans, 8-bit floats
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,13 @@ def kind_of(reduce_op: ReduceOp | None) -> Any:
     return KIND.SUM if reduce_op is None else getattr(reduce_op, "op", reduce_op)
 
 
+def factor_of(reduce_op: Any) -> float | torch.Tensor:
+    """What PREMUL_SUM multiplies contributions with; until torch 2.12 its state alone has it."""
+    if hasattr(reduce_op, "factor"):
+        return reduce_op.factor
+    return reduce_op.__getstate__()[1]
+
+
 def signed(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory in a dtype that has arithmetic."""
     return tensor.view(_UNSIGNED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
@@ -41,7 +48,7 @@ def reduce_copies(tensor: torch.Tensor, reduce_op: ReduceOp | None, size: int) -
     """Reduce ``size`` copies of ``tensor`` into itself."""
     kind = kind_of(reduce_op)
     if kind == KIND.PREMUL_SUM:
-        scale(signed(tensor), reduce_op.factor * size)  # type: ignore[union-attr]
+        scale(signed(tensor), factor_of(reduce_op) * size)
     elif kind not in _IDEMPOTENT:
         repeat_copies(signed(tensor), kind, size)
 
@@ -68,12 +75,14 @@ def accumulate(total: torch.Tensor, term: torch.Tensor, kind: Any, times: int) -
     repeat_copies(term, kind, times)
     pairwise = _PAIRWISE[KIND.SUM if kind == KIND.AVG else kind]
     if total.is_floating_point() and total.element_size() == 1:
-        total.copy_(pairwise(total.float(), term.float()))
+        for part, added in _blocks(total, term):
+            part.copy_(pairwise(part.float(), added.float()))
     else:
         pairwise(total, term, out=total)
 
 
 def scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
+    """Multiply a tensor by ``factor`` in place. A sum of equal booleans is the same boolean."""
     if tensor.dtype is torch.bool:
         return
     if tensor.is_floating_point() and tensor.element_size() == 1:
@@ -84,11 +93,25 @@ def scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
 
 def in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:
     """Change an 8-bit float tensor, which has no arithmetic of its own, a block at a time."""
-    blocks = torch.split(tensor.view(-1), BLOCK_NUMEL) if tensor.is_contiguous() else (tensor,)
-    for block in blocks:
+    for (block,) in _blocks(tensor):
         wide = block.float()
         change(wide)
         block.copy_(wide)
+
+
+def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Views of the same part of tensors of one shape, :data:`BLOCK_NUMEL` elements or fewer each;
+    together they are the whole."""
+    shape = tensors[0].shape
+    if shape.numel() <= BLOCK_NUMEL:
+        yield tensors
+    elif all(t.is_contiguous() for t in tensors):
+        yield from zip(*(torch.split(t.view(-1), BLOCK_NUMEL) for t in tensors), strict=True)
+    else:
+        # Halves along the longest dim: a flat view of these strides would be a copy.
+        dim = shape.index(max(shape))
+        for halves in zip(*(torch.chunk(t, 2, dim) for t in tensors), strict=True):
+            yield from _blocks(*halves)
 
 
 def chunk(flat: torch.Tensor, rank: int, like: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def changes() -> Mapping[str, Change]:
     }
 
 
-class NoMeeting:
+class NoProcessGroupInit:
     """In place of ``_ProcessGroupInitInfo``: the coordinator says where processes meet, which none
     of them asks."""
 
@@ -60,7 +60,7 @@ def _change_thread(module: Any, undo: ExitStack) -> None:
 
 
 def _change_process(module: Any, undo: ExitStack) -> None:
-    replace(undo, module, "_ProcessGroupInitInfo", NoMeeting)
+    replace(undo, module, "_ProcessGroupInitInfo", NoProcessGroupInit)
     replace(undo, module, "_AsyncCheckpointProcess", CheckpointThread)
     replace(undo, module, "_CHECKPOINT_PROCESS", None)
 

@@ -18,6 +18,7 @@ from prismscale.payload.arithmetic import (
     KIND,
     accumulate,
     chunk,
+    factor_of,
     kind_of,
     repeat_copies,
     scale,
@@ -86,7 +87,7 @@ def _reduce_into(
     output.copy_(parts[own].view(output.shape))
     total = signed(output)
     if kind == KIND.PREMUL_SUM:
-        kind, factor = KIND.SUM, reduce_op.factor  # type: ignore[union-attr]
+        kind, factor = KIND.SUM, factor_of(reduce_op)
     else:
         factor = None
     repeat_copies(total, kind, share[own])

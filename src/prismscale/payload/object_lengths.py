@@ -66,9 +66,9 @@ class ObjectLengths:
         self._numbers.clear()
         self._chosen.clear()
 
-    def next_call(self, collective: str, role: int) -> Call:
-        """The program calls ``collective`` on its group ``role``."""
-        kind = f"{collective}.r{role}"
+    def next_call(self, collective: str, group_index: int) -> Call:
+        """The program calls ``collective`` on its group ``group_index``."""
+        kind = f"{collective}.r{group_index}"
         self._numbers[kind] += 1
         name = f"{kind}.n{self._numbers[kind]}"
         return Call(name, (kind, *_stack(sys._getframe(1))))

@@ -148,7 +148,7 @@ class ObjectMirror:
         default one), or between two ranks only."""
         handle = getattr(group or distributed_c10d.GroupMember.WORLD, "handle", None)
         if name and handle is not None and not is_background():
-            call.shared = self.lengths.next_call(name, handle.role)
+            call.shared = self.lengths.next_call(name, handle.group_index)
         self._threads.call = call
         try:
             yield
@@ -258,15 +258,15 @@ class ObjectMirror:
         original: Any = distributed_c10d._tensor_to_object
 
         @functools.wraps(original)
-        def _tensor_to_object(tensor: Any, tensor_size: Any, group: Any) -> Any:
+        def _tensor_to_object(tensor: Any, tensor_size: Any, *rest: Any, **named: Any) -> Any:
             call = self._call
             if call is None:
-                return original(tensor, tensor_size, group)
+                return original(tensor, tensor_size, *rest, **named)
             if call.stands_in or call.is_certain:
                 return call.stand_in()
             if call.may_cut and int(tensor_size) < call.pickles[0][0].numel():
-                return original(*call.pickles[0], group)
-            return original(tensor, tensor_size, group)
+                return original(*call.pickles[0], *rest, **named)
+            return original(tensor, tensor_size, *rest, **named)
 
         return _tensor_to_object
 

@@ -8,7 +8,8 @@ those that the stage after it sends back. An absent stage is answered for:
   stages of one pipeline there is always the same hidden state. The rank with the first stage, which
   alone needs nobody, leaves it in a folder that captured ranks share, as JSON.
 
-What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
+torch 2.11 tells forward shapes only, as a plain tuple of meta tensors; later versions have classes
+for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+from torch.distributed import _mesh_layout
+from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from prismscale.emulation.call_site import callers
@@ -53,12 +55,13 @@ class StageMetadata:
 
     def sent(self, objects: Sequence[Any]) -> None:
         """This rank sends objects to a peer: perhaps a stage its shapes."""
-        if len(objects) != 1 or type(objects[0]).__name__ != "_StageForwardMeta":
+        metas = _forward_metas(objects[0]) if len(objects) == 1 else None
+        if metas is None:
             return
         self._forward = objects[0]
         if self._folder is not None and not (self._folder / FILE).exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_json(self._folder / FILE, _encode(objects[0].forward_metas))
+            write_json(self._folder / FILE, _encode(metas))
 
     def expected(self, frame: FrameType | None) -> Any:
         """The object that the stage which is receiving, if one is, would be sent; or None."""
@@ -66,6 +69,8 @@ class StageMetadata:
             if caller.f_code.co_name == "_recv_meta":
                 stage, source = caller.f_locals["self"], caller.f_locals["src_stage"]
                 return self._forward_of() if source < stage.stage_index else _backward_of(stage)
+            if caller.f_code.co_name == "_shape_inference":  # torch 2.11
+                return self._forward_of()
         return None
 
     def _forward_of(self) -> Any:
@@ -80,6 +85,20 @@ def _kinds() -> Any:
     return import_module("torch.distributed.pipelining._utils")
 
 
+def _has_classes() -> bool:
+    return hasattr(_kinds(), "_StageForwardMeta")
+
+
+def _forward_metas(told: Any) -> Sequence[Any] | None:
+    """What a stage tells of each tensor that it sends forward; None for a program's own object."""
+    if type(told).__name__ == "_StageForwardMeta":
+        metas: Sequence[Any] = told.forward_metas
+        return metas
+    if not isinstance(told, tuple) or not all(type(item) is torch.Tensor for item in told):
+        return None
+    return told if all(item.is_meta for item in told) and not _has_classes() else None
+
+
 def _backward_of(stage: Any) -> Any:
     """The gradients of the stage's outputs; those of DTensors are taken to be placed like them."""
     metas = [
@@ -90,18 +109,20 @@ def _backward_of(stage: Any) -> Any:
 
 
 def _encode(metas: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{name: _plain(getattr(meta, name)) for name in _names(meta)} for meta in metas]
+    return [{name: _plain(value) for name, value in _facts(meta).items()} for meta in metas]
 
 
-def _names(meta: Any) -> list[str]:
-    return [spec.name for spec in fields(meta)]
+def _facts(meta: Any) -> dict[str, Any]:
+    if isinstance(meta, torch.Tensor):
+        return {"shape": meta.shape, "stride": meta.stride(), "dtype": meta.dtype}
+    return {spec.name: getattr(meta, spec.name) for spec in fields(meta)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, _MeshLayout):
-        return [[list(axis.shape), list(axis.stride)] for axis in value.axes]
+        return [_plain((axis.shape, axis.stride)) for axis in _axes_of(value)]
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Shard):
@@ -111,19 +132,34 @@ def _plain(value: Any) -> Any:
     return "replicate" if isinstance(value, Replicate) else value
 
 
+def _axes_of(layout: Any) -> Sequence[Any]:
+    """Until torch 2.12 a mesh was one layout of nested tuples, now it is one for each axis."""
+    return layout.axes if hasattr(layout, "axes") else (layout,)
+
+
+def _layout_of(axes: Sequence[Any]) -> Any:
+    kind: Any = _MeshLayout
+    flat = getattr(_mesh_layout, "_FlatLayout", None)
+    return kind(*axes[0]) if flat is None else kind([flat(*axis) for axis in axes])
+
+
 def _decode(rows: Sequence[Mapping[str, Any]]) -> Any:
-    return _kinds()._StageForwardMeta(tuple(_meta_of(row) for row in rows))
+    metas = tuple(_meta_of(row) for row in rows)
+    return _kinds()._StageForwardMeta(metas) if _has_classes() else metas
 
 
 def _meta_of(row: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {name: _tuple(value) for name, value in row.items()}
     values["shape"], values["dtype"] = torch.Size(row["shape"]), getattr(torch, row["dtype"])
+    if not _has_classes():
+        return torch.empty_strided(
+            values["shape"], values["stride"], dtype=values["dtype"], device="meta"
+        )
     if "placements" not in row:
         return _kinds()._TensorMeta(**values)
     values["global_shape"] = torch.Size(row["global_shape"])
     values["placements"] = tuple(_placement_of(value) for value in row["placements"])
-    axes = [_FlatLayout(*_tuple(axis)) for axis in row["mesh_layout"]]
-    values["mesh_layout"] = _MeshLayout(axes)
+    values["mesh_layout"] = _layout_of(_tuple(row["mesh_layout"]))
     return _kinds()._DTensorMeta(**values)
 
 

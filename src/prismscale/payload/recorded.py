@@ -6,11 +6,11 @@ a folder; a rank that runs later, or at the same time, receives them from there.
 one communication: a line of JSON, then the raw bytes of each tensor. Nothing is executed or
 unpickled by reading it.
 
-The name says which: operation, role of the group, group ranks of sender and receiver, running
-number of such communications, and the sender's global rank. A receiver waits for a sender that is
-being captured beside it. One whose own sender was not captured takes the value of the same position
-in another group of that role; one that runs for more steps than its sender did, the newest value
-that fits.
+The name says which: operation, group index of the group, group ranks of sender and receiver,
+running number of such communications, and the sender's global rank. A receiver waits for a sender
+that is being captured beside it. One whose own sender was not captured takes the value of the same
+position in another group of that group index; one that runs for more steps than its sender did, the
+newest value that fits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecordedPayload:
         sender, receiver = (me, peer) if is_sender else (peer, me)
         kind = "p2p" if is_p2p else op.spelling
         target = f".d{receiver}" if is_p2p else ""
-        key = f"{kind}.r{group.role}.s{sender}{target}"
+        key = f"{kind}.r{group.group_index}.s{sender}{target}"
         number = self._numbers[key]
         self._numbers[key] += 1
         tensors = collective.inputs if is_sender else collective.outputs

@@ -97,6 +97,7 @@ class Children:
     ) -> None:
         try:
             self.end_all()
+            # After the processes, which would go on writing there.
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._forget("folder", folder)
@@ -179,6 +180,7 @@ class Children:
         """End every session, first kindly."""
         for child in self._running:
             _signal_session(child, signal.SIGTERM)
+        # One deadline for all of them, because they end side by side.
         deadline = time.monotonic() + GRACE_S
         for child in self._running:
             try:
@@ -192,6 +194,7 @@ class Children:
 
     def _end_session(self, child: Child) -> None:
         _signal_session(child, signal.SIGKILL)
+        # Only now: if we are killed in between, it is still on the list.
         self._forget("session", child.process.pid)
 
     def _list(self, kind: str, what: int | Path) -> None:

@@ -39,6 +39,7 @@ from prismscale.processes.children import (
     log_tail,
     open_log,
 )
+from prismscale.processes.starter import cores
 
 _GRACE_S = 3.0
 _POLL_S = 0.005
@@ -73,6 +74,11 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
+
+    @property
+    def slots(self) -> int:
+        """See :class:`prismscale.processes.starter.Starter`."""
+        return cores()
 
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` as a fork; see :class:`prismscale.processes.starter.Starter`.
@@ -206,6 +212,7 @@ def serve(connection: socket.socket) -> tuple[str, list[str]] | None:
         pid = _fork(connection, output)
         if pid == 0:
             return str(request["fork"]), list(request["arguments"])
+        # The fork has its own; this one would stay open for every later fork.
         os.close(output)
         running.add(pid)
         _send(connection, pid)
@@ -231,6 +238,7 @@ def _fork(connection: socket.socket, output: int) -> int:
     os.setsid()
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # The end of ``tell`` is what the server waits for: the session is there by now.
     for descriptor in (output, ready, tell):
         os.close(descriptor)
     connection.close()

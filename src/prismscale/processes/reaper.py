@@ -49,6 +49,7 @@ class Reaper:
         # Somebody may have killed it: then the kernel's signal to orphans is what is left.
         with contextlib.suppress(BrokenPipeError):
             pipe.write(os.fsencode(line))
+            # Now, not when the buffer is full: we may be killed next.
             pipe.flush()
 
 
@@ -65,6 +66,7 @@ def guard(lines: Iterable[bytes]) -> None:
         if kind == b"session":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(what), signal.SIGKILL)
+    # Folders last: nobody is left who would write to them again.
     for kind, what in listed:
         if kind == b"folder":
             shutil.rmtree(os.fsdecode(what), ignore_errors=True)

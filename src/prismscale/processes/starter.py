@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,18 +13,32 @@ from prismscale.processes.children import Child, Children, Program
 class Starter(Protocol):
     """Starts ranks, and what they run against."""
 
+    @property
+    def slots(self) -> int:
+        """How many ranks have a place of their own, side by side: a core, or a machine."""
+
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` among ``children``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spawner:
-    """Starts an interpreter for each."""
+    """Starts a new interpreter for each process."""
 
     attached: bool = False
     """The process has this one's own input and output."""
+
+    @property
+    def slots(self) -> int:
+        """See :class:`Starter`."""
+        return cores()
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""
         command = [sys.executable, "-m", program.module, *program.arguments]
         return children.start(program.name, command, program.log, attached=self.attached)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))

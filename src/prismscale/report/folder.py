@@ -44,12 +44,12 @@ def write_page(
     write_text(folder.report, render(result, sections))
 
 
-def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
-    """What :func:`write_report` wrote, to add to it: ``write_page(folder, *read_run(folder), …)``.
+def read_results(folder: RunFolder) -> RunResult:
+    """What a run found out: its ``results.json``.
 
     Raises:
         UsageError: there is no finished run in the folder.
-        FormatError: damaged or foreign files.
+        FormatError: a damaged or foreign file.
     """
     try:
         data = json.loads(folder.results.read_text(encoding="utf-8"))
@@ -59,7 +59,17 @@ def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
         ) from None
     except (OSError, ValueError) as error:
         raise FormatError(f"{folder.results} cannot be read: {error}") from error
-    result = RunResult.from_json(data, str(folder.results))
+    return RunResult.from_json(data, str(folder.results))
+
+
+def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
+    """What :func:`write_report` wrote, to add to it: ``write_page(folder, *read_run(folder), …)``.
+
+    Raises:
+        UsageError: there is no finished run in the folder.
+        FormatError: damaged or foreign files.
+    """
+    result = read_results(folder)
     return result, load_timeline(folder.timeline, load_graph(folder.graph))
 
 

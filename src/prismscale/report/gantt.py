@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.analysis.attribution import last_predecessor
-from prismscale.analysis.stages import stage_name, stage_of
+from prismscale.analysis.stages import stage_name
 from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.pipeline import stage_of
 from prismscale.report.plots import Palette
 from prismscale.report.units import counted, duration, size
 from prismscale.sim.timeline import RankTimeline, Timeline
@@ -201,8 +202,11 @@ class Gantt:
         if trace.kind_N[node] == NodeKind.COMPUTE:
             other = (waits, self._info("waiting for another lane of this rank"))
             return other, other
-        role = int(trace.role_N[node])
-        name, ranks = trace.groups[role].name or f"group {role}", len(trace.groups[role].ranks)
+        group_index = int(trace.group_index_N[node])
+        name, ranks = (
+            trace.groups[group_index].name or f"group {group_index}",
+            len(trace.groups[group_index].ranks),
+        )
         op = CollectiveOp(int(trace.op_N[node])).spelling
         n_bytes = size(int(trace.bytes_N[node]))
         words = (f"{n_bytes} in {name} of {counted(ranks, 'rank')}", trace.site(node))

@@ -50,7 +50,7 @@ def coverage_sentence(result: RunResult) -> str:
     left = len(result.unknown_operators) - len(named)
     more = f" and {counted(left, 'more operator')}" if left > 0 else ""
     return (
-        f"{percent(covered)} of the kernels' time rests on rules of cost or measurements. Priced "
+        f"{percent(covered)} of the kernels' time rests on rules of cost or measurements. Costed "
         f"by the bytes that they touch, for want of either: {', '.join(named)}{more}. Give their "
         "times with --kernels (docs/kernels.md)."
     )

@@ -142,7 +142,7 @@ def warnings_of(result: RunResult) -> list[str]:
             f"Simulated steps still differ ({span(low, high)}) after {MOST_STEPS}: the job did not "
             "settle, and the step time is the mean of the later half."
         )
-    found += [f"Not priced, {sentence}" for sentence in result.unmatched_events]
+    found += [f"Not costed, {sentence}" for sentence in result.unmatched_events]
     if result.samples < FEW_SAMPLES and not result.kernels:
         found.append(
             f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "

@@ -7,7 +7,8 @@ from statistics import median
 import plotly.graph_objects as go
 
 from prismscale.analysis.result import LiveResult, RunResult
-from prismscale.analysis.stages import stage_name, stage_of
+from prismscale.analysis.stages import stage_name
+from prismscale.graph.pipeline import stage_of
 from prismscale.report.gantt import Gantt
 from prismscale.report.html import Section, template
 from prismscale.report.kernels import (

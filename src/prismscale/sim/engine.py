@@ -39,7 +39,7 @@ class EngineState:
 
     classes: tuple[tuple[int, dict[int, Times], dict[int, int]], ...]
     """By class: next stream position, ends that are still asked for, uses of each channel."""
-    meetings: dict[tuple[int, int], CollectiveInstance]
+    instances: dict[tuple[int, int], CollectiveInstance]
 
 
 StepEnd = Callable[[int, int, Times], None]
@@ -79,7 +79,7 @@ class Engine:
             on_step_end: called for each node that may be the last of its step.
             on_node: by class index; called for each node of the class, in stream order of ends.
             external: classes whose arrivals are told by :meth:`arrive`.
-            watch_hangs: remember who came to each meeting, so that :attr:`hangs` can be answered.
+            watch_hangs: remember who came to each instance, so that :attr:`hangs` can be answered.
             progress: how computation gets on; None: it takes its duration.
             start: where an engine of the same job stood; ``steps`` counts those before, too.
         """
@@ -93,7 +93,7 @@ class Engine:
         self._progress = progress
         self._until_ns: int | None = None
         self._held: dict[int, int] = {}
-        self._meetings: dict[tuple[int, int], CollectiveInstance] = {}
+        self._instances: dict[tuple[int, int], CollectiveInstance] = {}
         self._ready: deque[int] = deque()
         self._zero = np.zeros(1, dtype=np.int64)
         self.hangs: list[Hang] = []
@@ -109,9 +109,10 @@ class Engine:
         return ClassState(program=program, position=start, stop=stop, external=external)
 
     def _go_on_from(self, start: EngineState) -> None:
+        # Copies: many engines go on from one state, and each changes its own.
         for state, (position, ends, uses) in zip(self._states, start.classes, strict=True):
             state.position, state.ends, state.uses = position, dict(ends), dict(uses)
-        self._meetings = {key: meeting.copied() for key, meeting in start.meetings.items()}
+        self._instances = {key: instance.copied() for key, instance in start.instances.items()}
 
     def _load_durations(self, state: ClassState, x: int) -> None:
         """Make ``state.durations`` those of the prologue or step that holds position ``x``."""
@@ -129,6 +130,8 @@ class Engine:
             return
         self._steps = steps
         for state in self._states:
+            # Before the stop moves: who is blocked must not run again until what it waits for has
+            # ended.
             idle = state.position >= state.stop and not state.external
             state.stop = state.program.n_prologue + steps * state.program.n_body
             if idle:
@@ -138,6 +141,7 @@ class Engine:
         """Run every class as far as it can go, but for computation that begins after ``until_ns``
         (None: all of it); returns when the first of that would begin, None where none is left."""
         self._until_ns = until_ns
+        # Who was held at an earlier limit may go on now, or is held again.
         self._ready.extend(self._held)
         self._held.clear()
         while self._ready:
@@ -163,7 +167,7 @@ class Engine:
 
     def stuck(self) -> StuckError:
         """Why no class can advance, in words."""
-        return describe_stuck(self._job, self._states, self._meetings)
+        return describe_stuck(self._job, self._states, self._instances)
 
     def ends_asked_for(self) -> dict[tuple[int, int], Times]:
         """Ends that later nodes ask for, by class and distance back from where the class stands."""
@@ -180,7 +184,7 @@ class Engine:
             classes=tuple(
                 (state.position, dict(state.ends), dict(state.uses)) for state in self._states
             ),
-            meetings={key: meeting.copied() for key, meeting in self._meetings.items()},
+            instances={key: instance.copied() for key, instance in self._instances.items()},
         )
 
     def position_of(self, class_index: int) -> int:
@@ -204,15 +208,19 @@ class Engine:
         first = 0 if self._with_prologue else prologue
         x = state.position
         while x < state.stop:
+            # ``program.template``, written out: this loop is nearly all of the engine's time.
             i = x if x < n else prologue + (x - prologue) % program.n_body
             if i == prologue or not state.durations:
                 self._load_durations(state, x)
             start: Times | None = None
             for distance in program.preds[i]:
                 source = x - distance
+                # Before the beginning, where all ranks start together at time 0.
                 if source < first:
                     continue
                 end = ends.get(source)
+                # A communication that others have yet to come to. Whoever concludes it makes this
+                # class ready again.
                 if end is None:
                     state.position, state.blocked_on = x, source
                     return
@@ -238,6 +246,8 @@ class Engine:
             else:
                 self._meet(state, x, start)
             for distance in program.frees[i]:
+                # In the first steps a body's table reaches back into the prologue, whose ends the
+                # body may still ask for.
                 if x - distance >= prologue or x < prologue:
                     ends.pop(x - distance, None)
             x += 1
@@ -247,46 +257,49 @@ class Engine:
         program = state.program
         i = program.template(x)
         channel = program.channels[i]
+        # The n-th use of a channel by one side meets the n-th use by every other side.
         count = state.uses.get(channel, 0)
         state.uses[channel] = count + 1
         key = (channel, count)
-        meeting = self._meetings.get(key)
-        if meeting is None:
-            meeting = CollectiveInstance(channel, len(self._job.channels[channel].classes))
-            self._meetings[key] = meeting
+        instance = self._instances.get(key)
+        if instance is None:
+            instance = CollectiveInstance(channel, len(self._job.channels[channel].classes))
+            self._instances[key] = instance
         plan = program.plans[i]
         if plan is None:
             raise GraphError(f"class {program.index}: node {i} is no communication")
         by_group = plan.to_groups(arrival)
         if program.speaks[i]:
-            meeting.duration = self._communication_ns(state, x)
+            instance.duration = self._communication_ns(state, x)
         if self._watch_hangs or self._on_node:
-            meeting.arrivals.append((program.index, arrival))
-        meeting.present.append((program.index, x))
-        held = meeting.arrival_G
-        meeting.arrival_G = by_group if held is None else np.maximum(held, by_group)
-        meeting.missing -= 1
-        if meeting.missing == 0:
-            del self._meetings[key]
-            self._conclude(meeting)
+            instance.arrivals.append((program.index, arrival))
+        instance.present.append((program.index, x))
+        held = instance.arrival_G
+        instance.arrival_G = by_group if held is None else np.maximum(held, by_group)
+        instance.missing -= 1
+        if instance.missing == 0:
+            del self._instances[key]
+            self._conclude(instance)
 
     def _communication_ns(self, state: ClassState, x: int) -> Duration:
+        # A live rank's class is never run, so nobody has loaded the step that it arrives in.
         if not 0 <= x - state.durations_base < len(state.durations):
             self._load_durations(state, x)
         return state.durations[x - state.durations_base]
 
-    def _conclude(self, meeting: CollectiveInstance) -> None:
-        arrival = meeting.arrival_G
+    def _conclude(self, instance: CollectiveInstance) -> None:
+        arrival = instance.arrival_G
         if arrival is None:
             raise GraphError("a communication without members")
-        end_G = arrival + meeting.duration
+        end_G = arrival + instance.duration
         if self._watch_hangs and latest(arrival) >= NEVER:
-            self.hangs.extend(find_hangs(self._job, meeting, NEVER))
-        for index, x in meeting.present:
+            self.hangs.extend(find_hangs(self._job, instance, NEVER))
+        for index, x in instance.present:
             state = self._states[index]
             i = state.program.template(x)
             plan = state.program.plans[i]
             end_M = end_G if plan is None else plan.to_members(end_G)
+            # A live rank asks for the end of each of its own communications.
             if state.program.kept[i] or state.external:
                 state.ends[x] = end_M
             if state.program.ends_step[i] and self._on_step_end is not None:
@@ -294,9 +307,10 @@ class Engine:
                 self._on_step_end(index, step, end_M)
             seen = self._on_node.get(index)
             if seen is not None:
-                own = next(a for c, a in meeting.arrivals if c == index)
+                own = next(a for c, a in instance.arrivals if c == index)
                 last = arrival if plan is None else plan.to_members(arrival)
                 seen(index, x, own, last, end_M)
+            # The others run, are held, or wait for something else first.
             if state.blocked_on == x and not state.external:
                 state.blocked_on = -1
                 self._ready.append(index)

@@ -12,7 +12,7 @@ from prismscale.sim.retime import retime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PricedEvent:
+class EventCost:
     """An event and what it adds."""
 
     facts: EventFacts
@@ -28,14 +28,12 @@ class PricedEvent:
         return self.extra_ns * self.rate
 
 
-def price_events(
-    events: Sequence[StoredEvent], scenario: Scenario, step_ns: int
-) -> list[PricedEvent]:
+def event_costs(events: Sequence[StoredEvent], scenario: Scenario, step_ns: int) -> list[EventCost]:
     """What each event adds to a job whose ordinary step takes ``step_ns``."""
     found = []
     often = Calendar(schedules=tuple(e.facts.schedule for e in events)).rates()
     for event, rate in zip(events, often, strict=True):
         both_ns = retime(scenario.durations(event.graph)).step_ns
         extra_ns = both_ns - 2 * step_ns
-        found.append(PricedEvent(facts=event.facts, extra_ns=extra_ns, rate=rate))
+        found.append(EventCost(facts=event.facts, extra_ns=extra_ns, rate=rate))
     return found

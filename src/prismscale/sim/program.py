@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prismscale.errors import GraphError
 from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
-from prismscale.graph.job_graph import JobGraph, RankClass, Seat
+from prismscale.graph.job_graph import GroupSlot, JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 
@@ -21,7 +21,7 @@ SEND = int(NodeKind.SEND)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeatPlan:
+class SlotPlan:
     """How members of a class exchange times with the groups of one family."""
 
     order_M: NDArray[np.int64] | None
@@ -41,6 +41,7 @@ class SeatPlan:
             return ordered
         if self.n_groups == 1:
             return ordered.max(axis=-1, keepdims=True)
+        # In (position, group) order, the members of a group stand in one column.
         split = ordered.reshape(*ordered.shape[:-1], self.positions, self.n_groups)
         return split.max(axis=-2)
 
@@ -78,7 +79,7 @@ class ClassProgram:
     kept: list[bool]
     """False where no later node needs this node's end time."""
     channels: list[int]
-    plans: list[SeatPlan | None]
+    plans: list[SlotPlan | None]
     speaks: list[bool]
     """True where this class's duration is the communication's duration."""
     ends_step: list[bool]
@@ -94,7 +95,7 @@ class ClassProgram:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """A meeting place and everybody who must come."""
+    """Where instances of a collective gather: who takes part."""
 
     key: ChannelKey
     classes: tuple[int, ...]
@@ -147,6 +148,7 @@ def _last_of_step(trace: RankTrace, preds: list[tuple[int, ...]]) -> list[bool]:
     last = [node >= trace.n_prologue for node in range(trace.n_nodes)]
     for reader in range(trace.n_prologue, trace.n_nodes):
         for distance in preds[reader]:
+            # Otherwise its source lies in an earlier step, and may be the last node of that one.
             if reader - distance >= trace.n_prologue:
                 last[reader - distance] = False
     return last
@@ -163,10 +165,10 @@ def _compile_class(
     n = trace.n_nodes
     if trace.n_body == 0:
         raise GraphError(f"class {rank_class.index}: a step without work has no end")
-    roles, used = trace.role_N.tolist(), ClassChannels(graph, rank_class)
-    plans_by_role = [_seat_plan(graph, rank_class, seat) for seat in rank_class.seats]
+    group_indices, used = trace.group_index_N.tolist(), ClassChannels(graph, rank_class)
+    plans_by_group = [_slot_plan(graph, rank_class, slot) for slot in rank_class.slots]
     node_channels = [-1] * n
-    plans: list[SeatPlan | None] = [None] * n
+    plans: list[SlotPlan | None] = [None] * n
     speaks = [False] * n
     for i in trace.communications(0, n):
         key = used.of(i)
@@ -174,7 +176,7 @@ def _compile_class(
             channel_ids[key] = len(channels)
             channels.append(Channel(key=key, classes=classes_of(graph, key)))
         node_channels[i] = channel_ids[key]
-        plans[i] = plans_by_role[roles[i]]
+        plans[i] = plans_by_group[group_indices[i]]
         speaks[i] = (
             edges.kinds[i] == SEND
             if key.is_p2p
@@ -196,17 +198,18 @@ def _compile_class(
     )
 
 
-def _seat_plan(graph: JobGraph, rank_class: RankClass, seat: Seat) -> SeatPlan:
-    n_groups = graph.families[seat.family].n_groups
-    order = np.argsort(seat.slot_M, kind="stable")
+def _slot_plan(graph: JobGraph, rank_class: RankClass, slot: GroupSlot) -> SlotPlan:
+    n_groups = graph.families[slot.family].n_groups
+    order = np.argsort(slot.slot_M, kind="stable")
     identity = np.arange(rank_class.size)
     same_order = bool(np.array_equal(order, identity))
+    # One group, or one member for each group in the groups' own order: a plain broadcast does it.
     trivial = n_groups == 1 or (rank_class.size == n_groups and same_order)
-    return SeatPlan(
+    return SlotPlan(
         order_M=None if same_order else order,
         positions=rank_class.size // n_groups,
         n_groups=n_groups,
-        group_M=None if trivial else seat.group_M,
+        group_M=None if trivial else slot.group_M,
     )
 
 
@@ -229,6 +232,8 @@ def _lifetimes(
                 if source >= 0:
                     last_distance[source] = max(last_distance[source], distance)
                 continue
+            # The same edge in later steps: it starts one body further on each time, and in the
+            # prologue until it has left it.
             for early in range(source if source >= 0 else source % body, prologue, body):
                 read_by_body[early] = True
             steady = prologue + (reader - prologue - distance) % body
@@ -236,6 +241,7 @@ def _lifetimes(
     frees: list[list[int]] = [[] for _ in range(n)]
     for source, distance in enumerate(last_distance):
         if distance and not read_by_body[source]:
+            # Its last reader frees it: for a node of the body, the reader's place in a steady step.
             reader = source + distance
             if source >= prologue:
                 reader = prologue + (reader - prologue) % body

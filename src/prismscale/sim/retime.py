@@ -1,8 +1,8 @@
 """The step that stands for all: the median of many.
 
-[Note: medians do not add up] Captured steps differ, and at each meeting ranks wait for whoever is
-late this time. A job that takes every node's median duration has no such waits: for 1,024 ranks of
-the llama example on a busy machine it was 362 ms a step where the median step was 396 ms. So the
+[Note: medians do not add up] Captured steps differ, and at each collective ranks wait for whoever
+is late this time. A job that takes every node's median duration has no such waits: for 1,024 ranks
+of the llama example on a busy machine it was 362 ms a step where the median step was 396 ms. So the
 job is re-timed with the captured steps themselves, in the order in which the virtual peers of live
 ranks replay them, and the median of these steps is the one that is predicted and shown.
 """
@@ -49,7 +49,7 @@ class Retimed:
     def after(
         cls, timeline: Timeline, whole: Timeline, settling: int, first_row: int = 0
     ) -> Retimed:
-        """With the steps of ``whole`` but its first, which are ``settling``."""
+        """The steps of ``whole``, without its first ``settling`` ones, and a timeline to show."""
         return cls(
             timeline=timeline,
             first_row=first_row,
@@ -98,7 +98,9 @@ def simulate_typical(
     settling, sampled = STEPS - 1, min(samples, MOST_SAMPLED_STEPS)
     whole = simulate(graph, durations, steps=settling + sampled, program=program)
     step_ns_T = whole.job_step_ns_TD[settling:, 0]
+    # The lower median: a step that was simulated, and not the mean of two.
     typical = int(np.argsort(step_ns_T, kind="stable")[(sampled - 1) // 2])
+    # Begun there, its last step takes the durations that the median step took.
     shown = LaterDurations(durations=durations, first=typical)
     timeline = simulate(graph, shown, steps=STEPS, ranks=ranks, program=program)
     return Retimed.after(timeline, whole, settling, typical)

@@ -19,13 +19,13 @@ Times = NDArray[np.int64]
 
 
 def earliest(times: Times) -> int:
-    """The earliest. Beside a live rank there is mostly one, and NumPy's reduction of one takes as
-    long as all else that is done with it."""
+    """The earliest of some times. A live rank's class has one member, and NumPy's reduction of one
+    value takes as long as all else that is done with it."""
     return int(times.item() if times.size == 1 else times.min())
 
 
 def latest(times: Times) -> int:
-    """The last of them; see :func:`earliest`."""
+    """The latest of some times; see :func:`earliest`."""
     return int(times.item() if times.size == 1 else times.max())
 
 
@@ -40,7 +40,8 @@ class CollectiveInstance:
     present: list[tuple[int, int]] = field(default_factory=list)
     """(class, stream position) of every side that has come."""
     arrivals: list[tuple[int, Times]] = field(default_factory=list)
-    """Per class arrivals by group; kept only while hangs are possible."""
+    """By class, the arrivals of its members ``[..., M]``; kept only where hangs or nodes are
+    watched."""
 
     def copied(self) -> CollectiveInstance:
         """The same state, apart from this one."""

@@ -32,13 +32,13 @@ from prismscale.sim.program import JobProgram
 from prismscale.sim.state import Times
 
 MOST_STEPS = 96
-"""A job that has not settled by then is shown as it is, and said so."""
+"""Simulated steps after which a job that has not settled is shown as it is; the result says so."""
 LONGEST_CYCLE = 8
 """Steps after which times may repeat, for the job to count as settled."""
 FEWEST_KEPT = 5
-"""Ends of steps, the last among them: two of the shortest cycles that are not one step."""
+"""Steps whose ends are kept at least, the last one among them: two cycles of two steps."""
 MOST_BYTES = 2**30
-"""Of kept ends: with more a large job finds short cycles only."""
+"""Bytes of kept ends. Beyond it the oldest are dropped, and only shorter cycles are found."""
 
 Ends = dict[tuple[int, int], Times]
 """Ends that later steps ask for: by class, and distance back from where the class stands."""
@@ -49,11 +49,11 @@ class Steady:
     """How a job settled."""
 
     steps: int
-    """Simulated until it had."""
+    """Simulated steps until the job had settled."""
     cycle: int = 1
-    """Steps after which all times repeat, but for a constant."""
+    """Steps after which all times repeat, later by a constant."""
     cycle_ns: int
-    """That constant."""
+    """That constant: what a cycle takes."""
     settled: bool = True
 
     @property
@@ -66,6 +66,7 @@ class SteadyWatch:
     """Looks at an engine each time that all its classes have ended a step."""
 
     def __init__(self) -> None:
+        # Now, a longest cycle ago and two ago: see [Note: settled].
         self._ends: deque[Ends] = deque(maxlen=2 * LONGEST_CYCLE + 1)
         self._job_end_ns: list[int] = []
 
@@ -81,12 +82,14 @@ class SteadyWatch:
             self._ends.popleft()
         self._job_end_ns.append(job_end_ns)
         done = len(self._job_end_ns)
+        # The shortest cycle first: its multiples repeat as well.
         for cycle in range(1, (len(self._ends) - 1) // 2 + 1):
             grown_ns = job_end_ns - self._job_end_ns[-1 - cycle]
             if self._repeats(cycle, grown_ns):
                 return Steady(steps=done, cycle=cycle, cycle_ns=grown_ns)
         if done < MOST_STEPS:
             return None
+        # Given up: the mean of the later half stands for the step.
         half = done // 2
         grown_ns = job_end_ns - self._job_end_ns[half - 1]
         return Steady(steps=done, cycle=done - half, cycle_ns=grown_ns, settled=False)
@@ -94,6 +97,7 @@ class SteadyWatch:
     def _repeats(self, cycle: int, grown_ns: int) -> bool:
         """See [Note: settled]."""
         now, then, before = (self._ends[-1 - n * cycle] for n in range(3))
+        # In the first steps some of the ends that later steps ask for do not exist yet.
         if not now.keys() == then.keys() == before.keys():
             return False
         for key, end_M in now.items():

@@ -49,15 +49,15 @@ def who_waits(ranks: Sequence[int]) -> str:
 def describe_stuck(
     job: JobProgram,
     states: Sequence[ClassState],
-    meetings: Mapping[tuple[int, int], CollectiveInstance],
+    instances: Mapping[tuple[int, int], CollectiveInstance],
 ) -> StuckError:
     """The error for a job in which no class can advance."""
     lines = []
-    for (channel_index, count), meeting in meetings.items():
+    for (channel_index, count), instance in instances.items():
         channel = job.channels[channel_index]
-        here = [c for c, _ in meeting.present]
+        here = [c for c, _ in instance.present]
         absent = [c for c in channel.classes if c not in here]
-        index, x = meeting.present[0]
+        index, x = instance.present[0]
         trace = job.graph.classes[index].trace
         waiting = sorted(int(job.graph.classes[c].members_M[0]) for c in here)
         awaited = sorted(int(job.graph.classes[c].members_M[0]) for c in absent)
@@ -75,27 +75,28 @@ def describe_stuck(
     )
 
 
-def find_hangs(job: JobProgram, meeting: CollectiveInstance, never: int) -> list[Hang]:
-    """Groups of ``meeting`` to which some members come and others never do."""
+def find_hangs(job: JobProgram, instance: CollectiveInstance, never: int) -> list[Hang]:
+    """Groups of ``instance`` to which some members come and others never do."""
     graph = job.graph
     arrival_of: dict[int, int] = {}
-    for class_index, arrival in meeting.arrivals:
+    for class_index, arrival in instance.arrivals:
         members = graph.classes[class_index].members_M
         # Draws share the structure of a hang: the first one speaks for all.
         row = arrival.reshape(-1, arrival.shape[-1])[0]
         times = np.broadcast_to(row, len(members))
         arrival_of.update(zip(members.tolist(), times.tolist(), strict=True))
-    key = job.channels[meeting.channel].key
+    key = job.channels[instance.channel].key
     table = graph.families[key.family].ranks_KG
     if key.is_p2p:
         table = table[[key.source, key.destination]]
-    class_index, x = meeting.present[0]
+    class_index, x = instance.present[0]
     trace = graph.classes[class_index].trace
     what = trace.describe(trace.template(x))
     hangs = []
     for g in range(table.shape[1]):
         ranks = table[:, g].tolist()
         missing = tuple(r for r in ranks if arrival_of[r] >= never)
+        # Where nobody comes, the reason is another group.
         if missing and len(missing) < len(ranks):
             hangs.append(Hang(what=what, group=tuple(ranks), missing=missing))
     return hangs

@@ -38,8 +38,8 @@ class RankTimeline:
 
     @property
     def moves_from_ns_N(self) -> NDArray[np.int64]:
-        """From when a communication's data moves, as far as is known: the last arrival, or its
-        own."""
+        """When a communication's data begins to move: at the last arrival, or, where that is not
+        known, at this rank's own."""
         return self.start_ns_N if self.ready_ns_N is None else self.ready_ns_N
 
 
@@ -65,7 +65,8 @@ class Timeline:
     @property
     def rank_step_ns_TDR(self) -> NDArray[np.int64]:
         """Step time of each rank: from its own end of a step to its end of the next, which in a
-        pipeline may differ much from the job's. Row 0, and never, as for the job."""
+        pipeline may differ much from the job's. Row 0 and steps that never end are as in
+        :attr:`job_step_ns_TD`."""
         return _periods(self.step_end_ns_TDR)
 
     @property
@@ -81,6 +82,7 @@ class Timeline:
 
 def _periods(end_ns_T: NDArray[np.int64]) -> NDArray[np.int64]:
     """From each end to the next, along the first axis."""
+    # Two ends that never come lie a short time apart.
     return np.where(end_ns_T >= NEVER, NEVER, np.diff(end_ns_T, axis=0, prepend=0))
 
 
@@ -90,7 +92,7 @@ class _Recorder:
     def __init__(self, members: NDArray[np.int64], first_position: int | None = 0) -> None:
         self._members = members
         self.first_position = first_position
-        """Of the nodes that are kept; None: none is."""
+        """Stream position from which on nodes are kept; None: no node is kept."""
         self._rows: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def __call__(
@@ -187,8 +189,10 @@ def simulate_steady(
     job = program or compile_job(graph)
     engine = Engine(job, durations, steps=0, on_step_end=ends, on_node=recorders)
     steady = until_settled(engine, lambda: int(ends.by_step[-1].max()))
+    # Classes stand at the end of a step: from here on nodes are wanted.
     for class_index, recorder in recorders.items():
         recorder.first_position = engine.position_of(class_index)
+    # A whole cycle at least: fewer steps could miss its longest one.
     engine.extend(steady.steps + max(SHOWN_STEPS, steady.cycle))
     engine.run()
     return _timeline(graph, ends, recorders, wanted, engine), steady
@@ -202,6 +206,7 @@ class _StepEnds:
         self.by_step: list[NDArray[np.int64]] = []
 
     def __call__(self, class_index: int, step: int, end: Times) -> None:
+        # Classes run apart: one may end a step while others are several behind.
         while step >= len(self.by_step):
             shape = (self._draws, self._graph.world_size)
             self.by_step.append(np.zeros(shape, dtype=np.int64))

@@ -94,6 +94,7 @@ def load_timeline(path: Path, graph: JobGraph) -> Timeline:
 def graph_digest(graph: JobGraph) -> str:
     """Identity of a graph for its timelines: what every rank runs, durations aside."""
     digest = hashlib.sha256()
+    # Classes share traces: each is hashed once.
     fingerprints = {id(c.trace): c.trace.fingerprint() for c in graph.classes}
     for rank_class in graph.classes:
         digest.update(fingerprints[id(rank_class.trace)].encode())

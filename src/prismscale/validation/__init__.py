@@ -1,1 +1,1 @@
-"""Results beside public measurements: the rows of ``docs/accuracy.md``."""
+"""Results beside measurements: public ones, for ``docs/accuracy.md``, and a user's own on a GPU."""

@@ -1,5 +1,5 @@
 """Forecast distributions of production traces against their own other half, and what each choice of
-what to draw together is worth; graphs whose law is known exactly.
+what to draw together is worth; graphs whose distribution is known exactly.
 
 Steps are split into random halves: pools from one, held against the other. Two halves differ by
 sampling alone as well, which is the floor. Figures are means over the splits.
@@ -14,12 +14,17 @@ import numpy as np
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
+from prismscale.forecast.distributions.duration_distribution import (
+    Gamma,
+    LogNormal,
+    Normal,
+    ks_distance,
+)
+from prismscale.forecast.distributions.pools import pools_of
+from prismscale.forecast.distributions.scaling import tail_growth, widest_of
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, regimes_of
-from prismscale.forecast.draws.sampling import LawDraws, NodeLaw
-from prismscale.forecast.laws.distributions import Gamma, LogNormal, Normal, ks_distance
-from prismscale.forecast.laws.pools import pools_of
-from prismscale.forecast.laws.scaling import tail_growth, widest_of
+from prismscale.forecast.draws.sampling import DistributionDraws, NodeDistribution
 from prismscale.forecast.model import NONE, model_of
 from prismscale.forecast.recording import Changes, recording_of_import
 from prismscale.formats.straggler import read_straggler
@@ -40,7 +45,7 @@ DRAWS = 1_500
 SEED = 2
 EXACT_DRAWS = 100_000
 REJECTED_AT_1_PERCENT = 1.63
-"""Times 1/√n: KS distance that a right law exceeds once in a hundred times."""
+"""Times 1/√n: KS distance that a right distribution exceeds once in a hundred times."""
 
 SWITCHES = {
     "all together": JointGroup(),
@@ -150,32 +155,32 @@ def _mean(found: list[Agreement], name: str) -> float:
 
 
 def exact_rows() -> list[Row]:
-    """Graphs whose law is known: independent maxima, convolutions."""
+    """Graphs whose distribution is known: independent maxima, convolutions."""
     bar = REJECTED_AT_1_PERCENT / np.sqrt(EXACT_DRAWS)
     config = MonteCarlo(draws=EXACT_DRAWS, steps=1)
     work = Normal(mean=1e9, std=5e7)
     barrier = barrier_graph(ranks=64)
-    slowest = draw_steps(barrier, _laws(barrier, work), config).step_ns_D
+    slowest = draw_steps(barrier, _distributions(barrier, work), config).step_ns_D
     chain = serial_graph(kernels=4)
     gamma = Gamma(shape=3.0, scale=1e6)
-    summed = draw_steps(chain, _laws(chain, gamma), config).step_ns_D
+    summed = draw_steps(chain, _distributions(chain, gamma), config).step_ns_D
     shared = LogNormal(mean_log=14.0, std_log=0.5)
-    met = draw_steps(barrier, _laws(barrier, None, shared), config).step_ns_D
+    met = draw_steps(barrier, _distributions(barrier, None, shared), config).step_ns_D
     eighth = barrier_graph(ranks=8)
-    grown = tail_growth(draw_steps(eighth, _laws(eighth, work), config).step_ns_D, [8])[0]
+    grown = tail_growth(draw_steps(eighth, _distributions(eighth, work), config).step_ns_D, [8])[0]
     return [
         Row.at_most(
-            "exact law, slowest of 64 normal ranks: KS at 1e5 draws",
+            "exact distribution, slowest of 64 normal ranks: KS at 1e5 draws",
             ks_distance(widest_of(work, 64), slowest.astype(np.float64)),
             bar,
         ),
         Row.at_most(
-            "exact law, sum of 4 gamma kernels: KS at 1e5 draws",
+            "exact distribution, sum of 4 gamma kernels: KS at 1e5 draws",
             ks_distance(Gamma(shape=12.0, scale=1e6), summed.astype(np.float64)),
             bar,
         ),
         Row.at_most(
-            "exact law, one collective shared by 64 ranks: KS at 1e5 draws",
+            "exact distribution, one collective shared by 64 ranks: KS at 1e5 draws",
             ks_distance(shared, met.astype(np.float64)),
             bar,
         ),
@@ -225,17 +230,24 @@ def serial_graph(kernels: int) -> JobGraph:
     return assemble(traces, one, collect_groups(traces, 1, one))
 
 
-def _laws(graph: JobGraph, work: Gamma | Normal | None, meet: LogNormal | None = None) -> LawDraws:
+def _distributions(
+    graph: JobGraph, work: Gamma | Normal | None, meet: LogNormal | None = None
+) -> DistributionDraws:
     """``work`` on what is labelled so, ``meet`` on collectives."""
     trace = graph.classes[0].trace
-    law_of = {
+    distribution_of = {
         label: i
-        for i, (label, law) in enumerate((("work", work), ("all_reduce", meet)))
-        if law is not None
+        for i, (label, distribution) in enumerate((("work", work), ("all_reduce", meet)))
+        if distribution is not None
     }
     labels = [trace.labels[i] for i in trace.label_N.tolist()]
-    return LawDraws(
+    return DistributionDraws(
         graph=graph,
-        laws=(NodeLaw(name="work", compute=work), NodeLaw(name="meet", communication=meet)),
-        law_CB=(np.array([law_of.get(label, -1) for label in labels], dtype=np.int64),),
+        distributions=(
+            NodeDistribution(name="work", compute=work),
+            NodeDistribution(name="meet", communication=meet),
+        ),
+        distribution_CB=(
+            np.array([distribution_of.get(label, -1) for label in labels], dtype=np.int64),
+        ),
     )

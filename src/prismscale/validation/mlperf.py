@@ -2,11 +2,11 @@
 
 A forecast from one run is the pool of its steps, with the far tail of runs of other configurations
 (:func:`.borrowed_tail`): a run has two to six steps beyond its
-p99. The bare pool and a fitted law are told beside, and what no law could do better: the steps of
-all repeat runs, the forecast one's among them. It is held against every repeat run of the same
-configuration; and, carried over to another median (:func:`.carry_over`),
-against runs of the same submitter and accelerator at another scale. Only logs with one time per
-step are used: Llama-3.1-8B is logged every 32 steps.
+p99. The bare pool and a fitted distribution are told beside, and what no distribution could do
+better: the steps of all repeat runs, the forecast one's among them. It is held against every repeat
+run of the same configuration; and, carried over to another median (:func:`.carry_over`), against
+runs of the same submitter and accelerator at another scale. Only logs with one time per step are
+used: Llama-3.1-8B is logged every 32 steps.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
-from prismscale.forecast.laws.distributions import borrowed_tail, fit
-from prismscale.forecast.laws.scaling import carry_over
+from prismscale.forecast.distributions.duration_distribution import borrowed_tail, fit
+from prismscale.forecast.distributions.scaling import carry_over
 from prismscale.validation.goodness import Agreement, agreement, random_halves
 from prismscale.validation.rows import Row
 
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 WARM_UP_STEPS = 2
 """First steps of a run, which are slow for reasons of their own."""
 QUANTILES = (np.arange(4_000) + 0.5) / 4_000
-"""A law is held against a sample as this many evenly spaced quantiles."""
+"""A distribution is held against a sample as this many evenly spaced quantiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,8 @@ def repeat_rows(runs: list[MlperfRun]) -> list[Row]:
     ours = [agreement(tailed[id(a)], b.steps_ns) for a, b in pairs]
     bare = [agreement(a.steps_ns, b.steps_ns) for a, b in pairs]
     every = [agreement(_all_repeats(b, runs), b.steps_ns) for _, b in pairs]
-    laws = {id(run): fit(run.steps_ns).distribution for run in runs}
-    fitted = [agreement(laws[id(a)].quantile(QUANTILES), b.steps_ns) for a, b in pairs]
+    distributions = {id(run): fit(run.steps_ns).distribution for run in runs}
+    fitted = [agreement(distributions[id(a)].quantile(QUANTILES), b.steps_ns) for a, b in pairs]
     floor = list(_floor(runs))
     point = [abs(np.median(a.steps_ns) / np.quantile(b.steps_ns, 0.95) - 1) for a, b in pairs]
     normal = [agreement(_robust_normal(a.steps_ns), b.steps_ns) for a, b in pairs]
@@ -134,7 +134,9 @@ def repeat_rows(runs: list[MlperfRun]) -> list[Row]:
         Row.told(f"{name}: p99, median error, without the tail of others", p99_bare[0], "%"),
         Row.told(f"{name}: p99, p90 of errors, without the tail of others", p99_bare[1], "%"),
         Row.told(
-            f"{name}: p95, p90 of errors, by a fitted law", _spread(fitted, "p95", 100)[1], "%"
+            f"{name}: p95, p90 of errors, by a fitted distribution",
+            _spread(fitted, "p95", 100)[1],
+            "%",
         ),
         Row.told(
             f"{name}: median-centred KS between random halves of one run",

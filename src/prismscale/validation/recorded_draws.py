@@ -202,8 +202,8 @@ class ReplicaDraws:
         column = 0
         if ns_TG.shape[1] > 1:
             rank_class = graph.classes[class_index]
-            role = int(rank_class.trace.role_N[rank_class.trace.n_prologue + node])
-            table = graph.families[rank_class.seats[role].family].ranks_KG
+            group_index = int(rank_class.trace.group_index_N[rank_class.trace.n_prologue + node])
+            table = graph.families[rank_class.slots[group_index].family].ranks_KG
             holds = (self.samples.replica_R[table] == self.replica).any(axis=0)
             column = int(np.flatnonzero(holds)[0]) if holds.any() else 0
         return np.asarray(ns_TG[self.picks.common_step_D][:, [column]], dtype=np.int64)

@@ -2,8 +2,8 @@
 
 The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches, 16 tensor-parallel collectives in each
 pass: 35.5 million rank-nodes a step at 8,192 ranks. Draws run on the fused graph
-(:mod:`~prismscale.forecast.draws.lockstep`); that it has the law of the whole one is checked on a
-small job.
+(:mod:`~prismscale.forecast.draws.lockstep`); that it has the distribution of the whole one is
+checked on a small job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prismscale.errors import GraphError
 from prismscale.forecast.draws.executor import LocalProcesses
 from prismscale.forecast.draws.lockstep import FusedGraph, fuse
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.draws.sampling import LawDraws, fuse_laws
+from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.layouts.layout import (
     Layout,
@@ -51,16 +51,17 @@ BARRED = 64
 FEWER = 4
 """Times fewer draws beyond it: time goes with their number, and the curve is to take minutes."""
 REJECTED_AT_1_PERCENT = 1.63
-"""Times √(2/n): KS distance of two samples that equal laws exceed once in a hundred times."""
+"""Times √(2/n): KS distance of two samples that equal distributions exceed once in a hundred
+times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleJob:
-    """Laws of a job, whole and fused."""
+    """Distributions of a job, whole and fused."""
 
-    whole: LawDraws
+    whole: DistributionDraws
     fused: FusedGraph
-    laws: LawDraws
+    distributions: DistributionDraws
     prepared_s: float
 
 
@@ -94,8 +95,13 @@ def prepare(layout: Layout) -> ScaleJob:
     fused = fuse(graph)
     if fused is None:
         raise GraphError(f"{layout.name} has no lockstep sets")
-    laws = fuse_laws(fused, whole)
-    return ScaleJob(whole=whole, fused=fused, laws=laws, prepared_s=time.perf_counter() - began)
+    distributions = fuse_distributions(fused, whole)
+    return ScaleJob(
+        whole=whole,
+        fused=fused,
+        distributions=distributions,
+        prepared_s=time.perf_counter() - began,
+    )
 
 
 def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
@@ -104,7 +110,7 @@ def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
     config = MonteCarlo(draws=draws, steps=steps)
     began = time.perf_counter()
     executor = LocalProcesses(workers=workers)
-    drawn = draw_steps(job.fused.graph, job.laws, config, executor=executor).step_ns_D
+    drawn = draw_steps(job.fused.graph, job.distributions, config, executor=executor).step_ns_D
     took_s = time.perf_counter() - began
     origin = job.fused.origin
     name = f"{origin.world_size:,} ranks"
@@ -115,7 +121,7 @@ def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
     total = f"{name}: {draws:,} draws, all in, on {workers} cores"
     return [
         Row.at_most(total, whole_s, 120.0, "s") if dp == BARRED else Row.told(total, whole_s, "s"),
-        Row.told(f"{name}: graph, laws and fusing", job.prepared_s, "s"),
+        Row.told(f"{name}: graph, distributions and fusing", job.prepared_s, "s"),
         Row.told(f"{name}: rank-nodes stood for, a second", covered / took_s / 1e6, "M"),
         Row.told(f"{name}: rank-nodes for each one that is drawn", covered / drawn_nodes),
         Row.told(f"{name}: step p50", p50, "s"),
@@ -130,11 +136,11 @@ def check_small(draws: int) -> list[Row]:
     origin = job.fused.origin
     together = replace(job.whole, once_G=job.fused.fused_group)
     whole, apart, fused = (
-        draw_steps(graph, laws, config).step_ns_D.astype(np.float64)
-        for graph, laws in (
+        draw_steps(graph, distributions, config).step_ns_D.astype(np.float64)
+        for graph, distributions in (
             (origin, together),
             (origin, job.whole),
-            (job.fused.graph, job.laws),
+            (job.fused.graph, job.distributions),
         )
     )
     critical = float(REJECTED_AT_1_PERCENT * np.sqrt(2 / draws))

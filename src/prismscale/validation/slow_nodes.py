@@ -24,22 +24,22 @@ fastest. Equal ones keep the number of placements that differ small enough to tr
 
 @dataclass(frozen=True, kw_only=True)
 class TracePlacement:
-    """Placement on a trace whose workers are the seats, replica by replica."""
+    """Placement on a trace whose workers are the node slots, replica by replica."""
 
     samples: StepSamples
     draws: int
 
     @property
-    def seats(self) -> list[tuple[int, ...]]:
-        """One worker a seat."""
+    def node_slots(self) -> list[tuple[int, ...]]:
+        """One worker a node slot."""
         ranks = range(self.samples.graph.world_size)
         stage, replica = self.samples.stage_R, self.samples.replica_R
         return [(r,) for r in sorted(ranks, key=lambda r: (replica[r], stage[r]))]
 
     @property
     def replicas(self) -> list[int]:
-        """Replica of each seat."""
-        return [int(self.samples.replica_R[r]) for (r,) in self.seats]
+        """Replica of each node slot."""
+        return [int(self.samples.replica_R[r]) for (r,) in self.node_slots]
 
     def study(
         self, factors: list[float], *, exhaustive: bool | None = None, rounds: int = 400
@@ -51,7 +51,9 @@ class TracePlacement:
             return replace(base, factor_R=factor_R), None
 
         nodes = [ClusterNode(name=f"node {i}", factor=f) for i, f in enumerate(factors)]
-        evaluate = Evaluator(self.samples.graph, source_for, self.seats, nodes, draws=self.draws)
+        evaluate = Evaluator(
+            self.samples.graph, source_for, self.node_slots, nodes, draws=self.draws
+        )
         return place(evaluate, nodes, self.replicas, exhaustive=exhaustive, rounds=rounds)
 
 
@@ -61,15 +63,15 @@ def validate(st: StepSamples, se: StepSamples) -> list[Row]:
     one_slow = small.study([1.3] + [1.0] * 7)
     real = small.study(list(REAL_SPREAD), exhaustive=True)
     searched = small.study(list(REAL_SPREAD), exhaustive=False)
-    n_seats = len(large.seats)
-    slow_se = large.study([1.5] + [1.0] * (n_seats - 1), exhaustive=False, rounds=150)
+    n_node_slots = len(large.node_slots)
+    slow_se = large.study([1.5] + [1.0] * (n_node_slots - 1), exhaustive=False, rounds=150)
     spread_se = large.study(
-        (1 + np.random.default_rng(0).uniform(0.0, 0.14, n_seats)).tolist(),
+        (1 + np.random.default_rng(0).uniform(0.0, 0.14, n_node_slots)).tolist(),
         exhaustive=False,
         rounds=300,
     )
     even, all_slow = (
-        small.study([f] * len(small.seats)).best.step_ns for f in (1.0, max(REAL_SPREAD))
+        small.study([f] * len(small.node_slots)).best.step_ns for f in (1.0, max(REAL_SPREAD))
     )
     low = 8.0
     return [
@@ -113,8 +115,8 @@ def validate(st: StepSamples, se: StepSamples) -> list[Row]:
 
 
 def _fleet_rows(name: str, job: TracePlacement, rounds: int, low: float) -> list[Row]:
-    """Nodes as a normal law spreads them, at both ends of what was measured in a fleet."""
-    n = len(job.seats)
+    """Nodes as a normal distribution spreads them, at both ends of what was measured in a fleet."""
+    n = len(job.node_slots)
     order = np.random.default_rng(0).permutation(n)
     rows = []
     for cv in SPATIAL_CV:

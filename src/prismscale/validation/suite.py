@@ -10,10 +10,10 @@ from prismscale.validation.rows import Row
 
 REMARKS = (
     "MLPerf p99: runs have 150-600 steps, so p99 is decided by two to six of them, and which runs "
-    "of a job have stalls is chance. The bar lies below what the data allow: the law of all repeat "
-    "runs together, the one that is forecast among them, misses it too. The forecast takes the "
-    "tail beyond a run's last 8 steps from runs of other configurations; no figure of a repeat run "
-    "is in it. From 4 to 16 steps were looked at: 4 to 6 and 10 to 16 do worse.",
+    "of a job have stalls is chance. The bar lies below what the data allow: the distribution of "
+    "all repeat runs together, the one that is forecast among them, misses it too. The forecast "
+    "takes the tail beyond a run's last 8 steps from runs of other configurations; no figure of a "
+    "repeat run is in it. From 4 to 16 steps were looked at: 4 to 6 and 10 to 16 do worse.",
     "SE and ST distributions: figures are means over random splits, and two measured halves "
     "differ by what is called the floor. ST's p95 is decided by 2 of its 32 steps.",
     "Blocks of n^(1/3) neighbouring microbatches are the textbook length of a block bootstrap. "
@@ -25,12 +25,12 @@ REMARKS = (
     "passes; read as a range (no node more than 14 % slower than the fastest) ST misses, where all "
     "nodes at the slow end cost no more than the row below says. Replicas keep their own "
     "recorded durations, so a search may end a little below the best of the placements that are "
-    "equal in law.",
+    "equal in distribution.",
 )
 
 
 def validate(truth: Path, *, scale: bool = True) -> list[Row]:
-    """All rows, from exact laws to production traces.
+    """All rows, from exact distributions to production traces.
 
     Args:
         truth: folder of public measurements; ``straggler`` and ``mlperf`` lie in it.

@@ -12,17 +12,29 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 _CHILD = "PRISMSCALE_NULL_TEST_CHILD"
-_results: dict[Path, dict[str, str | None]] = {}
 
 
-def _run_file(path: Path, items: list[pytest.Item]) -> dict[str, str | None]:
-    """Failure text, or None for a pass, by test name."""
+@dataclass(frozen=True)
+class _Result:
+    """What the child says of a test; ``text`` is why it failed or was skipped."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    text: str = ""
+
+
+_results: dict[Path, dict[str, _Result]] = {}
+_PASSED = _Result("passed")
+
+
+def _run_file(path: Path, items: list[pytest.Item]) -> dict[str, _Result]:
+    """Results by test name."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         nodes = [f"{path}::{item.nodeid.split('::', 1)[1]}" for item in items]
@@ -35,26 +47,31 @@ def _run_file(path: Path, items: list[pytest.Item]) -> dict[str, str | None]:
             check=False,
         )
         if not report.exists():
-            return dict.fromkeys((item.name for item in items), child.stdout + child.stderr)
+            failed = _Result("failed", child.stdout + child.stderr)
+            return dict.fromkeys((item.name for item in items), failed)
         cases = ElementTree.parse(report).getroot().iter("testcase")
-        return {case.attrib["name"]: _failure(case) for case in cases}
+        return {case.attrib["name"]: _result(case) for case in cases}
 
 
-def _failure(case: ElementTree.Element) -> str | None:
-    bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
-    return "\n".join(child.text or child.attrib.get("message", "") for child in bad) or None
+def _result(case: ElementTree.Element) -> _Result:
+    if bad := [child for child in case if child.tag in ("failure", "error")]:
+        return _Result("failed", "\n".join(c.text or c.attrib.get("message", "") for c in bad))
+    skipped = case.find("skipped")
+    return _PASSED if skipped is None else _Result("skipped", skipped.attrib.get("message", ""))
 
 
 _Phase = Literal["setup", "call", "teardown"]
 
 
-def _report(item: pytest.Item, when: _Phase, failure: str | None) -> None:
+def _report(item: pytest.Item, when: _Phase, result: _Result) -> None:
+    path, line, _ = item.location
+    is_skipped = result.outcome == "skipped"  # which pytest wants with the place
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
         keywords={},
-        outcome="passed" if failure is None else "failed",
-        longrepr=failure,
+        outcome=result.outcome,
+        longrepr=(path, (line or 0) + 1, result.text) if is_skipped else result.text or None,
         when=when,
     )
     item.ihook.pytest_runtest_logreport(report=report)
@@ -69,9 +86,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         mine = [other for other in item.session.items if other.path == path]
         _results[path] = _run_file(path, mine)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    _report(item, "setup", None)
-    _report(item, "call", _results[path].get(item.name, "the child did not report this test"))
-    _report(item, "teardown", None)
+    unknown = _Result("failed", "the child did not report this test")
+    _report(item, "setup", _PASSED)
+    _report(item, "call", _results[path].get(item.name, unknown))
+    _report(item, "teardown", _PASSED)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

@@ -48,7 +48,7 @@ class CppAllocator:
         self.library.ps_replay_synchronize(self.handle)
 
     def empty_cache(self) -> None:
-        self.library.ps_replay_empty_cache(self.handle)
+        self.library.ps_replay_empty_cache(self.handle, 0)
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         words = (ctypes.c_int64 * self.library.ps_stats_words())()

@@ -39,6 +39,21 @@ def test_an_operator_with_a_shape_rule_runs_by_its_name() -> None:
     assert [record.signature.name for record in op_log.drain_ops()] == ["test_with_rule::half"]
 
 
+def test_operators_that_were_taken_away_are_forgotten() -> None:
+    """A later one, which torch may put at the same address, goes by its own name and rule."""
+    op_log.drain_ops()
+    op_log.record_ops()
+    for name in ("first", "second", "third"):
+        library = torch.library.Library("test_taken_away", "FRAGMENT")
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x.new_empty(len(x)), "Meta")
+        getattr(torch.ops.test_taken_away, name)(torch.empty(8, device="cuda"))
+        library._destroy()
+    op_log.record_ops(False)
+    names = [record.signature.name for record in op_log.drain_ops()]
+    assert names == [f"test_taken_away::{name}" for name in ("first", "second", "third")]
+
+
 def test_an_operator_written_in_python_runs_as_it_is() -> None:
     """torch.library.custom_op: its body's ops are what the device sees."""
 
@@ -64,7 +79,7 @@ def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
 
 
 def test_a_triton_launch_without_tensors_does_nothing() -> None:
-    """There is nothing whose bytes could give it a price."""
+    """There is nothing whose bytes could give it a cost."""
     op_log.drain_ops()
     op_log.record_ops()
     custom_kernels.launch("barrier_kernel", [1, 2])

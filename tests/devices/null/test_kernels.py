@@ -1,4 +1,4 @@
-"""Kernels of a step: priced by a model, counted, and kept apart from the emulation's own."""
+"""Kernels of a step: costed by a model, counted, and kept apart from the emulation's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from prismscale.cost.kernel import KernelPrice
+from prismscale.cost.kernel import KernelCost
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.runtime import active
@@ -21,8 +21,8 @@ MIB = 1 << 20
 class Flat:
     """Every call takes 7 µs on the device and 3 µs on the host."""
 
-    def price(self, signature: str) -> KernelPrice:
-        return KernelPrice(
+    def cost(self, signature: str) -> KernelCost:
+        return KernelCost(
             device_ns=7000, host_ns=3000, source="modelled", error=0.2, kind="some kind"
         )
 
@@ -34,7 +34,7 @@ def ledger() -> Iterator[KernelLedger]:
 
 
 def test_calls_of_the_last_step_are_counted(ledger: KernelLedger) -> None:
-    """By distinct call, with the model's price."""
+    """By distinct call, with the model's cost."""
     x = torch.empty(640, 64, device="cuda")
     x.add_(1)
     ledger.optimizer_ended()
@@ -63,9 +63,9 @@ def test_a_communications_fill_is_no_kernel_of_the_programs(ledger: KernelLedger
     """What runs while the recorder works is neither counted nor timed."""
     x = torch.empty(642, 64, device="cuda")
     before = active().library.ps_host_time_ns()
-    active().library.ps_unpriced(1)
+    active().library.ps_without_cost(1)
     x.add_(1)
-    active().library.ps_unpriced(0)
+    active().library.ps_without_cost(0)
     ledger.optimizer_ended()
     assert ledger.uses(ledger.n_steps - 1, ledger.n_steps) == []
     assert active().library.ps_host_time_ns() == before

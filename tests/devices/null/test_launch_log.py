@@ -1,4 +1,4 @@
-"""The launch log: what a capture's nodes are made of, priced anew without another capture."""
+"""The launch log: what a capture's nodes are made of, costed anew without another capture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from span_programs import DEPTH, MOST_NS, PROGRAM, Condensed, observed
 
 from prismscale.capture.node_stream import NodeStream
-from prismscale.cost.kernel import KernelModel, KernelPrice, load_kernel_model
+from prismscale.cost.kernel import KernelCost, KernelModel, load_kernel_model
 from prismscale.cost.launch_log import (
     LaunchLog,
     NodePath,
+    costs,
     load_launch_log,
-    prices,
-    reprice,
+    recost,
     save_launch_log,
 )
 from prismscale.devices.null.condensed_spans import NOT_HELD
@@ -33,7 +33,7 @@ from prismscale.graph.node import NodeKind
 
 DEVICE_NS_S = np.repeat(np.arange(MOST_NS + 1), MOST_NS + 1)
 HOST_NS_S = np.tile(np.arange(MOST_NS + 1), MOST_NS + 1)
-"""Prices of the calls of :mod:`span_programs`."""
+"""Costs of the calls of :mod:`span_programs`."""
 
 
 def recorded(steps: list[tuple[Any, ...]], slowness: int = 1) -> tuple[Condensed, LaunchLog]:
@@ -58,7 +58,7 @@ def test_the_prices_of_a_capture_give_its_durations(steps: list[tuple[Any, ...]]
     condensed, log = recorded(steps)
     kinds = [node.kind for node in condensed.nodes.nodes]
     assert log.node_N.tolist() == [n for n, k in enumerate(kinds) if k == NodeKind.COMPUTE]
-    assert reprice(log, DEVICE_NS_S, HOST_NS_S).tolist() == durations_ns(condensed.nodes, log)
+    assert recost(log, DEVICE_NS_S, HOST_NS_S).tolist() == durations_ns(condensed.nodes, log)
 
 
 @settings(deadline=None, max_examples=200)
@@ -68,20 +68,20 @@ def test_other_prices_give_the_durations_of_another_capture(steps: list[tuple[An
     _, log = recorded(steps)
     slow, slow_log = recorded(steps, slowness=2)
     assert log.node_N.tolist() == slow_log.node_N.tolist()
-    assert reprice(log, 2 * DEVICE_NS_S, 2 * HOST_NS_S).tolist() == durations_ns(slow.nodes, log)
+    assert recost(log, 2 * DEVICE_NS_S, 2 * HOST_NS_S).tolist() == durations_ns(slow.nodes, log)
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Prices of an H100 that is slower by a factor."""
+    """Costs of an H100 that is slower by a factor."""
 
     factor: int
 
-    def price(self, signature: str) -> KernelPrice:
+    def cost(self, signature: str) -> KernelCost:
         """The model's figure times the factor."""
-        price = load_kernel_model("h100-sxm").price(signature)
+        cost = load_kernel_model("h100-sxm").cost(signature)
         return replace(
-            price, device_ns=self.factor * price.device_ns, host_ns=self.factor * price.host_ns
+            cost, device_ns=self.factor * cost.device_ns, host_ns=self.factor * cost.host_ns
         )
 
 
@@ -113,14 +113,14 @@ def trained(model: KernelModel) -> tuple[NodeStream, LaunchLog]:
 
 
 def test_a_training_run_is_priced_anew() -> None:
-    """With its own prices to the nanosecond; with doubled ones as a capture that has these."""
+    """With its own costs to the nanosecond; with doubled ones as a capture that has these."""
     stream, log = trained(Slow(1))
     log = log.for_trace(prologue_stop=len(stream.nodes), body_start=0, body_stop=0)
     slow_stream, slow_log = trained(Slow(2))
     model = load_kernel_model("h100-sxm")
-    assert reprice(log, *prices(log, model)).tolist() == durations_ns(stream, log)
+    assert recost(log, *costs(log, model)).tolist() == durations_ns(stream, log)
     assert log.node_N.tolist() == slow_log.node_N.tolist()
-    doubled = reprice(log, *prices(log, model, slowness=2.0)).tolist()
+    doubled = recost(log, *costs(log, model, slowness=2.0)).tolist()
     assert doubled == durations_ns(slow_stream, log)
 
 
@@ -132,13 +132,13 @@ def test_the_log_of_a_trace_counts_its_nodes() -> None:
     assert log.node_N.max() < first + third - second
     expected = [n for n in whole.node_N.tolist() if n < first or second <= n < third]
     assert [n if n < first else n - first + second for n in log.node_N.tolist()] == expected
-    durations = reprice(log, *prices(log, load_kernel_model("h100-sxm")))
+    durations = recost(log, *costs(log, load_kernel_model("h100-sxm")))
     assert durations.tolist() == [stream.nodes[n].ended for n in expected]
     assert len(log.signatures) < len(whole.signatures)
     body = whole.for_trace(prologue_stop=0, body_start=second, body_stop=third)
     assert body.n_entries < log.n_entries / 2
     in_body = log.node_N >= first
-    own = reprice(body, *prices(body, load_kernel_model("h100-sxm")))
+    own = recost(body, *costs(body, load_kernel_model("h100-sxm")))
     assert own.tolist() == durations[in_body].tolist()
 
 
@@ -152,7 +152,7 @@ def test_what_the_host_does_by_itself_is_in_the_log() -> None:
     condensed.communicate(0, 0, False)
     log = launch_log(condensed.library)
     assert log.host_only_ns_E.tolist() == [0, 2**31 - 1, 8]
-    host = reprice(log, DEVICE_NS_S, HOST_NS_S)[log.path_N == NodePath.HOST]
+    host = recost(log, DEVICE_NS_S, HOST_NS_S)[log.path_N == NodePath.HOST]
     assert host.sum() == 5 + 2**31 + 7
 
 
@@ -196,7 +196,7 @@ def changed(values: NDArray[Any], place: int, value: int) -> NDArray[Any]:
         ("stop_N", 0, -1),
     ],
 )
-def test_a_file_that_repricing_could_stumble_over_is_refused(
+def test_a_file_that_recosting_could_stumble_over_is_refused(
     tmp_path: Path, name: str, place: int, value: int
 ) -> None:
     """Numbers out of range, or that contradict each other."""

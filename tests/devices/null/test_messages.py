@@ -15,7 +15,7 @@ from prismscale.payload.recorded import RecordedPayload
 
 def broadcast(rank: int, tensor: torch.Tensor) -> Collective:
     """Of group rank 0, as ``rank`` sees it."""
-    group = GroupHandle(role=0, ranks=(0, 1), group_rank=rank, name="", backend="nccl")
+    group = GroupHandle(group_index=0, ranks=(0, 1), group_rank=rank, name="", backend="nccl")
     op = CollectiveOp.BROADCAST
     return Collective(op=op, group=group, inputs=(tensor,), outputs=(tensor,), n_bytes=8, root=0)
 

@@ -49,7 +49,7 @@ def test_records_carry_their_stream() -> None:
 
 
 def test_a_cost_model_times_every_signature_once() -> None:
-    """The model prices a signature; executions advance the stream by that price."""
+    """The model costs a signature; executions advance the stream by that cost."""
     asked: list[str] = []
 
     def model(signature: op_log.OpSignature) -> tuple[int, int]:

@@ -51,6 +51,21 @@ def test_a_users_routing_spreads_the_counts() -> None:
     assert counts == [5120, 1024, 1024, 1024, 0, 0, 0, 0]
 
 
+def test_an_exponent_spreads_over_any_number_of_experts() -> None:
+    """By the power of an expert's number; the total stays."""
+    ledger = active().ledger
+    before = ledger.policy
+    ledger.policy = ValuePolicy(routing_exponent=1.0)
+    try:
+        counts = routing_map().sum(dim=0).tolist()
+    finally:
+        ledger.policy = before
+
+    assert sum(counts) == TOKENS * 2
+    assert counts[0] == pytest.approx(2 * counts[1], rel=0.01)
+    assert counts == sorted(counts, reverse=True)
+
+
 def test_marks_are_forgotten_with_the_map() -> None:
     """A map that is overwritten no longer says how many marks it had."""
     marks = routing_map()

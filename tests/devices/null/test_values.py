@@ -183,3 +183,42 @@ def test_a_value_asked_for_in_backward_names_the_line() -> None:
 
     (use,) = runtime.active().ledger.uses()
     assert "in test_a_value_asked_for_in_backward_names_the_line" in use.call_site
+
+
+def test_what_came_from_the_host_is_known() -> None:
+    """A mask that was copied to the device answers as the program's own values say, and so does
+    what is computed from it alone."""
+    mask = torch.ones(8, 4096, dtype=torch.long)
+    assert bool(torch.all(mask.cuda() == 1))
+    mask[3, 5] = 0
+    on_device = mask.to("cuda", non_blocking=True)
+    assert not bool(torch.all(on_device == 1))
+    assert on_device.sum().item() == 8 * 4096 - 1
+    assert torch.equal(on_device[3].cpu(), mask[3])
+
+
+def test_what_meets_unknown_values_is_unknown() -> None:
+    """Of a known tensor and one without values comes one without values."""
+    known, unknown = torch.ones(4096).cuda(), torch.randn(4096, device="cuda")
+    assert torch.ops.prismscale_null.is_known(known)
+    assert not torch.ops.prismscale_null.is_known(known + unknown)
+    known.add_(unknown)
+    assert not torch.ops.prismscale_null.is_known(known)
+
+
+def test_larger_tensors_from_the_host_keep_no_values() -> None:
+    """Beyond 1 MiB a tensor's bytes stay on the host."""
+    assert torch.ops.prismscale_null.is_known(torch.zeros(1 << 20, dtype=torch.uint8).cuda())
+    assert not torch.ops.prismscale_null.is_known(
+        torch.zeros((1 << 20) + 1, dtype=torch.uint8).cuda()
+    )
+
+
+def test_known_bytes_are_bounded_together() -> None:
+    """What is kept of the host's tensors takes 256 MiB at most, and is given back."""
+    kept = [torch.zeros(1 << 20, dtype=torch.uint8).cuda() for _ in range(260)]
+    known = [torch.ops.prismscale_null.is_known(t) for t in kept]
+    assert known[0]
+    assert not known[-1]
+    kept.clear()
+    assert torch.ops.prismscale_null.is_known(torch.zeros(1 << 20, dtype=torch.uint8).cuda())

@@ -1,8 +1,9 @@
 """Compile the null device's C++ extension once and keep it in the user's cache.
 
-The shared object is keyed by torch's version, the Python ABI and a hash of sources and flags, so an
-upgrade of either compiles anew. Builds run in a directory of their own and are moved into place
-by one atomic rename; a lock makes processes that start together wait for one build.
+The shared object is keyed by torch's version and ABI and by a hash of sources, flags and torch's
+list of operators: an upgrade of one compiles anew, environments with the same torch share one
+object. Builds run in a directory of their own and are moved into place by one atomic rename; a lock
+makes processes that start together wait for one build.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -34,22 +36,26 @@ def build_extension() -> Path:
     Raises UsageError without a C++ compiler or when the compiler fails, StorageError when the cache
     directory cannot be written.
     """
-    torch_dir = _torch_directory()
-    target = cache_directory() / _cache_key(torch_dir)
-    library = target / _NAME
+    library = extension_path()
+    target = library.parent
     if library.exists():
         return library
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
             if not library.exists():
-                _build_into(target, torch_dir)
+                _build_into(target, _torch_directory())
     except OSError as error:
         raise StorageError(
             f"cannot write the extension cache {target.parent}: {error.strerror or error}; "
             "free some space, or set XDG_CACHE_HOME to a directory that can be written"
         ) from error
     return library
+
+
+def extension_path() -> Path:
+    """Where the extension for this torch lies once it is compiled."""
+    return cache_directory() / _cache_key(_torch_directory()) / _NAME
 
 
 def cache_directory() -> Path:
@@ -62,7 +68,8 @@ def cuda_operators(native_functions: str) -> list[str]:
     """Names (``add.Tensor``) of the aten operators for which CUDA builds of torch have a kernel.
 
     ``native_functions`` is the text of ``native_functions.yaml``, which torch ships in torchgen. An
-    operator counts when its dispatch table names CUDA, or when it delegates to one that does.
+    operator counts when its dispatch table names CUDA, when torchgen writes its loop for both
+    devices (``ufunc_inner_loop``), or when it delegates to one that counts.
     """
     with_kernel: set[str] = set()
     delegates: dict[str, str] = {}
@@ -72,12 +79,16 @@ def cuda_operators(native_functions: str) -> list[str]:
             name = match.group(1)
         elif match := re.match(r"  structured_delegate: ([\w.]+)", line):
             delegates[name] = match.group(1)
-        elif (match := re.match(r"    ([\w, ]+): \w+", line)) and "CUDA" in re.split(
-            r",\s*", match.group(1)
-        ):
+        elif line.startswith("  ufunc_inner_loop:") or _has_cuda_row(line):
             with_kernel.add(name)
     with_kernel.update(name for name, target in delegates.items() if target in with_kernel)
     return sorted(with_kernel)
+
+
+def _has_cuda_row(line: str) -> bool:
+    """A row of a dispatch table: ``    CPU, CUDA: kernel``."""
+    match = re.match(r"    ([\w, ]+): \w+", line)
+    return match is not None and "CUDA" in re.split(r",\s*", match.group(1))
 
 
 def _torch_directory() -> Path:
@@ -86,15 +97,22 @@ def _torch_directory() -> Path:
     return Path(torch.__file__).parent
 
 
+def _listing(torch_dir: Path) -> Path:
+    """torch's list of its operators."""
+    return torch_dir.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
+
+
 def _cache_key(torch_dir: Path) -> str:
     import torch
 
+    # Of what the object is made with, and nothing else: environments with the same torch share it.
     digest = hashlib.sha256()
     digest.update(" ".join(_FLAGS).encode())
-    digest.update(str(torch_dir).encode())
+    digest.update(str(torch._C._GLIBCXX_USE_CXX11_ABI).encode())
+    digest.update(_listing(torch_dir).read_bytes())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
+    return f"torch-{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -104,10 +122,15 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler: ``$CXX``, or the first one on the path; None where there is none."""
+    names = (os.environ.get("CXX"), "g++", "c++", "clang++")
+    return next((name for name in names if name and shutil.which(name)), None)
+
+
 def _compiler() -> str:
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and shutil.which(name):
-            return name
+    if name := find_compiler():
+        return name
     raise UsageError(
         "the null CUDA device needs a C++ compiler (g++ or clang++ with C++20) to be built once, "
         "and none was found; install one (Debian/Ubuntu: apt-get install g++), or name it in CXX"
@@ -137,8 +160,7 @@ def _build_into(target: Path, torch_dir: Path) -> None:
                 "-shared",
                 *map(str, objects),
                 f"-L{torch_dir / 'lib'}",
-                *libraries,
-                f"-Wl,-rpath,{torch_dir / 'lib'}",
+                *libraries,  # no path to them: torch has loaded them before
                 "-o",
                 str(work / _NAME),
             ]
@@ -151,8 +173,7 @@ def _build_into(target: Path, torch_dir: Path) -> None:
 
 
 def _write_operator_header(path: Path, torch_dir: Path) -> None:
-    listing = torch_dir.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
-    names = cuda_operators(listing.read_text(encoding="utf-8"))
+    names = cuda_operators(_listing(torch_dir).read_text(encoding="utf-8"))
     path.write_text(_operator_header(names), encoding="utf-8")
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from prismscale.devices.null.bindings import SPAN_ROW
 from prismscale.devices.protocol import Mark, SpanSink
+from prismscale.emulation.hook import Captures
 from prismscale.graph.trace import HOST
 
 LAUNCH = "host"
@@ -65,16 +67,18 @@ class NullSpans:
         launch = names.id(f"{label}, {LAUNCH}")
         self._library.ps_spans_label(names.id(label), launch, label != NOT_HELD)
         self._drain()
+        if Captures.under_way is not None:
+            Captures.under_way.later(partial(setattr, self, "label", label))
 
     @contextmanager
     def paused(self, name: str | None = None, ended: Mark = None) -> Iterator[NullLane]:
         """What this thread does meanwhile costs nothing; ``ended`` is of no use here."""
-        self._library.ps_unpriced(1)
+        self._library.ps_without_cost(1)
         try:
             yield self._lane
         finally:
             self._tell_positions()
-            self._library.ps_unpriced(0)
+            self._library.ps_without_cost(0)
 
     def issue(self, by_host: bool) -> tuple[int, ...]:
         """Cut; the predecessors of what the caller appends next."""

@@ -22,16 +22,12 @@ from torch.distributed import distributed_c10d
 
 from prismscale.devices.null import custom_kernels, memory_stats, null_streams
 from prismscale.devices.null.gpus import NullDeviceSpec
+from prismscale.devices.null.graphs import graph_api
 from prismscale.emulation.process_group import EmulatedProcessGroup
 
 # What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
 _CUDA_VERSION = "13.0"
 _NCCL_VERSION = (2, 28, 9)
-_GRAPHS_REFUSED = (
-    "CUDA graphs cannot be captured on the null device: a graph replays kernels without Python, "
-    "and there is nothing to replay. Run the program without them (torchtitan: "
-    "--training.disable_cuda_graphs; torch.compile: mode='default')"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +80,6 @@ class Cudart:
     cudaStreamCreate = cudaStreamDestroy = _succeed
 
 
-class _RefusedGraph:
-    """Stands for ``torch.cuda.CUDAGraph``: says why not, at the point of use."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError(_GRAPHS_REFUSED)
-
-
 class _Nvtx:
     """Ranges and marks of a profiler that is not there."""
 
@@ -110,6 +99,7 @@ def install(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         setattr(torch._C, name, function)
     null_streams.bind(library)
     _replace_attributes(library, spec)
+    graph_api.install(library)
     _keep_objects_on_the_host()
     custom_kernels.install()
     if not faulthandler.is_enabled():
@@ -142,6 +132,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
             set_device(index)
         return previous
 
+    ops: Any = torch.ops.prismscale_null  # it may raise, which a C function must not
     return {
         "_cuda_getDeviceCount": lambda: spec.devices_per_node,
         "_cuda_init": _nothing,  # there is no driver to start
@@ -151,7 +142,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
         "_cuda_maybeExchangeDevice": exchange,
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
-        "_cuda_synchronize": lambda: library.ps_synchronize(library.ps_current_device()),
+        "_cuda_synchronize": lambda: ops.synchronize(library.ps_current_device()),
         "_cuda_isInBadFork": lambda: False,  # no driver state that a fork would break
         "_cuda_ipc_collect": _nothing,
         "_cuda_sleep": lambda cycles: None,
@@ -174,7 +165,6 @@ def _stream_functions(library: ctypes.PyDLL) -> dict[str, Any]:
         "_cuda_getCurrentRawStream": _plain(library.ps_current_stream),
         "_cuda_getStreamFromExternal": lambda pointer, i: (pointer, i, cuda),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
     }
 
 
@@ -187,7 +177,7 @@ def _memory_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
 
     def empty_cache(*_: Any) -> None:
         for device in range(spec.devices_per_node):
-            library.ps_empty_cache(device)
+            library.ps_empty_cache(device, 0, 0)
 
     def raw_alloc(size: int, stream: int) -> int:
         return int(library.ps_raw_alloc(library.ps_current_device(), size, stream))
@@ -197,7 +187,9 @@ def _memory_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
         "_cuda_resetPeakMemoryStats": _plain(library.ps_reset_peaks),
         "_cuda_resetAccumulatedMemoryStats": _plain(library.ps_reset_accumulated),
         "_cuda_emptyCache": empty_cache,
-        "_cuda_memorySnapshot": lambda *_: memory_stats.snapshot(library, spec.devices_per_node),
+        "_cuda_memorySnapshot": lambda which=None: memory_stats.snapshot(
+            library, spec.devices_per_node, which and which[:2]
+        ),
         "_cuda_record_memory_history": _nothing,
         "_cuda_record_memory_history_legacy": _nothing,
         "_cuda_attach_out_of_memory_observer": _nothing,
@@ -251,10 +243,6 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         (torch.cuda.streams, "Stream", null_streams.Stream, by_name),
         (torch.cuda.streams, "Event", null_streams.Event, by_name),
         (torch.cuda.streams, "ExternalStream", null_streams.ExternalStream, by_name),
-        (torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False, "dummy at import"),
-        (torch.cuda.graphs, "_graph_pool_handle", lambda: (0, 0), "dummy bound at import"),
-        (torch.cuda.graphs, "CUDAGraph", _RefusedGraph, "graphs are refused with a message"),
-        (torch.cuda, "CUDAGraph", _RefusedGraph, "graphs are refused with a message"),
         (torch.cuda.nvtx, "_nvtx", _Nvtx(), "its stub raises"),
         (torch.version, "cuda", _CUDA_VERSION, "None says that this is no CUDA build"),
         (torch.UntypedStorage, "resize_", _resize_with(library), "raises 'built without USE_CUDA'"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prismscale.analysis.emulated import KernelUse
-from prismscale.cost.kernel import KernelModel, KernelPrice
+from prismscale.cost.kernel import KernelCost, KernelModel
 from prismscale.devices.null.bindings import COST_CALLBACK
 from prismscale.devices.null.runtime import NullRuntime
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class KernelLedger:
-    """Prices the program's ops by a model, and counts them."""
+    """Models the cost of the program's ops by a model, and counts them."""
 
     def __init__(self, runtime: NullRuntime, model: KernelModel) -> None:
         self._library = runtime.library
         self._model = model
-        self._prices: dict[str, KernelPrice] = {}
+        self._costs: dict[str, KernelCost] = {}
         self._calls: list[dict[int, int]] = []
         """Calls by signature number, of each interval between two optimizer calls."""
         self.slowness = 1.0
         """Time of everything over what the model says; set before the program runs."""
-        self._callback = COST_CALLBACK(self._price)  # kept: C++ holds a bare pointer to it
+        self._callback = COST_CALLBACK(self._cost)  # kept: C++ holds a bare pointer to it
         self._library.ps_set_cost(ctypes.cast(self._callback, ctypes.c_void_p), 0, 0)
         self._take_calls()  # what ran before is nobody's
         self._library.ps_count_calls(1)
@@ -56,16 +56,16 @@ class KernelLedger:
         found = []
         for number, count in total.items():
             signature = self._library.ps_signature(number).decode()
-            price = self._price_of(signature)
+            cost = self._cost_of(signature)
             found.append(
                 KernelUse(
                     signature=signature,
                     calls=count,
-                    kind=price.kind,
-                    device_ns=price.device_ns,
-                    host_ns=price.host_ns,
-                    source=price.source,
-                    error=-1.0 if price.error is None else price.error,
+                    kind=cost.kind,
+                    device_ns=cost.device_ns,
+                    host_ns=cost.host_ns,
+                    source=cost.source,
+                    error=-1.0 if cost.error is None else cost.error,
                 )
             )
         return sorted(found, key=lambda use: -use.total_ns)
@@ -76,13 +76,13 @@ class KernelLedger:
         used = np.flatnonzero(counts)
         return dict(zip(used.tolist(), counts[used].tolist(), strict=True))
 
-    def _price_of(self, signature: str) -> KernelPrice:
-        price = self._prices.get(signature)
-        if price is None:
-            price = self._prices[signature] = self._model.price(signature)
-        return price
+    def _cost_of(self, signature: str) -> KernelCost:
+        cost = self._costs.get(signature)
+        if cost is None:
+            cost = self._costs[signature] = self._model.cost(signature)
+        return cost
 
-    def _price(self, signature: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
-        price = self._price_of(signature.decode())
-        device_ns[0] = round(price.device_ns * self.slowness)
-        host_ns[0] = round(price.host_ns * self.slowness)
+    def _cost(self, signature: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
+        cost = self._cost_of(signature.decode())
+        device_ns[0] = round(cost.device_ns * self.slowness)
+        host_ns[0] = round(cost.host_ns * self.slowness)

@@ -6,6 +6,8 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from prismscale.cost.kernel_signature import FIELD
 from prismscale.devices.null.bindings import BlockRow
 
@@ -20,6 +22,7 @@ _METRICS = (
     "inactive_split_bytes",
     "requested_bytes",
 )
+_BY_PRIVATE_POOL = "reserved_bytes_by_private_pools"
 _POOLS = ("all", "small_pool", "large_pool")
 _STATS = ("current", "peak", "allocated", "freed")
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
@@ -63,7 +66,24 @@ def read_stats(library: ctypes.PyDLL, device: int) -> dict[str, Any]:
     """Statistics of ``device`` now."""
     words = (ctypes.c_int64 * library.ps_stats_words())()
     library.ps_memory_stats(device, words)
-    return nested_stats(list(words))
+    stats = nested_stats(list(words))
+    if _BY_PRIVATE_POOL in (torch.cuda.memory_stats.__doc__ or ""):  # since torch 2.13
+        stats[_BY_PRIVATE_POOL] = _reserved_by_pool(library, device)
+    return stats
+
+
+def _reserved_by_pool(library: ctypes.PyDLL, device: int) -> dict[tuple[int, int], Any]:
+    count = library.ps_pool_stats(device, None, 0)
+    width = 2 + len(_POOLS) * len(_STATS)
+    words = (ctypes.c_int64 * (count * width))()
+    library.ps_pool_stats(device, words, count)
+    found: dict[tuple[int, int], Any] = {}
+    for start in range(0, count * width, width):
+        source = iter(words[start + 2 : start + width])
+        found[words[start], words[start + 1]] = {
+            pool: {name: next(source) for name in _STATS} for pool in _POOLS
+        }
+    return found
 
 
 def read_blocks(library: ctypes.PyDLL, device: int) -> list[BlockRow]:
@@ -105,12 +125,15 @@ def _live_block(row: BlockRow, signature: str) -> LiveBlock:
     )
 
 
-def snapshot(library: ctypes.PyDLL, devices: int) -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot`` returns: segments with their blocks; no traces."""
+def snapshot(
+    library: ctypes.PyDLL, devices: int, pool: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """What ``torch.cuda.memory._snapshot`` returns: segments with their blocks; no traces. Of one
+    private pool, where ``pool`` is not zeros."""
     segments: list[dict[str, Any]] = []
     for device in range(devices):
         for row in read_blocks(library, device):
-            if not row.mapped:
+            if not row.mapped or (pool and any(pool) and pool != tuple(row.pool)):
                 continue
             if row.starts_segment:
                 segments.append(_segment(row, device))
@@ -124,7 +147,7 @@ def _segment(row: BlockRow, device: int) -> dict[str, Any]:
         "address": row.address,
         "stream": row.stream,
         "segment_type": "small" if row.is_small else "large",
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": tuple(row.pool),
         "is_expandable": False,
         "total_size": 0,
         "allocated_size": 0,

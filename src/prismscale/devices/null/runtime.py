@@ -12,12 +12,11 @@ import os
 import re
 from dataclasses import dataclass
 
-import torch
-
 from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
 from prismscale.devices.null import bindings, cuda_api, flex_attention
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.gpus import NullDeviceSpec
+from prismscale.devices.null.libraries import nvml
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
 
@@ -60,19 +59,16 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
                 f"{spec.name}; start another process"
             )
         return _active
-    if torch.version.cuda is not None:
-        raise UsageError(
-            f"this torch ({torch.__version__}) is a CUDA build; the null device needs the CPU-only "
-            "build (pip install torch==2.13.0+cpu), or use --device cuda"
-        )
     # torch.compile would generate Triton code and look for libcuda; eager runs the same program.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     library = bindings.load(build_extension())
     library.ps_install(ctypes.byref(_settings(spec)))
+    library.ps_set_capability(*spec.capability)
     library.ps_set_launch_queue_depth(spec.launch_queue_depth)
     library.ps_set_cost(None, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     ledger = ValueLedger(library, policy or ValuePolicy())
     cuda_api.install(library, spec)
+    nvml.install(library, spec)
     flex_attention.install()
     _active = NullRuntime(library=library, spec=spec, ledger=ledger)
     return _active

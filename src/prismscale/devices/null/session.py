@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from prismscale.analysis.emulated import Emulated
-from prismscale.cost.kernel_measured import KernelPrices
+from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.null import custom_kernels
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
@@ -18,6 +18,8 @@ from prismscale.devices.null.oom_report import occupants
 from prismscale.devices.null.runtime import activate
 from prismscale.devices.null.saves.checkpoints import CheckpointLedger, CheckpointSaves
 from prismscale.devices.null.saves.host_copies import HostCopies
+from prismscale.devices.null.value_policy import ValuePolicy
+from prismscale.devices.routing import Routing
 from prismscale.devices.storage import Storage
 from prismscale.emulation.logical_time import answering_time
 
@@ -31,7 +33,8 @@ class NullEmulation:
         *,
         memory_bytes: int,
         devices_per_node: int,
-        prices: KernelPrices,
+        costs: KernelCostSource,
+        routing: Routing | None = None,
         storage: Storage | None = None,
     ) -> None:
         """
@@ -39,16 +42,19 @@ class NullEmulation:
             gpu: name of the GPU, as the cluster gives it.
             memory_bytes: its memory.
             devices_per_node: how many of them the program sees.
-            prices: what its kernels cost.
+            costs: what its kernels cost.
+            routing: how many tokens each expert gets; None: all as many.
             storage: how fast checkpoints are written; None: as assumed.
 
         Raises:
             UsageError: no such GPU is known, or the device cannot be made here.
-            FormatError: a damaged table of prices.
+            FormatError: a damaged table of costs.
         """
         key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
-        model = prices.model(key)
-        self._runtime = activate(spec)
+        model = costs.model(key)
+        routing = routing or Routing()
+        policy = ValuePolicy(routing=routing.loads, routing_exponent=routing.exponent)
+        self._runtime = activate(spec, policy=policy)
         self.library = self._runtime.library
         self.kernels = KernelLedger(self._runtime, model)
         self.device = NullDevice(self._runtime)

@@ -46,8 +46,9 @@ class ValuePolicy:
     - ``integer``: a count. One rather than zero, because counts are divided by.
     - ``boolean``: a test. False ends rejection loops and finds neither NaN nor infinity.
     - ``nonzero_fraction``: the share of elements that ``nonzero``, masks and ``unique`` keep.
-    - ``routing``: relative load of the bins of a histogram with as many bins (tokens by expert);
-      empty spreads evenly.
+    - ``routing``: relative load of the bins of a histogram with as many bins (tokens by expert).
+    - ``routing_exponent``: of all other histograms; bin ``i`` (from 1) gets a share in proportion
+      to ``i ** -exponent``, with 0 all the same.
 
     Finiteness is not a value: ``isfinite`` is True and ``isnan``/``isinf`` False everywhere, and
     gradient unscaling finds no infinity.
@@ -58,6 +59,7 @@ class ValuePolicy:
     boolean: bool = False
     nonzero_fraction: float = 1.0
     routing: Sequence[float] = ()
+    routing_exponent: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.nonzero_fraction <= 1.0:
@@ -101,7 +103,7 @@ class ValueLedger:
     def policy(self, policy: ValuePolicy) -> None:
         self._policy = policy
         load = (ctypes.c_double * len(policy.routing))(*policy.routing)
-        self._library.ps_set_routing(load, len(policy.routing))
+        self._library.ps_set_routing(load, len(policy.routing), policy.routing_exponent)
 
     def uses(self) -> list[ValueUse]:
         """Every distinct use so far, most frequent first."""

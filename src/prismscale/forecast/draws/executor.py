@@ -68,6 +68,7 @@ class LocalProcesses:
     ) -> Iterator[Result]:
         began = time.perf_counter()
         if tasks:
+            # Done here, it tells how long the others will take.
             yield function(shared, tasks[0])
         rest = tasks[1:]
         work_s = (time.perf_counter() - began) * len(rest)

@@ -1,4 +1,5 @@
-"""Laws for all nodes of a recording: pools, fitted, with ranks' spatial factors kept apart."""
+"""Distributions for all nodes of a recording: pools, fitted, with ranks' spatial factors kept
+apart."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.durations.samples import StepSamples
+from prismscale.forecast.distributions.duration_distribution import Fit, fit
+from prismscale.forecast.distributions.pools import Pool, pools_of, rank_factors
 from prismscale.forecast.draws.replay import regimes_of
-from prismscale.forecast.draws.sampling import NO_LAW, LawDraws, NodeLaw
+from prismscale.forecast.draws.sampling import NO_DISTRIBUTION, DistributionDraws, NodeDistribution
 from prismscale.forecast.draws.variation import Variation
-from prismscale.forecast.laws.distributions import Fit, fit
-from prismscale.forecast.laws.pools import Pool, pools_of, rank_factors
 from prismscale.graph.node import NodeKind
 
 Floats = NDArray[np.float64]
@@ -20,22 +21,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class FittedPool:
-    """A pool and its fit; ``law`` is the index of its law."""
+    """A pool and its fit; ``distribution`` is the index of its distribution."""
 
     pool: Pool
     fit: Fit
-    law: int
+    distribution: int
 
 
 MODELLED = "modelled, not measured"
 
 
-def fit_laws(
+def fit_distributions(
     samples: StepSamples,
     *,
     modelled: frozenset[tuple[int, int]] = frozenset(),
     variation: Variation | None = None,
-) -> tuple[LawDraws, list[FittedPool]]:
+) -> tuple[DistributionDraws, list[FittedPool]]:
     """Fit every pool of a recording. Ranks' spatial factors, and what regimes do to each pool of
     communication, are taken out first, and put back by the draws.
 
@@ -50,10 +51,13 @@ def fit_laws(
     factor_R = rank_factors(samples)
     regime_T = regimes_of(samples)
     n_regimes = int(regime_T.max()) + 1
-    law_CB = [np.full(c.trace.n_body, NO_LAW, dtype=np.int64) for c in samples.graph.classes]
-    laws: list[NodeLaw] = []
+    distribution_CB = [
+        np.full(c.trace.n_body, NO_DISTRIBUTION, dtype=np.int64) for c in samples.graph.classes
+    ]
+    distributions: list[NodeDistribution] = []
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):
+        # What takes no time keeps NO_DISTRIBUTION.
         if not pool.durations_ns.any():
             continue
         if modelled.issuperset(pool.nodes):
@@ -61,11 +65,11 @@ def fit_laws(
         else:
             chosen, factor_K = _fitted(samples, pool, factor_R, regime_T)
         for class_index, node in pool.nodes:
-            law_CB[class_index][node] = len(laws)
-        fitted.append(FittedPool(pool=pool, fit=chosen, law=len(laws)))
+            distribution_CB[class_index][node] = len(distributions)
+        fitted.append(FittedPool(pool=pool, fit=chosen, distribution=len(distributions)))
         is_compute = pool.signature.kind == NodeKind.COMPUTE
-        laws.append(
-            NodeLaw(
+        distributions.append(
+            NodeDistribution(
                 name=pool.name,
                 compute=chosen.distribution if is_compute else None,
                 communication=None if is_compute else chosen.distribution,
@@ -74,11 +78,13 @@ def fit_laws(
             )
         )
     small = sum("only" in f.fit.note for f in fitted)
-    notes = (f"{small} of {len(fitted)} pools are too small to fit a law",) if small else ()
-    draws = LawDraws(
+    notes = (
+        (f"{small} of {len(fitted)} pools are too small to fit a distribution",) if small else ()
+    )
+    draws = DistributionDraws(
         graph=samples.graph,
-        laws=tuple(laws),
-        law_CB=tuple(law_CB),
+        distributions=tuple(distributions),
+        distribution_CB=tuple(distribution_CB),
         factor_R=None if (factor_R == 1).all() else factor_R,
         regime_share_K=np.bincount(regime_T) / len(regime_T) if n_regimes > 1 else None,
         notes=notes,
@@ -87,14 +93,18 @@ def fit_laws(
 
 
 def _modelled(pool: Pool, variation: Variation) -> Fit:
-    law = variation.communication(float(pool.durations_ns.max()))
-    return Fit(distribution=law, ks=0.0, n=0, note=MODELLED)
+    distribution = variation.communication(float(pool.durations_ns.max()))
+    return Fit(distribution=distribution, ks=0.0, n=0, note=MODELLED)
 
 
 def _fitted(
     samples: StepSamples, pool: Pool, factor_R: Floats, regime_T: NDArray[np.int64]
 ) -> tuple[Fit, Floats | None]:
-    """The law of what is left when spatial factors or regimes are taken out, and the latter."""
+    """Fit what is left of a pool without spatial factors (computation) or regimes (communication).
+
+    Returns:
+        The fit, and what each regime does to the pool; None: nothing.
+    """
     if pool.signature.kind == NodeKind.COMPUTE:
         return fit(_without_factors(samples, pool, factor_R), pool.name), None
     factor_K, steadied = _without_regimes(samples, pool, regime_T)

@@ -12,7 +12,8 @@ set does. That is what happens where a chain ends with the set's collective. Whe
 computation (an optimizer), the quicker members are held back until the set's next collective would
 have done so; step times of the fused graph are then an upper bound. Groups that run in parallel
 through a set (one data-parallel group for each member) are represented by one of them: they start
-together, and their communication is drawn once, as ``LawDraws.once_G`` does on the whole graph.
+together, and their communication is drawn once, as ``DistributionDraws.once_G`` does on the whole
+graph.
 
 Array axes: ``M`` members of a class, ``F`` members of its fused class, ``K`` ranks of a lockstep
 set.
@@ -28,11 +29,11 @@ from numpy.typing import NDArray
 
 from prismscale.errors import GraphError, UsageError
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.job_graph import GroupFamily, JobGraph, RankClass, Seat
+from prismscale.graph.job_graph import GroupFamily, GroupSlot, JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
 
-MEETING_AT_THE_END = 0.5
+ENDS_WITH_COLLECTIVE = 0.5
 """Share of a class's chains of computation that must end with a collective of the set, for the set
 to count as moving in lockstep: 1 but for the optimizer in tensor-parallel groups, two thirds with
 zero-bubble schedules (weight gradients need no collective), near 0 in data-parallel groups."""
@@ -55,8 +56,8 @@ class FusedGraph:
     graph: JobGraph
     origin: JobGraph
     classes: tuple[FusedClass, ...]
-    set_role: int
-    """Role of the lockstep sets in every class of the origin."""
+    set_group_index: int
+    """Group index of the lockstep sets in every class of the origin."""
     fused_group: tuple[NDArray[np.int64], ...]
     """By family: the fused group that each group of the origin became."""
 
@@ -78,16 +79,17 @@ def fuse(graph: JobGraph) -> FusedGraph | None:
         GraphError: the sets do not fit the job's other groups (a group that holds only some members
             of a set at different positions).
     """
-    role = _lockstep_role(graph)
-    if role is None:
+    group_index = _lockstep_group(graph)
+    if group_index is None:
         return None
-    return fuse_sets(graph, role, [_chains(c.trace, role) for c in graph.classes])
+    return fuse_sets(graph, group_index, [_chains(c.trace, group_index) for c in graph.classes])
 
 
 def fuse_sets(
-    graph: JobGraph, role: int, chains_C: Sequence[tuple[tuple[int, ...], ...]]
+    graph: JobGraph, group_index: int, chains_C: Sequence[tuple[tuple[int, ...], ...]]
 ) -> FusedGraph:
-    """Make one rank of the members of each group that ``role`` names, and one node of each chain.
+    """Make one rank of the members of each group that ``group_index`` names, and one node of each
+    chain.
 
     Args:
         chains_C: by class, body nodes grouped into chains, in the order of the fused body.
@@ -95,22 +97,23 @@ def fuse_sets(
     Raises:
         GraphError: the sets do not fit the job's other groups.
     """
-    set_R = _set_of_rank(graph, role)
+    set_R = _set_of_rank(graph, group_index)
     classes, fused = [], []
     found = [_fused_family(f, set_R) for f in graph.families]
     families = tuple(f for f, _ in found)
     for rank_class in graph.classes:
-        seat = rank_class.seats[role]
-        members_KF = np.argsort(seat.slot_M, kind="stable").reshape(-1, _n_groups(graph, seat))
+        slot = rank_class.slots[group_index]
+        # In (position, group) order: a row for each position in the sets.
+        members_KF = np.argsort(slot.slot_M, kind="stable").reshape(-1, _n_groups(graph, slot))
         chains = chains_C[rank_class.index]
         sets_F = set_R[rank_class.members_M[members_KF[0]]]
         # Members of a class are in ascending order of rank.
         order = np.argsort(sets_F)
         members_KF, sets_F = members_KF[:, order], sets_F[order]
-        seats = tuple(_fused_seat(s, families, sets_F) for s in rank_class.seats)
+        slots = tuple(_fused_slot(s, families, sets_F) for s in rank_class.slots)
         trace = _fused_trace(rank_class.trace, chains, len(sets_F))
         classes.append(
-            RankClass(index=rank_class.index, trace=trace, members_M=sets_F, seats=seats)
+            RankClass(index=rank_class.index, trace=trace, members_M=sets_F, slots=slots)
         )
         fused.append(FusedClass(chains=chains, members_KF=members_KF))
     small = JobGraph(
@@ -123,64 +126,67 @@ def fuse_sets(
         graph=small,
         origin=graph,
         classes=tuple(fused),
-        set_role=role,
+        set_group_index=group_index,
         fused_group=tuple(g for _, g in found),
     )
 
 
-def _n_groups(graph: JobGraph, seat: Seat) -> int:
-    return graph.families[seat.family].n_groups
+def _n_groups(graph: JobGraph, slot: GroupSlot) -> int:
+    return graph.families[slot.family].n_groups
 
 
-def _lockstep_role(graph: JobGraph) -> int | None:
-    """The role whose groups lie within their class in every class, and that is used most."""
+def _lockstep_group(graph: JobGraph) -> int | None:
+    """The group index whose groups lie within their class in every class, and that is used most."""
     used = {}
-    for role in roles_within_classes(graph):
-        if min(_share_meeting(c.trace, role) for c in graph.classes) >= MEETING_AT_THE_END:
-            used[role] = sum(_collectives(c.trace, role) for c in graph.classes)
+    for group_index in groups_within_classes(graph):
+        if (
+            min(_share_ending_with_collective(c.trace, group_index) for c in graph.classes)
+            >= ENDS_WITH_COLLECTIVE
+        ):
+            used[group_index] = sum(_collectives(c.trace, group_index) for c in graph.classes)
     return max(used, key=lambda r: used[r]) if used else None
 
 
-def roles_within_classes(graph: JobGraph) -> list[int]:
-    """Roles whose groups, of one size, lie within their class in every class."""
+def groups_within_classes(graph: JobGraph) -> list[int]:
+    """Group indices whose groups, of one size, lie within their class in every class."""
     found = []
-    for role in range(min(len(c.seats) for c in graph.classes)):
-        families = [graph.families[c.seats[role].family] for c in graph.classes]
+    for group_index in range(min(len(c.slots) for c in graph.classes)):
+        families = [graph.families[c.slots[group_index].family] for c in graph.classes]
         within = all(
             family.group_size * family.n_groups == rank_class.size
             for family, rank_class in zip(families, graph.classes, strict=True)
         )
         sizes = {family.group_size for family in families}
         if within and len(sizes) == 1 and sizes != {1}:
-            found.append(role)
+            found.append(group_index)
     return found
 
 
-def _share_meeting(trace: RankTrace, role: int) -> float:
-    """Of the chains that compute at all, those that end with a collective of the role."""
+def _share_ending_with_collective(trace: RankTrace, group_index: int) -> float:
+    """Fraction of the chains with computation that end with a collective of the group index."""
     first = trace.n_prologue
-    kinds, roles = trace.kind_N[first:], trace.role_N[first:]
+    kinds, group_indices = trace.kind_N[first:], trace.group_index_N[first:]
     takes_time = trace.body_ns_SB.max(axis=0) > 0
-    meeting = computing = 0
-    for chain in _chains(trace, role):
+    ending = computing = 0
+    for chain in _chains(trace, group_index):
         if any(kinds[b] == NodeKind.COMPUTE and takes_time[b] for b in chain):
             computing += 1
             last = chain[-1]
-            meeting += kinds[last] == NodeKind.COLLECTIVE and roles[last] == role
-    return meeting / computing if computing else 0.0
+            ending += kinds[last] == NodeKind.COLLECTIVE and group_indices[last] == group_index
+    return ending / computing if computing else 0.0
 
 
-def _collectives(trace: RankTrace, role: int) -> int:
+def _collectives(trace: RankTrace, group_index: int) -> int:
     body = slice(trace.n_prologue, None)
-    is_p2p = (trace.kind_N[body] == NodeKind.SEND) | (trace.kind_N[body] == NodeKind.RECV)
-    return int(((trace.role_N[body] == role) & ~is_p2p).sum())
+    in_group = trace.group_index_N[body] == group_index
+    return int((in_group & ~trace.is_message_N[body]).sum())
 
 
-def _set_of_rank(graph: JobGraph, role: int) -> NDArray[np.int64]:
+def _set_of_rank(graph: JobGraph, group_index: int) -> NDArray[np.int64]:
     """New rank of every rank: sets are numbered in the order of their first members."""
     first_R = np.empty(graph.world_size, dtype=np.int64)
     for rank_class in graph.classes:
-        table = graph.families[rank_class.seats[role].family].ranks_KG
+        table = graph.families[rank_class.slots[group_index].family].ranks_KG
         first_R[table] = table.min(axis=0)
     return np.unique(first_R, return_inverse=True)[1].astype(np.int64)
 
@@ -188,8 +194,12 @@ def _set_of_rank(graph: JobGraph, role: int) -> NDArray[np.int64]:
 def _fused_family(
     family: GroupFamily, set_R: NDArray[np.int64]
 ) -> tuple[GroupFamily, NDArray[np.int64]]:
-    """Groups of sets: each set once, in order of its first member; equal groups once. And which of
-    them each group became."""
+    """A family as groups of lockstep sets.
+
+    Returns:
+        The family: a group lists each set once, in the order of their first members, and equal
+        groups are one. And ``[G]``, by group of the given family, which of them it became.
+    """
     columns: dict[tuple[int, ...], int] = {}
     became = [
         columns.setdefault(tuple(dict.fromkeys(ranks)), len(columns))
@@ -205,8 +215,10 @@ def _fused_family(
     return fused, np.array(became, dtype=np.int64)
 
 
-def _fused_seat(seat: Seat, families: Sequence[GroupFamily], sets_F: NDArray[np.int64]) -> Seat:
-    table = families[seat.family].ranks_KG
+def _fused_slot(
+    slot: GroupSlot, families: Sequence[GroupFamily], sets_F: NDArray[np.int64]
+) -> GroupSlot:
+    table = families[slot.family].ranks_KG
     # Every set sits in one group of the family, at one position.
     position_of = {int(r): divmod(i, table.shape[1]) for i, r in enumerate(table.ravel())}
     places = [position_of[int(s)] for s in sets_F]
@@ -215,15 +227,15 @@ def _fused_seat(seat: Seat, families: Sequence[GroupFamily], sets_F: NDArray[np.
     group_M = np.array([g for _, g in places], dtype=np.int64)
     position_M = np.array([k for k, _ in places], dtype=np.int64)
     same = bool((position_M == position_M[0]).all())
-    return Seat(
-        family=seat.family,
+    return GroupSlot(
+        family=slot.family,
         slot_M=position_M * table.shape[1] + group_M,
         group_M=group_M,
         group_rank=int(position_M[0]) if same else -1,
     )
 
 
-def _chains(trace: RankTrace, role: int) -> tuple[tuple[int, ...], ...]:
+def _chains(trace: RankTrace, group_index: int) -> tuple[tuple[int, ...], ...]:
     """Body nodes, grouped into chains; a node that cannot be fused is a chain of its own."""
     first, n = trace.n_prologue, trace.n_body
     readers = [0] * n
@@ -232,14 +244,16 @@ def _chains(trace: RankTrace, role: int) -> tuple[tuple[int, ...], ...]:
         for distance in preds[b]:
             readers[(b - distance) % n] += 1
     kinds = trace.kind_N[first:].tolist()
-    roles = trace.role_N[first:].tolist()
+    group_indices = trace.group_index_N[first:].tolist()
     inside = [
-        kinds[b] == NodeKind.COMPUTE or (kinds[b] == NodeKind.COLLECTIVE and roles[b] == role)
+        kinds[b] == NodeKind.COMPUTE
+        or (kinds[b] == NodeKind.COLLECTIVE and group_indices[b] == group_index)
         for b in range(n)
     ]
     chains: list[list[int]] = []
     chain_of_last: dict[int, list[int]] = {}
     for b in range(n):
+        # A node joins the chain of its predecessor if it has no other, and nobody else reads that.
         chain = chain_of_last.get(b - preds[b][0]) if len(preds[b]) == 1 else None
         before = chain[-1] if chain else -1
         if chain is not None and inside[b] and readers[before] == 1 and inside[before]:
@@ -264,6 +278,8 @@ def _fused_trace(
         label, lane = trace.labels[trace.label_N[node]], trace.lanes[trace.lane_N[node]]
         preds = []
         for distance in trace.predecessors(first + chain[0]).tolist():
+            # An edge from an earlier step reaches as many fused bodies back. Whoever is read from
+            # outside is the last of its chain.
             bodies, source = divmod(chain[0] - distance, n)
             preds.append(position_of_last[source] + bodies * len(chains))
         if len(chain) > 1 or trace.kind_N[node] == NodeKind.COMPUTE:
@@ -272,7 +288,7 @@ def _fused_trace(
             builder.add_communication(
                 CollectiveOp(int(trace.op_N[node])),
                 int(trace.bytes_N[node]),
-                role=int(trace.role_N[node]),
+                group_index=int(trace.group_index_N[node]),
                 peer=int(trace.peer_N[node]),
                 preds=preds,
                 label=label,

@@ -1,4 +1,5 @@
-"""Monte Carlo: many draws of all durations, re-timed together, give the law of the step time.
+"""Monte Carlo: many draws of all durations, re-timed together, give the distribution of the step
+time.
 
 Draws are one more array axis of the engine, cut into chunks that fit a memory budget. A chunk's
 random numbers come from the seed and the chunk's number, so results do not depend on how many
@@ -29,9 +30,10 @@ MOST_DRAWS_A_CHUNK = 128
 """Beyond this an array of a class leaves the processor's cache and draws get dearer, not
 cheaper."""
 DRAWN_STEPS = 2
-"""The first lets draws enter the second one as differently as they would."""
+"""Steps that are drawn by default. The first makes draws enter the second at different times, as
+they would in the job."""
 SAFETY = 2
-"""Times what is known to be held: messages under way, and the engine's temporaries."""
+"""Factor on what is known to be held, for messages under way and the engine's temporaries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +162,7 @@ def drawing(
         return Drawing(job=job, source=source, steps=steps or DRAWN_STEPS)
     if base.steps is None:
         start = settle(job, base.durations)
+        # A whole cycle at least: the step is a mean over it.
         return Drawing(
             job=job, source=source, steps=max(steps or DRAWN_STEPS, start.cycle), start=start
         )
@@ -266,6 +269,7 @@ def _most_alive(program: ClassProgram) -> int:
     for x in range(first, first + 2 * program.n_body):
         node = program.template(x)
         alive += program.kept[node]
+        # Before anything is freed: what a node reads is held while its own end is computed.
         most = max(most, alive)
         alive -= sum(x - distance >= first for distance in program.frees[node])
     return max(most, 1)

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import PrismscaleError
-from prismscale.forecast.draws.lockstep import FusedGraph, fuse_sets, roles_within_classes
+from prismscale.forecast.draws.lockstep import FusedGraph, fuse_sets, groups_within_classes
 from prismscale.forecast.draws.montecarlo import Base
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
+from prismscale.graph.pipeline import message_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,11 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
     """The smaller job along the largest groups within one node whose members cannot be told apart;
     None where there are none."""
     graph = samples.graph
-    for role in _roles(graph, devices_per_node):
+    for group_index in _group_indices(graph, devices_per_node):
+        # Every node stays a node: only ranks become fewer.
         whole = [tuple((b,) for b in range(c.trace.n_body)) for c in graph.classes]
         try:
-            fused = fuse_sets(graph, role, whole)
+            fused = fuse_sets(graph, group_index, whole)
             small = _samples(fused, samples)
         except PrismscaleError:
             # The sets do not fit the job's other groups.
@@ -64,24 +65,22 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
     return None
 
 
-def _roles(graph: JobGraph, devices_per_node: int) -> list[int]:
-    """Roles whose groups lie within a class and within a node, the largest groups first."""
+def _group_indices(graph: JobGraph, devices_per_node: int) -> list[int]:
+    """Group indices whose groups lie within a class and within a node, the largest groups first."""
     sizes = {}
-    for role in roles_within_classes(graph):
-        tables = [graph.families[c.seats[role].family].ranks_KG for c in graph.classes]
+    for group_index in groups_within_classes(graph):
+        tables = [graph.families[c.slots[group_index].family].ranks_KG for c in graph.classes]
         nodes = [table // devices_per_node for table in tables]
         if all((node == node[0]).all() for node in nodes):
-            sizes[role] = tables[0].shape[0]
-    return sorted(sizes, key=lambda role: -sizes[role])
+            sizes[group_index] = tables[0].shape[0]
+    return sorted(sizes, key=lambda group_index: -sizes[group_index])
 
 
 def _messages_stay(fused: FusedGraph) -> bool:
     """Whether groups that carry messages keep their positions, which name the peers."""
     for rank_class in fused.origin.classes:
-        trace = rank_class.trace
-        is_message = (trace.kind_N == NodeKind.SEND) | (trace.kind_N == NodeKind.RECV)
-        for role in set(trace.role_N[is_message].tolist()):
-            family = rank_class.seats[role].family
+        for group_index in message_groups(rank_class.trace):
+            family = rank_class.slots[group_index].family
             before, after = (g.families[family].group_size for g in (fused.origin, fused.graph))
             if before != after:
                 return False
@@ -104,7 +103,7 @@ class QuotientDurations:
         rank_class = self.fused.origin.classes[class_index]
         first_F = self.fused.classes[class_index].members_KF[0]
         computes = rank_class.trace.computes_B.tolist()
-        roles = rank_class.trace.role_N[rank_class.trace.n_prologue :].tolist()
+        group_indices = rank_class.trace.group_index_N[rank_class.trace.n_prologue :].tolist()
         out: list[Duration] = []
         for b, duration in enumerate(self.origin.body(class_index, step)):
             if np.ndim(duration) == 0 or np.shape(duration)[-1] == 1:
@@ -112,7 +111,7 @@ class QuotientDurations:
             elif computes[b]:
                 out.append(duration[..., first_F])
             else:
-                family = rank_class.seats[roles[b]].family
+                family = rank_class.slots[group_indices[b]].family
                 out.append(duration[..., _first_of_each(self.fused.fused_group[family])])
         return out
 
@@ -142,7 +141,7 @@ def _class(fused: FusedGraph, own: ClassSamples, class_index: int) -> ClassSampl
     rank_class = fused.origin.classes[class_index]
     members_KF = fused.classes[class_index].members_KF
     computes = rank_class.trace.computes_B.tolist()
-    roles = rank_class.trace.role_N[rank_class.trace.n_prologue :].tolist()
+    group_indices = rank_class.trace.group_index_N[rank_class.trace.n_prologue :].tolist()
     body: list[NDArray[np.int64]] = []
     by_member = False
     for b, ns_TX in enumerate(own.body_ns):
@@ -154,7 +153,7 @@ def _class(fused: FusedGraph, own: ClassSamples, class_index: int) -> ClassSampl
             kept, same = ns_TKF[:, 0], bool((ns_TKF == ns_TKF[:, :1]).all())
             by_member = True
         else:
-            became_G = fused.fused_group[rank_class.seats[roles[b]].family]
+            became_G = fused.fused_group[rank_class.slots[group_indices[b]].family]
             kept = ns_TX[:, _first_of_each(became_G)]
             same = bool((kept[:, became_G] == ns_TX).all())
         if not same:

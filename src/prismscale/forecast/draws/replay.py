@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from prismscale.durations.samples import NO_MICROBATCH, StepSamples
 from prismscale.durations.source import Duration, DurationSource, scaled
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions.duration_distribution import DurationDistribution
+from prismscale.forecast.distributions.regime import Regimes, fit_regimes
 from prismscale.forecast.draws.montecarlo import Chunk, LazyBody
-from prismscale.forecast.laws.distributions import DurationDistribution
-from prismscale.forecast.laws.regime import Regimes, fit_regimes
 from prismscale.graph.node import NodeKind
 
 Rows = NDArray[np.int64]
@@ -123,6 +123,7 @@ class _ReplayChunk:
         if regime_T is None or not source.together.regime:
             regime_T = np.zeros(samples.n_steps, dtype=np.int64)
         self._regime_T = regime_T
+        # Steps of one regime stand in a row, from ``_first`` on, ``_count`` of them.
         self._order = np.argsort(regime_T, kind="stable")
         states = source.regimes.n_states if source.regimes is not None else 0
         self._count = np.bincount(regime_T, minlength=states)
@@ -180,9 +181,12 @@ class _ReplayChunk:
         block = microbatch // max(self._block, 1) if microbatch != NO_MICROBATCH else NO_MICROBATCH
         key = (step, block)
         if key not in self._replica_rows:
+            # Whoever asks again gets the same rows, drawn anew: the stream depends on the key
+            # alone.
             stale = [k for k in self._replica_rows if k[0] < step - 1]
             for k in stale:
                 del self._replica_rows[k]
+            # Parts of a key are not negative, and NO_MICROBATCH is.
             rng = self.chunk.generator(REPLICA_STREAM, step, block - NO_MICROBATCH)
             self._replica_rows[key] = self.alike(step, rng, len(self._replicas))
         return self._replica_rows[key]
@@ -218,16 +222,16 @@ class _ReplayBody(LazyBody):
     def _modelled_factor(self, node: int) -> NDArray[np.float64]:
         """``[D, G]``, or ``[D, 1]`` where one draw serves all groups."""
         source = self._parent.source
-        law, draws = source.modelled_factor, self._parent.chunk.draws
+        distribution, draws = source.modelled_factor, self._parent.chunk.draws
         trace = self._rank_class.trace
-        family = self._rank_class.seats[int(trace.role_N[trace.n_prologue + node])].family
-        if law is None:
+        family = self._rank_class.slots[int(trace.group_index_N[trace.n_prologue + node])].family
+        if distribution is None:
             return np.ones((draws, 1))
         if source.once_G is None:
             n_groups = source.samples.graph.families[family].n_groups
-            return law.sample(self._stream(node), (draws, n_groups))
+            return distribution.sample(self._stream(node), (draws, n_groups))
         once_G = source.once_G[family]
-        factor = law.sample(self._stream(node), (draws, int(once_G.max()) + 1))
+        factor = distribution.sample(self._stream(node), (draws, int(once_G.max()) + 1))
         return factor if factor.shape[1] == 1 else factor[:, once_G]
 
     def _computation(self, node: int, ns_TX: NDArray[np.int64]) -> Duration:
@@ -274,7 +278,7 @@ class _ReplayBody(LazyBody):
         i = trace.n_prologue + node
         if trace.kind_N[i] != NodeKind.COLLECTIVE:
             return 2
-        return len(trace.groups[int(trace.role_N[i])].ranks)
+        return len(trace.groups[int(trace.group_index_N[i])].ranks)
 
     def _stream(self, node: int) -> np.random.Generator:
         return self._parent.chunk.generator(NODE_STREAM, self._class_index, self._step, node)

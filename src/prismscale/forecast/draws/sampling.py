@@ -1,4 +1,4 @@
-"""Draws from fitted laws: every node's duration from the law of its pool.
+"""Draws from fitted distributions: every node's duration from the distribution of its pool.
 
 What belongs together is drawn together: a collective once for all its members, a regime once for
 all communication of a step, a rank's spatial factor not at all (it persists). Each node of each
@@ -19,25 +19,27 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
+from prismscale.forecast.distributions.duration_distribution import DurationDistribution, Empirical
 from prismscale.forecast.draws.lockstep import FusedGraph
 from prismscale.forecast.draws.montecarlo import Chunk, LazyBody
-from prismscale.forecast.laws.distributions import DurationDistribution, Empirical
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 
 Floats = NDArray[np.float64]
 
-NO_LAW = -1
+NO_DISTRIBUTION = -1
 """A node that takes no time."""
 CHAIN_DRAWS = 2**16
-"""Draws that stand for the law of a fused chain: quantiles beyond 1 - 1/65,536 are not resolved."""
+"""Draws that stand for the distribution of a fused chain: quantiles beyond 1 - 1/65,536 are not
+resolved."""
 
 REGIME_STREAM, NODE_STREAM = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeLaw:
-    """Law of one node: what it computes, and what it communicates (a fused chain does both)."""
+class NodeDistribution:
+    """Distribution of one node: what it computes, and what it communicates (a fused chain does
+    both)."""
 
     name: str
     compute: DurationDistribution | None = None
@@ -47,7 +49,7 @@ class NodeLaw:
     factors: tuple[str, ...] = ()
     """Under which names it can be made steady; its own where there is none."""
 
-    def steady(self) -> NodeLaw:
+    def steady(self) -> NodeDistribution:
         """The same without variation: at its median, in every regime."""
         compute, communication = (
             Empirical(sorted_ns=one.quantile(np.array([0.5]))) if one is not None else None
@@ -57,13 +59,13 @@ class NodeLaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LawDraws:
-    """Random durations of a graph from laws (a :class:`DrawSource`)."""
+class DistributionDraws:
+    """Random durations of a graph from distributions (a :class:`DrawSource`)."""
 
     graph: JobGraph
-    laws: tuple[NodeLaw, ...]
-    law_CB: tuple[NDArray[np.int64], ...]
-    """Law of every body node, by class; :data:`NO_LAW` for none."""
+    distributions: tuple[NodeDistribution, ...]
+    distribution_CB: tuple[NDArray[np.int64], ...]
+    """Distribution of every body node, by class; :data:`NO_DISTRIBUTION` for none."""
     factor_R: Floats | None = None
     """Spatial factor on each rank's computation; None is 1 everywhere."""
     regime_share_K: Floats | None = None
@@ -81,54 +83,59 @@ class LawDraws:
 
     def chunk(self, chunk: Chunk) -> DurationSource:
         """See :class:`DrawSource`."""
-        return _LawChunk(self, chunk)
+        return _DistributionChunk(self, chunk)
 
-    def freeze(self, laws: frozenset[int]) -> LawDraws:
-        """The same draws with some laws held at their median."""
-        kept = (law.steady() if i in laws else law for i, law in enumerate(self.laws))
-        return replace(self, laws=tuple(kept))
+    def freeze(self, distributions: frozenset[int]) -> DistributionDraws:
+        """The same draws with some distributions held at their median."""
+        kept = (
+            distribution.steady() if i in distributions else distribution
+            for i, distribution in enumerate(self.distributions)
+        )
+        return replace(self, distributions=tuple(kept))
 
 
-class _LawChunk:
-    def __init__(self, source: LawDraws, chunk: Chunk) -> None:
+class _DistributionChunk:
+    def __init__(self, source: DistributionDraws, chunk: Chunk) -> None:
         self._source, self._chunk = source, chunk
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
         return ()
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        return _LawBody(self._source, self._chunk, class_index, step)
+        return _DistributionBody(self._source, self._chunk, class_index, step)
 
 
-class _LawBody(LazyBody):
-    def __init__(self, source: LawDraws, chunk: Chunk, class_index: int, step: int) -> None:
+class _DistributionBody(LazyBody):
+    def __init__(
+        self, source: DistributionDraws, chunk: Chunk, class_index: int, step: int
+    ) -> None:
         self._source, self._chunk = source, chunk
         self._class_index, self._step = class_index, step
-        self._law_B = source.law_CB[class_index]
+        self._distribution_B = source.distribution_CB[class_index]
         self._rank_class = source.graph.classes[class_index]
         self._regime_D = _draw_regime(source.regime_share_K, chunk, step)
         factor = source.factor_R
         self._factor_M = None if factor is None else factor[self._rank_class.members_M]
 
     def __len__(self) -> int:
-        return len(self._law_B)
+        return len(self._distribution_B)
 
     def draw(self, node: int) -> Duration:
-        index = int(self._law_B[node])
-        if index == NO_LAW:
+        index = int(self._distribution_B[node])
+        if index == NO_DISTRIBUTION:
             return 0
-        law = self._source.laws[index]
+        distribution = self._source.distributions[index]
         rng = self._chunk.generator(NODE_STREAM, self._class_index, self._step, node)
         width, share_G = self._columns(node)
         shape = (self._chunk.draws, width)
         total: Floats | float = 0.0
-        if law.compute is not None:
-            part = law.compute.sample(rng, shape)
+        if distribution.compute is not None:
+            part = distribution.compute.sample(rng, shape)
             total = part if self._factor_M is None else part * self._factor_M
-        if law.communication is not None:
-            part = law.communication.sample(rng, shape)
-            if self._regime_D is not None and law.factor_K is not None:
-                part = part * law.factor_K[self._regime_D][:, None]
+        if distribution.communication is not None:
+            part = distribution.communication.sample(rng, shape)
+            if self._regime_D is not None and distribution.factor_K is not None:
+                part = part * distribution.factor_K[self._regime_D][:, None]
             total = total + part
         drawn = np.rint(total).astype(np.int64)
         return drawn if share_G is None or drawn.shape[1] == 1 else drawn.take(share_G, axis=1)
@@ -139,7 +146,7 @@ class _LawBody(LazyBody):
         i = trace.n_prologue + node
         if trace.kind_N[i] == NodeKind.COMPUTE:
             return self._rank_class.size, None
-        family = self._rank_class.seats[int(trace.role_N[i])].family
+        family = self._rank_class.slots[int(trace.group_index_N[i])].family
         if self._source.once_G is None:
             return self._source.graph.families[family].n_groups, None
         share_G = self._source.once_G[family]
@@ -153,86 +160,99 @@ def _draw_regime(share_K: Floats | None, chunk: Chunk, step: int) -> NDArray[np.
     return rng.choice(len(share_K), size=chunk.draws, p=share_K)
 
 
-def fuse_laws(fused: FusedGraph, source: LawDraws, *, seed: int = 0) -> LawDraws:
-    """Laws of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times, from those
-    of its nodes, and then drawn from. Exact where members draw independently and a set's ranks have
-    one spatial factor (they sit on one node).
+def fuse_distributions(
+    fused: FusedGraph, source: DistributionDraws, *, seed: int = 0
+) -> DistributionDraws:
+    """Distributions of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times,
+    from those of its nodes, and then drawn from. Exact where members draw independently and a set's
+    ranks have one spatial factor (they sit on one node).
 
     Raises:
         UsageError: ranks of one lockstep set with different spatial factors.
     """
-    laws: list[NodeLaw] = []
+    distributions: list[NodeDistribution] = []
     known: dict[tuple[tuple[int, bool], ...], int] = {}
-    law_CB = []
+    distribution_CB = []
     for index, own in enumerate(fused.classes):
-        law_B = np.full(len(own.chains), NO_LAW, dtype=np.int64)
+        distribution_B = np.full(len(own.chains), NO_DISTRIBUTION, dtype=np.int64)
         for b, chain in enumerate(own.chains):
-            parts = [(int(source.law_CB[index][n]), fused.is_compute(index, n)) for n in chain]
-            key = tuple(p for p in parts if p[0] != NO_LAW or not p[1])
-            if all(law == NO_LAW for law, _ in key):
+            parts = [
+                (int(source.distribution_CB[index][n]), fused.is_compute(index, n)) for n in chain
+            ]
+            # Computation without a distribution adds nothing. A collective without one still ends a
+            # segment.
+            key = tuple(p for p in parts if p[0] != NO_DISTRIBUTION or not p[1])
+            if all(distribution == NO_DISTRIBUTION for distribution, _ in key):
                 continue
             if key not in known:
-                known[key] = len(laws)
-                rng = np.random.default_rng([seed, len(laws)])
+                known[key] = len(distributions)
+                rng = np.random.default_rng([seed, len(distributions)])
+                # A communication by itself: nothing was fused.
                 single = len(chain) == 1 and not fused.is_compute(index, chain[0])
-                laws.append(
-                    _tabulated(source.laws[key[0][0]])
+                distributions.append(
+                    _tabulated(source.distributions[key[0][0]])
                     if single
-                    else _chain_law(source, key, fused.set_size, rng)
+                    else _chain_distribution(source, key, fused.set_size, rng)
                 )
-            law_B[b] = known[key]
-        law_CB.append(law_B)
-    return LawDraws(
+            distribution_B[b] = known[key]
+        distribution_CB.append(distribution_B)
+    return DistributionDraws(
         graph=fused.graph,
-        laws=tuple(laws),
-        law_CB=tuple(law_CB),
+        distributions=tuple(distributions),
+        distribution_CB=tuple(distribution_CB),
         factor_R=_factors_of_sets(fused, source.factor_R),
         regime_share_K=source.regime_share_K,
         notes=source.notes,
     )
 
 
-def _chain_law(
-    source: LawDraws,
+def _chain_distribution(
+    source: DistributionDraws,
     parts: tuple[tuple[int, bool], ...],
     set_size: int,
     rng: np.random.Generator,
-) -> NodeLaw:
+) -> NodeDistribution:
     compute = np.zeros(CHAIN_DRAWS)
     communication = np.zeros(CHAIN_DRAWS)
     segment: Floats | None = None
-    for law_index, is_compute in parts:
-        law = source.laws[law_index] if law_index != NO_LAW else None
-        if is_compute and law is not None and law.compute is not None:
-            drawn = law.compute.sample(rng, (set_size, CHAIN_DRAWS))
+    for distribution_index, is_compute in parts:
+        distribution = (
+            source.distributions[distribution_index]
+            if distribution_index != NO_DISTRIBUTION
+            else None
+        )
+        if is_compute and distribution is not None and distribution.compute is not None:
+            drawn = distribution.compute.sample(rng, (set_size, CHAIN_DRAWS))
             segment = drawn if segment is None else segment + drawn
             continue
         if segment is not None:
             compute += segment.max(axis=0)
             segment = None
-        if law is not None and law.communication is not None:
-            communication += law.communication.sample(rng, (CHAIN_DRAWS,))
+        if distribution is not None and distribution.communication is not None:
+            communication += distribution.communication.sample(rng, (CHAIN_DRAWS,))
     if segment is not None:
         compute += segment.max(axis=0)
-    name = next(source.laws[i].name for i, _ in parts if i != NO_LAW)
+    name = next(source.distributions[i].name for i, _ in parts if i != NO_DISTRIBUTION)
     if source.regime_share_K is None and source.factor_R is None:
         # Nothing scales one part without the other, so one draw serves for both.
-        return NodeLaw(name=name, compute=Empirical(sorted_ns=np.sort(compute + communication)))
-    return NodeLaw(
+        return NodeDistribution(
+            name=name, compute=Empirical(sorted_ns=np.sort(compute + communication))
+        )
+    return NodeDistribution(
         name=name,
         compute=Empirical(sorted_ns=np.sort(compute)) if compute.any() else None,
         communication=Empirical(sorted_ns=np.sort(communication)) if communication.any() else None,
-        factor_K=_mean_factor([source.laws[i] for i, _ in parts if i != NO_LAW]),
+        factor_K=_mean_factor([source.distributions[i] for i, _ in parts if i != NO_DISTRIBUTION]),
     )
 
 
-def _mean_factor(laws: list[NodeLaw]) -> Floats | None:
+def _mean_factor(distributions: list[NodeDistribution]) -> Floats | None:
     """Factor of a sum of communications, each weighted by its median."""
     at = np.array([0.5])
     found = [
-        (float(law.communication.quantile(at)[0]), law.factor_K)
-        for law in laws
-        if law.communication is not None and law.factor_K is not None
+        (float(distribution.communication.quantile(at)[0]), distribution.factor_K)
+        for distribution in distributions
+        if distribution.communication is not None and distribution.factor_K is not None
     ]
     if not found:
         return None
@@ -240,14 +260,15 @@ def _mean_factor(laws: list[NodeLaw]) -> Floats | None:
     return np.asarray(weight @ np.stack([factor_K for _, factor_K in found]) / weight.sum())
 
 
-def _tabulated(law: NodeLaw) -> NodeLaw:
-    """The same law at :data:`CHAIN_DRAWS` evenly spaced quantiles: looking one up is quick."""
+def _tabulated(distribution: NodeDistribution) -> NodeDistribution:
+    """The same distribution at :data:`CHAIN_DRAWS` evenly spaced quantiles: looking one up is
+    quick."""
     at = (np.arange(CHAIN_DRAWS) + 0.5) / CHAIN_DRAWS
     compute, communication = (
         Empirical(sorted_ns=one.quantile(at)) if one is not None else None
-        for one in (law.compute, law.communication)
+        for one in (distribution.compute, distribution.communication)
     )
-    return replace(law, compute=compute, communication=communication)
+    return replace(distribution, compute=compute, communication=communication)
 
 
 def _factors_of_sets(fused: FusedGraph, factor_R: Floats | None) -> Floats | None:

@@ -1,4 +1,5 @@
-"""Laws for a graph that was made by rule: durations known, their variation assumed or measured."""
+"""Distributions for a graph that was made by rule: durations known, their variation assumed or
+measured."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from numpy.typing import NDArray
 
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import UsageError
-from prismscale.forecast.draws.sampling import NO_LAW, LawDraws, NodeLaw
-from prismscale.forecast.laws.distributions import (
+from prismscale.forecast.distributions.duration_distribution import (
     BodyAndTail,
     DurationDistribution,
     Empirical,
     Gamma,
     LogNormal,
 )
+from prismscale.forecast.draws.sampling import NO_DISTRIBUTION, DistributionDraws, NodeDistribution
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 
@@ -45,17 +46,19 @@ class Variation:
             raise UsageError("stall_probability lies in [0, 1), stall_factor beyond 1")
 
     def compute(self, mean_ns: float) -> DurationDistribution:
-        """Law of a computation: Gamma, so that sums of kernels stay in the family."""
+        """Distribution of a computation: Gamma, so that sums of kernels stay in the family."""
         if self.compute_cv == 0:
             return Empirical(sorted_ns=np.array([mean_ns]))
+        # A gamma's mean is shape × scale, its coefficient of variation shape^(-1/2).
         shape = self.compute_cv**-2
         return Gamma(shape=shape, scale=mean_ns / shape)
 
     def communication(self, mean_ns: float) -> DurationDistribution:
-        """Law of a communication: LogNormal, with stalls where there are any."""
+        """Distribution of a communication: LogNormal, with stalls where there are any."""
         if self.communication_cv == 0:
             body: DurationDistribution = Empirical(sorted_ns=np.array([mean_ns]))
         else:
+            # A log-normal's mean is exp(mean_log + std_log² / 2).
             std_log = float(np.sqrt(np.log1p(self.communication_cv**2)))
             body = LogNormal(mean_log=float(np.log(mean_ns)) - std_log**2 / 2, std_log=std_log)
         if self.stall_probability == 0:
@@ -68,33 +71,39 @@ class Variation:
         )
 
 
-def vary(graph: JobGraph, durations: GraphDurations, variation: Variation) -> LawDraws:
-    """Laws for every node of ``graph`` around its known duration.
+def vary(graph: JobGraph, durations: GraphDurations, variation: Variation) -> DistributionDraws:
+    """Distributions for every node of ``graph`` around its known duration.
 
     Where a family's groups differ in their communication time (uneven nodes) the slowest speaks for
     all.
     """
-    laws: dict[tuple[bool, str, int], int] = {}
-    table: list[NodeLaw] = []
-    law_CB = []
+    distributions: dict[tuple[bool, str, int], int] = {}
+    table: list[NodeDistribution] = []
+    distribution_CB = []
     for rank_class in graph.classes:
-        law_B: NDArray[np.int64] = np.full(rank_class.trace.n_body, NO_LAW, dtype=np.int64)
+        distribution_B: NDArray[np.int64] = np.full(
+            rank_class.trace.n_body, NO_DISTRIBUTION, dtype=np.int64
+        )
         for node, base in enumerate(durations.body(rank_class.index, 0)):
             mean_ns = int(np.max(base))
             if mean_ns == 0:
                 continue
             is_compute, label = _describe(rank_class, node)
             key = (is_compute, label, mean_ns)
-            if key not in laws:
-                laws[key] = len(table)
+            if key not in distributions:
+                distributions[key] = len(table)
                 table.append(
-                    NodeLaw(name=label, compute=variation.compute(mean_ns))
+                    NodeDistribution(name=label, compute=variation.compute(mean_ns))
                     if is_compute
-                    else NodeLaw(name=label, communication=variation.communication(mean_ns))
+                    else NodeDistribution(
+                        name=label, communication=variation.communication(mean_ns)
+                    )
                 )
-            law_B[node] = laws[key]
-        law_CB.append(law_B)
-    return LawDraws(graph=graph, laws=tuple(table), law_CB=tuple(law_CB))
+            distribution_B[node] = distributions[key]
+        distribution_CB.append(distribution_B)
+    return DistributionDraws(
+        graph=graph, distributions=tuple(table), distribution_CB=tuple(distribution_CB)
+    )
 
 
 def _describe(rank_class: RankClass, node: int) -> tuple[bool, str]:

@@ -16,7 +16,7 @@ from prismscale.errors import UsageError, did_you_mean
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.lockstep import fuse
 from prismscale.forecast.draws.montecarlo import Draws, MonteCarlo, draw_steps
-from prismscale.forecast.draws.sampling import fuse_laws
+from prismscale.forecast.draws.sampling import fuse_distributions
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.forecast.layouts.schedules import SCHEDULES
@@ -112,7 +112,7 @@ def forecast_layout(
     source = vary(graph, median_durations(graph, model), job.variation)
     fused = fuse(graph)
     if fused is not None:
-        graph, source = fused.graph, fuse_laws(fused, source, seed=config.seed)
+        graph, source = fused.graph, fuse_distributions(fused, source, seed=config.seed)
     return draw_steps(graph, source, config, executor=executor)
 
 

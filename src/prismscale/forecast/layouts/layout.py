@@ -124,16 +124,16 @@ def _groups(layout: Layout) -> GroupTable:
         if size > 1:
             lines = np.moveaxis(grid, axis, -1).reshape(-1, size).tolist()
             rows += [(name, tuple(line)) for line in lines]
-    roles: list[list[int]] = [[] for _ in range(layout.world_size)]
+    group_indices: list[list[int]] = [[] for _ in range(layout.world_size)]
     positions: list[list[int]] = [[] for _ in range(layout.world_size)]
     for index, (_, ranks) in enumerate(rows):
         for position, rank in enumerate(ranks):
-            roles[rank].append(index)
+            group_indices[rank].append(index)
             positions[rank].append(position)
     return GroupTable(
         ranks=tuple(ranks for _, ranks in rows),
         names=tuple(name for name, _ in rows),
-        roles_R=tuple(tuple(r) for r in roles),
+        groups_R=tuple(tuple(r) for r in group_indices),
         positions_R=tuple(tuple(p) for p in positions),
     )
 
@@ -147,7 +147,7 @@ class _StageWriter:
         self._layout, self._costs, self._stage = layout, costs, stage
         rank = stage * layout.tp * layout.dp
         own = groups.of_rank(rank)
-        self._role = {groups.names[g]: role for role, g in enumerate(own)}
+        self._group_index = {groups.names[g]: group_index for group_index, g in enumerate(own)}
         records = [GroupRecord(ranks=groups.ranks[g], name=groups.names[g]) for g in own]
         self._trace = TraceBuilder(rank=rank, world_size=layout.world_size, groups=records)
         self._split = layout.schedule == "zero-bubble"
@@ -208,7 +208,7 @@ class _StageWriter:
         return self._trace.add_communication(
             op,
             n_bytes,
-            role=self._role[direction],
+            group_index=self._group_index[direction],
             peer=peer,
             preds=[pred],
             label=f"{op.spelling} {direction[3:]}",
@@ -233,13 +233,13 @@ class _StageWriter:
         if action.work is Work.WEIGHT:
             return ()
         moves = costs.forward_moves if action.work is Work.FORWARD else costs.backward_moves
-        return tuple(m for m in moves if m.group in self._role)
+        return tuple(m for m in moves if m.group in self._group_index)
 
     def _collective(self, move: Move, pred: int, lane: str = "communication") -> int:
         return self._trace.add_communication(
             move.op,
             move.n_bytes,
-            role=self._role[move.group],
+            group_index=self._group_index[move.group],
             preds=[pred],
             label=f"{move.group} {move.op.spelling}",
             lane=lane,
@@ -265,13 +265,13 @@ class _StageWriter:
     def _end_step(self, last: int) -> None:
         costs = self._costs[self._stage]
         for move in costs.step_moves:
-            if move.group in self._role:
+            if move.group in self._group_index:
                 last = self._collective(move, last)
         if self._layout.world_size > 1:
             last = self._trace.add_communication(
                 CollectiveOp.ALL_REDUCE,
                 4,
-                role=self._role["world"],
+                group_index=self._group_index["world"],
                 preds=[last],
                 label="gradient-norm all_reduce",
             )

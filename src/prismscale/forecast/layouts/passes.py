@@ -118,10 +118,10 @@ class _Stage:
         return ns_TX[:, self.column if ns_TX.shape[1] > 1 else 0]
 
     def nodes(self) -> Iterator[tuple[int, NodeKind, int]]:
-        """Body node, kind and role of each."""
+        """Body node, kind and group index of each."""
         first = self.trace.n_prologue
         for i in range(first, self.trace.n_nodes):
-            yield i - first, NodeKind(int(self.trace.kind_N[i])), int(self.trace.role_N[i])
+            yield i - first, NodeKind(int(self.trace.kind_N[i])), int(self.trace.group_index_N[i])
 
     def label(self, node: int) -> str:
         return self.trace.labels[int(self.trace.label_N[self.trace.n_prologue + node])]
@@ -136,9 +136,9 @@ class _Stage:
     def op(self, node: int) -> CollectiveOp:
         return CollectiveOp(int(self.trace.op_N[self.trace.n_prologue + node]))
 
-    def axis(self, role: int) -> str:
+    def axis(self, group_index: int) -> str:
         """``tp``, ``dp`` or ``world``: which axis of a layout stands for a group."""
-        group = self.trace.groups[role]
+        group = self.trace.groups[group_index]
         if len(group.ranks) == self.trace.world_size or group.ranks in self.pipeline:
             return "world"
         return _axis_by_name(group) or "dp"
@@ -151,9 +151,9 @@ def _axis_by_name(group: GroupRecord) -> str:
 
 def _group_size(stage: _Stage, axis: str) -> int:
     sizes = [
-        len(stage.trace.groups[role].ranks)
-        for _, kind, role in stage.nodes()
-        if kind == NodeKind.COLLECTIVE and stage.axis(role) == axis
+        len(stage.trace.groups[group_index].ranks)
+        for _, kind, group_index in stage.nodes()
+        if kind == NodeKind.COLLECTIVE and stage.axis(group_index) == axis
     ]
     return max(sizes, default=1)
 
@@ -180,15 +180,15 @@ def _passes(stage: _Stage, degrees: Degrees) -> StagePasses:
     counts: Counter[tuple[str, Move]] = Counter()
     sent = 0
     phase = STEP
-    for node, kind, role in stage.nodes():
+    for node, kind, group_index in stage.nodes():
         if kind == NodeKind.COMPUTE:
             phase = next((p for p in PHASES if p in stage.label(node)), STEP)
             ns_T = stage.beyond_its_work_ns(node)
             total_ns[phase] += float(np.median(ns_T))
             variance[phase] += float(ns_T.var())
         elif kind == NodeKind.COLLECTIVE:
-            if len(stage.trace.groups[role].ranks) > 1:
-                move = Move(stage.op(node), stage.n_bytes(node), stage.axis(role))
+            if len(stage.trace.groups[group_index].ranks) > 1:
+                move = Move(stage.op(node), stage.n_bytes(node), stage.axis(group_index))
                 counts[phase, move] += 1
         elif kind == NodeKind.SEND and stage.toward_last(node):
             sent += stage.n_bytes(node)

@@ -1,8 +1,8 @@
 """Placement: which node of unequal speed hosts which part of the job.
 
-A *seat* is a set of ranks that one node hosts (a tensor-parallel group, or several); a placement
-gives every seat a node. A node's factor multiplies all computation of its ranks. Placements are
-compared by a quantile of the step time on the engine, all on the same draws.
+A *node_slot* is a set of ranks that one node hosts (a tensor-parallel group, or several); a
+placement gives every node slot a node. A node's factor multiplies all computation of its ranks.
+Placements are compared by a quantile of the step time on the engine, all on the same draws.
 
 Exhaustive search goes through placements that differ: replicas of the pipeline are interchangeable
 as a whole where they draw from the same pools, and so are nodes of equal speed. Beyond that,
@@ -36,10 +36,10 @@ FIRST_TEMPERATURE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlacement:
-    """Nodes by seat, and what the job's step then takes."""
+    """Nodes by node slot, and what the job's step then takes."""
 
     node_S: tuple[int, ...]
-    """Index of the node on each seat."""
+    """Index of the node on each node slot."""
     step_ns: float
     """The quantile of the step time that is minimised."""
 
@@ -49,7 +49,7 @@ class PlacementStudy:
     """The outcome of a search."""
 
     nodes: tuple[ClusterNode, ...]
-    seats: tuple[tuple[int, ...], ...]
+    node_slots: tuple[tuple[int, ...], ...]
     given: NodePlacement
     best: NodePlacement
     worst: NodePlacement
@@ -75,7 +75,7 @@ class Evaluator:
         self,
         graph: JobGraph,
         source_for: Callable[[Floats], tuple[DrawSource, Base | None]],
-        seats: Sequence[Sequence[int]],
+        node_slots: Sequence[Sequence[int]],
         nodes: Sequence[ClusterNode],
         *,
         draws: int = 64,
@@ -86,23 +86,25 @@ class Evaluator:
         """
         Args:
             source_for: durations, and what draws go on from, given the factor of every rank.
-            seats: ranks of each seat.
-            nodes: at least one a seat; spare ones may be more.
+            node_slots: ranks of each node slot.
+            nodes: at least one a node slot; spare ones may be more.
 
         Raises:
-            UsageError: fewer nodes than seats, or seats that do not hold every rank once.
+            UsageError: fewer nodes than node slots, or node slots that do not hold every rank once.
         """
-        ranks = sorted(r for seat in seats for r in seat)
+        ranks = sorted(r for node_slot in node_slots for r in node_slot)
         if ranks != list(range(graph.world_size)):
-            raise UsageError("seats must hold every rank of the job once")
-        if len(nodes) < len(seats):
-            raise UsageError(f"{len(nodes)} nodes for {len(seats)} seats; list at least as many")
+            raise UsageError("node_slots must hold every rank of the job once")
+        if len(nodes) < len(node_slots):
+            raise UsageError(
+                f"{len(nodes)} nodes for {len(node_slots)} node_slots; list at least as many"
+            )
         self._job = compile_job(graph)
         self._source_for = source_for
-        self.seats = tuple(tuple(seat) for seat in seats)
-        self._seat_R = np.empty(graph.world_size, dtype=np.int64)
-        for s, seat in enumerate(seats):
-            self._seat_R[list(seat)] = s
+        self.node_slots = tuple(tuple(node_slot) for node_slot in node_slots)
+        self._slot_R = np.empty(graph.world_size, dtype=np.int64)
+        for s, node_slot in enumerate(node_slots):
+            self._slot_R[list(node_slot)] = s
         self._factor_N = np.array([n.factor for n in nodes])
         self._chunk = Chunk(index=0, draws=draws, seed=seed)
         self._steps, self._quantile = steps, quantile
@@ -114,10 +116,10 @@ class Evaluator:
         return NodePlacement(node_S=tuple(node_S), step_ns=step_ns)
 
     def with_factors(self, factor_S: Floats) -> float:
-        """The quantile of the step time in ns, given the factor of every seat."""
+        """The quantile of the step time in ns, given the factor of every node slot."""
         key = tuple(factor_S.tolist())
         if key not in self._known:
-            source, base = self._source_for(factor_S[self._seat_R])
+            source, base = self._source_for(factor_S[self._slot_R])
             shared = drawing(self._job, source, base=base, steps=self._steps)
             drawn = run_chunk(shared, self._chunk)
             self._known[key] = float(np.quantile(drawn, self._quantile))
@@ -141,10 +143,10 @@ def place(
     """Find a good placement.
 
     Args:
-        nodes: in the given order: node ``i`` sits on seat ``i`` to begin with.
-        replica_S: replica of each seat. Replicas hold equally many seats, in the order of stages.
-        rounds: evaluations of the search.
-        exhaustive: True or False to insist; None tries all where they are few.
+        nodes: in the given order: node ``i`` sits on node slot ``i`` to begin with.
+        replica_S: replica of each node slot. Replicas hold equally many node slots, in the order of
+        stages. rounds: evaluations of the search. exhaustive: True or False to insist; None tries
+        all where they are few.
 
     Raises:
         UsageError: exhaustive search was asked for, and there are too many placements; or replicas
@@ -163,7 +165,7 @@ def place(
         seen = list(_anneal(evaluate, given, nodes, rounds, np.random.default_rng(seed)))
     return PlacementStudy(
         nodes=tuple(nodes),
-        seats=evaluate.seats,
+        node_slots=evaluate.node_slots,
         given=given,
         best=min(seen, key=lambda p: p.step_ns),
         worst=max(seen, key=lambda p: p.step_ns),
@@ -183,35 +185,35 @@ def count_placements(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> 
 def different_placements(
     nodes: Sequence[ClusterNode], replica_S: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """One of each set of placements that cannot differ in the law of their step time.
+    """One of each set of placements that cannot differ in the distribution of their step time.
 
-    Filled seat by seat with factors; of replicas that hold the same factors in another order only
-    the ascending order is gone through.
+    Filled node slot by node slot with factors; of replicas that hold the same factors in another
+    order only the ascending order is gone through.
 
     Raises:
         UsageError: replicas of different sizes.
     """
-    seats_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
-    width = len(seats_of[0])
-    if any(len(seats) != width for seats in seats_of):
-        raise UsageError("replicas differ in their number of seats")
-    order = [s for seats in seats_of for s in seats]
+    slots_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
+    width = len(slots_of[0])
+    if any(len(node_slots) != width for node_slots in slots_of):
+        raise UsageError("replicas differ in their number of node_slots")
+    order = [s for node_slots in slots_of for s in node_slots]
     holders: dict[float, list[int]] = {}
     for index, node in enumerate(nodes):
         holders.setdefault(node.factor, []).append(index)
     for found in _filled({f: len(held) for f, held in holders.items()}, len(order), width):
         free = {factor: iter(indices) for factor, indices in holders.items()}
-        node_of = {seat: next(free[f]) for seat, f in zip(order, found, strict=True)}
+        node_of = {node_slot: next(free[f]) for node_slot, f in zip(order, found, strict=True)}
         yield tuple(node_of[s] for s in range(len(order)))
 
 
-def _filled(held: Mapping[float, int], seats: int, width: int) -> Iterator[tuple[float, ...]]:
-    """Factors seat by seat, each as often as there are nodes of it; replicas of ``width`` seats in
-    ascending order. Without recursion: a job may have thousands of seats."""
+def _filled(held: Mapping[float, int], node_slots: int, width: int) -> Iterator[tuple[float, ...]]:
+    """Factors node slot by node slot, each as often as there are nodes of it; replicas of ``width``
+    node slots in ascending order. Without recursion: a job may have thousands of node slots."""
     factors = sorted(held)
     filled: list[float] = []
     left = dict(held)
-    # What is still to be tried at each seat so far.
+    # What is still to be tried at each node slot so far.
     choices = [iter(factors)]
     while choices:
         factor = next(choices[-1], None)
@@ -226,7 +228,7 @@ def _filled(held: Mapping[float, int], seats: int, width: int) -> Iterator[tuple
         left[factor] -= 1
         done, rest = divmod(len(filled), width)
         ascending = rest or done < 2 or filled[-2 * width : -width] <= filled[-width:]
-        if ascending and len(filled) < seats:
+        if ascending and len(filled) < node_slots:
             choices.append(iter(factors))
             continue
         if ascending:
@@ -243,21 +245,21 @@ def _anneal(
 ) -> Iterator[NodePlacement]:
     """All placements on the way, from the given one and from the slowest nodes put last or
     first."""
-    n_nodes, n_seats = len(nodes), len(given.node_S)
+    n_nodes, n_node_slots = len(nodes), len(given.node_S)
     factors = [n.factor for n in nodes]
     ascending = np.argsort(factors, kind="stable").tolist()
-    starts = [given, evaluate(ascending[:n_seats]), evaluate(ascending[:n_seats][::-1])]
+    starts = [given, evaluate(ascending[:n_node_slots]), evaluate(ascending[:n_node_slots][::-1])]
     yield from starts
     current = min(starts, key=lambda p: p.step_ns)
     spare = [n for n in range(n_nodes) if n not in current.node_S]
     order = [*current.node_S, *spare]
     temperature = FIRST_TEMPERATURE
     for _ in range(rounds):
-        i, j = int(rng.integers(n_seats)), int(rng.integers(n_nodes))
+        i, j = int(rng.integers(n_node_slots)), int(rng.integers(n_nodes))
         if factors[order[i]] == factors[order[j]]:
             continue
         order[i], order[j] = order[j], order[i]
-        tried = evaluate(order[:n_seats])
+        tried = evaluate(order[:n_node_slots])
         yield tried
         worse = tried.step_ns / current.step_ns - 1
         if worse <= 0 or rng.random() < math.exp(-worse / temperature):
@@ -269,9 +271,9 @@ def _anneal(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotNode:
-    """One slow node at one seat."""
+    """One slow node at one node slot."""
 
-    seat: int
+    node_slot: int
     factor: float
     step_ns: float
     slowdown: float
@@ -280,23 +282,25 @@ class HotNode:
 
 def hot_node_study(
     evaluate_with: Callable[[Floats], float],
-    n_seats: int,
+    n_node_slots: int,
     factors: Sequence[float],
     *,
-    seats: Sequence[int] | None = None,
+    node_slots: Sequence[int] | None = None,
 ) -> list[HotNode]:
-    """The step with one node slower, at each seat, for every factor.
+    """The step with one node slower, at each node slot, for every factor.
 
     Args:
-        evaluate_with: step time in ns, given a factor for every seat.
-        seats: which to make slow; None for all.
+        evaluate_with: step time in ns, given a factor for every node slot.
+        node_slots: which to make slow; None for all.
     """
-    base = evaluate_with(np.ones(n_seats))
+    base = evaluate_with(np.ones(n_node_slots))
     found = []
     for factor in factors:
-        for seat in range(n_seats) if seats is None else seats:
-            factor_S = np.ones(n_seats)
-            factor_S[seat] = factor
+        for node_slot in range(n_node_slots) if node_slots is None else node_slots:
+            factor_S = np.ones(n_node_slots)
+            factor_S[node_slot] = factor
             step = evaluate_with(factor_S)
-            found.append(HotNode(seat=seat, factor=factor, step_ns=step, slowdown=step / base - 1))
+            found.append(
+                HotNode(node_slot=node_slot, factor=factor, step_ns=step, slowdown=step / base - 1)
+            )
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
-from prismscale.forecast.laws.pools import rank_factors
+from prismscale.forecast.distributions.pools import rank_factors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,23 +60,23 @@ def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
 
 
 def nodes_of_recording(
-    samples: StepSamples, seats: Sequence[Sequence[int]]
+    samples: StepSamples, node_slots: Sequence[Sequence[int]]
 ) -> tuple[ClusterNode, ...]:
-    """The node of each seat, as slow as its ranks' computation was beside that of their peers.
+    """The node of each node slot, as slow as its ranks' computation was beside that of their peers.
 
     Raises:
         UsageError: all ranks are equally fast, or share one recording.
     """
     factor_R = rank_factors(samples)
-    found = [float(np.mean(factor_R[list(seat)])) for seat in seats]
+    found = [float(np.mean(factor_R[list(node_slot)])) for node_slot in node_slots]
     if np.ptp(found) == 0:
         raise UsageError(
             "the recording shows no difference between nodes (ranks of a stage share one capture, "
             "or have no peers); give their speeds as a CSV"
         )
     return tuple(
-        ClusterNode(name=f"node of rank {seat[0]}", factor=factor)
-        for seat, factor in zip(seats, found, strict=True)
+        ClusterNode(name=f"node of rank {node_slot[0]}", factor=factor)
+        for node_slot, factor in zip(node_slots, found, strict=True)
     )
 
 

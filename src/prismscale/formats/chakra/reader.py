@@ -61,7 +61,7 @@ class _File:
     path: Path
     rank: int
     groups: dict[str, GroupRecord] = field(default_factory=dict)
-    """By the name that nodes use; in order of role where the file tells them."""
+    """By the name that nodes use; in order of group index where the file tells them."""
     nodes: dict[int, _ChakraNode] = field(default_factory=dict)
 
     def order(self) -> list[int]:
@@ -202,7 +202,7 @@ def _group_table(files: Sequence[_File]) -> GroupTable:
     return GroupTable(
         ranks=tuple(r.ranks for r in records),
         names=tuple(names),
-        roles_R=tuple(tuple(g for g, r in enumerate(records) if k in r.ranks) for k in world),
+        groups_R=tuple(tuple(g for g, r in enumerate(records) if k in r.ranks) for k in world),
         positions_R=tuple(tuple(r.ranks.index(k) for r in records if k in r.ranks) for k in world),
     )
 
@@ -216,8 +216,8 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
         )
         for g in own
     ]
-    role_of = {groups.names[g]: role for role, g in enumerate(own)}
-    builder = TraceBuilder(rank=file.rank, world_size=len(groups.roles_R), groups=described)
+    index_of = {groups.names[g]: group_index for group_index, g in enumerate(own)}
+    builder = TraceBuilder(rank=file.rank, world_size=len(groups.groups_R), groups=described)
     builder.begin_body()
     order = file.order()
     position = {i: p for p, i in enumerate(order)}
@@ -230,12 +230,12 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
         if op is None:
             builder.add_compute(node.duration_ns, preds=preds, label=node.name, lane=lane)
             continue
-        role = _role(file.path, i, node, role_of)
+        group_index = _group_index(file.path, i, node, index_of)
         builder.add_communication(
             op,
             int(node.attrs.get("comm_size", 0)),
-            role=role,
-            peer=_peer(file, i, node, op, described[role].ranks),
+            group_index=group_index,
+            peer=_peer(file, i, node, op, described[group_index].ranks),
             preds=preds,
             durations_ns=node.duration_ns,
             label=node.name,
@@ -277,16 +277,16 @@ def _operation(path: Path, i: int, node: _ChakraNode) -> CollectiveOp | None:
     return OPERATION[CommType(comm_type)]
 
 
-def _role(path: Path, i: int, node: _ChakraNode, role_of: Mapping[str, int]) -> int:
+def _group_index(path: Path, i: int, node: _ChakraNode, index_of: Mapping[str, int]) -> int:
     name = str(node.attrs.get("pg_name", WORLD))
     if name == WORLD:
         return 0
-    if name not in role_of:
+    if name not in index_of:
         raise FormatError(
             f"{path}: node {i} communicates in group '{name}', which is unknown or does not hold "
             f"this rank; list the ranks of all groups in {GROUPS_FILE} beside the traces"
         )
-    return role_of[name]
+    return index_of[name]
 
 
 def _peer(file: _File, i: int, node: _ChakraNode, op: CollectiveOp, ranks: tuple[int, ...]) -> int:

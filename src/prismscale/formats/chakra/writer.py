@@ -4,7 +4,7 @@ Each file holds the last simulated step: ``<prefix>.<rank>.et``, and beside them
 (group name → ranks) as ASTRA-sim reads it. Chakra counts microseconds; the attributes
 ``start_time_ns`` and ``duration_ns`` keep what that rounding loses. ``earlier_step_distances``
 holds edges that cross the step's border (in nodes back), and the metadata lists the groups of the
-rank by role, so that a job can be read back as it was.
+rank by group index, so that a job can be read back as it was.
 """
 
 from __future__ import annotations
@@ -148,14 +148,14 @@ class _RankExport:
         self._body = body
         self._spoken = spoken
         self._uses = _uses(graph, self._class)
-        self.groups = [self._group(role) for role in range(len(self._class.seats))]
+        self.groups = [self._group(group_index) for group_index in range(len(self._class.slots))]
 
-    def _group(self, role: int) -> dict[str, Any]:
-        seat = self._class.seats[role]
-        family, column = self._graph.families[seat.family], int(seat.group_M[self._member])
+    def _group(self, group_index: int) -> dict[str, Any]:
+        slot = self._class.slots[group_index]
+        family, column = self._graph.families[slot.family], int(slot.group_M[self._member])
         return {
             "name": f"{family.index}.{column}",
-            "desc": self._class.trace.groups[role].name,
+            "desc": self._class.trace.groups[group_index].name,
             "ranks": family.ranks_KG[:, column].tolist(),
         }
 
@@ -203,8 +203,8 @@ class _RankExport:
 
     def _communication(self, i: int) -> dict[str, bool | int | str | list[int]]:
         trace = self._class.trace
-        role, op = int(trace.role_N[i]), CollectiveOp(int(trace.op_N[i]))
-        group = self.groups[role]
+        group_index, op = int(trace.group_index_N[i]), CollectiveOp(int(trace.op_N[i]))
+        group = self.groups[group_index]
         found: dict[str, bool | int | str | list[int]] = {
             "pg_name": group["name"],
             "comm_size": int(trace.bytes_N[i]),
@@ -223,8 +223,8 @@ class _RankExport:
         if i not in self._uses:
             return _pick(self._body[node], self._member)
         key = self._uses[i]
-        role = int(self._class.trace.role_N[i])
-        column = int(self._class.seats[role].group_M[self._member])
+        group_index = int(self._class.trace.group_index_N[i])
+        column = int(self._class.slots[group_index].group_M[self._member])
         return _pick(self._spoken[key], column)
 
 

@@ -32,7 +32,7 @@ class Matched:
 
     group_of: Mapping[Place, GroupKey]
     """Of every kernel that communicates among recorded ranks."""
-    meetings: tuple[tuple[Place, ...], ...]
+    instances: tuple[tuple[Place, ...], ...]
     """Collectives by all members in group order; a message by sender and receiver."""
     peer_of: Mapping[Place, int]
     """Messages: the rank index of the other side."""
@@ -76,11 +76,11 @@ def match(ranks: Sequence[RankSteps], global_ranks: Sequence[int]) -> Matched:
                 members = (i, peer) if known.op is CollectiveOp.SEND else (peer, i)
             group_of[i, n] = key
             uses.setdefault((key, members), {}).setdefault(i, []).append((i, n))
-    meetings: list[tuple[Place, ...]] = []
+    instances: list[tuple[Place, ...]] = []
     for (_, members), by_rank in uses.items():
         _same_number(ranks, members, by_rank)
-        meetings += zip(*(by_rank[i] for i in members), strict=True)
-    return Matched(group_of=group_of, meetings=tuple(meetings), peer_of=peer_of)
+        instances += zip(*(by_rank[i] for i in members), strict=True)
+    return Matched(group_of=group_of, instances=tuple(instances), peer_of=peer_of)
 
 
 def _group_key(
@@ -116,7 +116,7 @@ def clock_offsets(ranks: Sequence[RankSteps], matched: Matched) -> NDArray[np.in
     The median over all matched communications; ranks that meet nobody keep their clock.
     """
     late: list[list[float]] = [[] for _ in ranks]
-    for places in matched.meetings:
+    for places in matched.instances:
         if len(places) < 2:
             continue
         ends_KS = np.array([ranks[i].end_ns_SN[:, n] for i, n in places])
@@ -151,7 +151,7 @@ def own_times(ranks: Sequence[RankSteps], matched: Matched) -> OwnTimes:
     durations = [e - s for s, e in zip(starts, ends, strict=True)]
     left = [e.copy() for e in ends]
     early_ends = 0
-    for places in matched.meetings:
+    for places in matched.instances:
         arrival_S = np.max([starts[i][:, n] for i, n in places], axis=0)
         own_S = np.min([ends[i][:, n] for i, n in places], axis=0) - arrival_S
         if own_S.min() < -CLOCK_JUMP_NS:

@@ -96,7 +96,7 @@ def _common_steps(ranks: list[RankSteps]) -> list[RankSteps]:
 
 
 def _group_records(matched: Matched, n_ranks: int) -> dict[GroupKey, GroupRecord]:
-    """The world first: role 0 of every rank."""
+    """The world first: group index 0 of every rank."""
     world: GroupKey = ("", tuple(range(n_ranks)))
     keys = dict.fromkeys([world, *sorted(set(matched.group_of.values()))])
     return {key: GroupRecord(ranks=key[1], name=key[0]) for key in keys}
@@ -127,7 +127,7 @@ def _rank_trace(
         builder.add_communication(
             known.op,
             known.n_bytes,
-            role=own.index(key),
+            group_index=own.index(key),
             peer=matched.relative_peer((index, n)),
             preds=preds,
             durations_ns=durations,

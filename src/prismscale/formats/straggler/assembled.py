@@ -22,7 +22,7 @@ from prismscale.formats.straggler.structure import (
     Group,
     StageUnits,
     TracedCollective,
-    meetings,
+    collectives,
     stage_units,
 )
 from prismscale.formats.straggler.table import OpTable, Repairs
@@ -92,7 +92,7 @@ def read_meta(path: Path) -> dict[str, str]:
 
 
 def _take_apart(path: Path, table: OpTable, repairs: Repairs) -> tuple[StragglerJob, OpTable]:
-    """Units, meetings and times; steps with clock jumps are left out and the rest done again."""
+    """Units, collectives and times; steps with clock jumps are left out and the rest done again."""
     stages, meets, parts = _separated(table, Repairs())
     if parts.disordered_T.any():
         bad = [table.step_ids[i] for i in np.flatnonzero(parts.disordered_T)]
@@ -108,7 +108,7 @@ def _take_apart(path: Path, table: OpTable, repairs: Repairs) -> tuple[Straggler
     job = StragglerJob(
         n_replicas=table.n_replicas,
         stages=tuple(stages),
-        meetings=tuple(meets),
+        collectives=tuple(meets),
         parts=parts,
         hidden=hidden_barriers(stages, parts),
     )
@@ -119,7 +119,7 @@ def _separated(
     table: OpTable, repairs: Repairs
 ) -> tuple[list[StageUnits], list[TracedCollective], Separated]:
     stages = [stage_units(s) for s in table.stages]
-    meets = meetings(table)
+    meets = collectives(table)
     return stages, meets, separate(stages, meets, table.origin_ns_T, repairs)
 
 
@@ -148,22 +148,22 @@ def _groups(job: StragglerJob) -> GroupTable:
     names += [Group.PIPELINE.value] * n_replicas
     ranks += [tuple(row) for row in grid_SD.tolist()]
     names += [Group.DATA.value] * n_stages
-    for meeting in job.meetings:
-        if meeting.group is Group.EMBEDDING:
-            ends = sorted({s for s, _ in meeting.members})
+    for collective in job.collectives:
+        if collective.group is Group.EMBEDDING:
+            ends = sorted({s for s, _ in collective.members})
             ranks += [tuple(row) for row in grid_SD[ends].T.tolist()]
             names += [Group.EMBEDDING.value] * n_replicas
             break
-    roles: list[list[int]] = [[] for _ in range(grid_SD.size)]
+    group_indices: list[list[int]] = [[] for _ in range(grid_SD.size)]
     positions: list[list[int]] = [[] for _ in range(grid_SD.size)]
     for index, members in enumerate(ranks):
         for position, rank in enumerate(members):
-            roles[rank].append(index)
+            group_indices[rank].append(index)
             positions[rank].append(position)
     return GroupTable(
         ranks=tuple(ranks),
         names=tuple(names),
-        roles_R=tuple(map(tuple, roles)),
+        groups_R=tuple(map(tuple, group_indices)),
         positions_R=tuple(map(tuple, positions)),
     )
 
@@ -171,8 +171,8 @@ def _groups(job: StragglerJob) -> GroupTable:
 def _trace(job: StragglerJob, rank: int, groups: GroupTable) -> RankTrace:
     stage, replica = divmod(rank, job.n_replicas)
     own = [GroupRecord(ranks=groups.ranks[g], name=groups.names[g]) for g in groups.of_rank(rank)]
-    role_of = {record.name: role for role, record in enumerate(own)}
-    builder = TraceBuilder(rank=rank, world_size=len(groups.roles_R), groups=own)
+    index_of = {record.name: group_index for group_index, record in enumerate(own)}
+    builder = TraceBuilder(rank=rank, world_size=len(groups.groups_R), groups=own)
     builder.begin_body()
     for step in worker_program(job, stage, replica):
         if step.is_compute:
@@ -184,7 +184,7 @@ def _trace(job: StragglerJob, rank: int, groups: GroupTable) -> RankTrace:
             builder.add_communication(
                 step.op,
                 0,
-                role=role_of[step.group.value],
+                group_index=index_of[step.group.value],
                 peer=step.peer,
                 preds=step.preds,
                 durations_ns=durations_T.tolist(),
@@ -213,6 +213,6 @@ def _replicas_of_groups(
     job: StragglerJob, rank_class: RankClass, graph: JobGraph, node: int
 ) -> NDArray[np.int64]:
     """The replica of each group of the family in which a communication happens."""
-    role = int(rank_class.trace.role_N[node])
-    table = graph.families[rank_class.seats[role].family].ranks_KG
+    group_index = int(rank_class.trace.group_index_N[node])
+    table = graph.families[rank_class.slots[group_index].family].ranks_KG
     return np.asarray(table[0] % job.n_replicas, dtype=np.int64)

@@ -37,8 +37,8 @@ class ProgramStep:
     """The unit before which this node is the gap; -1 no gap. The number of units means the end."""
     unit: int = -1
     """The unit that this computation is; -1 none."""
-    meeting: int = -1
-    """The meeting that this communication is; -1 none."""
+    collective: int = -1
+    """The collective that this communication is; -1 none."""
     barrier: int = -1
     """The barrier that this communication is; -1 none."""
     op: CollectiveOp = CollectiveOp.BARRIER
@@ -49,7 +49,7 @@ class ProgramStep:
     @property
     def is_compute(self) -> bool:
         """Computation or gap."""
-        return self.meeting < 0 and self.barrier < 0
+        return self.collective < 0 and self.barrier < 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class StragglerJob:
 
     n_replicas: int
     stages: tuple[StageUnits, ...]
-    meetings: tuple[TracedCollective, ...]
+    collectives: tuple[TracedCollective, ...]
     parts: Separated
     hidden: HiddenBarriers
 
@@ -81,14 +81,14 @@ class StragglerJob:
         """Durations ``[T, G]`` of a communication in the groups of these replicas."""
         if step.barrier >= 0:
             return self.hidden.barriers[step.barrier].own_ns_T[:, None]
-        own = self.parts.own_ns[step.meeting]
+        own = self.parts.own_ns[step.collective]
         return own if own.shape[1] == 1 else own[:, replicas]
 
 
 def worker_program(job: StragglerJob, stage: int, replica: int) -> list[ProgramStep]:
     """The program of one worker."""
     units = job.stages[stage]
-    places = _meetings_by_key(job.meetings, stage)
+    places = _collectives_by_key(job.collectives, stage)
     barriers = [(i, job.hidden.barriers[i]) for i in job.barriers_of(stage, replica)]
     steps: list[ProgramStep] = []
     # A worker begins a step when it has ended the one before: -1 is the last node of that step.
@@ -97,7 +97,9 @@ def worker_program(job: StragglerJob, stage: int, replica: int) -> list[ProgramS
         for step in _barriers_before(barriers, stage, replica, u):
             tails = _append(steps, [step], tails)
         tails = _append(steps, [_gap(units, u, members[0])], tails)
-        tails = _append(steps, [_node(units, u, k, places, job.meetings) for k in members], tails)
+        tails = _append(
+            steps, [_node(units, u, k, places, job.collectives) for k in members], tails
+        )
     if not steps[-1].is_compute:
         _append(steps, [ProgramStep(label=GAP, preds=(), gap_before=len(units.units))], tails)
     return steps
@@ -113,7 +115,7 @@ def _append(
     return tuple(range(first, len(steps)))
 
 
-def _meetings_by_key(meets: Sequence[TracedCollective], stage: int) -> dict[int, int]:
+def _collectives_by_key(meets: Sequence[TracedCollective], stage: int) -> dict[int, int]:
     return {k: i for i, m in enumerate(meets) for s, k in m.members if s == stage}
 
 
@@ -139,14 +141,14 @@ def _node(
     label, microbatch = units.keys[key].label, _microbatch(units, key)
     if key not in places:
         return ProgramStep(label=label, preds=(), unit=unit, microbatch=microbatch)
-    meeting = meets[places[key]]
+    collective = meets[places[key]]
     p2p = {**dict.fromkeys(SENDS, CollectiveOp.SEND), **dict.fromkeys(RECEIVES, CollectiveOp.RECV)}
     return ProgramStep(
         label=label,
         preds=(),
-        meeting=places[key],
-        op=p2p.get(label, meeting.op),
-        group=meeting.group,
+        collective=places[key],
+        op=p2p.get(label, collective.op),
+        group=collective.group,
         peer=(SENDS | RECEIVES).get(label, -1),
         microbatch=microbatch,
     )

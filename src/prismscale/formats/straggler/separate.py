@@ -36,7 +36,7 @@ class Separated:
     closed_ns_TDU: tuple[Spans, ...]
     """By stage: when each unit really ended."""
     own_ns: tuple[Spans, ...]
-    """By meeting: its own time, ``[T, 1]`` across replicas, ``[T, D]`` else."""
+    """By collective: its own time, ``[T, 1]`` across replicas, ``[T, D]`` else."""
     disordered_T: NDArray[np.bool_]
     """Steps with a clock jump."""
 
@@ -67,11 +67,11 @@ def separate(
         for u in _communicating(stage, meets):
             left[stage.stage][..., u] = 0
     own_ns = []
-    for meeting in meets:
-        places = [(s, stages[s].unit_of(k)) for s, k in meeting.members]
+    for collective in meets:
+        places = [(s, stages[s].unit_of(k)) for s, k in collective.members]
         arrival = np.max([begins[s][..., u] for s, u in places], axis=0)
         first_end = np.min([ends[s][..., u] for s, u in places], axis=0)
-        if meeting.group.across_replicas:
+        if collective.group.across_replicas:
             arrival = arrival.max(axis=1, keepdims=True)
             first_end = first_end.min(axis=1, keepdims=True)
         early = arrival - first_end

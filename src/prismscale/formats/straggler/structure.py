@@ -1,9 +1,9 @@
 """What a stage does in a step, and who meets whom: taken once from all recorded steps.
 
 A worker runs *units* one after another. A unit is a computation, a communication, or a batch of
-isend and irecv that start and end together. A *meeting* joins the units of all participants of one
-communication. Waiting inside a recorded communication is told apart from the communication by
-:mod:`prismscale.formats.straggler.separate`.
+isend and irecv that start and end together. A *traced collective* joins the units of all
+participants of one communication. Waiting inside a recorded communication is told apart from the
+communication by :mod:`prismscale.formats.straggler.separate`.
 
 Array axes: ``T`` steps, ``D`` data-parallel ranks, ``K`` operations of one stage, ``U`` its units.
 """
@@ -135,7 +135,7 @@ def _is_batch(table: StageTable, a: int, b: int) -> bool:
     return bool((together[0] & together[1]).mean() > 0.5)
 
 
-def meetings(table: OpTable) -> list[TracedCollective]:
+def collectives(table: OpTable) -> list[TracedCollective]:
     """Every communication of a step.
 
     Raises:
@@ -144,7 +144,7 @@ def meetings(table: OpTable) -> list[TracedCollective]:
     found: list[TracedCollective] = []
     for stage in table.stages:
         for index, key in enumerate(stage.keys):
-            found += _meetings_of(table, stage.stage, index, key)
+            found += _collectives_of(table, stage.stage, index, key)
     met = {member for m in found for member in m.members}
     for stage in table.stages:
         for index, key in enumerate(stage.keys):
@@ -155,7 +155,9 @@ def meetings(table: OpTable) -> list[TracedCollective]:
     return found
 
 
-def _meetings_of(table: OpTable, stage: int, index: int, key: OpKey) -> Iterator[TracedCollective]:
+def _collectives_of(
+    table: OpTable, stage: int, index: int, key: OpKey
+) -> Iterator[TracedCollective]:
     own = (stage, index)
     if key.label in SENDS:
         peer = (stage + SENDS[key.label]) % table.n_stages

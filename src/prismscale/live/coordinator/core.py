@@ -132,6 +132,7 @@ class Coordinator:
     def _arrive(self, live: LiveRank, message: Message) -> None:
         trace = live.rank_class.trace
         live.blocked = False
+        # Before the engine goes on: what virtual ranks compute meanwhile follows from it.
         if self._jitter is not None and message.time_ns < NEVER:
             factor = self._speed.factor
             self._jitter.observe(
@@ -184,7 +185,9 @@ class Coordinator:
         for position in sorted(live.told):
             start = self._lane_free(live, position)
             if start is None:
+                # Those after it wait as well: the engine counts uses in the order of arrivals.
                 break
+            # A lane works on one after the other.
             time_ns = max(live.told.pop(position), start)
             self._engine.arrive(live.rank_class.index, position, time_ns)
             entered = True
@@ -204,6 +207,7 @@ class Coordinator:
             if end is None:
                 if before in live.waiting:
                     return None
+                # Forgotten: it ended steps ago.
                 continue
             free = max(free, latest(end))
         return free
@@ -223,6 +227,7 @@ class Coordinator:
             else:
                 _send(live, Message(MessageKind.RELEASE, position, time_ns))
         if released and not live.waiting:
+            # Ends of the last two steps stay: what comes next on their lanes asks for them.
             horizon = max(live.rank_class.trace.n_body, 1)
             newest = self._engine.position_of(live.rank_class.index)
             self._engine.forget_before(live.rank_class.index, newest - 2 * horizon)
@@ -231,9 +236,9 @@ class Coordinator:
     def _uncovered(self, live: LiveRank, message: Message) -> None:
         text = message.text or {}
         op = CollectiveOp[str(text["op"]).upper()]
-        seat = live.rank_class.seats[int(text["role"])]
-        column = int(seat.group_M[0])
-        table = self._job.graph.families[seat.family].ranks_KG[:, [column]]
+        slot = live.rank_class.slots[int(text["group_index"])]
+        column = int(slot.group_M[0])
+        table = self._job.graph.families[slot.family].ranks_KG[:, [column]]
         duration = self._model.duration_ns(op, int(text["n_bytes"]), table)
         end = message.time_ns + int(np.max(duration))
         if end >= NEVER:
@@ -243,6 +248,7 @@ class Coordinator:
 
     def _explain(self, live: LiveRank, position: int) -> None:
         """Tell a waiting live rank that it waits for ever, if nobody can change that."""
+        # Whoever still computes may come yet.
         running = [r for r in self._ranks.values() if not (r.finished or r.blocked)]
         if running or position not in live.waiting:
             return

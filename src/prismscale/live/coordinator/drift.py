@@ -47,7 +47,7 @@ def trimmed_mean(values: ArrayLike) -> float:
 
 
 def captured_compute_ns(trace: RankTrace) -> float:
-    """Computation of a captured step."""
+    """Computation (ns) of a captured step: trimmed mean over the samples."""
     return trimmed_mean(trace.compute_ns_S)
 
 

@@ -34,7 +34,7 @@ from prismscale.sim.state import Times, latest
 KEPT = 256
 """Moments that are remembered."""
 LEAST = 0.5
-"""A machine is not that much faster than usual: the rank did less than usual."""
+"""Smallest slowness that is believed: with less, the rank did less work than usual."""
 _FAR = 2.0**58
 
 
@@ -60,6 +60,7 @@ def with_own_jitter(graph: JobGraph, share: float, live: Iterable[int]) -> JobGr
 
 def _with_own_jitter(trace: RankTrace, share: float) -> RankTrace:
     usual_B = np.maximum(np.median(trace.body_ns_SB, axis=0), 1.0)
+    # See [Note: common jitter]: B (b / B)^sqrt(1 - r^2).
     own_SB = usual_B * (trace.body_ns_SB / usual_B) ** np.sqrt(1 - share**2)
     rows_SB = np.where(trace.computes_B, np.rint(own_SB), trace.body_ns_SB).astype(np.int64)
     return replace(trace, body_ns_SB=rows_SB)
@@ -104,11 +105,14 @@ class MachineTime:
         if usual_ns > 0 and computing > 0:
             # What the machine does while the rank waits is not known.
             slowness = max(computing / usual_ns, LEAST)
+            # Another rank takes m^r of its usual time, so meanwhile it got m^-r as far.
             done += computing * (slowness**-self._share - 1)
         work = self._works[-2] + done
+        # The last piece is replaced; beyond it the machine is as usual until more is known.
         self._times[-1:] = [float(time_ns), time_ns + _FAR]
         self._works[-1:] = [work, work + _FAR]
         if len(self._times) > 2 * KEPT:
+            # The oldest pieces become one at the usual pace: both lists step back by as much.
             for kept in (self._times, self._works):
                 kept[: KEPT + 1] = [kept[KEPT + 1] - _FAR]
 
@@ -180,6 +184,7 @@ class CommonJitter:
         if not beside or latest(plain) >= NEVER:
             return plain
         if plain.size == 1 and self._is_on_one_machine[class_index]:
+            # One value: NumPy would take longer than the arithmetic.
             ends_ns = [seen.end(int(start[0]), int(plain[0] - start[0])) for seen, _ in beside]
             return np.array([round(sum(ends_ns) / len(ends_ns))], dtype=np.int64)
         shape = np.broadcast_shapes(plain.shape, beside[0][1].shape)

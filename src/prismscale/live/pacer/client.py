@@ -48,12 +48,14 @@ class PacerLink:
             origin_ns=origin_ns,
             compute_factor=compute_factor,
         )
-        # Not a session of its own: whoever ends this rank ends its pacer.
+        # See [Note: why a process paces] in shared_words.py. Not a session of its own: whoever ends
+        # this rank ends its pacer.
         process = subprocess.Popen(
             [sys.executable, "-m", PACER_PROCESS, json.dumps(plain(spec))],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), wire.fileno()),
         )
+        # With a copy of it open here, the pacer's end would go unnoticed.
         theirs.close()
         link = PacerLink(words, ours, process)
         link.hear()
@@ -69,6 +71,7 @@ class PacerLink:
         try:
             self._connection.sendall(b"".join(record.pack() for record in records))
         except OSError:
+            # It is gone; its last line says why.
             self.hear()
 
     def check(self) -> None:
@@ -77,6 +80,7 @@ class PacerLink:
         Raises:
             StuckError: the job cannot go on.
         """
+        # Only a pacer that gives up opens answers that nobody asked for.
         if self._words.answers[0] >= OPEN:
             self.hear()
 
@@ -106,6 +110,7 @@ class PacerLink:
 
     def close(self) -> None:
         """Go; the pacer opens every gate and ends."""
+        # Both: the socket stays open as long as the file made of it.
         self._lines.close()
         self._connection.close()
         if self._process is not None:

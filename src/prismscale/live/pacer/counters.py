@@ -28,7 +28,9 @@ class CounterTimes:
         changed = np.flatnonzero(self._words.counters != self._seen).tolist()
         for word in changed:
             times = self._times.setdefault(word, {})
+            # Read once: the device goes on counting meanwhile.
             reached = int(self._words.counters[word])
+            # The middle of two looks: see [Note: why a process paces] in shared_words.py.
             for value in range(int(self._seen[word]) + 1, reached + 1):
                 times[value] = (before + now_ns) // 2
             self._seen[word] = reached
@@ -43,7 +45,8 @@ class CounterTimes:
 
 
 class ContiguousPrefix:
-    """Counters of the points that were passed without a gap: a stream passes them in order."""
+    """Words that hold the last point up to which all were passed, in whatever order that was. A
+    stream waits for its points in order."""
 
     def __init__(self, words: Any) -> None:
         self._words = words

@@ -47,8 +47,11 @@ from prismscale.processes.children import die_with_parent
 from prismscale.typed_files import decode
 
 KEPT_LATE = 4096
+"""Gates of which it is remembered how late they were opened."""
 IDLE_AFTER_NS = 100_000_000
+"""The pacer looks without a pause until nothing has happened for this long."""
 IDLE_S = 100e-6
+"""Pause between looks from then on; a message ends it."""
 
 
 class RankLink(Protocol):
@@ -134,6 +137,7 @@ class Pacer:
         """Let the device run free and tell the rank why."""
         self.words.gates[:] = OPEN
         self.words.answers[:] = OPEN
+        # Last: a rank that sees its answers open waits for this line.
         self.link.answer({"fault": text})
         self.finished = True
 
@@ -145,7 +149,7 @@ class Pacer:
             batch = self._batches.setdefault(record.gate, Batch())
             batch.unanswered.add(record.position)
             self._batch_of[record.position] = record.gate
-            self._arrivals.setdefault(record.role, deque()).append(record)
+            self._arrivals.setdefault(record.group_index, deque()).append(record)
         elif record.kind == WordKind.ISSUED:
             self._batches[record.gate].issued = True
             self._answered(record.gate, self._batches[record.gate])
@@ -163,7 +167,7 @@ class Pacer:
             self.wire.send(Message(MessageKind.ARRIVE, record.position, now))
         else:
             op = CollectiveOp(record.op).spelling
-            text = {"op": op, "n_bytes": record.n_bytes, "role": record.role}
+            text = {"op": op, "n_bytes": record.n_bytes, "group_index": record.group_index}
             self.wire.send(Message(MessageKind.UNCOVERED, record.position, now, text))
         return True
 
@@ -185,10 +189,12 @@ class Pacer:
 
     def _answered(self, gate: Point, batch: Batch) -> None:
         if batch.issued and not batch.unanswered:
+            # The end is known: the host may go on. The stream may when it has come.
             self._answers.pass_(gate)
             heapq.heappush(self._due, (batch.end_ns, gate))
 
     def _open_due(self, now_ns: int) -> None:
+        # Kept in logical time, because the origin moves.
         while self._due and self._due[0][0] + self.origin_ns <= now_ns:
             end_ns, gate = heapq.heappop(self._due)
             self._gates.pass_(gate)

@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 from prismscale.errors import PrismscaleError
 
 N_WORDS = 1024
-"""Of each kind: 32-bit, one page."""
+"""Words of each kind: 32 bits each, together one page."""
 OPEN = 1 << 30
-"""A gate that nothing is held at."""
+"""Value of a gate that holds nothing."""
 
 
 class Point(NamedTuple):
-    """A counter or gate having come to a value."""
+    """A value of a counter or gate, which is reached as soon as the word is as large."""
 
     word: int
     value: int
@@ -125,22 +125,26 @@ class Record(NamedTuple):
     at: Point = Point(0, 0)
     gate: Point = Point(0, 0)
     position: int = 0
-    role: int = 0
+    group_index: int = 0
     op: int = 0
     n_bytes: int = 0
     hung: bool = False
 
     def pack(self) -> bytes:
         """As :meth:`unpack` reads it."""
-        tail = (self.position, self.role, self.op, self.n_bytes, self.hung)
+        tail = (self.position, self.group_index, self.op, self.n_bytes, self.hung)
         return _RECORD.pack(self.kind, *self.at, *self.gate, *tail)
 
     @staticmethod
     def unpack(data: bytes | bytearray) -> list[Record]:
         """All records in ``data``, whose length must be a multiple of :data:`RECORD_BYTES`."""
         return [
-            Record(WordKind(kind), Point(a, m), Point(b, n), position, role, op, n_bytes, hung)
-            for kind, a, m, b, n, position, role, op, n_bytes, hung in _RECORD.iter_unpack(data)
+            Record(
+                WordKind(kind), Point(a, m), Point(b, n), position, group_index, op, n_bytes, hung
+            )
+            for kind, a, m, b, n, position, group_index, op, n_bytes, hung in _RECORD.iter_unpack(
+                data
+            )
         ]
 
 

@@ -14,11 +14,13 @@ CachingAllocator::~CachingAllocator() {
 }
 
 void CachingAllocator::own(Block* block) {
+  if (block->pool->owner != nullptr) block->pool->owner->blocks += 1;
   block->place = all_.size();
   all_.push_back(block);
 }
 
 void CachingAllocator::disown(Block* block) {
+  if (block->pool->owner != nullptr) block->pool->owner->blocks -= 1;
   Block* last = all_.back();
   last->place = block->place;
   all_[block->place] = last;
@@ -65,16 +67,19 @@ bool CachingAllocator::counts_searches() const {
 Block* CachingAllocator::malloc(size_t bytes, int64_t stream) {
   process_events();
   const size_t size = round_size(bytes);
-  BlockPool& pool = size <= kSmallLimit ? small_ : large_;
-  const Request request{size, segment_bytes_for(bytes), stream, &pool};
+  Request request{size, segment_bytes_for(bytes), stream, &pool_for(size, stream)};
   Block* block = find_cached(request);
   if (block == nullptr) {
     if (counts_searches()) collect_garbage();
     block = new_segment(request);
   }
-  if (block == nullptr && release_oversized(request)) block = new_segment(request);
   if (block == nullptr) {
-    release_cached();
+    block = find_in_opted_pools(request);
+    if (block != nullptr) request.pool = block->pool;
+  }
+  if (block == nullptr && release_oversized(request)) block = new_segment(request);
+  if (block == nullptr && captures_ == 0) {
+    release_cached({0, 0});
     stats_.num_alloc_retries += 1;
     block = new_segment(request);
   }
@@ -133,10 +138,8 @@ Block* CachingAllocator::new_segment(const Request& request) {
   block->address = next_address_;
   next_address_ += (bytes + kRoundLarge - 1) / kRoundLarge * kRoundLarge;
   own(block);
-  each_stat(*request.pool, [&](PoolKind kind) {
-    stats_.segment[kind].add(1);
-    stats_.reserved_bytes[kind].add(static_cast<int64_t>(bytes));
-  });
+  each_stat(*request.pool, [&](PoolKind kind) { stats_.segment[kind].add(1); });
+  count_reserved(*request.pool, static_cast<int64_t>(bytes));
   if (bytes >= config_.max_split_bytes) stats_.oversize_segments.add(1);
   stats_.num_device_alloc += 1;
   return block;
@@ -144,6 +147,7 @@ Block* CachingAllocator::new_segment(const Request& request) {
 
 bool CachingAllocator::should_split(const Block& block, size_t size) const {
   const size_t remaining = block.size - size;
+  if (block.pool->owner != nullptr && block.pool->owner->no_split) return false;
   if (block.pool->is_small || config_.expandable_segments) return remaining >= kMinBlock;
   return size < config_.max_split_bytes && remaining > kSmallLimit;
 }
@@ -208,6 +212,8 @@ void CachingAllocator::free(Block* block) {
   if (block->size >= config_.max_split_bytes) stats_.oversize_allocations.sub(1);
   if (block->used_on.empty()) {
     make_idle(block);
+  } else if (captures_ > 0) {
+    deferred_.push_back(block);
   } else {
     insert_events(block);
   }
@@ -271,10 +277,13 @@ size_t CachingAllocator::try_merge(Block* into, Block* from) {
 
 void CachingAllocator::record_stream(Block* block, int64_t stream) {
   // Uses on the allocating stream are ordered already.
-  if (stream != block->stream) block->used_on.insert(stream);
+  if (stream == block->stream) return;
+  block->used_on.insert(stream);
+  if (captures_ > 0) block->used_in_capture.insert(stream);
 }
 
 void CachingAllocator::insert_events(Block* block) {
+  block->used_in_capture.clear();
   for (const int64_t stream : block->used_on) {
     block->pending_events += 1;
     events_[stream].emplace_back(progress_->ticket(stream), block);
@@ -288,6 +297,8 @@ void CachingAllocator::finish_event(Block* block) {
 }
 
 void CachingAllocator::process_events() {
+  if (captures_ > 0) return;
+  insert_deferred_events();
   for (auto it = events_.begin(); it != events_.end();) {
     auto& queue = it->second;
     while (!queue.empty() && progress_->passed(it->first, queue.front().first)) {
@@ -298,12 +309,18 @@ void CachingAllocator::process_events() {
   }
 }
 
-void CachingAllocator::finish_all_events() {
+void CachingAllocator::finish_all_events(const PrivatePool* only) {
   stats_.num_sync_all_streams += 1;
+  insert_deferred_events();
   for (auto& [stream, queue] : events_) {
-    for (auto& entry : queue) finish_event(entry.second);
+    std::erase_if(queue, [&](const auto& entry) {
+      Block* block = entry.second;
+      const bool ends = only == nullptr || block->pool->owner == only;
+      if (ends) finish_event(block);
+      return ends;
+    });
   }
-  events_.clear();
+  std::erase_if(events_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 }  // namespace prismscale

@@ -11,11 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace prismscale {
@@ -79,6 +81,7 @@ struct ExpandableSegment {
 };
 
 struct BlockPool;
+struct PrivatePool;
 
 struct Block {
   int64_t stream = 0;
@@ -95,6 +98,7 @@ struct Block {
   uint32_t made_by = 0;  // signature id of the op that allocated it
   size_t place = 0;      // in the allocator's list of all blocks
   std::set<int64_t> used_on;
+  std::set<int64_t> used_in_capture;  // of these, the streams that were capturing a graph
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
   bool is_idle() const { return !allocated && pending_events == 0 && used_on.empty(); }
@@ -114,9 +118,27 @@ struct ByAddress {
 
 struct BlockPool {
   bool is_small = false;
+  PrivatePool* owner = nullptr;
   uint64_t searches = 0;  // age of cached blocks for garbage collection is counted in these
   std::set<Block*, BySizeThenAddress> cached;
   std::set<Block*, ByAddress> unmapped;
+};
+
+// As torch numbers them: {n, 0} for a graph's own pool, {0, n} for one that the program asked for.
+using PoolId = std::pair<uint64_t, uint64_t>;
+// Whether an allocation on this stream, now and by this thread, goes to a pool.
+using TakesFrom = std::function<bool(int64_t stream)>;
+
+// Memory that nobody outside shares: of CUDA graphs, whose kernels come back to its addresses, and of
+// torch.cuda.MemPool. See caching_allocator_pools.cpp.
+struct PrivatePool {
+  explicit PrivatePool(PoolId id);
+  BlockPool& of(bool is_small) { return is_small ? small : large; }
+  const PoolId id;
+  BlockPool small, large;
+  int use_count = 1;  // graphs, MemPool objects and scopes that hold it
+  size_t blocks = 0;  // cached and allocated
+  bool use_on_oom = false, no_split = false;
 };
 
 class CachingAllocator {
@@ -129,7 +151,7 @@ class CachingAllocator {
   Block* malloc(size_t bytes, int64_t stream);  // nullptr: out of memory, after all retries
   void free(Block* block);
   void record_stream(Block* block, int64_t stream);
-  void empty_cache();
+  void empty_cache(PoolId id = {0, 0});  // of everything, or of one pool that nobody holds any more
   void reset_peaks();
   void reset_accumulated();
 
@@ -139,6 +161,21 @@ class CachingAllocator {
   size_t segment_bytes_for(size_t bytes) const;
   std::vector<const Block*> blocks() const;  // all, by stream and address
 
+  // Private pools, in torch's terms. All false: what torch answers with an internal assertion.
+  bool retain_pool(PoolId id);                  // makes it, or holds it once more
+  bool begin_pool(PoolId id, TakesFrom takes);  // what `takes` comes from it from now on; holds it
+  bool end_pool(PoolId id);                     // ... no longer; it is still held
+  bool release_pool(PoolId id);
+  int pool_use_count(PoolId id) const;  // 0: there is none
+  void set_pool_options(PoolId id, bool use_on_oom, bool no_split);
+  // What each pool has reserved: of pools that are no more, too.
+  const std::map<PoolId, StatByPool>& reserved_by_pool() const { return reserved_by_pool_; }
+  size_t private_bytes() const;  // allocated in private pools
+  // While a graph is captured events can be neither recorded nor asked: what waits for other streams
+  // waits for its end, too.
+  void capture_begins() { captures_ += 1; }
+  void capture_ends() { captures_ -= 1; }
+
  private:
   struct Request {
     size_t size;
@@ -147,6 +184,10 @@ class CachingAllocator {
     BlockPool* pool;
   };
 
+  BlockPool& pool_for(size_t size, int64_t stream);
+  Block* find_in_opted_pools(const Request& request);
+  void release_freeable_pools(PoolId id);
+  void insert_deferred_events();
   size_t round_size(size_t bytes) const;
   size_t allowed_bytes() const;
   bool counts_searches() const;
@@ -158,12 +199,12 @@ class CachingAllocator {
   size_t try_merge(Block* into, Block* from);
   void insert_events(Block* block);
   void process_events();
-  void finish_all_events();
+  void finish_all_events(const PrivatePool* only = nullptr);
   void finish_event(Block* block);
   void collect_garbage();
   bool release_oversized(const Request& request);
-  void release_cached();
-  void release_pool(BlockPool& pool);
+  void release_cached(PoolId id);
+  void release_blocks(BlockPool& pool);
   void release_segment(Block* block);
 
   // caching_allocator_expandable.cpp
@@ -178,6 +219,7 @@ class CachingAllocator {
     change(kAllPools);
     change(pool.is_small ? kSmallPool : kLargePool);
   }
+  void count_reserved(BlockPool& pool, int64_t change);
   void own(Block* block);
   void disown(Block* block);  // and deletes it
 
@@ -186,6 +228,12 @@ class CachingAllocator {
   uint64_t next_address_;
   AllocatorStats stats_;
   BlockPool small_, large_;
+  std::map<PoolId, std::unique_ptr<PrivatePool>> pools_;
+  std::map<PoolId, StatByPool> reserved_by_pool_;
+  std::set<PoolId> freeable_;  // of pools_: those that nobody holds
+  std::vector<std::pair<PoolId, TakesFrom>> routes_;  // the latest last, and it goes first
+  std::vector<Block*> deferred_;  // freed in a capture, used on other streams
+  int captures_ = 0;
   std::vector<Block*> all_;  // in no order: blocks split, merge and move far more often than anybody asks
   std::map<int64_t, std::deque<std::pair<uint64_t, Block*>>> events_;
   std::vector<std::unique_ptr<ExpandableSegment>> expandables_;

@@ -5,7 +5,7 @@
 
 namespace prismscale {
 
-void CachingAllocator::empty_cache() { release_cached(); }
+void CachingAllocator::empty_cache(PoolId id) { release_cached(id); }
 
 // Frees cached segments that were not reused for longer than average until reserved memory is below
 // the threshold.
@@ -61,13 +61,16 @@ bool CachingAllocator::release_oversized(const Request& request) {
   return released >= key.size;
 }
 
-void CachingAllocator::release_cached() {
-  finish_all_events();
-  release_pool(large_);
-  release_pool(small_);
+void CachingAllocator::release_cached(PoolId id) {
+  if (id == PoolId{0, 0} && captures_ == 0) {
+    finish_all_events();
+    release_blocks(large_);
+    release_blocks(small_);
+  }
+  release_freeable_pools(id);
 }
 
-void CachingAllocator::release_pool(BlockPool& pool) {
+void CachingAllocator::release_blocks(BlockPool& pool) {
   std::vector<Block*> to_unmap;  // unmapping changes the set that is being walked
   for (auto it = pool.cached.begin(); it != pool.cached.end();) {
     Block* block = *it++;
@@ -84,10 +87,8 @@ void CachingAllocator::release_pool(BlockPool& pool) {
 }
 
 void CachingAllocator::release_segment(Block* block) {
-  each_stat(*block->pool, [&](PoolKind kind) {
-    stats_.segment[kind].sub(1);
-    stats_.reserved_bytes[kind].sub(static_cast<int64_t>(block->size));
-  });
+  each_stat(*block->pool, [&](PoolKind kind) { stats_.segment[kind].sub(1); });
+  count_reserved(*block->pool, -static_cast<int64_t>(block->size));
   if (block->size >= config_.max_split_bytes) stats_.oversize_segments.sub(1);
   stats_.num_device_free += 1;
   block->pool->cached.erase(block);
@@ -104,12 +105,18 @@ void CachingAllocator::reset_peaks() {
   auto* stat = reinterpret_cast<Stat*>(&stats_);
   auto* end = &stats_.oversize_segments + 1;
   for (; stat != end; ++stat) stat->peak = stat->current;
+  for (auto& [id, by_pool] : reserved_by_pool_) {
+    for (Stat& reserved : by_pool) reserved.peak = reserved.current;
+  }
 }
 
 void CachingAllocator::reset_accumulated() {
   auto* stat = reinterpret_cast<Stat*>(&stats_);
   auto* end = &stats_.oversize_segments + 1;
   for (; stat != end; ++stat) stat->allocated = stat->freed = 0;
+  for (auto& [id, by_pool] : reserved_by_pool_) {
+    for (Stat& reserved : by_pool) reserved.allocated = reserved.freed = 0;
+  }
   stats_.num_alloc_retries = stats_.num_ooms = stats_.num_sync_all_streams = 0;
   stats_.num_device_alloc = stats_.num_device_free = 0;
 }
@@ -179,9 +186,7 @@ bool CachingAllocator::map_block(Block* block, size_t bytes) {
   try_merge(block, block->next);
   block->cached_at_search = pool.searches;
   pool.cached.insert(block);
-  each_stat(pool, [&](PoolKind kind) {
-    stats_.reserved_bytes[kind].add(static_cast<int64_t>(mapped_bytes));
-  });
+  count_reserved(pool, static_cast<int64_t>(mapped_bytes));
   stats_.num_device_alloc += 1;
   return true;
 }
@@ -232,9 +237,7 @@ void CachingAllocator::unmap_block(Block* block) {
   try_merge(block, block->prev);
   try_merge(block, block->next);
   pool.unmapped.insert(block);
-  each_stat(pool, [&](PoolKind kind) {
-    stats_.reserved_bytes[kind].sub(static_cast<int64_t>(end - begin));
-  });
+  count_reserved(pool, -static_cast<int64_t>(end - begin));
   stats_.num_device_free += 1;
 }
 

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "cuda_ops.h"  // generated at build time from torch's operator list
 #include "fallback.h"
+#include "graph_capture.h"
 #include "policy.h"
 #include "recorder.h"
+#include "registration.h"
 #include "runtime.h"
 
 using namespace prismscale;
@@ -57,6 +60,11 @@ void copy_stats(const AllocatorStats& stats, int64_t* out) {
   std::memcpy(out, &stats, sizeof stats);
 }
 
+// On a CUDA build each kernel replaces one, which torch warns about.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 at::Tensor known_or_undefined(const at::Tensor& tensor) {
   const auto known = known_value(tensor);
   return known ? known->clone() : at::Tensor();
@@ -64,7 +72,13 @@ at::Tensor known_or_undefined(const at::Tensor& tensor) {
 
 bool is_known(const at::Tensor& tensor) { return known_value(tensor).has_value(); }
 bool set_value(const at::Tensor& tensor, const at::Tensor& value) { return set_known(tensor, value); }
-void forget_value(const at::Tensor& tensor) { forget(tensor); }
+void forget_value(const at::Tensor& tensor) {
+  forget(tensor);
+  written_in_graph(tensor);
+}
+at::Tensor ghost(const at::Tensor& tensor) { return is_null(tensor) ? make_ghost(tensor) : tensor; }
+void raise_error(int64_t error) { raise_cuda(static_cast<CudaError>(error)); }
+void synchronize(int64_t index) { device(static_cast<int>(index)).synchronize_device(); }
 std::optional<at::Generator> generator_of(int64_t index) { return default_generator(static_cast<int>(index)); }
 
 }  // namespace
@@ -75,6 +89,9 @@ TORCH_LIBRARY(prismscale_null, library) {
   library.def("set_known(Tensor tensor, Tensor value) -> bool", &set_value);
   library.def("default_generator(int device) -> Generator?", &generator_of);
   library.def("forget(Tensor tensor) -> ()", &forget_value);
+  library.def("ghost(Tensor tensor) -> Tensor", &ghost);
+  library.def("synchronize(int device) -> ()", &synchronize);
+  library.def("raise_cuda(int error) -> ()", &raise_error);
 }
 
 extern "C" {
@@ -84,6 +101,8 @@ int64_t ps_stats_words() { return sizeof(AllocatorStats) / sizeof(int64_t); }
 
 // Once per process, before any CUDA tensor exists.
 void ps_install(const SettingsRow* row) {
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   configure_devices(static_cast<int>(row->devices), to_settings(*row));
   register_cuda_allocator();
   install_guard();
@@ -95,6 +114,8 @@ void ps_install(const SettingsRow* row) {
   register_fallback(kCudaOps, kCudaOpCount);
 }
 
+void ps_set_capability(int major, int minor) { set_capability(major, minor); }
+
 void ps_set_cost(CostCallback callback, int64_t device_ns, int64_t host_ns) {
   set_cost_callback(callback, device_ns, host_ns);
   set_timed(callback != nullptr);
@@ -104,7 +125,6 @@ int ps_current_device() { return current_device(); }
 void ps_set_device(int index) { set_current_device(index); }
 int64_t ps_current_stream(int index) { return current_stream(index); }
 void ps_set_stream(int index, int64_t stream) { set_current_stream(index, stream); }
-void ps_synchronize(int index) { device(index).synchronize_device(); }
 int64_t ps_host_time_ns() { return host_time_ns(); }
 void ps_advance_host(int64_t by_ns) { advance_host(by_ns); }
 void ps_host_waits_until(int64_t time_ns) { host_waits_until(time_ns); }
@@ -135,8 +155,58 @@ void ps_reset_peaks(int index) {
 void ps_reset_accumulated(int index) {
   device(index).with_allocator([](CachingAllocator& a) { a.reset_accumulated(); });
 }
-void ps_empty_cache(int index) {
-  device(index).with_allocator([](CachingAllocator& a) { a.empty_cache(); });
+void ps_empty_cache(int index, uint64_t kind, uint64_t number) {
+  device(index).with_allocator([&](CachingAllocator& a) { a.empty_cache({kind, number}); });
+}
+void ps_clear_blas() {
+  for (int index = 0; index < device_count(); ++index) device(index).clear_blas();
+}
+// Private pools. 0: torch would raise, because the pool is not in the state that this needs.
+int ps_pool_retain(int index, uint64_t kind, uint64_t number) {
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return a.retain_pool({kind, number}); });
+}
+int ps_pool_begin_capture(int index, uint64_t kind, uint64_t number) {
+  return device(index).begin_pool_of_capture({kind, number});
+}
+// Takes what this thread (-1: any) allocates on `stream` (-1: any).
+int ps_pool_begin(int index, uint64_t kind, uint64_t number, int this_thread, int64_t stream) {
+  const auto thread = std::this_thread::get_id();
+  const auto takes = [=](int64_t s) {
+    return (this_thread < 0 || thread == std::this_thread::get_id()) && (stream < 0 || s == stream);
+  };
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return a.begin_pool({kind, number}, takes); });
+}
+int ps_pool_end(int index, uint64_t kind, uint64_t number) {
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return a.end_pool({kind, number}); });
+}
+int ps_pool_release(int index, uint64_t kind, uint64_t number) {
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return a.release_pool({kind, number}); });
+}
+int ps_pool_use_count(int index, uint64_t kind, uint64_t number) {
+  return device(index).with_allocator(
+      [&](CachingAllocator& a) { return a.pool_use_count({kind, number}); });
+}
+// For each pool its id and what it has reserved, as in AllocatorStats; returns how many there are.
+int64_t ps_pool_stats(int index, int64_t* out, int64_t capacity) {
+  const auto stats = device(index).with_allocator(
+      [](CachingAllocator& a) { return a.reserved_by_pool(); });
+  for (const auto& [id, reserved] : stats) {
+    if (capacity-- <= 0) break;
+    *out++ = static_cast<int64_t>(id.first);
+    *out++ = static_cast<int64_t>(id.second);
+    std::memcpy(out, &reserved, sizeof reserved);
+    out += sizeof reserved / sizeof(int64_t);
+  }
+  return static_cast<int64_t>(stats.size());
+}
+void ps_pool_options(int index, uint64_t kind, uint64_t number, int use_on_oom, int no_split) {
+  device(index).with_allocator([&](CachingAllocator& a) {
+    a.set_pool_options({kind, number}, use_on_oom != 0, no_split != 0);
+  });
 }
 int64_t ps_free_bytes(int index) {
   return device(index).with_allocator(
@@ -195,7 +265,25 @@ void ps_replay_synchronize(void* replay) {
   progress.issued += 1;
   progress.completed = progress.issued;
 }
-void ps_replay_empty_cache(void* replay) { static_cast<Replay*>(replay)->allocator.empty_cache(); }
+void ps_replay_empty_cache(void* replay, uint64_t pool) {
+  static_cast<Replay*>(replay)->allocator.empty_cache({pool, 0});
+}
+// Allocations on `stream` come from the pool, as in a capture.
+int ps_replay_begin_pool(void* replay, uint64_t pool, int64_t stream) {
+  auto& allocator = static_cast<Replay*>(replay)->allocator;
+  if (!allocator.begin_pool({pool, 0}, [=](int64_t s) { return s == stream; })) return 0;
+  allocator.capture_begins();
+  return 1;
+}
+int ps_replay_end_pool(void* replay, uint64_t pool) {
+  auto& allocator = static_cast<Replay*>(replay)->allocator;
+  if (!allocator.end_pool({pool, 0})) return 0;
+  allocator.capture_ends();
+  return 1;
+}
+int ps_replay_release_pool(void* replay, uint64_t pool) {
+  return static_cast<Replay*>(replay)->allocator.release_pool({pool, 0});
+}
 void ps_replay_stats(void* replay, int64_t* out) {
   copy_stats(static_cast<Replay*>(replay)->allocator.stats(), out);
 }

@@ -16,6 +16,7 @@ struct BlockRow {
   int64_t size_bytes, requested_bytes, stream;
   uint32_t made_by;
   uint8_t allocated, mapped, is_small, starts_segment;
+  uint64_t pool[2];  // id of its private pool; zeros where it has none
 };
 
 // Predecessors: `pred_count` positions from `first_pred` on in the array drained with the rows.

@@ -21,9 +21,10 @@ class NullTimer final : public c10d::Timer {
 }  // namespace
 
 void register_ddp_timer() {
-  c10d::TimerRegistry()->Register(c10::DeviceType::CUDA, [](c10::Device device) {
-    return std::unique_ptr<c10d::Timer>(new NullTimer(device));
-  });
+  c10d::TimerRegistry()->Register(
+      c10::DeviceType::CUDA,
+      [](c10::Device device) { return std::unique_ptr<c10d::Timer>(new NullTimer(device)); },
+      c10::REGISTRY_PREFERRED);  // a CUDA build has registered its own
 }
 
 }  // namespace prismscale

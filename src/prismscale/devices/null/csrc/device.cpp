@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <set>
 
+#include "graph_capture.h"
+
 namespace prismscale {
 namespace {
 
@@ -77,10 +79,13 @@ std::string format_bytes(size_t bytes) {
 std::vector<BlockRow> rows_of(const CachingAllocator& allocator) {
   std::vector<BlockRow> rows;
   for (const Block* block : allocator.blocks()) {
+    const PrivatePool* owner = block->pool->owner;
+    const PoolId id = owner == nullptr ? PoolId{0, 0} : owner->id;
     rows.push_back({block->address, static_cast<int64_t>(block->size),
                     static_cast<int64_t>(block->requested), block->stream, block->made_by,
                     block->allocated, block->mapped, block->pool->is_small,
-                    block->prev == nullptr || !block->prev->mapped});
+                    block->prev == nullptr || !block->prev->mapped,
+                    {id.first, id.second}});
   }
   return rows;
 }
@@ -111,8 +116,9 @@ void set_current_stream(int index, int64_t stream) {
   t_streams[static_cast<size_t>(index)] = stream;
 }
 int64_t host_time_ns() { return g_host_ns.load(std::memory_order_relaxed); }
+void add_host_time(int64_t by_ns) { g_host_ns.fetch_add(by_ns, std::memory_order_relaxed); }
 void advance_host(int64_t by_ns) {
-  g_host_ns.fetch_add(by_ns, std::memory_order_relaxed);
+  add_host_time(by_ns);
   SpanGraph::get().host_worked(by_ns);
 }
 void host_waits_until(int64_t time_ns) {
@@ -146,11 +152,18 @@ int64_t Device::launch(
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.issued += 1;
-  if (is_unpriced()) return state.tail_ns;
+  if (is_without_cost()) return state.tail_ns;
+  if (state.branch >= 0) {
+    if (graph_->is_broken) raise_cuda(kCaptureInvalidated);
+    advance_host(host_ns);  // Python and the dispatcher run as ever
+    graph_->launched(state.branch, signature, device_ns);
+    return kCaptured;
+  }
   const bool is_queued = device_ns > 0;  // a view launches nothing
   if (is_queued) wait_for_room(state);
-  g_host_ns.fetch_add(host_ns, std::memory_order_relaxed);
-  SpanGraph::get().launched(index_, stream, signature, host_ns, device_ns);
+  add_host_time(host_ns);
+  SpanGraph::get().launched(
+      index_, stream, signature, host_ns, device_ns, is_queued ? kQueued : kNotQueued);
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
   if (is_queued) state.queue_ns.push_back(state.tail_ns);
@@ -168,6 +181,8 @@ void Device::wait_for_room(StreamState& state) {
 void Device::record(EventState& event, int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
+  event.graph = state.branch >= 0 ? graph_ : nullptr;
+  if (event.graph) return graph_->recorded(state.branch, event);
   // An event on an idle stream happens when the host gets there, as on a real device.
   event.time_ns = std::max(state.tail_ns, host_time_ns());
   event.horizon = state.horizon;
@@ -178,6 +193,7 @@ void Device::record(EventState& event, int64_t stream) {
 void Device::wait(const EventState& event, int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
+  if (event.graph || state.branch >= 0) return wait_in_graph(event, state);
   state.tail_ns = std::max(state.tail_ns, event.time_ns);
   raise_to(state.horizon, event.horizon);
   SpanGraph::get().waits(index_, stream, event.frontier);
@@ -185,12 +201,18 @@ void Device::wait(const EventState& event, int64_t stream) {
 
 // Does not advance the host: a loop that polls must still end, so a poll counts as a host step.
 bool Device::query(const EventState& event) {
+  check_capture_allows();
+  if (event.graph) raise_cuda(kCapturedEvent);
   if (event.time_ns <= host_time_ns()) return true;
   advance_host(1000);
   return event.time_ns <= host_time_ns();
 }
 
 bool Device::query_stream(int64_t stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_synchronizes(streams_[static_cast<size_t>(stream)]);
+  }
   EventState now;
   now.time_ns = stream_time_ns(stream);
   return query(now);
@@ -203,21 +225,35 @@ void Device::complete(const std::vector<uint64_t>& horizon, int64_t time_ns) {
 
 void Device::synchronize(const EventState& event) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (is_unpriced()) return;
+  if (is_without_cost()) return;
+  check_capture_allows();
+  if (event.graph) raise_cuda(kCapturedEvent);
   complete(event.horizon, event.time_ns);
   SpanGraph::get().host_waits(event.frontier);
 }
 
 void Device::synchronize_stream(int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (is_unpriced()) return;
-  SpanGraph::get().host_waits(index_, stream);
+  if (is_without_cost()) return;
   StreamState& state = streams_[static_cast<size_t>(stream)];
+  check_synchronizes(state);
+  SpanGraph::get().host_waits(index_, stream);
   state.horizon[static_cast<size_t>(stream)] = state.issued;
   complete(state.horizon, state.tail_ns);
 }
 
+void Device::check_synchronizes(const StreamState& state) {
+  if (state.branch < 0) return;
+  graph_->is_broken = true;
+  raise_cuda(kCaptureUnsupported);
+}
+
 void Device::synchronize_device() {
+  if (!is_without_cost()) {
+    // Before any stream waits: the capturing one may be the last.
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const StreamState& state : streams_) check_synchronizes(state);
+  }
   for (int64_t stream = 0; stream < kStreams; ++stream) synchronize_stream(stream);
 }
 
@@ -293,7 +329,16 @@ void Device::use_blas(int64_t stream) {
     if (has) return;
     has = true;
   }
-  malloc(blas_workspace_bytes_, stream);
+  Block* block = malloc(blas_workspace_bytes_, stream);
+  std::lock_guard<std::mutex> lock(mutex_);
+  blas_blocks_.push_back(block);
+}
+
+void Device::clear_blas() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  blas_workspaces_.clear();
+  for (Block* block : blas_blocks_) allocator_->free(block);
+  blas_blocks_.clear();
 }
 
 // The text is CUDA's, word for word where programs look at it, so that handlers which match on
@@ -308,6 +353,10 @@ void Device::raise_out_of_memory(size_t bytes) {
         static_cast<size_t>(allocator_->stats().allocated_bytes[kAllPools].current);
     const auto reserved =
         static_cast<size_t>(allocator_->stats().reserved_bytes[kAllPools].current);
+    const size_t in_pools = allocator_->private_bytes();
+    const std::string in_private_pools = in_pools == 0
+        ? ""
+        : "with " + format_bytes(in_pools) + " allocated in private pools (e.g., CUDA Graphs), ";
     message = "CUDA out of memory. Tried to allocate " +
         format_bytes(allocator_->segment_bytes_for(bytes)) + ". GPU " + std::to_string(index_) +
         " has a total capacity of " + format_bytes(config.total_bytes) + " of which " +
@@ -318,7 +367,7 @@ void Device::raise_out_of_memory(size_t bytes) {
       message += format_bytes(static_cast<size_t>(allowed)) + " allowed; ";
     }
     message += "Of the allocated memory " + format_bytes(allocated) +
-        " is allocated by PyTorch, and " + format_bytes(reserved - allocated) +
+        " is allocated by PyTorch, " + in_private_pools + "and " + format_bytes(reserved - allocated) +
         " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try" +
         " setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation. (null CUDA" +
         " device of prismscale: this memory is modelled)";

@@ -22,7 +22,13 @@ namespace prismscale {
 
 constexpr int kMaxDevices = 16;
 constexpr int kStreamsPerPool = 32;  // torch.cuda.Stream() hands out 32 streams round-robin
-constexpr int kStreams = 1 + 2 * kStreamsPerPool;
+constexpr int kGraphBranches = 16;  // parallel branches of a replayed graph that are kept apart
+constexpr int64_t kFirstBranchStream = 1 + 2 * kStreamsPerPool;  // all but the first have their own
+constexpr int kStreams = static_cast<int>(kFirstBranchStream) + kGraphBranches - 1;
+constexpr int64_t kCaptured = -1;  // start of a launch that was not made, but recorded
+
+class RecordedGraph;  // graph_capture.h
+enum class CallKind : int;
 
 struct DeviceSettings {
   AllocatorConfig allocator;
@@ -33,6 +39,8 @@ struct EventState {
   int64_t time_ns = 0;
   std::vector<uint64_t> horizon;  // per stream: how many of its ops come before the event
   Frontier frontier;              // the same in nodes of the condensed graph
+  std::shared_ptr<RecordedGraph> graph;  // that it was recorded in: then it is only ...
+  uint32_t place = 0;                    // ... one of the graph's events
 };
 
 class Device : public StreamProgress {
@@ -41,7 +49,7 @@ class Device : public StreamProgress {
 
   // Streams and logical time.
   int64_t new_stream(bool high_priority);
-  // Returns the start time.
+  // Returns the start time, or kCaptured.
   int64_t launch(int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns);
   void record(EventState& event, int64_t stream);
   void wait(const EventState& event, int64_t stream);
@@ -51,6 +59,18 @@ class Device : public StreamProgress {
   void synchronize_stream(int64_t stream);
   void synchronize_device();
   int64_t stream_time_ns(int64_t stream);
+
+  // Captures of graphs. Launches on streams that take part, and events between them, are recorded.
+  void begin_capture(std::shared_ptr<RecordedGraph> graph, int64_t stream);
+  void end_capture();
+  bool is_capturing(int64_t stream);
+  bool called(int64_t stream, uint32_t call, CallKind kind, uint32_t joins);
+  // Replays: the host launches the graph, its launches follow at once, and it takes one place in the
+  // stream's queue until all of them are done.
+  int64_t launch_graph(int64_t stream, uint32_t signature, int64_t host_ns);
+  int64_t launch_in_graph(int64_t stream, uint32_t signature, int64_t device_ns);
+  void graph_launched(int64_t stream);
+  bool begin_pool_of_capture(PoolId id);  // whatever thread allocates on its streams
   void advance_stream(int64_t stream, int64_t until_ns);
 
   // Memory. `malloc` raises torch's OutOfMemoryError.
@@ -58,6 +78,7 @@ class Device : public StreamProgress {
   void free(Block* block);
   void record_stream(Block* block, int64_t stream);
   void use_blas(int64_t stream);
+  void clear_blas();
   // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
   std::array<int64_t, 2> take_peaks();
   std::vector<BlockRow> blocks();
@@ -78,14 +99,18 @@ class Device : public StreamProgress {
     uint64_t issued = 0;
     std::vector<uint64_t> horizon;
     std::deque<int64_t> queue_ns;  // ends of its last launches, as many as its queue is deep
+    int branch = -1;               // of the graph that is being captured, or -1
   };
   void wait_for_room(StreamState& state);
+  void wait_in_graph(const EventState& event, StreamState& state);
+  void check_synchronizes(const StreamState& state);
   void complete(const std::vector<uint64_t>& horizon, int64_t time_ns);
   [[noreturn]] void raise_out_of_memory(size_t bytes);
 
   const int index_;
   std::mutex mutex_;
   std::vector<StreamState> streams_;
+  std::shared_ptr<RecordedGraph> graph_;  // that is being captured here
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};
   std::unique_ptr<CachingAllocator> allocator_;
@@ -93,6 +118,7 @@ class Device : public StreamProgress {
   std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;
   std::vector<std::bitset<kStreams>> blas_workspaces_;  // by handle: the streams that have theirs
+  std::vector<Block*> blas_blocks_;
 };
 
 int device_count();
@@ -106,6 +132,7 @@ void set_current_stream(int device_index, int64_t stream);
 
 int64_t host_time_ns();
 void advance_host(int64_t by_ns);
+void add_host_time(int64_t by_ns);  // of a launch, which the spans are told of with the rest of it
 void host_waits_until(int64_t time_ns);
 // With a kernel model, record_stream frees are timed; without, they wait for a synchronization.
 void set_timed(bool timed);

@@ -39,8 +39,19 @@ bool covers_storage(const at::Tensor& tensor) {
 
 bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is_neg(); }
 
+size_t most_bytes(bool from_host) { return from_host ? kHostBytes : kShadowBytes; }
+
+// Hangs a blank shadow on a storage that has none; false where it would be too large.
+bool give_shadow(Allocation& allocation, bool from_host) {
+  if (allocation.bytes > most_bytes(from_host)) return false;
+  if (from_host && !take_host_bytes(allocation.bytes)) return false;
+  allocation.from_host = from_host;
+  allocation.shadow = blank_shadow(allocation.bytes);
+  return true;
+}
+
 // The CPU stand-in of one argument; false when its value is unknown.
-bool stand_in(const at::Tensor& tensor, bool overwritten, at::Tensor& cpu) {
+bool stand_in(const at::Tensor& tensor, bool overwritten, bool from_host, at::Tensor& cpu) {
   if (!tensor.defined() || !tensor.is_cuda()) {
     cpu = tensor;
     return true;
@@ -48,27 +59,28 @@ bool stand_in(const at::Tensor& tensor, bool overwritten, at::Tensor& cpu) {
   if (!is_plain(tensor)) return false;
   Allocation* allocation = allocation_of(tensor);
   if (allocation == nullptr) {
+    if (tensor.numel() > 0) return false;  // made from a foreign pointer
     cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
-    return tensor.numel() == 0;
+    return true;
   }
   if (!allocation->shadow) {
-    if (!overwritten || allocation->bytes > kShadowBytes || !covers_storage(tensor)) return false;
-    allocation->shadow = blank_shadow(allocation->bytes);
+    if (!overwritten || !covers_storage(tensor)) return false;
+    if (!give_shadow(*allocation, from_host)) return false;
   }
   cpu = on_shadow(tensor, allocation->shadow);
   return true;
 }
 
-bool stand_in(const IValue& value, bool overwritten, IValue& cpu) {
+bool stand_in(const IValue& value, bool overwritten, bool from_host, IValue& cpu) {
   if (value.isTensor()) {
     at::Tensor tensor;
-    if (!stand_in(value.toTensor(), overwritten, tensor)) return false;
+    if (!stand_in(value.toTensor(), overwritten, from_host, tensor)) return false;
     cpu = tensor;
   } else if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& item : value.toTensorVector()) {
       at::Tensor tensor;
-      if (!stand_in(item, overwritten, tensor)) return false;
+      if (!stand_in(item, overwritten, from_host, tensor)) return false;
       list.push_back(tensor);
     }
     cpu = list;
@@ -78,7 +90,9 @@ bool stand_in(const IValue& value, bool overwritten, IValue& cpu) {
     c10::List<std::optional<at::Tensor>> list;
     for (const IValue& item : value.toListRef()) {
       at::Tensor tensor;
-      if (item.isTensor() && !stand_in(item.toTensor(), overwritten, tensor)) return false;
+      if (item.isTensor() && !stand_in(item.toTensor(), overwritten, from_host, tensor)) {
+        return false;
+      }
       list.push_back(item.isTensor() ? std::optional<at::Tensor>(tensor) : std::nullopt);
     }
     cpu = list;
@@ -88,23 +102,23 @@ bool stand_in(const IValue& value, bool overwritten, IValue& cpu) {
   return true;
 }
 
-void keep(const at::Tensor& output, const at::Tensor& value) {
+void keep(const at::Tensor& output, const at::Tensor& value, bool from_host) {
   if (!is_null(output) || !value.defined()) return;
   Allocation* allocation = allocation_of(output);
-  if (allocation == nullptr || allocation->bytes > kShadowBytes) return;
-  if (!allocation->shadow) allocation->shadow = blank_shadow(allocation->bytes);
+  if (allocation == nullptr) return;
+  if (!allocation->shadow && !give_shadow(*allocation, from_host)) return;
   on_shadow(output, allocation->shadow).copy_(value);
 }
 
 // All values must be there before a blank shadow is hung on an argument that is only written.
-bool all_known(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
+bool all_known(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, bool from_host) {
   bool known = true;
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
     if (!known || !tensor.is_cuda()) return;
     const Allocation* allocation = allocation_of(tensor);
     if (allocation == nullptr || allocation->shadow) return;
     known = info.overwritten[static_cast<size_t>(argument)] &&
-        allocation->bytes <= kShadowBytes && covers_storage(tensor);
+        allocation->bytes <= most_bytes(from_host) && covers_storage(tensor);
   });
   return known;
 }
@@ -147,14 +161,27 @@ class KernelScope {
 
 }  // namespace
 
+bool follows_from_host(c10::ArrayRef<IValue> arguments) {
+  bool follows = false;
+  each_tensor(arguments, [&](const at::Tensor& tensor, int, int) {
+    if (tensor.is_cpu()) {
+      follows |= tensor.dim() > 0;
+    } else if (const Allocation* allocation = allocation_of(tensor)) {
+      follows |= allocation->from_host;
+    }
+  });
+  return follows;
+}
+
 bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
                c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> outputs) {
-  if (!all_known(info, arguments)) return false;
+  const bool from_host = follows_from_host(arguments);
+  if (!all_known(info, arguments, from_host)) return false;
   torch::jit::Stack stack;
   const bool together = info.counts && are_numbers(arguments[0]);
   for (size_t i = 0; i < arguments.size() && !together; ++i) {
     IValue cpu;
-    if (!stand_in(arguments[i], info.overwritten[i], cpu)) return false;
+    if (!stand_in(arguments[i], info.overwritten[i], from_host, cpu)) return false;
     stack.push_back(std::move(cpu));
   }
   try {
@@ -170,11 +197,11 @@ bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& ent
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].isTensor()) {
-      keep(outputs[i].toTensor(), stack[i].toTensor());
+      keep(outputs[i].toTensor(), stack[i].toTensor(), from_host);
     } else if (outputs[i].isTensorList()) {
       const auto values = stack[i].toTensorVector();
       const auto tensors = outputs[i].toTensorVector();
-      for (size_t j = 0; j < tensors.size(); ++j) keep(tensors[j], values[j]);
+      for (size_t j = 0; j < tensors.size(); ++j) keep(tensors[j], values[j], from_host);
     }
   }
   return true;
@@ -183,6 +210,8 @@ bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& ent
 void forget(const at::Tensor& tensor) {
   if (!is_null(tensor)) return;
   if (Allocation* allocation = allocation_of(tensor)) {
+    if (allocation->from_host) give_host_bytes(allocation->bytes);
+    allocation->from_host = false;
     allocation->shadow = c10::Storage();
     allocation->uniform.reset();
   }
@@ -197,13 +226,13 @@ void forget_written(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
 std::optional<at::Tensor> known_value(const at::Tensor& tensor) {
   if (!is_null(tensor)) return tensor;
   at::Tensor cpu;
-  if (!stand_in(tensor, false, cpu)) return std::nullopt;
+  if (!stand_in(tensor, false, false, cpu)) return std::nullopt;
   return cpu;
 }
 
 bool set_known(const at::Tensor& tensor, const at::Tensor& value) {
   at::Tensor cpu;
-  if (tensor.numel() > kShadowElements || !stand_in(tensor, true, cpu)) {
+  if (tensor.numel() > kShadowElements || !stand_in(tensor, true, false, cpu)) {
     forget(tensor);
     return false;
   }

@@ -107,10 +107,8 @@ OutputTensor output_of(
   return out;
 }
 
-void price(CallEntry& entry, const std::string& description) {
-  entry.device_ns = g_default_device_ns;
-  entry.host_ns = g_default_host_ns;
-  if (g_cost != nullptr) g_cost(description.c_str(), &entry.device_ns, &entry.host_ns);
+void set_cost(CallEntry& entry, const std::string& description) {
+  std::tie(entry.device_ns, entry.host_ns) = cost_of(description);
 }
 
 std::unique_ptr<CallEntry> make_entry(
@@ -130,7 +128,11 @@ std::unique_ptr<CallEntry> make_entry(
     run_meta(op, info, stack);
   }
 
-  bool small = true;
+  bool small = true, fits_host = true;
+  const auto measure = [&](const at::Tensor& t) {
+    small &= t.numel() <= kShadowElements;
+    fits_host &= static_cast<size_t>(t.numel()) * t.itemsize() <= kHostBytes;
+  };
   for (const IValue& value : stack) {
     Output out;
     if (value.isTensor()) {
@@ -144,11 +146,12 @@ std::unique_ptr<CallEntry> make_entry(
     }
     entry->outputs.push_back(std::move(out));
   }
-  each_tensor(stack, [&](const at::Tensor& t, int, int) { small &= t.numel() <= kShadowElements; });
+  each_tensor(stack, [&](const at::Tensor& t, int, int) { measure(t); });
   size_t next = 0;
   each_tensor(arguments, [&](const at::Tensor& before, int argument, int item) {
     const at::Tensor& after = metas[next++];
-    small &= after.numel() <= kShadowElements && before.numel() <= kShadowElements;
+    measure(before);
+    measure(after);
     if (info.written[static_cast<size_t>(argument)] && after.sizes() != before.sizes()) {
       OutputTensor resized = output_of(after, {});
       resized.argument = argument;
@@ -157,9 +160,10 @@ std::unique_ptr<CallEntry> make_entry(
     }
   });
   entry->small = small;
+  entry->fits_host = fits_host;
   entry->workspaces = hidden_workspaces(info, arguments);
   const std::string description = describe_call(op, info, arguments, stack);
-  price(*entry, description);
+  set_cost(*entry, description);
   entry->id = register_signature(description);
   return entry;
 }
@@ -233,6 +237,12 @@ void use_workspaces(const CallEntry& entry, int index, int64_t stream) {
 
 }  // namespace
 
+std::pair<int64_t, int64_t> cost_of(const std::string& description) {
+  int64_t device_ns = g_default_device_ns, host_ns = g_default_host_ns;
+  if (g_cost != nullptr) g_cost(description.c_str(), &device_ns, &host_ns);
+  return {device_ns, host_ns};
+}
+
 void set_cost_callback(CostCallback callback, int64_t device_ns, int64_t host_ns) {
   g_cost = callback;
   g_default_device_ns = device_ns;
@@ -242,7 +252,56 @@ void set_cost_callback(CostCallback callback, int64_t device_ns, int64_t host_ns
     std::lock_guard<std::mutex> lock(g_cache_mutex);
     for (auto& [key, entry] : cache()) entries.push_back(entry.get());
   }
-  for (CallEntry* entry : entries) price(*entry, signature_text(entry->id));
+  for (CallEntry* entry : entries) set_cost(*entry, signature_text(entry->id));
+}
+
+namespace {
+
+const c10::OperatorHandle& operator_named(const std::string& name) {
+  static auto* known = new std::unordered_map<std::string, c10::OperatorHandle>();
+  static auto* mutex = new std::mutex();
+  std::lock_guard<std::mutex> lock(*mutex);
+  const auto found = known->find(name);
+  if (found != known->end()) return found->second;
+  const size_t dot = name.find('.');
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      ("aten::" + name.substr(0, dot)).c_str(),
+      dot == std::string::npos ? "" : name.c_str() + dot + 1);
+  return known->emplace(name, op).first->second;
+}
+
+}  // namespace
+
+void charge(const char* name, std::vector<IValue> arguments, std::vector<IValue> outputs) {
+  const c10::OperatorHandle& op = operator_named(name);
+  const OpInfo& info = op_info(op);
+  // Arguments that do not matter for the cost may be left out at the end.
+  while (arguments.size() < info.arguments) arguments.emplace_back();
+  CallScan scan = scan_call(info, arguments);
+  // The shape of the result follows from values: it belongs to the key.
+  each_tensor(outputs, [&](const at::Tensor& tensor, int, int) {
+    scan.key.add(23);
+    for (const int64_t size : tensor.sizes()) scan.key.add(static_cast<uint64_t>(size));
+  });
+  CallEntry* entry = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(g_cache_mutex);
+    const auto found = cache().find(scan.key);
+    if (found != cache().end()) entry = found->second.get();
+  }
+  if (entry == nullptr) {
+    auto made = std::make_unique<CallEntry>();
+    const std::string description = describe_call(op, info, arguments, outputs);
+    set_cost(*made, description);  // Python: not under the lock, see find_entry
+    made->id = register_signature(description);
+    std::lock_guard<std::mutex> lock(g_cache_mutex);
+    entry = cache().try_emplace(scan.key, std::move(made)).first->second.get();
+  }
+  const int index = scan.device < 0 ? current_device() : scan.device;
+  const int64_t stream = current_stream(index);
+  const int64_t start_ns =
+      device(index).launch(stream, entry->id, entry->device_ns, entry->host_ns);
+  record_op(entry->id, index, stream, start_ns, entry->device_ns);
 }
 
 void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
@@ -262,9 +321,12 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   if (info.uses_blas) device(index).use_blas(stream);
   Results outputs = make_outputs(arguments, entry, index);
   if (!entry.workspaces.empty()) use_workspaces(entry, index, stream);
-  const bool exact = entry.small && info.exactable && !entry.cpu_fails &&
+  const bool is_captured = device(index).is_capturing(stream);
+  const bool exact = info.exactable && !entry.cpu_fails && !is_captured &&
+      (entry.small || (entry.fits_host && follows_from_host(arguments))) &&
       run_exact(op, info, entry, arguments, outputs);
   if (!exact && (info.writes || info.forgets_all)) forget_written(info, arguments);
+  if (is_captured) written_in_graph(info, arguments, outputs);
   const int64_t start_ns =
       device(index).launch(stream, entry.id, entry.device_ns, entry.host_ns);
   record_op(entry.id, index, stream, start_ns, entry.device_ns);

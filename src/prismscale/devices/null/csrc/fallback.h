@@ -30,20 +30,33 @@ struct CallEntry {
   std::vector<size_t> workspaces;     // bytes that the CUDA kernel takes and gives back
   int64_t device_ns = 0, host_ns = 0;
   bool small = false;                 // every tensor is small enough for the exact path
+  bool fits_host = false;             // every tensor is, if its value follows from the host
   std::atomic<bool> cpu_fails{false};
 };
 
 void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+// Launches a call whose result a kernel of ours has made itself: it has a cost, and it counts.
+// `name` is that of an aten operator ("nonzero", "index.Tensor").
+void charge(const char* name, std::vector<c10::IValue> arguments,
+            std::vector<c10::IValue> outputs = {});
+
 // Cost of a new call: fills in the two durations from its description. Called without locks.
 using CostCallback = void (*)(const char* description, int64_t* device_ns, int64_t* host_ns);
+std::pair<int64_t, int64_t> cost_of(const std::string& description);  // device, host
 void set_cost_callback(CostCallback callback, int64_t default_device_ns, int64_t default_host_ns);
 
-// exact.cpp: computes the call on shadows; false when a value that it needs is unknown.
+// exact.cpp: a tensor of the call is on the host, or follows from one that was.
+bool follows_from_host(c10::ArrayRef<c10::IValue> arguments);
+// Computes the call on shadows; false when a value that it needs is unknown.
 bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);
 void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 void forget(const at::Tensor& tensor);
+// graph_values.cpp: in a capture, replays will write to these.
+void written_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                      c10::ArrayRef<c10::IValue> outputs);
+void written_in_graph(const at::Tensor& tensor);
 std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
 bool set_known(const at::Tensor& tensor, const at::Tensor& value);
 

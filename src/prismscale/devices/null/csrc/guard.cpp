@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <torch/headeronly/version.h>
 
 #include <map>
 
@@ -71,7 +72,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const Stream& stream) const override {
     device_of(stream).synchronize_stream(stream.id());
   }
-  bool isStreamCapturing(const Stream&) const override { return false; }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12  // 2.11 asks no guard
+  bool isStreamCapturing(const Stream& stream) const override {
+    return device_of(stream).is_capturing(stream.id());
+  }
+#endif
   void synchronizeDevice(const DeviceIndex index) const override {
     device(index < 0 ? current_device() : index).synchronize_device();
   }
@@ -112,37 +117,46 @@ struct NullGenerator final : c10::GeneratorImpl {
   explicit NullGenerator(DeviceIndex index)
       : GeneratorImpl(c10::Device(DeviceType::CUDA, index),
                       c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-  void set_current_seed(uint64_t seed) override {
-    seed_ = seed;
-    offset_ = 0;
-  }
-  void set_offset(uint64_t offset) override { offset_ = offset; }
-  uint64_t get_offset() const override { return offset_; }
-  uint64_t current_seed() const override { return seed_; }
+  void set_current_seed(uint64_t seed) override { *state_ = {seed, 0}; }
+  void set_offset(uint64_t offset) override { state_->offset = offset; }
+  uint64_t get_offset() const override { return state_->offset; }
+  uint64_t current_seed() const override { return state_->seed; }
   uint64_t seed() override {
     set_current_seed(c10::default_rng_seed_val);  // not random: a run can be repeated
-    return seed_;
+    return state_->seed;
   }
   void set_state(const c10::TensorImpl& state) override {
     TORCH_CHECK(state.numel() == 16 || state.numel() == 8, "RNG state is wrong size");
     const auto* words = static_cast<const uint64_t*>(state.data());
-    seed_ = words[0];
-    offset_ = state.numel() == 16 ? words[1] : 0;
+    *state_ = {words[0], state.numel() == 16 ? words[1] : 0};
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto state = at::detail::empty_cpu({16}, at::kByte);
     auto* words = static_cast<uint64_t*>(state.mutable_data_ptr());
-    words[0] = seed_;
-    words[1] = offset_;
+    words[0] = state_->seed;
+    words[1] = state_->offset;
     return state.getIntrusivePtr();
+  }
+  // Generators that share a state, which a graph may have registered.
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    auto* null_generator = dynamic_cast<NullGenerator*>(other.get());
+    TORCH_CHECK(null_generator != nullptr, "Provided state is not a CUDA generator");
+    state_ = null_generator->state_;
+  }
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    auto same = c10::make_intrusive<NullGenerator>(device().index());
+    same->state_ = state_;
+    return same;
   }
   NullGenerator* clone_impl() const override {
     auto* copy = new NullGenerator(device().index());
-    copy->seed_ = seed_;
-    copy->offset_ = offset_;
+    *copy->state_ = *state_;
     return copy;
   }
-  uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
+  struct State {
+    uint64_t seed = c10::default_rng_seed_val, offset = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // Pinned memory is plain CPU memory that answers True to is_pinned().
@@ -229,21 +243,23 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   std::string showConfig() const override { return "null CUDA device"; }
 };
 
-// Somebody may have asked for the hooks before us; then ATen holds the default object for the rest
-// of the process. Ours has the same layout (a vtable pointer, no data), so the object is made ours.
+// Somebody may have asked for the hooks before us; then ATen holds the default object, or a CUDA
+// build's, for the rest of the process. All have one layout (a vtable pointer, no data), so the object
+// is made ours.
 void install_hooks() {
   [[maybe_unused]] static const bool registered = [] {
-    at::CUDAHooksRegistry()->Register("CUDAHooks", [](at::CUDAHooksArgs args) {
-      return std::unique_ptr<at::CUDAHooksInterface>(new CUDAHooks(args));
-    });
+    at::CUDAHooksRegistry()->Register(
+        "CUDAHooks",
+        [](at::CUDAHooksArgs args) {
+          return std::unique_ptr<at::CUDAHooksInterface>(new CUDAHooks(args));
+        },
+        c10::REGISTRY_PREFERRED);  // a CUDA build has registered its own
     return true;
   }();
   auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
   static_assert(sizeof(CUDAHooks) == sizeof(void*));
-  if (!hooks.hasCUDA()) {
-    static auto* ours = new CUDAHooks({});
-    *reinterpret_cast<void**>(&hooks) = *reinterpret_cast<void**>(ours);
-  }
+  static auto* ours = new CUDAHooks({});
+  *reinterpret_cast<void**>(&hooks) = *reinterpret_cast<void**>(ours);
 }
 
 void install_guard() {

@@ -7,11 +7,12 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <torch/library.h>
 
 #include "fallback.h"
+#include "graph_capture.h"
 #include "policy.h"
 #include "recorder.h"
+#include "registration.h"
 
 namespace prismscale {
 namespace {
@@ -154,6 +155,19 @@ double answer_for(const Tensor& unknown, const char* op) {
   return ask(op, question_for(unknown.scalar_type()), unknown.numel());
 }
 
+// A copy to or from memory that is not pinned stops the host, which a capture does not allow.
+void check_copies_in_capture(const Tensor& self, const Tensor& source, bool non_blocking) {
+  if (is_null(self) && is_null(source)) return;
+  const Tensor& host = is_null(self) ? source : self;
+  const int index = (is_null(self) ? self : source).get_device();
+  if (!device(index).is_capturing(current_stream(index))) return;
+  TORCH_CHECK(host.is_pinned(),
+              "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU "
+              "tensor is pinned. Please use tensor.pin_memory() or allocate the tensor with "
+              "pin_memory=True.");
+  if (!non_blocking) device(index).synchronize_stream(current_stream(index));
+}
+
 // The generic kernel does the metadata, the record and, for small known values, the copy itself.
 // What is left is the host's side: it waits, and its real memory must not hold garbage.
 void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -161,6 +175,7 @@ void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
   const Tensor source = torch::jit::peek(*stack, 1, 3).toTensor();
   const bool non_blocking = torch::jit::peek(*stack, 2, 3).toBool();
+  if (open_graph() != nullptr) check_copies_in_capture(self, source, non_blocking);
   null_kernel(op, keys, stack);
   copy_share(self, source);
   if (is_null(self)) return;
@@ -175,6 +190,7 @@ void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 at::Scalar local_scalar(const Tensor& self) {
   const int index = self.get_device();
+  charge("_local_scalar_dense", {self});
   device(index).synchronize_stream(current_stream(index));
   if (const auto known = known_value(self)) return at::native::_local_scalar_dense_cpu(*known);
   const double answer = answer_for(self, "aten::_local_scalar_dense");
@@ -186,6 +202,8 @@ at::Scalar local_scalar(const Tensor& self) {
 bool equal(const Tensor& self, const Tensor& other) {
   if (self.is_same(other)) return true;
   if (self.sizes() != other.sizes()) return false;
+  charge("equal", {self, other});
+  device(self.get_device()).synchronize_stream(current_stream(self.get_device()));
   const auto mine = known_value(self), theirs = known_value(other);
   if (mine && theirs) return at::native::cpu_equal(*mine, *theirs);
   return ask("aten::equal", Question::kBoolean, self.numel()) != 0.0;
@@ -197,51 +215,26 @@ void do_not_assert_msg(const Tensor&, std::string_view) {}
 }  // namespace
 
 void register_direct_kernels() {
-  static auto* library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  library->impl("empty.memory_format", TORCH_FN(empty));
-  library->impl("empty_strided", TORCH_FN(empty_strided));
-  library->impl("as_strided", TORCH_FN(as_strided));
-  library->impl("view", TORCH_FN(view));
-  library->impl("_reshape_alias", TORCH_FN(reshape_alias));
-  library->impl("unfold", TORCH_FN(unfold));
-  library->impl("view_as_real", TORCH_FN(at::native::view_as_real));
-  library->impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
-  library->impl("resize_", TORCH_FN(resize));
-  library->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
-  library->impl("set_.source_Storage", TORCH_FN(set_whole_storage));
-  library->impl("set_.source_Tensor", TORCH_FN(set_tensor));
-  library->impl("set_", TORCH_FN(set_empty));
-  library->impl("is_set_to", TORCH_FN(is_set_to));
-  library->impl("record_stream", TORCH_FN(record_stream));
-  library->impl("_local_scalar_dense", TORCH_FN(local_scalar));
-  library->impl("equal", TORCH_FN(equal));
-  library->impl("_assert_async", TORCH_FN(do_not_assert));
-  library->impl("_assert_async.msg", TORCH_FN(do_not_assert_msg));
-  library->impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy_kernel>());
-}
-
-// Ops for which CUDA torch has a kernel of its own get the boxed kernel by name, so that a composite
-// of several ops is not recorded where the GPU runs one. Everything else falls back to it.
-void register_fallback(const char* const* cuda_ops, int count) {
-  static auto* any = new torch::Library(
-      torch::Library::IMPL, "_", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  any->fallback(torch::CppFunction::makeFromBoxedFunction<&null_kernel>());
-  static auto* aten = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  // Convolution is one kernel on a GPU, chosen below this op; its own Meta kernel gives the shape.
-  for (const char* name : {"convolution", "convolution_backward"}) {
-    aten->impl(name, torch::CppFunction::makeFromBoxedFunction<&null_kernel>());
-  }
-  for (int i = 0; i < count; ++i) {
-    const std::string name(cuda_ops[i]);
-    const size_t dot = name.find('.');
-    const auto op = dispatcher.findSchema(
-        {"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
-    aten->impl(cuda_ops[i], torch::CppFunction::makeFromBoxedFunction<&null_kernel>());
-  }
+  implement("empty.memory_format", TORCH_FN(empty));
+  implement("empty_strided", TORCH_FN(empty_strided));
+  implement("as_strided", TORCH_FN(as_strided));
+  implement("view", TORCH_FN(view));
+  implement("_reshape_alias", TORCH_FN(reshape_alias));
+  implement("unfold", TORCH_FN(unfold));
+  implement("view_as_real", TORCH_FN(at::native::view_as_real));
+  implement("view_as_complex", TORCH_FN(at::native::view_as_complex));
+  implement("resize_", TORCH_FN(resize));
+  implement("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  implement("set_.source_Storage", TORCH_FN(set_whole_storage));
+  implement("set_.source_Tensor", TORCH_FN(set_tensor));
+  implement("set_", TORCH_FN(set_empty));
+  implement("is_set_to", TORCH_FN(is_set_to));
+  implement("record_stream", TORCH_FN(record_stream));
+  implement("_local_scalar_dense", TORCH_FN(local_scalar));
+  implement("equal", TORCH_FN(equal));
+  implement("_assert_async", TORCH_FN(do_not_assert));
+  implement("_assert_async.msg", TORCH_FN(do_not_assert_msg));
+  implement("copy_", torch::CppFunction::makeFromBoxedFunction<&copy_kernel>());
 }
 
 }  // namespace prismscale

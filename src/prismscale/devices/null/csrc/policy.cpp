@@ -3,23 +3,31 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_unique2_native.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/bincount_native.h>
 #include <ATen/ops/empty_native.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/full_native.h>
-#include <ATen/ops/isfinite_native.h>
-#include <ATen/ops/isinf_native.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ne.h>
 #include <ATen/ops/nonzero_native.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/repeat_interleave_native.h>
-#include <torch/library.h>
+#include <ATen/ops/zeros_like.h>
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "fallback.h"
+#include "registration.h"
 
 namespace prismscale {
 
 AnswerCallback g_answer = nullptr;
-std::vector<double> g_routing;  // relative load of histogram bins; empty: uniform
+std::vector<double> g_routing;   // relative load of histograms with as many bins
+double g_routing_exponent = 0.0;  // of all others: bin i from 1 has i to the power of minus this
 
 double ask(const char* op, Question question, int64_t elements) {
   if (g_answer != nullptr) return g_answer(op, static_cast<int>(question), elements);
@@ -48,9 +56,8 @@ Tensor known_on_cuda(const Tensor& value, int index) {
   return tensor;
 }
 
-Tensor positions_of(const Tensor& self) {
+Tensor positions_in(const Tensor& self) {
   const int index = self.get_device();
-  device(index).synchronize_stream(current_stream(index));  // the host needs the count
   if (const auto known = known_value(self)) {
     return known_on_cuda(at::native::nonzero_cpu(*known), index);
   }
@@ -61,6 +68,18 @@ Tensor positions_of(const Tensor& self) {
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }
 
+// What a kernel of ours has made for `name`, charged. Where the shape follows from values, the host
+// waits for it, as a GPU makes it wait.
+Tensor charged(const char* name, std::vector<c10::IValue> arguments, Tensor result,
+               bool host_waits = true) {
+  charge(name, std::move(arguments), {result});
+  const int index = result.get_device();
+  if (host_waits) device(index).synchronize_stream(current_stream(index));
+  return result;
+}
+
+Tensor positions_of(const Tensor& self) { return charged("nonzero", {self}, positions_in(self)); }
+
 Tensor select_masked(const Tensor& self, const Tensor& mask) {
   const auto elements = std::accumulate(
       mask.sizes().begin(), mask.sizes().end(), int64_t{1}, std::multiplies<int64_t>());
@@ -68,10 +87,11 @@ Tensor select_masked(const Tensor& self, const Tensor& mask) {
   const int64_t all = c10::multiply_integers(shape);
   const Tensor rows = positions_of(mask);
   const int64_t count = elements == 0 ? 0 : rows.size(0) * (all / elements);
-  return new_contiguous({count}, self.scalar_type(), self.get_device());
+  return charged("masked_select", {self, mask},
+                 new_contiguous({count}, self.scalar_type(), self.get_device()), false);
 }
 
-std::tuple<Tensor, Tensor, Tensor> unique(
+std::tuple<Tensor, Tensor, Tensor> unique_of(
     const Tensor& self, bool sorted, bool inverse, bool counts) {
   const int index = self.get_device();
   if (const auto known = known_value(self)) {
@@ -84,7 +104,14 @@ std::tuple<Tensor, Tensor, Tensor> unique(
           new_contiguous({counts ? count : 0}, at::kLong, index)};
 }
 
-Tensor interleave(const Tensor& repeats, std::optional<c10::SymInt> output_size) {
+std::tuple<Tensor, Tensor, Tensor> unique(
+    const Tensor& self, bool sorted, bool inverse, bool counts) {
+  auto found = unique_of(self, sorted, inverse, counts);
+  charged("_unique2", {self}, std::get<0>(found));
+  return found;
+}
+
+Tensor interleaved(const Tensor& repeats, std::optional<c10::SymInt> output_size) {
   const int index = repeats.get_device();
   if (const auto known = known_value(repeats)) {
     return known_on_cuda(at::native::repeat_interleave_cpu(*known, std::nullopt), index);
@@ -95,9 +122,18 @@ Tensor interleave(const Tensor& repeats, std::optional<c10::SymInt> output_size)
   return new_contiguous({size}, repeats.scalar_type(), index);
 }
 
-// `total` elements over the bins: by the user's routing where it has as many bins, else evenly.
+Tensor interleave(const Tensor& repeats, std::optional<c10::SymInt> output_size) {
+  const bool host_waits = !output_size.has_value();
+  return charged("repeat_interleave.Tensor", {repeats},
+                 interleaved(repeats, std::move(output_size)), host_waits);
+}
+
+// `total` elements over the bins, by the user's routing.
 Tensor spread(int64_t total, int64_t bins, at::ScalarType dtype) {
-  std::vector<double> load(static_cast<size_t>(bins), 1.0);
+  std::vector<double> load(static_cast<size_t>(bins));
+  for (size_t i = 0; i < load.size(); ++i) {
+    load[i] = std::pow(static_cast<double>(i + 1), -g_routing_exponent);
+  }
   if (static_cast<int64_t>(g_routing.size()) == bins) load = g_routing;
   const double sum = std::accumulate(load.begin(), load.end(), 0.0);
   auto counts = at::native::empty_cpu({bins}, at::kLong);
@@ -124,7 +160,8 @@ void histogram_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   set_known(result, spread(elements, result.numel(), result.scalar_type()));
 }
 
-Tensor count_bins(const Tensor& self, const std::optional<Tensor>& weights, c10::SymInt minlength) {
+Tensor counted_bins(
+    const Tensor& self, const std::optional<Tensor>& weights, const c10::SymInt& minlength) {
   const int index = self.get_device();
   const int64_t bins = std::max<int64_t>(minlength.guard_int(__FILE__, __LINE__), 1);
   if (const auto known = known_value(self); known && !(weights && weights->defined())) {
@@ -136,6 +173,11 @@ Tensor count_bins(const Tensor& self, const std::optional<Tensor>& weights, c10:
   ask("aten::bincount", Question::kHistogram, self.numel());
   if (!weighted && bins <= kShadowElements) set_known(result, spread(self.numel(), bins, dtype));
   return result;
+}
+
+// The host waits: the largest element decides how many bins there are.
+Tensor count_bins(const Tensor& self, const std::optional<Tensor>& weights, c10::SymInt minlength) {
+  return charged("bincount", {self}, counted_bins(self, weights, minlength));
 }
 
 // Boolean masks among the indices become positions first, as the CUDA kernel does.
@@ -169,23 +211,28 @@ void set_uniform(const Tensor& mask, bool value) {
   if (Allocation* allocation = allocation_of(mask)) allocation->uniform = value;
 }
 
-template <bool kValue>
-Tensor finiteness(const Tensor& self) {
-  const Tensor mask = new_contiguous(self.sizes(), at::kBool, self.get_device());
-  if (const auto known = known_value(self); known && self.numel() <= kShadowElements) {
-    set_known(mask, kValue ? at::native::isfinite(*known) : at::native::isinf(*known));
-    return mask;
-  }
-  set_uniform(mask, kValue);
+// Made by the operators that a GPU runs for it, with their temporaries, and then known to be uniform.
+Tensor uniform_mask(const Tensor& mask, bool value) {
+  if (!known_value(mask)) set_uniform(mask, value);
   return mask;
 }
 
-Tensor mask_of_nan(const Tensor& self) {
-  const auto known = known_value(self);
-  if (!known || self.numel() > kShadowElements) return finiteness<false>(self);
-  const Tensor mask = new_contiguous(self.sizes(), at::kBool, self.get_device());
-  set_known(mask, known->ne(*known));
-  return mask;
+Tensor is_finite(const Tensor& self) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!self.is_floating_point()) return at::ones_like(self, at::kBool);
+  const Tensor same = self.eq(self);
+  return uniform_mask(same.mul(self.abs().ne(std::numeric_limits<double>::infinity())), true);
+}
+
+Tensor is_inf(const Tensor& self) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!self.is_floating_point()) return at::zeros_like(self, at::kBool);
+  return uniform_mask(self.abs().eq(std::numeric_limits<double>::infinity()), false);
+}
+
+Tensor is_nan(const Tensor& self) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return uniform_mask(self.ne(self), false);
 }
 
 // all, any, sum and count_nonzero of a uniform mask are known, whatever its size.
@@ -222,32 +269,27 @@ void unscale_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
 }  // namespace
 
 void register_policy_kernels() {
-  static auto* library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  library->impl("nonzero", TORCH_FN(positions_of));
-  library->impl("masked_select", TORCH_FN(select_masked));
-  library->impl("_unique2", TORCH_FN(unique));
-  library->impl("repeat_interleave.Tensor", TORCH_FN(interleave));
-  library->impl("bincount", TORCH_FN(count_bins));
-  library->impl("isfinite", TORCH_FN(finiteness<true>));
-  library->impl("isinf", TORCH_FN(finiteness<false>));
-  library->impl("isnan", TORCH_FN(mask_of_nan));
-  const auto boxed = [&](const char* name, torch::CppFunction&& kernel) {
-    library->impl(name, std::move(kernel));
-  };
+  implement("nonzero", TORCH_FN(positions_of));
+  implement("masked_select", TORCH_FN(select_masked));
+  implement("_unique2", TORCH_FN(unique));
+  implement("repeat_interleave.Tensor", TORCH_FN(interleave));
+  implement("bincount", TORCH_FN(count_bins));
+  implement("isfinite", TORCH_FN(is_finite));
+  implement("isinf", TORCH_FN(is_inf));
+  implement("isnan", TORCH_FN(is_nan));
   using torch::CppFunction;
-  boxed("histc", CppFunction::makeFromBoxedFunction<&histogram_kernel>());
-  boxed("index.Tensor", CppFunction::makeFromBoxedFunction<&index_kernel>());
-  boxed("_index_put_impl_", CppFunction::makeFromBoxedFunction<&index_kernel>());
-  boxed("index_put_", CppFunction::makeFromBoxedFunction<&index_kernel>());
+  implement("histc", CppFunction::makeFromBoxedFunction<&histogram_kernel>());
+  implement("index.Tensor", CppFunction::makeFromBoxedFunction<&index_kernel>());
+  implement("_index_put_impl_", CppFunction::makeFromBoxedFunction<&index_kernel>());
+  implement("index_put_", CppFunction::makeFromBoxedFunction<&index_kernel>());
   for (const char* name : {"all", "all.dim", "any", "any.dim"}) {
-    boxed(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<false>>());
+    implement(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<false>>());
   }
   for (const char* name : {"sum", "sum.dim_IntList", "count_nonzero.dim_IntList"}) {
-    boxed(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<true>>());
+    implement(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<true>>());
   }
   register_routing_kernels();
-  boxed("_amp_foreach_non_finite_check_and_unscale_",
+  implement("_amp_foreach_non_finite_check_and_unscale_",
         CppFunction::makeFromBoxedFunction<&unscale_kernel>());
 }
 
@@ -258,8 +300,9 @@ extern "C" {
 
 void ps_set_answer(prismscale::AnswerCallback callback) { prismscale::g_answer = callback; }
 
-void ps_set_routing(const double* load, int64_t bins) {
+void ps_set_routing(const double* load, int64_t bins, double exponent) {
   prismscale::g_routing.assign(load, load + bins);
+  prismscale::g_routing_exponent = exponent;
 }
 
 #pragma GCC visibility pop

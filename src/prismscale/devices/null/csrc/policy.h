@@ -27,6 +27,7 @@ void register_routing_kernels();
 // Lets `to`, after a copy of the whole of it, remember the share of marks that `from` has.
 void copy_share(const at::Tensor& to, const at::Tensor& from);
 void register_attention_choice();
-void register_fallback(const char* const* cuda_ops, int count);
+// Compute capability of the devices; it decides which attention kernels there are.
+void set_capability(int major, int minor);
 
 }  // namespace prismscale

@@ -45,7 +45,8 @@ std::string signature_text(uint32_t id) {
 }
 
 void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns) {
-  if (g_counting.load(std::memory_order_relaxed) && !is_unpriced()) {
+  if (start_ns == kCaptured) return;  // each replay records it
+  if (g_counting.load(std::memory_order_relaxed) && !is_without_cost()) {
     std::lock_guard<std::mutex> lock(g_mutex);
     if (signature >= calls().size()) calls().resize(signature + 1, 0);
     calls()[signature] += 1;

@@ -3,10 +3,10 @@
 // A program marks k of E columns of every row by scattering ones into a map of zeros. The map's
 // allocation then remembers the share of marks, k / E; copies and casts of it remember it too, and
 // what counts marks (sum, nonzero, masked_select) answers from it, so that all counts agree.
-#include <torch/library.h>
 
 #include "fallback.h"
 #include "policy.h"
+#include "registration.h"
 
 namespace prismscale {
 namespace {
@@ -48,11 +48,9 @@ void copy_share(const Tensor& to, const Tensor& from) {
 }
 
 void register_routing_kernels() {
-  static auto* library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   using torch::CppFunction;
   for (const char* name : {"scatter.value", "scatter_.value"}) {
-    library->impl(name, CppFunction::makeFromBoxedFunction<&scatter_kernel>());
+    implement(name, CppFunction::makeFromBoxedFunction<&scatter_kernel>());
   }
 }
 

@@ -195,20 +195,45 @@ void describe_tensors(std::ostream& out, c10::ArrayRef<c10::IValue> values) {
   });
 }
 
+// By the address of the schema: one comparison for each call. Infos are never deleted, because the
+// cache of calls knows them by address.
+struct OpInfos {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, const OpInfo*> by_schema;
+};
+
+OpInfos& infos() {
+  static auto* all = new OpInfos();
+  return *all;
+}
+
+// A later operator may lie at the address of one that its torch.library.Library took away.
+struct ForgetRemoved final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    std::unique_lock<std::shared_mutex> lock(infos().mutex);
+    infos().by_schema.erase(&op.schema());
+  }
+};
+
 }  // namespace
 
+void forget_removed_ops() {
+  static auto* registration = new c10::RegistrationHandleRAII(
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<ForgetRemoved>()));
+  (void)registration;  // lives as long as the process
+}
+
 const OpInfo& op_info(const c10::OperatorHandle& op) {
-  static auto* infos = new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();
-  static auto* mutex = new std::shared_mutex();
   const c10::FunctionSchema* schema = &op.schema();
   {
-    std::shared_lock<std::shared_mutex> lock(*mutex);
-    const auto found = infos->find(schema);
-    if (found != infos->end()) return *found->second;
+    std::shared_lock<std::shared_mutex> lock(infos().mutex);
+    const auto found = infos().by_schema.find(schema);
+    if (found != infos().by_schema.end()) return *found->second;
   }
-  std::unique_lock<std::shared_mutex> lock(*mutex);
-  auto& slot = (*infos)[schema];
-  if (!slot) slot = std::make_unique<OpInfo>(make_info(op));
+  std::unique_lock<std::shared_mutex> lock(infos().mutex);
+  const OpInfo*& slot = infos().by_schema[schema];
+  if (slot == nullptr) slot = new OpInfo(make_info(op));
   return *slot;
 }
 

@@ -28,6 +28,8 @@ struct OpInfo {
   bool allows_cpu = false;        // takes CPU tensors with dimensions beside CUDA ones
 };
 const OpInfo& op_info(const c10::OperatorHandle& op);
+// From now on an operator that is taken away takes its facts with it.
+void forget_removed_ops();
 
 // 128 bits: a collision would hand out wrong shapes, and 64 bits are too few to rule that out.
 struct CallKey {

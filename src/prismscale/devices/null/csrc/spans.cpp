@@ -11,15 +11,15 @@ namespace {
 constexpr int16_t kHostLane = 0, kNoLane = -1;
 constexpr int32_t kHostChain = 0, kNoChain = -1;
 
-thread_local bool t_unpriced = false;
+thread_local bool t_without_cost = false;
 std::atomic<int64_t> g_queue_depth{std::numeric_limits<int64_t>::max()};
 
 int64_t most_between_points() { return std::max<int64_t>(1, launch_queue_depth() / 8); }
 
 }  // namespace
 
-bool is_unpriced() { return t_unpriced; }
-void set_unpriced(bool unpriced) { t_unpriced = unpriced; }
+bool is_without_cost() { return t_without_cost; }
+void set_without_cost(bool without_cost) { t_without_cost = without_cost; }
 int64_t launch_queue_depth() { return g_queue_depth.load(std::memory_order_relaxed); }
 void set_launch_queue_depth(int64_t depth) {
   g_queue_depth = std::max<int64_t>(1, depth);
@@ -75,7 +75,7 @@ void SpanGraph::step_ended() {
 }
 
 void SpanGraph::host_worked(int64_t host_ns) {
-  if (!on_ || t_unpriced) return;
+  if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   host_ns_ += host_ns;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -85,8 +85,9 @@ void SpanGraph::host_worked(int64_t host_ns) {
 }
 
 void SpanGraph::launched(
-    int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns) {
-  if (!on_ || t_unpriced) return;
+    int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns,
+    Queueing queueing) {
+  if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   Stream& state = stream_of(device, stream);
   host_ns_ += host_ns;
@@ -102,18 +103,18 @@ void SpanGraph::launched(
   state.ops += 1;
   state.work_ns += device_ns;
   state.launch_ns = std::max(state.launch_ns, host_ns_ - state.host_base_ns) + device_ns;
-  if (device_ns > 0 && counts_) state.launches += 1;  // a view launches nothing
+  if (queueing == kQueued && counts_) state.launches += 1;
   if (held_ && state.launches - state.at_point >= most_between_points()) point();
 }
 
 Frontier SpanGraph::recorded(int device, int64_t stream) {
-  if (!on_ || t_unpriced) return {};
+  if (!on_ || t_without_cost) return {};
   std::lock_guard<std::mutex> lock(mutex_);
   return frontier_of(device, stream);
 }
 
 void SpanGraph::waits(int device, int64_t stream, const Frontier& events) {
-  if (!on_ || t_unpriced || events.empty()) return;
+  if (!on_ || t_without_cost || events.empty()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   Stream& state = stream_of(device, stream);
   cut(state);
@@ -121,13 +122,13 @@ void SpanGraph::waits(int device, int64_t stream, const Frontier& events) {
 }
 
 void SpanGraph::host_waits(int device, int64_t stream) {
-  if (!on_ || t_unpriced) return;
+  if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   host_joins(frontier_of(device, stream));
 }
 
 void SpanGraph::host_waits(const Frontier& events) {
-  if (!on_ || t_unpriced) return;
+  if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   host_joins(events);
 }
@@ -308,7 +309,7 @@ void ps_spans_label(int32_t work, int32_t launch, int held) {
 void ps_spans_step_ended() { SpanGraph::get().step_ended(); }
 void ps_set_launch_queue_depth(int64_t depth) { set_launch_queue_depth(depth); }
 void ps_spans_close() { SpanGraph::get().close(); }
-void ps_unpriced(int on) { set_unpriced(on != 0); }
+void ps_without_cost(int on) { set_without_cost(on != 0); }
 
 int64_t ps_spans_issued(int device, int64_t stream, int by_host, int32_t* preds, int64_t capacity) {
   const Frontier found = SpanGraph::get().issued(device, stream, by_host != 0);

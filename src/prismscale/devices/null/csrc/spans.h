@@ -45,6 +45,8 @@ namespace prismscale {
 
 using Frontier = std::vector<int32_t>;
 enum Path : int16_t { kWork, kLaunch, kHost };
+// A launch takes a place in the queue of its stream; a view does not, nor what a graph launches.
+enum Queueing : bool { kNotQueued, kQueued };
 
 class SpanGraph {
  public:
@@ -57,10 +59,11 @@ class SpanGraph {
   void close();       // cuts all lanes
   void step_ended();  // launches are counted from here
 
-  // What the devices tell. Nothing happens before begin() and within an UnpricedScope.
+  // What the devices tell. Nothing happens before begin() and within a WithoutCostScope.
   void host_worked(int64_t host_ns);
   void launched(
-      int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns);
+      int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns,
+      Queueing queueing);
   Frontier recorded(int device, int64_t stream);
   void waits(int device, int64_t stream, const Frontier& events);
   void host_waits(int device, int64_t stream);
@@ -77,7 +80,7 @@ class SpanGraph {
   int64_t pending_preds() const { return static_cast<int64_t>(preds_.size()); }
   void drain(SpanRow* rows, int32_t* preds);
 
-  // What the nodes since begin() are made of, so that they can be priced anew.
+  // What the nodes since begin() are made of, so that they can be costed anew.
   const std::vector<LaunchRow>& launch_rows() const { return launch_rows_; }
   const std::vector<NodeRow>& node_rows() const { return node_rows_; }
 
@@ -146,7 +149,7 @@ int64_t launch_queue_depth();
 void set_launch_queue_depth(int64_t depth);
 
 // While it lasts, this thread's ops cost nothing and are nobody's: the emulation's own work.
-bool is_unpriced();
-void set_unpriced(bool unpriced);
+bool is_without_cost();
+void set_without_cost(bool without_cost);
 
 }  // namespace prismscale

@@ -5,11 +5,16 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
+
 namespace prismscale {
 namespace {
 
+std::atomic<size_t> g_host_bytes{0};
+
 void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
+  if (allocation->from_host) give_host_bytes(allocation->bytes);
   device(allocation->device).free(allocation->block);
   delete allocation;
 }
@@ -57,9 +62,9 @@ class NullCudaAllocator final : public c10::DeviceAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {
+  void emptyCache(c10::MempoolId_t id) override {
     for (int index = 0; index < device_count(); ++index) {
-      device(index).with_allocator([](CachingAllocator& a) { a.empty_cache(); });
+      device(index).with_allocator([&](CachingAllocator& a) { a.empty_cache(id); });
     }
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
@@ -86,6 +91,14 @@ class NullCudaAllocator final : public c10::DeviceAllocator {
 };
 
 }  // namespace
+
+bool take_host_bytes(size_t bytes) {
+  if (g_host_bytes.fetch_add(bytes) + bytes <= kHostTotalBytes) return true;
+  g_host_bytes.fetch_sub(bytes);
+  return false;
+}
+
+void give_host_bytes(size_t bytes) { g_host_bytes.fetch_sub(bytes); }
 
 c10::Allocator* cuda_allocator() {
   static auto* allocator = new NullCudaAllocator();
@@ -117,11 +130,23 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   const c10::DataPtr& old = storage->data_ptr();
   auto* before = old.get_deleter() == &release ? static_cast<Allocation*>(old.get_context()) : nullptr;
   auto* after = static_cast<Allocation*>(data.get_context());
-  if (before != nullptr && after != nullptr && before->shadow && before->bytes == bytes) {
+  if (before != nullptr && after != nullptr && before->shadow && before->bytes == bytes &&
+      (!before->from_host || take_host_bytes(bytes))) {
     after->shadow = before->shadow;
+    after->from_host = before->from_host;
   }
   storage->set_data_ptr(std::move(data));
   storage->set_nbytes(bytes);
+}
+
+at::Tensor make_ghost(const at::Tensor& tensor) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
+                       c10::DataPtr(tensor.storage().mutable_data(), tensor.device()));
+  auto ghost = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+  ghost.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
+  ghost.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  return ghost;
 }
 
 at::Tensor make_view(

@@ -1,7 +1,8 @@
 // Tensors of the null device: plain TensorImpls whose bytes do not exist.
 //
-// A small storage whose content follows from constants carries a shadow: the same bytes, really
-// there, in CPU memory. Having a shadow is what "known value" means; views share their storage's.
+// A storage whose content is known carries a shadow: the same bytes, really there, in CPU memory.
+// Having a shadow is what "known value" means; views share their storage's. Known is what follows from
+// constants, in small storages, and what follows from a copy from the host, in larger ones too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,8 @@ struct Allocation {
   Block* block = nullptr;
   int device = 0;
   size_t bytes = 0;
-  c10::Storage shadow;  // undefined: the value is unknown
+  c10::Storage shadow;     // undefined: the value is unknown
+  bool from_host = false;  // the shadow follows from a copy from the host
   // Every element has this value (masks of finite, NaN or infinite elements, of any size); between
   // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
@@ -27,6 +29,13 @@ struct Allocation {
 // Largest storage that may carry a shadow, and most elements an exact op may touch.
 constexpr size_t kShadowBytes = 4096;
 constexpr int64_t kShadowElements = 1024;
+// Largest storage whose shadow follows from the host, and the most that all such shadows take.
+constexpr size_t kHostBytes = size_t{1} << 20;
+constexpr size_t kHostTotalBytes = size_t{1} << 28;
+
+// Counts bytes of shadows that follow from the host; false where they would be too many.
+bool take_host_bytes(size_t bytes);
+void give_host_bytes(size_t bytes);
 
 // Makes a device current for the lifetime of the scope.
 class DeviceScope {
@@ -52,6 +61,8 @@ inline Allocation* allocation_of(const at::Tensor& t) { return allocation_of(t.s
 at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int device);
 // Gives the storage another size, as UntypedStorage.resize_ does on CUDA.
 void resize_storage(c10::StorageImpl* storage, size_t bytes);
+// A CUDA tensor at the same address that holds no memory, and whose values are never known.
+at::Tensor make_ghost(const at::Tensor& tensor);
 // A CUDA tensor on the same storage.
 at::Tensor make_view(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 

@@ -29,11 +29,30 @@ std::vector<size_t> flash_backward(c10::ArrayRef<c10::IValue> arguments) {
   return bytes;
 }
 
+// cuDNN's backward (cudnn-frontend's graph of it): the same accumulators, without rounding.
+std::vector<size_t> cudnn_backward(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& q = arguments[1].toTensor();
+  const at::Tensor& k = arguments[2].toTensor();
+  const auto rows = static_cast<size_t>(q.size(0) * q.size(1) * q.size(2));
+  std::vector<size_t> bytes{rows * sizeof(float),
+                            rows * static_cast<size_t>(q.size(3)) * sizeof(float)};
+  if (k.size(1) != q.size(1)) {
+    const size_t expanded = static_cast<size_t>(q.size(0) * q.size(1) * k.size(2) * q.size(3)) *
+        static_cast<size_t>(q.itemsize());
+    bytes.push_back(expanded);
+    bytes.push_back(expanded);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   if (info.name == "aten::_scaled_dot_product_flash_attention_backward") {
     return flash_backward(arguments);
+  }
+  if (info.name == "aten::_scaled_dot_product_cudnn_attention_backward") {
+    return cudnn_backward(arguments);
   }
   return {};
 }

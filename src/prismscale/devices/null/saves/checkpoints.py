@@ -1,4 +1,4 @@
-"""Checkpoints on the null device: counted, priced, and not written.
+"""Checkpoints on the null device: counted, costed, and not written.
 
 What a checkpoint holds has no bytes, and a folder that looks like a whole checkpoint would be
 loaded by ranks that start later. So the files of ``torch.distributed.checkpoint`` are written to
@@ -191,12 +191,12 @@ class CheckpointSaves:
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """Do ``work``, which costs the program nothing."""
-        self._library.ps_unpriced(1)
+        self._library.ps_without_cost(1)
         try:
             with in_background():
                 return work()
         finally:
-            self._library.ps_unpriced(0)
+            self._library.ps_without_cost(0)
 
 
 @contextmanager

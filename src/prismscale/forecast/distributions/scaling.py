@@ -1,10 +1,11 @@
 """The scale rule: what step-time distributions become when the job grows.
 
 Two rules. :func:`widest_of` is order statistics: a step that ends at a barrier over ``width``
-replicas lasts as long as the slowest, so its law is that of one replica to the power ``width``.
-:func:`carry_over` takes the *measured* spread of a job to a layout whose step is longer or shorter:
-slow drift (clocks, temperature, expert load) comes from the computation and grows with the step;
-fast jitter from step to step (data loading, synchronisation) comes once a step and does not.
+replicas lasts as long as the slowest, so its distribution is that of one replica to the power
+``width``. :func:`carry_over` takes the *measured* spread of a job to a layout whose step is longer
+or shorter: slow drift (clocks, temperature, expert load) comes from the computation and grows with
+the step; fast jitter from step to step (data loading, synchronisation) comes once a step and does
+not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import scipy
 from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
-from prismscale.forecast.laws.distributions import DurationDistribution, Empirical
+from prismscale.forecast.distributions.duration_distribution import DurationDistribution, Empirical
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +28,8 @@ DRIFT_WINDOW = 9
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumOf:
-    """The law of the largest of ``width`` independent draws (a :class:`DurationDistribution`)."""
+    """The distribution of the largest of ``width`` independent draws (a
+    :class:`DurationDistribution`)."""
 
     one: DurationDistribution
     width: float
@@ -44,13 +46,13 @@ class MaximumOf:
 
 
 def widest_of(one: DurationDistribution, width: float) -> DurationDistribution:
-    """Law of the slowest of ``width`` independent replicas; or, from the law at one data-parallel
-    width, that at ``width`` times as many replicas.
+    """Distribution of the slowest of ``width`` independent replicas; or, from the distribution at
+    one data-parallel width, that at ``width`` times as many replicas.
 
     Exact where replicas meet only at the end of the step and draw independently; where they share
     something (a regime, a collective drawn once) their times are positively associated and the
-    quantiles are upper bounds. A quantile ``q`` needs the law at ``q^(1/width)``: draws far fewer
-    than ``width / (1 - q)`` cannot resolve it.
+    quantiles are upper bounds. A quantile ``q`` needs the distribution at ``q^(1/width)``: draws
+    far fewer than ``width / (1 - q)`` cannot resolve it.
 
     Raises:
         UsageError: ``width`` below 1.
@@ -81,10 +83,12 @@ def tail_growth(step_ns_D: NDArray[np.int64], widths: Sequence[float]) -> list[T
     """
     if len(step_ns_D) == 0:
         raise UsageError("no draws of the step time")
-    law = Empirical(sorted_ns=np.sort(step_ns_D.astype(np.float64)))
+    distribution = Empirical(sorted_ns=np.sort(step_ns_D.astype(np.float64)))
     found = []
     for width in widths:
-        p50, p95, p99 = widest_of(law, width).quantile(np.array([0.5, 0.95, 0.99])).tolist()
+        p50, p95, p99 = (
+            widest_of(distribution, width).quantile(np.array([0.5, 0.95, 0.99])).tolist()
+        )
         beyond = len(step_ns_D) * (1 - 0.95 ** (1 / width))
         found.append(
             TailAtWidth(width=width, p50_ns=p50, p95_ns=p95, p99_ns=p99, resolved=beyond >= 5)

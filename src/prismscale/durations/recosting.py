@@ -1,4 +1,4 @@
-"""A null run's computation with other prices, without a new capture.
+"""A null run's computation with other costs, without a new capture.
 
 Each captured rank left a log of its launches beside its trace. What a class takes is made of the
 logs of its captured members as it was made of their traces: the longest of each node.
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
-from prismscale.cost.kernel_measured import KernelPrices
-from prismscale.cost.launch_log import LaunchLog, load_launch_log, prices, reprice
+from prismscale.cost.kernel_measured import KernelCostSource
+from prismscale.cost.launch_log import LaunchLog, costs, load_launch_log, recost
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prices:
+class CostSettings:
     """What a null run's kernels cost."""
 
     gpu: str
@@ -30,7 +30,7 @@ class Prices:
     kernels: str = ""
     """File of measured kernel times that go before the model's; empty for none."""
     fused: bool = False
-    """Elementwise work is priced as torch.compile fuses it."""
+    """Elementwise work is costed as torch.compile fuses it."""
 
 
 def launches_path(captures: Path, rank: int) -> Path:
@@ -38,25 +38,26 @@ def launches_path(captures: Path, rank: int) -> Path:
     return captures / f"launches-{rank}.parquet"
 
 
-def repriced_graph(graph: JobGraph, captures: Path, asked: Prices) -> JobGraph:
-    """``graph`` with its computation at these prices.
+def recosted_graph(graph: JobGraph, captures: Path, asked: CostSettings) -> JobGraph:
+    """``graph`` with its computation at these costs.
 
     Args:
         graph: of a null run.
         captures: folder of the traces that it was made of.
-        asked: the prices.
+        asked: the costs.
 
     Raises:
         UsageError: a GPU that is not known, or logs that are not there.
         FormatError: damaged files.
     """
-    model = KernelPrices(table=asked.kernels, fused=asked.fused).model(gpu_key(asked.gpu))
+    model = KernelCostSource(table=asked.kernels, fused=asked.fused).model(gpu_key(asked.gpu))
     known: dict[int, RankTrace] = {}
     classes = []
     for rank_class in graph.classes:
         trace = rank_class.trace
+        # Classes that share a trace go on sharing it.
         if id(trace) not in known:
-            rows = [_body_ns(log, trace, *prices(log, model)) for log in _logs(trace, captures)]
+            rows = [_body_ns(log, trace, *costs(log, model)) for log in _logs(trace, captures)]
             longest_B = np.max(rows, axis=0)
             known[id(trace)] = replace(trace, body_ns_SB=longest_B[np.newaxis])
         classes.append(replace(rank_class, trace=known[id(trace)]))
@@ -81,7 +82,7 @@ def _logs(trace: RankTrace, captures: Path) -> Iterator[LaunchLog]:
         path = launches_path(captures, rank)
         if not path.is_file():
             raise UsageError(
-                f"{path} is missing, without which other prices need another capture: run the "
+                f"{path} is missing, without which other costs need another capture: run the "
                 "program again with what is to change"
             )
         yield load_launch_log(path)
@@ -97,5 +98,5 @@ def _body_ns(
             "with --fresh"
         )
     body_ns_B = trace.body_ns_SB[0].copy()
-    body_ns_B[log.node_N] = reprice(log, device_ns_S, host_ns_S)
+    body_ns_B[log.node_N] = recost(log, device_ns_S, host_ns_S)
     return body_ns_B

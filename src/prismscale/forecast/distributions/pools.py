@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.durations.samples import NodeSignature, StepSamples
-from prismscale.forecast.laws.distributions import Floats, check_durations
+from prismscale.forecast.distributions.duration_distribution import Floats, check_durations
 from prismscale.graph.node import NodeKind
 
 OTSU_BINS = 64
@@ -26,7 +26,7 @@ SAME_WITHIN = 2.0
 fall apart clearly, the signature says too little (a gap before a kernel and one before a step)."""
 CLEAR_SEPARATION = 0.7
 """Share of the variance that lies between Otsu's two classes, from which on they are two: an even
-spread has 0.75 of its variance there at most, a normal law 0.64."""
+spread has 0.75 of its variance there at most, a normal distribution 0.64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def _is_read(samples: StepSamples, class_index: int, node: int) -> bool:
         return True
     if kind == NodeKind.RECV:
         return False
-    table = samples.graph.families[rank_class.seats[int(trace.role_N[i])].family].ranks_KG
+    table = samples.graph.families[rank_class.slots[int(trace.group_index_N[i])].family].ranks_KG
     return bool(samples.graph.class_of_R[table[0, 0]] == class_index)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gated_rank import GATE
+from prismscale.capture.launcher import RANK_PROCESS as CAPTURED_RANK
+from prismscale.errors import PrismscaleError
 from prismscale.live.stage import RANK_PROCESS
 from prismscale.processes.children import Child, Children, Program
+from prismscale.processes.starter import cores
 
 GATED_RANK = Path(__file__).with_name("gated_rank.py")
 
@@ -23,11 +26,19 @@ class Prefixed:
     """Of the rank in a slot."""
     gate: Path | None = None
     """Socket of a keeper that lets the steps of live ranks begin."""
+    slots: int = field(default_factory=cores)
+    """Ranks that are captured side by side."""
 
     def start(self, children: Children, program: Program) -> Child:
-        """Start ``program`` among ``children``."""
+        """Start ``program`` among ``children``.
+
+        Raises:
+            PrismscaleError: a rank is to be captured beside others that are timed.
+        """
         words = () if program.slot is None else self.prefix(program.slot)
         target = ["-m", program.module]
+        if self.gate is not None and program.module == CAPTURED_RANK:
+            raise PrismscaleError(f"captures are not reused: {program.name} is captured again")
         if self.gate is not None and program.module == RANK_PROCESS:
             words = [*words, "env", f"{GATE}={self.gate}"]
             target = [str(GATED_RANK)]
@@ -42,12 +53,15 @@ def on_core(rank: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Seat:
+class PinnedStarter:
     """Starts a live rank and its coordinator on the rank's core: beside another job's live rank a
     coordinator would take what nobody takes there in a job of its own."""
 
     rank: int
     gate: Path
+    slots: int = field(default_factory=cores)
+    """As many as where the ranks were captured, or slices that were timed there are not looked for
+    here."""
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""

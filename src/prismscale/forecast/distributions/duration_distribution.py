@@ -26,13 +26,13 @@ KS_REJECTS = 1.36
 PARAMETER_PENALTY = 0.1
 """Times 1/√n: what each further parameter must take off the KS distance to be worth it."""
 TAIL_POINTS = 4_000
-"""Quantiles that stand for a law with a borrowed tail."""
+"""Quantiles that stand for a distribution with a borrowed tail."""
 STALL_DEVIATIONS = 6.0
 """Robust standard deviations above the median at which a duration counts as a stall."""
 
 
 class DurationDistribution(Protocol):
-    """A law of non-negative durations."""
+    """A distribution of non-negative durations."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Independent draws in ns."""
@@ -168,7 +168,7 @@ class Fit:
 
 
 def borrowed_tail(own: Floats, others: Sequence[Floats]) -> Empirical:
-    """The law of a sample whose far tail is the usual one of other samples.
+    """The distribution of a sample whose far tail is the usual one of other samples.
 
     The last :data:`FEWEST_TO_FIT` of a sample decide its far tail, and cannot: a repetition has
     other stalls. Beyond them the sample's own quantile is raised as the median of the others rises
@@ -176,22 +176,23 @@ def borrowed_tail(own: Floats, others: Sequence[Floats]) -> Empirical:
 
     Args:
         own: durations in ns.
-        others: samples of other jobs of the same kind; without any the sample is its own law.
+        others: samples of other jobs of the same kind; without any the sample is its own
+        distribution.
 
     Raises:
         FormatError: see :func:`check_durations`.
     """
     flat = np.sort(check_durations(own))
     at = (np.arange(TAIL_POINTS) + 0.5) / TAIL_POINTS
-    law = np.quantile(flat, at)
+    quantiles_ns = np.quantile(flat, at)
     far = at > 1 - FEWEST_TO_FIT / len(flat)
     if not others or far.all():
         return Empirical(sorted_ns=flat)
     last = int(np.flatnonzero(~far)[-1])
     found = [np.quantile(check_durations(o), at) for o in others]
     rise = np.median([np.log(q[far] / q[last]) for q in found], axis=0)
-    law[far] = law[last] * np.exp(rise)
-    return Empirical(sorted_ns=law)
+    quantiles_ns[far] = quantiles_ns[last] * np.exp(rise)
+    return Empirical(sorted_ns=quantiles_ns)
 
 
 def check_durations(samples: Floats, what: str = "pool") -> Floats:
@@ -285,6 +286,6 @@ def _two_parameter(flat: Floats) -> list[DurationDistribution]:
 
 def _stall_threshold(flat: Floats) -> float:
     median = float(np.median(flat))
-    # 1.4826 makes the median absolute deviation a standard deviation for a normal law.
+    # 1.4826 makes the median absolute deviation a standard deviation for a normal distribution.
     robust = 1.4826 * float(np.median(np.abs(flat - median)))
     return median + STALL_DEVIATIONS * robust

@@ -1,0 +1,28 @@
+"""``prismscale doctor``: what works on this machine, and how to mend what does not."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from prismscale.installation import Finding, State, examine
+
+_STYLE = {State.WORKS: "green", State.ABSENT: "yellow", State.BROKEN: "red"}
+
+
+def doctor() -> None:
+    """Say what is installed, what works, and the command that mends the rest."""
+    console = Console(highlight=False)
+    found: list[Finding] = []
+    # The null device may have to be compiled, which takes a minute.
+    with Console(stderr=True).status("trying the null device (compiled once, about a minute)"):
+        found += examine()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in found:
+        state = f"[{_STYLE[finding.state]}]{finding.state.value}[/]"
+        mend = f"\n→ {finding.mend}" if finding.mend else ""
+        table.add_row(finding.part, state, f"{finding.detail}{mend}")
+    console.print(table)
+    if any(finding.state is State.BROKEN for finding in found):
+        raise typer.Exit(1)

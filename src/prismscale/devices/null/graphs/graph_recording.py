@@ -1,0 +1,168 @@
+"""A captured graph: launches in the extension (``csrc/graph_capture.h``), calls into Python here.
+
+A communication is not made when it is captured. Each replay makes it, on the stream and between the
+launches where the program did, with *ghosts* in place of the program's tensors: a graph holds no
+tensor, only addresses, and its pool holds their memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from prismscale.emulation.backend_order import blocks_host, is_in_host_memory
+from prismscale.emulation.call_site import call_site
+from prismscale.emulation.hook import Answer, Captures, Collective
+from prismscale.emulation.work import EmulatedWork, in_flight
+
+MODES = ("global", "thread_local", "relaxed")
+
+
+class _CallKind(IntEnum):
+    """How a call takes part in the order of its stream; see ``csrc/graph_capture.h``."""
+
+    IN_ORDER = 0
+    BESIDE = 1
+    JOIN = 2
+    MARK = 3
+
+
+class _Communication:
+    """One that each replay makes, and perhaps waits for later."""
+
+    def __init__(self, batch: Sequence[Collective], answer: Answer) -> None:
+        self._batch = batch
+        self._answer = answer
+        self._work: Work | None = None
+
+    def issue(self) -> None:
+        """Make it."""
+        self._work = self._answer(self._batch)
+
+    def join(self) -> None:
+        """Let the current stream wait for it."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+
+
+class GraphRecording:
+    """A graph from the beginning of its capture on the current stream; an
+    :class:`~prismscale.emulation.hook.OpenCapture` until :meth:`end`.
+
+    Raises:
+        RuntimeError: another capture is under way in this process.
+    """
+
+    def __init__(self, library: ctypes.PyDLL, mode: str) -> None:
+        self._library = library
+        self._calls: list[Callable[[], None]] = []
+        self.device = int(library.ps_current_device())
+        self.stream = int(library.ps_current_stream(self.device))
+        self._handle = library.ps_graph_begin(self.device, self.stream, MODES.index(mode))
+        if self._handle is None:
+            raise RuntimeError(
+                "another CUDA graph is being captured; the null device captures one at a time"
+            )
+        Captures.under_way = self
+
+    def end(self) -> int:
+        """The capture is over; 0, or the CUDA error that it ends with."""
+        Captures.under_way = None
+        return int(self._library.ps_graph_end(self._handle))
+
+    def delete(self) -> None:
+        """The graph is destroyed."""
+        if self._handle is not None:
+            self._library.ps_graph_delete(self._handle)
+            self._handle = None
+
+    @property
+    def n_launches(self) -> int:
+        """Kernels and communications in it."""
+        return int(self._library.ps_graph_launches(self._handle))
+
+    def replay(self) -> None:
+        """Launch it on the current stream of its device."""
+        library, stream = self._library, ctypes.c_int64()
+        current = library.ps_current_stream(self.device)
+        while (call := library.ps_graph_replay(self._handle, ctypes.byref(stream))) >= 0:
+            library.ps_set_stream(self.device, stream.value)
+            try:
+                self._calls[call]()
+            finally:
+                library.ps_set_stream(self.device, current)
+
+    def communicate(self, batch: Sequence[Collective], answer: Answer) -> Work:
+        """Note the batch. What it writes is written at each replay."""
+        if is_in_host_memory(batch) or not self._is_capturing():
+            return answer(batch)
+        if blocks_host(batch) or batch[0].group.backend == "gloo":
+            _ops().synchronize(self.device)  # raises, as in any capture
+        communication = _Communication(_ghosts_of(batch), answer)
+        outputs = tuple(tensor for c in batch for tensor in c.outputs)
+        for tensor in outputs:
+            _ops().forget(tensor)
+        if not batch[0].asynchronous:
+            self._note(partial(_issue_and_join, communication), _CallKind.IN_ORDER)
+            return EmulatedWork(outputs)
+        number = self._note(communication.issue, _CallKind.BESIDE)
+
+        def joined(_: timedelta | None) -> None:
+            self._note(communication.join, _CallKind.JOIN, number)
+
+        return in_flight(batch, joined)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make ``call`` at each replay, in this place."""
+        self._note(call, _CallKind.MARK)
+
+    def _is_capturing(self) -> bool:
+        stream = self._library.ps_current_stream(self.device)
+        return bool(self._library.ps_is_capturing(self.device, stream))
+
+    def _note(self, call: Callable[[], None], kind: _CallKind, joins: int = 0) -> int:
+        number = len(self._calls)
+        stream = self._library.ps_current_stream(self.device)
+        if self._library.ps_graph_call(self.device, stream, number, kind, joins):
+            self._calls.append(call)
+        return number
+
+
+def _issue_and_join(communication: _Communication) -> None:
+    communication.issue()
+    communication.join()
+
+
+def _ghosts_of(batch: Sequence[Collective]) -> list[Collective]:
+    """The same communications on tensors without memory; a tensor that comes twice stays one."""
+    site = call_site()
+    ghosts: dict[int, torch.Tensor] = {}
+
+    def ghost(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in ghosts:
+            ghosts[id(tensor)] = _ops().ghost(tensor.detach())
+        return ghosts[id(tensor)]
+
+    return [
+        replace(
+            c,
+            inputs=tuple(map(ghost, c.inputs)),
+            outputs=tuple(map(ghost, c.outputs)),
+            called_ns=0,
+            site=site,
+        )
+        for c in batch
+    ]
+
+
+def _ops() -> Any:
+    return torch.ops.prismscale_null

@@ -1,0 +1,225 @@
+"""What ``torch._C._CUDAGraph`` is on a CUDA build; ``torch.cuda.CUDAGraph`` stands on it.
+
+The rules and the words of the errors are those of torch's ``CUDAGraph.cpp``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from prismscale.devices.null.graphs.graph_recording import MODES, GraphRecording
+from prismscale.devices.null.graphs.mem_pools import PoolId, own_pool_id, succeed
+
+
+class _Resources:
+    """A graph and its hold on pools: given up when the program gives up the graph."""
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._library = library
+        self.recording: GraphRecording | None = None
+        self.pools: list[tuple[int, PoolId]] = []
+        """Device and id of the pools that are held, the graph's own first."""
+
+    def release(self) -> None:
+        """The graph is destroyed; its pools may go."""
+        if self.recording is not None:
+            self.recording.delete()
+            self.recording = None
+        pools, self.pools = self.pools, []
+        for device, pool in pools:
+            self._library.ps_pool_release(device, *pool)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class NullGraph:
+    """Capture and replay; ``library`` is set when the device is made."""
+
+    library: ClassVar[ctypes.PyDLL]
+    capturing: ClassVar[NullGraph | None] = None
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._held = _Resources(self.library)
+        self._keeps_template = keep_graph
+        self._is_captured = self._is_instantiated = False
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+        """Launches on the current stream, and on those that wait for it, are recorded."""
+        _check(
+            not self._is_captured,
+            "This CUDAGraph instance already owns a captured graph. To capture a new graph, "
+            "create a new instance.",
+        )
+        device = int(self.library.ps_current_device())
+        _check(
+            self.library.ps_current_stream(device) != 0,
+            "CUDA graphs must be captured on a non-default stream. (However, after capture, it's "
+            "ok to replay them on the default stream.)",
+        )
+        _check(
+            capture_error_mode in MODES,
+            "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got "
+            f"{capture_error_mode}",
+        )
+        pool_id = own_pool_id() if pool is None or not any(pool) else (pool[0], pool[1])
+        self._held.release()  # of a capture that failed
+        self._held.recording = GraphRecording(self.library, capture_error_mode)
+        begun = self.library.ps_pool_begin_capture(device, *pool_id)
+        if not begun:
+            self._held.recording.end()
+            self._held.release()
+            succeed(begun, "beginAllocateToPool", pool_id)
+        self._held.pools.append((device, pool_id))
+        NullGraph.capturing = self
+
+    def capture_end(self) -> None:
+        """The capture is over, and can be replayed."""
+        self.capture_end_pre()
+        if not self._keeps_template:
+            NullGraph.instantiate(self)
+        self.capture_end_post()
+
+    def capture_end_pre(self) -> None:
+        """The capture is over. Raises the CUDA error that it ends with."""
+        recording = self._held.recording
+        if recording is None or NullGraph.capturing is not self:
+            raise RuntimeError("capture_end() called before capture_begin().")
+        device, pool = self._held.pools[0]
+        _check(
+            self.library.ps_current_stream(device) == recording.stream,
+            "Capture must end on the same stream it began on.",
+        )
+        NullGraph.capturing = None
+        error = recording.end()
+        self.library.ps_pool_end(device, *pool)
+        if error:
+            ops: Any = torch.ops.prismscale_null
+            ops.raise_cuda(error)
+        self._is_captured = True
+        if recording.n_launches == 0:
+            warnings.warn(
+                "The CUDA Graph is empty. This usually means that the graph was attempted to be "
+                "captured on wrong device or stream.",
+                stacklevel=2,
+            )
+
+    def capture_end_post(self) -> None:
+        """Nothing is left to do."""
+
+    def instantiate(self) -> None:
+        """Make it ready for replays."""
+        _check(self._is_captured, "capture_end() must have been called before calling instantiate")
+        self._is_instantiated = True
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        recording = self._held.recording
+        if recording is None or not self._is_captured:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        _check(
+            NullGraph.capturing is None,
+            "Cannot prepare for replay during capturing stage. during CUDA graph capture. If you "
+            "need this call to be captured, please file an issue. Current "
+            "cudaStreamCaptureStatus: cudaStreamCaptureStatusActive",
+        )
+        self._is_instantiated = True
+        with torch.cuda.device(recording.device):
+            recording.replay()
+
+    def reset(self) -> None:
+        """Delete the graph; this object may capture another."""
+        if NullGraph.capturing is self:
+            NullGraph.capturing = None
+            assert self._held.recording is not None
+            self._held.recording.end()
+            device, pool = self._held.pools[0]
+            self.library.ps_pool_end(device, *pool)
+        self._held.release()
+        self._is_captured = self._is_instantiated = False
+
+    def pool(self) -> PoolId:
+        """Its pool, for other graphs to share."""
+        _check(
+            self._is_captured, "Called CUDAGraph::pool() without a preceding successful capture."
+        )
+        return self._held.pools[0][1]
+
+    def pools(self) -> list[PoolId]:
+        """Its pool, and those that its capture used beside it."""
+        _check(
+            self._is_captured, "Called CUDAGraph::pools() without a preceding successful capture."
+        )
+        return [pool for _, pool in self._held.pools]
+
+    def _retain_pool(self, pool: PoolId) -> None:
+        _check(
+            NullGraph.capturing is self, "CUDAGraph::retain_pool may only be called during capture."
+        )
+        device = self._held.pools[0][0]
+        if (device, pool) not in self._held.pools:
+            succeed(self.library.ps_pool_retain(device, *pool), "retain_pool", pool)
+            self._held.pools.append((device, pool))
+
+    @staticmethod
+    def get_currently_capturing_graph() -> NullGraph:
+        """The graph whose capture is under way."""
+        if NullGraph.capturing is None:
+            raise RuntimeError("The current stream is not currently capturing.")
+        return NullGraph.capturing
+
+    @property
+    def _has_graph_exec(self) -> bool:
+        return self._is_instantiated
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Random numbers have no values here, whoever makes them."""
+
+    def enable_debug_mode(self) -> None:
+        """Keep what :meth:`debug_dump` shows."""
+        self._keeps_template = True
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Write how much is in it, as a graph of one node."""
+        recording = self._held.recording
+        n_launches = 0 if recording is None else recording.n_launches
+        Path(debug_path).write_text(
+            f'digraph dot {{\n  graph_0 [label="{n_launches} launches"];\n}}\n', encoding="utf-8"
+        )
+
+    def raw_cuda_graph(self) -> int:
+        """A number that no CUDA library knows."""
+        _check(
+            self._keeps_template and self._is_captured,
+            "You cannot access the raw cudaGraph_t instance unless CUDAGraph was initialized with "
+            "keep_graph=true",
+        )
+        return id(self)
+
+    def raw_cuda_graph_exec(self) -> int:
+        """A number that no CUDA library knows."""
+        _check(
+            self._is_instantiated,
+            "You cannot access the raw cudaGraphExec_t instance until instantiate() has been "
+            "called",
+        )
+        return id(self)
+
+    def begin_capture_to_if_node(self, *_: Any) -> None:
+        """Refused: what a condition on the device says is not known here."""
+        raise NotImplementedError(
+            "conditional nodes of CUDA graphs depend on values of the device, which the null "
+            "device does not have"
+        )
+
+    begin_capture_to_while_node = begin_capture_to_if_node
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise RuntimeError(message)

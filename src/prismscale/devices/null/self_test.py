@@ -1,0 +1,61 @@
+"""``python -m prismscale.devices.null.self_test``: one training step on the null device.
+
+Compiles the extension where it is not there yet. Prints, as JSON, what a doctor wants to know.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from prismscale.devices.null.build import build_extension, extension_path
+from prismscale.devices.null.gpus import target_gpu
+from prismscale.errors import PrismscaleError
+
+_GPU = "NVIDIA H100 80GB HBM3"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfTest:
+    """What the step showed."""
+
+    peak_bytes: int
+    build_s: float
+    """Seconds that compiling the extension took; 0 where it was compiled before."""
+
+
+def main() -> int:
+    """Run the step; the exit code is 0, or that of the error on standard error."""
+    try:
+        is_built, began = extension_path().exists(), time.monotonic()
+        build_extension()
+        build_s = 0.0 if is_built else time.monotonic() - began
+        print(json.dumps(asdict(SelfTest(peak_bytes=_train(), build_s=build_s))))
+    except PrismscaleError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _train() -> int:
+    """Peak bytes of a step of a linear layer with attention, AdamW and clipped gradients."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from prismscale.devices.null.runtime import activate
+
+    activate(target_gpu(_GPU, memory_bytes=80 << 30, devices_per_node=8)[1])
+    layer = torch.nn.Linear(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    heads = layer(torch.randn(4, 128, 1024, device="cuda", dtype=torch.bfloat16))
+    heads = heads.view(4, 128, 16, 64).transpose(1, 2)
+    scaled_dot_product_attention(heads, heads, heads, is_causal=True).float().sum().backward()
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    optimizer.step()
+    return torch.cuda.max_memory_allocated()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Laws of durations, of one kind of work and of the slowest of many."""

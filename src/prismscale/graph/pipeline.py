@@ -1,0 +1,50 @@
+"""Where ranks sit in a pipeline, read off the groups in which they send and receive.
+
+Nobody says which group is the pipeline's: a rank that passes messages in a group is at the stage
+that is its group rank there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.graph.job_graph import JobGraph, RankClass
+from prismscale.graph.trace import RankTrace
+
+
+def message_groups(trace: RankTrace) -> list[int]:
+    """Group indices of the groups in which a rank sends or receives, ascending."""
+    return sorted(set(trace.group_index_N[trace.is_message_N].tolist()))
+
+
+def stage_of(rank_class: RankClass) -> int | None:
+    """Stage of a class, for people: its group rank in the group of its *first* message, None where
+    it passes none. Where a job passes messages in one group only, as most do, that is also what
+    :func:`pipeline_places` says."""
+    trace = rank_class.trace
+    group_indices = trace.group_index_N[trace.is_message_N]
+    if len(group_indices) == 0:
+        return None
+    return rank_class.slots[int(group_indices[0])].group_rank
+
+
+def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stage and replica of every rank.
+
+    This asks more than :func:`stage_of`: all members of a group in which anybody passes messages
+    have a place in it, also those who pass none. Of several groups the *last* one counts, by class
+    and by creation. Without messages every rank is stage 0 of a replica of its own.
+
+    Returns:
+        ``stage_R`` and ``replica_R``: ranks of one replica are members of one such group.
+    """
+    stage_R = np.zeros(graph.world_size, dtype=np.int64)
+    replica_R = np.arange(graph.world_size, dtype=np.int64)
+    for rank_class in graph.classes:
+        for group_index in message_groups(rank_class.trace):
+            ranks_KG = graph.families[rank_class.slots[group_index].family].ranks_KG
+            stage_R[ranks_KG] = np.arange(len(ranks_KG))[:, None]
+            # Smallest member: a name for the replica that does not depend on the family.
+            replica_R[ranks_KG] = ranks_KG.min(axis=0)
+    return stage_R, replica_R

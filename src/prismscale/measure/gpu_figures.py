@@ -1,0 +1,36 @@
+"""What processes that measure on a GPU write for the one that started them. No torch here: the
+reader needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainFigures:
+    """One rank of a program that ran plainly (:mod:`prismscale.measure.plain_program`)."""
+
+    step_ns: tuple[int, ...]
+    """From the end of each step to the end of the next: one fewer than steps."""
+    peak_bytes: int
+    reserved_bytes: int
+    operations: Mapping[str, int] = field(default_factory=dict)
+    """Calls of each torch operation, where they were counted."""
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    """Launches of each kernel, where they were counted on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldFigures:
+    """Streams that were held (:mod:`prismscale.measure.held_streams`)."""
+
+    asked_ns: tuple[int, ...]
+    late_us: tuple[tuple[float, ...], ...]
+    """For each of :attr:`asked_ns`, how much later the stream went on, each time."""
+
+
+def error_path(out: Path) -> Path:
+    """Where a rank that should have written ``out`` says why it could not."""
+    return out.with_suffix(".error.json")

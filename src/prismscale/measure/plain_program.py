@@ -1,0 +1,181 @@
+"""One rank of a program run plainly on the GPU, or on the null device: steps, memory, operations.
+
+``python -m prismscale.measure.plain_program OUT --steps N [--kernels] [--null GPU] [--module] --
+SCRIPT [ARGUMENTS]`` writes :class:`.PlainFigures` to ``OUT``, or beside it why the rank failed.
+Rank and world come from the environment, as with torchrun. Several ranks may share the one GPU:
+they communicate through gloo, which can do that, and NCCL cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prismscale.capture.step_kinds import calls_per_step
+from prismscale.devices.null.gpus import device_spec
+from prismscale.devices.null.runtime import activate
+from prismscale.emulation.script import Script, StopProgram
+from prismscale.emulation.step_detection import watch_steps
+from prismscale.measure.gpu_figures import PlainFigures, error_path
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
+from prismscale.typed_files import save_json
+
+PROGRAM_FOLLOWS = "--"
+
+
+class StepEnds:
+    """Marks the end of each optimizer call on the stream, and stops the program after ``steps``.
+
+    A program may call several optimizers in a step; :func:`.calls_per_step` finds that, as it does
+    where programs are captured.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._ends: list[Any] = []
+        self._optimizers: list[int] = []
+
+    def optimizer_begins(self) -> None:
+        """Nothing to note."""
+
+    def optimizer_ended(self, optimizer: int = 0) -> None:
+        """One call more.
+
+        Raises:
+            StopProgram: it was the last that is wanted.
+        """
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._ends.append(event)
+        self._optimizers.append(optimizer)
+        if len(self._step_ends()) == self._steps:
+            raise StopProgram
+
+    def step_ns(self) -> tuple[int, ...]:
+        """From end to end."""
+        torch.cuda.synchronize()
+        return tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._step_ends()))
+
+    def _step_ends(self) -> list[Any]:
+        calls = calls_per_step(self._optimizers)
+        return self._ends[calls - 1 :: calls]
+
+
+@contextmanager
+def through_gloo() -> Iterator[None]:
+    """``init_process_group`` with gloo, whatever the program asks for."""
+    original = dist.init_process_group
+
+    def init(backend: Any = None, *args: Any, device_id: Any = None, **named: Any) -> None:
+        original("gloo", *args, **named)
+
+    dist.init_process_group = init
+    try:
+        yield
+    finally:
+        dist.init_process_group = original
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts torch operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count it, and let it run."""
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(seen: dict[str, dict[str, int]], *, with_kernels: bool) -> Iterator[None]:
+    """Count torch operations, and the kernels they launch where there are any."""
+    with ExitStack() as stack:
+        profile = None
+        if with_kernels:
+            activity = torch.profiler.ProfilerActivity.CUDA
+            profile = stack.enter_context(torch.profiler.profile(activities=[activity]))
+        operations = stack.enter_context(CountOperations())
+        yield
+    if profile is not None:
+        seen["kernels"] = {e.key: e.count for e in profile.key_averages()}
+    seen["operations"] = dict(operations.calls)
+
+
+def run_plainly(script: Script, *, steps: int, on_null: bool, count: bool) -> PlainFigures:
+    """Run a program for ``steps`` steps, or to its end where that is earlier.
+
+    Args:
+        script: the program.
+        steps: after so many it is stopped.
+        on_null: the GPU is a null device.
+        count: count operations and, on a real GPU, kernels.
+    """
+    ends = StepEnds(steps)
+    seen: dict[str, dict[str, int]] = {}
+    with ExitStack() as stack:
+        if on_null or int(os.environ["WORLD_SIZE"]) > 1:
+            stack.enter_context(through_gloo())
+        stack.enter_context(watch_steps(ends))
+        if count:
+            stack.enter_context(counted(seen, with_kernels=not on_null))
+        script.run()
+    return PlainFigures(
+        step_ns=ends.step_ns(),
+        peak_bytes=torch.cuda.max_memory_allocated(),
+        reserved_bytes=torch.cuda.max_memory_reserved(),
+        **seen,
+    )
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Script]:
+    """The command line: our options, and what follows the first ``--``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--kernels", action="store_true", help="count operations and kernels")
+    parser.add_argument("--null", default="", help="run on the null device as this GPU")
+    parser.add_argument("--module", action="store_true", help="SCRIPT is the name of a module")
+    split = list(arguments).index(PROGRAM_FOLLOWS)
+    options = parser.parse_args(arguments[:split])
+    target, *rest = arguments[split + 1 :]
+    return options, Script(target=target, args=tuple(rest), is_module=options.module)
+
+
+def main() -> int:
+    """Run and write what was seen; returns the exit code of a process that failed."""
+    die_with_parent()
+    options, script = parse(sys.argv[1:])
+    try:
+        if options.null:
+            activate(device_spec(options.null))
+        figures = run_plainly(
+            script, steps=options.steps, on_null=bool(options.null), count=options.kernels
+        )
+        save_json(figures, options.out)
+    except BaseException as error:
+        return save_failure(error_path(options.out), int(os.environ["RANK"]), error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Daemon threads of the program (data loaders, profilers) must not hold up the end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Which versions of torch this prismscale is tested with, and which one is installed.
+
+Read from the package's metadata: importing torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+OLDEST = (2, 11)
+NEWEST = (2, 15)
+"""Of those that the test matrix runs (``make test-matrix``)."""
+
+
+def installed_torch() -> str | None:
+    """Version of the installed torch (``2.15.0+cu132``); None where there is none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def supported_versions() -> str:
+    """The tested versions, as people write them."""
+    return f"{_text(OLDEST)} … {_text(NEWEST)}"
+
+
+def torch_remark(version: str | None = None) -> str | None:
+    """What to say of a torch that was not tested; None for one that was, or where none is.
+
+    Args:
+        version: None for the installed one.
+    """
+    version = version or installed_torch()
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    if found is None:
+        return None
+    release = (int(found[1]), int(found[2]))
+    if OLDEST <= release <= NEWEST:
+        return None
+    age = "newer" if release > NEWEST else "older"
+    return (
+        f"torch {version} is {age} than the versions this prismscale is tested with "
+        f"({supported_versions()}); it tries. If something fails: "
+        f"pip install 'torch=={_text(NEWEST)}.*'"
+    )
+
+
+def _text(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"

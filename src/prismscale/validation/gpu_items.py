@@ -1,0 +1,159 @@
+"""What can be measured of a user's program on a GPU: items, each runs and the rows made of them.
+
+========  ==========================================================================================
+run       the emulated program at world sizes 1, 8 and 1,024 with rank 0 live: step, lag, peak
+overhead  the emulated against the plain program, taking turns: ratio of step times
+memory    2 and 4 real processes on the one GPU against a live rank: peak bytes, equal to the byte
+null      the plain program against the null device: peak bytes, and how often operations are called
+release   how late held streams go on, asked for 50 µs to 50 ms; nothing of it is the program's
+========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prismscale.errors import UsageError, did_you_mean
+from prismscale.measure.gpu_figures import HeldFigures, PlainFigures
+from prismscale.validation.gpu_runs import EmulatedFigures, GpuRuns
+from prismscale.validation.rows import Row
+
+WORLD_SIZES = (1, 8, 1024)
+RANKS_OF_MEMORY = (2, 4)
+PAIRS = 3
+WARM_UP = 4
+"""Plain steps that are left out of a median."""
+OVERHEAD_STEPS = 16
+MEMORY_STEPS = 8
+NULL_STEPS = 4
+HIGHEST_OVERHEAD = 1.01
+LARGEST_PEAK_ERROR = 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuItem:
+    """One thing to measure."""
+
+    runs: int
+    """How many runs it takes, for the progress."""
+    measure: Callable[[GpuRuns], list[Row]]
+
+
+def chosen_items(names: str) -> dict[str, GpuItem]:
+    """The items of a comma-separated list, in its order.
+
+    Raises:
+        UsageError: an unknown item.
+    """
+    found = {}
+    for name in (part.strip() for part in names.split(",")):
+        if name not in ITEMS:
+            raise UsageError(f"--items: {name!r} is no item; {did_you_mean(name, ITEMS)}")
+        found[name] = ITEMS[name]
+    return found
+
+
+def measure_run(runs: GpuRuns) -> list[Row]:
+    """The emulated program at several world sizes."""
+    return run_rows({world_size: runs.emulated(world_size) for world_size in WORLD_SIZES})
+
+
+def run_rows(found: Mapping[int, EmulatedFigures]) -> list[Row]:
+    """What a live rank and the command took, by world size."""
+    rows = []
+    for world_size, figures in found.items():
+        live, name = figures.live, f"world {world_size:,}"
+        rows += [
+            Row.told(f"{name}: live step", live.median_step_ns / 1e6, "ms"),
+            Row.told(f"{name}: predicted step", live.predicted_step_ns / 1e6, "ms"),
+            Row.told(f"{name}: lag in a step", live.lag_ns / 1e6, "ms"),
+            Row.told(f"{name}: peak allocated", live.peak_bytes / 2**30, "GiB"),
+            Row.told(f"{name}: command", figures.command_s, "s"),
+        ]
+    return rows
+
+
+def measure_overhead(runs: GpuRuns) -> list[Row]:
+    """Plain and emulated in turn: what drifts on the machine is in both."""
+    pairs = [(runs.plain(1, steps=OVERHEAD_STEPS)[0], runs.emulated(1)) for _ in range(PAIRS)]
+    return overhead_rows(pairs)
+
+
+def overhead_rows(pairs: Sequence[tuple[PlainFigures, EmulatedFigures]]) -> list[Row]:
+    """The ratio of step times; what was taken out as lag is part of what emulation costs."""
+    ratios = [
+        (emulated.live.median_step_ns + emulated.live.lag_ns)
+        / statistics.median(plain.step_ns[WARM_UP:])
+        for plain, emulated in pairs
+    ]
+    name = "emulated over plain step, median of pairs"
+    return [Row.at_most(name, statistics.median(ratios), HIGHEST_OVERHEAD)]
+
+
+def measure_memory(runs: GpuRuns) -> list[Row]:
+    """A real rank 0 among real ranks, and the live one in a world of as many."""
+    return memory_rows(
+        {n: (runs.plain(n, steps=MEMORY_STEPS)[0], runs.emulated(n)) for n in RANKS_OF_MEMORY}
+    )
+
+
+def memory_rows(found: Mapping[int, tuple[PlainFigures, EmulatedFigures]]) -> list[Row]:
+    """Peak bytes of both, by number of ranks."""
+    rows = []
+    for n_ranks, (plain, emulated) in found.items():
+        for figure in ("peak_bytes", "reserved_bytes"):
+            real, live = getattr(plain, figure), getattr(emulated.observed, figure)
+            name = f"{n_ranks} ranks: "
+            rows.append(Row.told(f"{name}real {figure}", real, "bytes"))
+            rows.append(Row.at_most(f"{name}{figure}, difference", abs(live - real), 0, "bytes"))
+    return rows
+
+
+def measure_null(runs: GpuRuns) -> list[Row]:
+    """The plain program on the GPU, and on one that is not there."""
+    (real,) = runs.plain(1, steps=NULL_STEPS, count=True)
+    return null_rows(real, runs.on_null(steps=NULL_STEPS))
+
+
+def null_rows(real: PlainFigures, null: PlainFigures) -> list[Row]:
+    """Peak bytes, and operations that were not called equally often."""
+    names = {*real.operations, *null.operations}
+    differing = sum(real.operations.get(n, 0) != null.operations.get(n, 0) for n in names)
+    off = abs(null.peak_bytes / real.peak_bytes - 1)
+    return [
+        Row.told("real peak", real.peak_bytes, "bytes"),
+        Row.told("null peak", null.peak_bytes, "bytes"),
+        Row.at_most("peak, relative difference", off, LARGEST_PEAK_ERROR),
+        Row.told("real reserved", real.reserved_bytes, "bytes"),
+        Row.told("null reserved", null.reserved_bytes, "bytes"),
+        Row.told("kinds of kernels launched", len(real.kernels)),
+        Row.at_most("operations called differently often", differing, 0),
+    ]
+
+
+def measure_release(runs: GpuRuns) -> list[Row]:
+    """How long after the asked time a stream that was held goes on, by CUDA events."""
+    return release_rows(runs.held())
+
+
+def release_rows(figures: HeldFigures) -> list[Row]:
+    """Median and 90th percentile, by asked time."""
+    rows = []
+    for asked_ns, late_us in zip(figures.asked_ns, figures.late_us, strict=True):
+        ordered, name = sorted(late_us), f"asked {asked_ns / 1e3:,.0f} µs"
+        ninetieth = ordered[len(ordered) * 9 // 10 - 1]
+        rows.append(Row.told(f"{name}: late, median", statistics.median(ordered), "µs"))
+        rows.append(Row.told(f"{name}: late, 90th of 100", ninetieth, "µs"))
+    return rows
+
+
+ITEMS = {
+    "run": GpuItem(runs=len(WORLD_SIZES), measure=measure_run),
+    "overhead": GpuItem(runs=2 * PAIRS, measure=measure_overhead),
+    "memory": GpuItem(runs=2 * len(RANKS_OF_MEMORY), measure=measure_memory),
+    "null": GpuItem(runs=2, measure=measure_null),
+    "release": GpuItem(runs=1, measure=measure_release),
+}
+DEFAULT_ITEMS = ",".join(ITEMS)

@@ -1,0 +1,210 @@
+"""Runs of a user's program, emulated and plain, on the GPU of this machine, one after the other.
+
+Every run is processes of its own, so that each has its own CUDA context, allocator and exit. What
+they print goes to files, and the end of it into the error of one that fails.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prismscale.analysis.observation import Observation
+from prismscale.analysis.result import LiveResult
+from prismscale.emulation.script import Script
+from prismscale.errors import PrismscaleError, UsageError
+from prismscale.measure.gpu_figures import HeldFigures, PlainFigures, error_path
+from prismscale.processes.children import Child, Children, ending
+from prismscale.processes.failure import failure_of
+from prismscale.progress import StageUpdate
+from prismscale.report.folder import read_results
+from prismscale.runfolder import RunFolder
+from prismscale.typed_files import load_json
+
+# Started by name, not imported: they need torch.
+PLAIN_PROGRAM = "prismscale.measure.plain_program"
+HELD_STREAMS = "prismscale.measure.held_streams"
+LIVE_STEPS = 12
+NULL_GPU = "h100-sxm"
+HOST = "127.0.0.1"
+POLL_S = 0.1
+TAIL_LINES = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedFigures:
+    """What an emulated run with rank 0 live found out."""
+
+    live: LiveResult
+    observed: Observation
+    command_s: float
+    """From the start of the command to its end."""
+
+
+@dataclass(kw_only=True)
+class GpuRuns:
+    """Starts runs of one program; each is one more on the progress."""
+
+    script: Script
+    scratch: Path
+    """What runs write is thrown away with it."""
+    logs: Path
+    total: int = 0
+    """How many runs there will be, for :attr:`update`."""
+    update: StageUpdate = field(default=lambda done, total: None)
+    _done: int = 0
+
+    def emulated(self, world_size: int) -> EmulatedFigures:
+        """``prismscale run`` with rank 0 live.
+
+        Raises:
+            PrismscaleError: it failed; the message has the end of its output.
+        """
+        out = self.scratch / f"{self._done:02d}-emulated"
+        options = ["--device", "cuda", "--live", "0", "--steps", str(LIVE_STEPS)]
+        options += ["--world-size", str(world_size), "--out", str(out)]
+        began = time.monotonic()
+        with Children() as children:
+            command = [sys.executable, "-m", "prismscale.cli", "run", *options]
+            name = f"prismscale run --world-size {world_size}"
+            children.start(name, [*command, *self._program()], self.logs / f"{out.name}.log")
+            wait_for_all(children, _command_failure)
+        command_s = time.monotonic() - began
+        self._count()
+        return emulated_figures(RunFolder(root=out), command_s)
+
+    def plain(self, n_ranks: int, *, steps: int, count: bool = False) -> list[PlainFigures]:
+        """The program itself, ``n_ranks`` processes on this GPU; what each saw.
+
+        Raises:
+            ScriptError: a rank failed.
+            UsageError: the program took fewer steps, or did not use the GPU.
+        """
+        counting = ["--kernels"] if count else []
+        return self._ranks("plain", sys.executable, n_ranks, steps, counting)
+
+    def on_null(self, *, steps: int) -> PlainFigures:
+        """The program alone on the null device, operations counted; raises as :meth:`plain`."""
+        options = ["--kernels", "--null", NULL_GPU]
+        (figures,) = self._ranks("null", sys.executable, 1, steps, options)
+        return figures
+
+    def held(self) -> HeldFigures:
+        """Streams that are held; no part of it is the program.
+
+        Raises:
+            PrismscaleError: it failed; the message has the end of its output.
+        """
+        out = self.scratch / f"{self._done:02d}-held.json"
+        with Children() as children:
+            words = children.shared_folder() / "words"
+            command = [sys.executable, "-m", HELD_STREAMS, str(out), str(words)]
+            children.start("the process that holds streams", command, self.logs / f"{out.stem}.log")
+            wait_for_all(children, _command_failure)
+        self._count()
+        return load_json(HeldFigures, out, "streams that were held")
+
+    def _ranks(
+        self, kind: str, python: str, n_ranks: int, steps: int, options: Sequence[str]
+    ) -> list[PlainFigures]:
+        stem = f"{self._done:02d}-{kind}-rank"
+        outs = [self.scratch / f"{stem}-{rank}.json" for rank in range(n_ranks)]
+
+        def failure(child: Child) -> PrismscaleError:
+            rank = int(child.name)
+            return failure_of(child, rank, error_path(outs[rank]), f"a {kind} run")
+
+        port = _free_port()
+        with Children() as children:
+            for rank, out in enumerate(outs):
+                command = [python, "-m", PLAIN_PROGRAM, str(out), "--steps", str(steps), *options]
+                command += ["--module"] if self.script.is_module else []
+                children.start(
+                    str(rank),
+                    [*command, "--", self.script.target, *self.script.args],
+                    self.logs / f"{out.stem}.log",
+                    environment=rank_environment(rank, n_ranks, port),
+                )
+            wait_for_all(children, failure)
+        self._count()
+        figures = [load_json(PlainFigures, out, "a rank that ran plainly") for out in outs]
+        for one in figures:
+            refuse_incomparable(one, steps, self.script.label)
+        return figures
+
+    def _program(self) -> list[str]:
+        """The program as ``prismscale run`` takes it."""
+        if self.script.is_module:
+            return ["-m", self.script.target, "--", *self.script.args]
+        return [self.script.target, *self.script.args]
+
+    def _count(self) -> None:
+        self._done += 1
+        self.update(self._done, self.total)
+
+
+def emulated_figures(folder: RunFolder, command_s: float) -> EmulatedFigures:
+    """What a finished run with rank 0 live left behind.
+
+    Raises:
+        UsageError: there is no finished run. FormatError: a damaged file.
+    """
+    (live,) = read_results(folder).live
+    path = next(folder.live.glob("*/live-0.json"))
+    observed = load_json(Observation, path, "what was seen of a live rank")
+    return EmulatedFigures(live=live, observed=observed, command_s=command_s)
+
+
+def wait_for_all(children: Children, failure: Callable[[Child], PrismscaleError]) -> None:
+    """Wait until all have ended well.
+
+    Raises:
+        PrismscaleError: the ``failure`` of the first that did not.
+    """
+    while True:
+        for child in children.finished():
+            if child.process.returncode != 0:
+                raise failure(child)
+        if not children.running:
+            return
+        time.sleep(POLL_S)
+
+
+def rank_environment(rank: int, n_ranks: int, port: int) -> dict[str, str]:
+    """What a script reads under torchrun; all ranks share the first GPU."""
+    numbers = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": n_ranks}
+    numbers["MASTER_PORT"] = port
+    return {"MASTER_ADDR": HOST, **{name: str(number) for name, number in numbers.items()}}
+
+
+def refuse_incomparable(figures: PlainFigures, steps: int, label: str) -> None:
+    """Refuse a program with which there is nothing to compare.
+
+    Raises:
+        UsageError: it ended before ``steps`` steps, or did not use the GPU.
+    """
+    if len(figures.step_ns) < steps - 1:
+        raise UsageError(
+            f"{label} ended before its {steps} optimizer steps were measured; give it arguments "
+            "with which it takes more"
+        )
+    if figures.peak_bytes == 0:
+        raise UsageError(
+            f"{label} allocated nothing on the GPU; give a script, or arguments, that train on cuda"
+        )
+
+
+def _command_failure(child: Child) -> PrismscaleError:
+    how = ending(child.process.returncode or 0)
+    tail = child.log_tail(TAIL_LINES)
+    return PrismscaleError(f"{child.name} {how}; the end of its output ({child.log}):\n{tail}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
