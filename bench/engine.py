@@ -57,9 +57,9 @@ def measure(dp: int, label: str) -> list[Row]:
     built_s, graph = timed(lambda: job_from_traces(pipeline_traces(16, dp, 8, 64)))
     verified_s, _ = timed(lambda: verify(graph))
     compiled_s, program = timed(lambda: compile_job(graph))
-    stored = sum(c.trace.n_nodes for c in graph.classes)
+    n_stored = sum(c.trace.n_nodes for c in graph.classes)
     print(
-        f"{label}: {len(graph.classes)} classes, {stored:,} stored nodes, "
+        f"{label}: {len(graph.classes)} classes, {n_stored:,} stored nodes, "
         f"{graph.n_rank_nodes:,} rank-nodes a step"
     )
     rows = [Row.told(f"{label}: build to compiled", built_s + verified_s + compiled_s, "s")]

@@ -25,6 +25,9 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 600
+GLOO_ENDS_BADLY = "terminate called without an active exception"
+"""At exit one of gloo's threads may let go of a tensor when Python is gone (torch's pull request
+179291): seen once in some hundred starts on a busy machine, after the program's last line."""
 PORTS_OF_THE_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Every layout sees the same four samples a step.
@@ -91,6 +94,15 @@ def parse(output: str) -> Run:
 
 def torchrun(world_size: int, script: Path, *options: str) -> tuple[int, str]:
     """Exit code and output of a torchrun on this machine; leaves no process behind."""
+    for _ in range(2):
+        code, output = torchrun_once(world_size, script, *options)
+        if GLOO_ENDS_BADLY not in output:
+            break
+    return code, output
+
+
+def torchrun_once(world_size: int, script: Path, *options: str) -> tuple[int, str]:
+    """As :func:`torchrun`, whatever torch does at its exit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world_size}", str(script), *options]
     process = subprocess.Popen(

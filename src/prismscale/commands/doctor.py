@@ -15,8 +15,8 @@ def doctor() -> None:
     """Say what is installed, what works, and the command that mends the rest."""
     console = Console(highlight=False)
     found: list[Finding] = []
-    # The null device may have to be compiled, which takes a minute.
-    with Console(stderr=True).status("trying the null device (compiled once, about a minute)"):
+    # The null device may have to be compiled, which takes longest.
+    with Console(stderr=True).status("trying the null device (compiled once, 15 to 60 seconds)"):
         found += examine()
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in found:

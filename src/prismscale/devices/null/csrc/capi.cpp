@@ -15,7 +15,7 @@
 #include "registration.h"
 #include "runtime.h"
 
-using namespace prismscale;
+namespace prismscale {
 
 namespace {
 
@@ -290,3 +290,5 @@ void ps_replay_stats(void* replay, int64_t* out) {
 
 #pragma GCC visibility pop
 }  // extern "C"
+
+}  // namespace prismscale

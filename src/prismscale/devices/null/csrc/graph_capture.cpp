@@ -190,10 +190,6 @@ void RecordedGraph::end_replay() {
   next_ = 0;
 }
 
-}  // namespace prismscale
-
-using namespace prismscale;
-
 extern "C" {
 #pragma GCC visibility push(default)
 
@@ -233,3 +229,5 @@ int ps_graph_call(int index, int64_t stream, uint32_t call, int kind, uint32_t j
 
 #pragma GCC visibility pop
 }  // extern "C"
+
+}  // namespace prismscale

@@ -57,10 +57,6 @@ void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns,
                     start_ns, device_ns, host_time_ns()});
 }
 
-}  // namespace prismscale
-
-using namespace prismscale;
-
 extern "C" {
 #pragma GCC visibility push(default)
 
@@ -103,3 +99,5 @@ const char* ps_signature(int64_t id) {
 
 #pragma GCC visibility pop
 }  // extern "C"
+
+}  // namespace prismscale

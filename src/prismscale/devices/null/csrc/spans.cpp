@@ -295,10 +295,6 @@ int32_t SpanGraph::append(
   return static_cast<int32_t>(nodes_.size()) - 1;
 }
 
-}  // namespace prismscale
-
-using namespace prismscale;
-
 extern "C" {
 #pragma GCC visibility push(default)
 
@@ -340,3 +336,5 @@ void ps_log_copy(LaunchRow* launches, NodeRow* nodes) {
 
 #pragma GCC visibility pop
 }  // extern "C"
+
+}  // namespace prismscale
