@@ -191,7 +191,11 @@ def test_a_job_ends_in_a_report(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "computation, modelled for h100-sxm" in done.out
     found = results(tmp_path / "run")
-    assert found["stages"][0]["memory_source"] == "modelled"
+    stage = found["stages"][0]
+    assert stage["memory_source"] == "modelled"
+    assert stage["reserved_bytes"] >= stage["peak_bytes"]
+    assert {"CUDA context"} < {part["name"] for part in stage["outside"]}
+    assert "Outside torch" in done.out
     assert "gemm" in {kernel["kind"] for kernel in found["kernels"]}
     assert any("train.py" in use["call_site"] for use in found["values"])
 

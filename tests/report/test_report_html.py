@@ -23,6 +23,7 @@ from prismscale.analysis.result import (
 )
 from prismscale.errors import FormatError, UsageError
 from prismscale.graph.io import save_graph
+from prismscale.graph.trace import MemoryPart
 from prismscale.report.folder import read_run, write_page, write_report
 from prismscale.report.gantt import Gantt
 from prismscale.report.html import Section, render, render_page
@@ -179,6 +180,7 @@ def test_foreign_results_are_refused(
     [
         ("The run", RunResult),
         ("Stages", StageResult),
+        ("Memory parts", MemoryPart),
         ("Breakdown", Breakdown),
         ("Rank classes", ClassResult),
         ("Live ranks", LiveResult),

@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
 )
 from prismscale.durations.source import NEVER
 from prismscale.errors import FormatError
+from prismscale.graph.trace import MemoryPart
 from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.results/1"
@@ -33,6 +34,16 @@ class StageResult:
     memory_source: str
     peak_bytes: int | None = None
     """Highest peak of the captured ranks; None where memory was not tracked."""
+    reserved_bytes: int | None = None
+    """What torch's allocator holds at most, on the captured rank whose GPU is fullest; None where
+    it was not tracked, or there is none."""
+    outside: tuple[MemoryPart, ...] = ()
+    """What others hold on that GPU, where it is modelled; largest first."""
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of all parts."""
+        return sum(part.n_bytes for part in self.outside)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,6 +148,7 @@ def _stage(
     records: Sequence[MemoryRecord],
 ) -> StageResult:
     first = int(min(c.members_M[0] for c in classes))
+    fullest = max(records, key=_held_bytes, default=None)
     return StageResult(
         name=stage_name(stage),
         ranks=sum(c.size for c in classes),
@@ -155,7 +156,13 @@ def _stage(
         breakdown=break_down(timeline, first),
         peak_bytes=max((r.peak_bytes for r in records), default=None),
         memory_source=records[0].source if records else "untracked",
+        reserved_bytes=fullest.reserved_bytes if fullest else None,
+        outside=fullest.outside if fullest else (),
     )
+
+
+def _held_bytes(record: MemoryRecord) -> int:
+    return (record.reserved_bytes or 0) + sum(part.n_bytes for part in record.outside)
 
 
 def _class(graph: JobGraph, rank_class: RankClass) -> ClassResult:

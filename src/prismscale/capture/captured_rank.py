@@ -22,7 +22,7 @@ from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.devices.select import start_device
 from prismscale.devices.stream_device import StreamDevice
-from prismscale.emulation.hook import GroupObserver, GroupObservers
+from prismscale.emulation.hook import CommunicationHook, GroupObserver, GroupObservers
 from prismscale.emulation.script import ignore_breakpoints
 from prismscale.emulation.step_detection import watch_steps
 from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
@@ -60,7 +60,8 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     with ExitStack() as stack:
         if emulation is not None:
             stack.enter_context(emulation.around_program())
-        _run(stack, spec, device, recorder, recorder, control)
+        hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
+        _run(stack, spec, device, recorder, hook, recorder, control)
     control.end_memory()
     trace = _trace(spec, control, recorder, device)
     if control.followed is None:
@@ -90,7 +91,7 @@ def _capture_in_slice(
     recorder = Recorder(device, payload, load=cohort)
     control = CoRunControl(recorder, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
-        _run(stack, spec, device, recorder, GroupObservers(cohort, recorder), control)
+        _run(stack, spec, device, recorder, recorder, GroupObservers(cohort, recorder), control)
     # Before the trace is made: see [Note: when a node is final].
     cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
     trace = _trace(spec, control, recorder, device)
@@ -107,12 +108,13 @@ def _run(
     spec: CaptureSpec,
     device: CaptureDevice,
     recorder: Recorder,
+    hook: CommunicationHook,
     observer: GroupObserver,
     control: Control,
 ) -> None:
     """Run the program with everything in place that ``stack`` is to take away."""
     stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
-    stack.enter_context(absent_peers(spec.environment, recorder, observer))
+    stack.enter_context(absent_peers(spec.environment, hook, observer))
     # The marker is found from where the program imports.
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))

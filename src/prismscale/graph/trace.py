@@ -56,6 +56,14 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPart:
+    """Device memory that one user of it holds."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRecord:
     """Device memory of one rank, in bytes."""
 
@@ -67,6 +75,8 @@ class MemoryRecord:
     """Highest allocated bytes within each tracked step."""
     reserved_bytes: int | None = None
     """Highest bytes held by the caching allocator, where there is one."""
+    outside: tuple[MemoryPart, ...] = ()
+    """What others than the allocator hold in the end, where it is modelled; largest first."""
     source: str = "measured"
     """``measured`` (allocator of the device) or ``modelled``."""
 

@@ -255,13 +255,11 @@ def _facts(section: Header) -> CaptureFacts:
 
 
 def _memory(section: Header) -> MemoryRecord:
-    top = 2**62
-    peaks = section.integers("step_peak_bytes", 0, top)
-    reserved = section.integer("reserved_bytes", 0, top) if section.has("reserved_bytes") else None
-    return MemoryRecord(
-        peak_bytes=section.integer("peak_bytes", 0, top),
-        peak_step=section.integer("peak_step", -1, 2**31),
-        step_peak_bytes=peaks,
-        reserved_bytes=reserved,
-        source=section.text("source"),
-    )
+    given = section.content
+    if not isinstance(given, dict):
+        raise section.error("memory", "must be a table")
+    record = decode(MemoryRecord, given, f"{section.path}: {section.place}")
+    sizes = (record.peak_bytes, *record.step_peak_bytes, record.reserved_bytes or 0)
+    if min(*sizes, *(part.n_bytes for part in record.outside)) < 0:
+        raise section.error("memory", "has a negative size")
+    return record

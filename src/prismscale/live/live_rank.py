@@ -147,7 +147,8 @@ def run_live(spec: LiveSpec) -> Observation:
         elif isinstance(clock, VirtualClock):
             stack.enter_context(answering_time(clock.now_ns))
         stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
-        stack.enter_context(absent_peers(spec.environment, hook, hook))
+        answering = hook if emulation is None else emulation.outside.seen_by(hook)
+        stack.enter_context(absent_peers(spec.environment, answering, hook))
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))

@@ -16,6 +16,8 @@ FEW_STEPS = 5
 SETTLED = 0.005
 FAR_OFF = 0.05
 MOST_HANGS = 6
+MOST_PARTS = 3
+"""Holders of memory outside torch's allocator that are named one by one."""
 MOST_VALUES = 4
 COVERED = 0.99
 
@@ -82,6 +84,19 @@ def live_peak(live: LiveResult) -> str:
 def highest_peak_bytes(result: RunResult) -> int | None:
     """The highest memory peak of any stage; None where none was tracked."""
     return max((s.peak_bytes for s in result.stages if s.peak_bytes is not None), default=None)
+
+
+def outside_sentence(result: RunResult) -> str:
+    """What holds memory beside torch's allocator where that is most; empty if it is not known."""
+    stage = max(result.stages, key=lambda s: s.outside_bytes)
+    if not stage.outside:
+        return ""
+    named = [f"{part.name} {size(part.n_bytes)}" for part in stage.outside[:MOST_PARTS]]
+    left = stage.outside[MOST_PARTS:]
+    if left:
+        rest = counted(len(left), "other")
+        named.append(f"{rest} {size(sum(part.n_bytes for part in left))}")
+    return f"Outside torch, by assumed sizes of buffers: {', '.join(named)}."
 
 
 def difference(live: LiveResult) -> float | None:

@@ -27,6 +27,7 @@ from prismscale.report.remarks import (
     event_name,
     event_source,
     live_peak,
+    outside_sentence,
     part_names,
     parts_of,
     watched_sentence,
@@ -177,11 +178,21 @@ def _live_row(live: LiveResult) -> list[str]:
     ]
 
 
+def _memory_rows(result: RunResult) -> list[list[str]]:
+    """What each stage's fullest GPU holds; none where torch's allocator has no segments."""
+    return [
+        [stage.name, size(stage.reserved_bytes), size(stage.outside_bytes)]
+        for stage in result.stages
+        if stage.reserved_bytes
+    ]
+
+
 def _memory(result: RunResult, timeline: Timeline) -> Section:
     tracked = [s for s in result.stages if s.peak_bytes is not None]
     sources = sorted({s.memory_source for s in tracked})
     if not tracked:
-        return Section(title="Memory", html=_block("memory", plot="", sources=[]), order=40)
+        empty = _block("memory", plot="", sources=[], rows=[], outside="")
+        return Section(title="Memory", html=empty, order=40)
     large = any((s.peak_bytes or 0) >= 2**30 for s in tracked)
     unit, scale = ("GiB", 2**30) if large else ("MiB", 2**20)
     drawn = figure(
@@ -210,7 +221,13 @@ def _memory(result: RunResult, timeline: Timeline) -> Section:
             marker={"color": OBSERVED[0], "symbol": "diamond", "size": 11},
         )
     drawn.update_yaxes(autorange="reversed", showgrid=False)
-    html = _block("memory", plot=markup(drawn, "memory"), sources=sources)
+    html = _block(
+        "memory",
+        plot=markup(drawn, "memory"),
+        sources=sources,
+        rows=_memory_rows(result),
+        outside=outside_sentence(result),
+    )
     return Section(title="Memory", html=html, order=40)
 
 

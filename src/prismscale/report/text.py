@@ -24,6 +24,7 @@ from prismscale.report.remarks import (
     highest_peak_bytes,
     job_shares,
     live_peak,
+    outside_sentence,
     part_names,
     parts_of,
     value_sentences,
@@ -113,6 +114,11 @@ class _Column:
         """The highest peak: of memory, a mean says nothing."""
         return max((s.peak_bytes for s in self.stages if s.peak_bytes is not None), default=None)
 
+    @property
+    def fullest(self) -> StageResult:
+        """The stage whose GPU is fullest."""
+        return max(self.stages, key=lambda s: (s.reserved_bytes or 0) + s.outside_bytes)
+
 
 def _event_table(result: RunResult) -> RenderableType:
     table = Table(**_TABLE)
@@ -156,8 +162,17 @@ def _stage_table(result: RunResult) -> RenderableType:
     table.add_row(Text("step", style="bold"), *steps)
     peaks = ("not tracked" if c.peak_bytes is None else size(c.peak_bytes) for c in columns)
     table.add_row("peak memory", *peaks)
+    if any(c.fullest.reserved_bytes for c in columns):
+        table.add_row("reserved", *(size(c.fullest.reserved_bytes or 0) for c in columns))
+    if any(c.fullest.outside for c in columns):
+        table.add_row("outside torch", *(size(c.fullest.outside_bytes) for c in columns))
     which = "Where the last step that ended went" if result.hung else "Where a step goes"
-    return _titled(f"{which}, in {scale.unit} and % of the step", table, _collapsed(columns))
+    title = f"{which}, in {scale.unit} and % of the step"
+    return _titled(title, table, _stage_notes(result, columns))
+
+
+def _stage_notes(result: RunResult, columns: Sequence[_Column]) -> str:
+    return "\n".join(filter(None, (_collapsed(columns), outside_sentence(result))))
 
 
 def _collapsed(columns: Sequence[_Column]) -> str:

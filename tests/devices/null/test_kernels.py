@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from prismscale.cost.kernel import KernelCost
+from prismscale.cost.nccl_memory import NcclSettings
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import active
 from support.op_log import set_cost_model
 
@@ -84,7 +86,13 @@ def test_tensors_in_flight_are_held_until_somebody_waits() -> None:
 
 def test_peaks_are_those_of_each_step_whatever_the_program_resets() -> None:
     """``torch.cuda.reset_peak_memory_stats`` is the program's affair."""
-    tracker, base = ModelledMemoryTracker(active()), torch.cuda.memory_allocated()
+    runtime, base = active(), torch.cuda.memory_allocated()
+    outside = OutsideMemory(
+        runtime.library,
+        context_bytes=runtime.spec.context_bytes,
+        settings=NcclSettings(channels=16, gpus_per_node=8),
+    )
+    tracker = ModelledMemoryTracker(runtime, outside)
     tracker.start()
     del (x := [torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")])[0]
     torch.cuda.reset_peak_memory_stats()

@@ -116,7 +116,7 @@ def test_mem_get_info_counts_what_others_hold() -> None:
     free, total = torch.cuda.mem_get_info()
 
     assert total == spec.total_memory_bytes
-    assert free == total - spec.outside_bytes - torch.cuda.memory_reserved()
+    assert free == total - spec.context_bytes - torch.cuda.memory_reserved()
 
 
 def test_the_snapshot_adds_up() -> None:

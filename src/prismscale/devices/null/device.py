@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from prismscale.devices.null.condensed_spans import NullSpans
+from prismscale.devices.null.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import NullRuntime
 from prismscale.devices.protocol import CommunicationEnd, LaneObserver, SpanSink
 from prismscale.graph.trace import MemoryRecord
@@ -46,8 +47,9 @@ class ModelledMemoryTracker:
     """Peaks of the allocator model on the program's device, apart from those that ``torch.cuda``
     shows: a program may reset those, and never sees these."""
 
-    def __init__(self, runtime: NullRuntime) -> None:
+    def __init__(self, runtime: NullRuntime, outside: OutsideMemory) -> None:
         self._library = runtime.library
+        self._outside = outside
         self._peaks: list[tuple[int, int]] = []
 
     def start(self) -> None:
@@ -67,6 +69,7 @@ class ModelledMemoryTracker:
             peak_step=allocated.index(max(allocated)),
             step_peak_bytes=allocated,
             reserved_bytes=max(reserved for _, reserved in self._peaks),
+            outside=self._outside.parts(),
             source="modelled",
         )
 

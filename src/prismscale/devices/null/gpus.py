@@ -19,8 +19,10 @@ _MIB = 1 << 20
 class NullDeviceSpec:
     """A GPU as ``torch.cuda`` shows it, and how many of them a node holds.
 
-    ``outside_bytes`` is device memory that torch's allocator never sees: the CUDA context, NCCL's
-    buffers. It lowers ``mem_get_info`` and brings out-of-memory nearer.
+    ``context_bytes`` is what the CUDA context takes: users of torch saw 400 to 616 MiB (pytorch
+    issues 107667 and 109888, LMCache issue 4019). ``nccl_channels`` is how many channels NCCL's
+    collectives have among the GPUs of a node; logs show 24 on A100 and 16 on H100
+    (NVIDIA/nccl-tests issue 213). That B200 has as many as H100 is an assumption.
 
     ``launch_queue_depth`` is how many kernels of one stream can be launched without being finished;
     the next launch blocks the host (``csrc/spans.h``). CUDA documents no figure. Programs that
@@ -36,7 +38,8 @@ class NullDeviceSpec:
     shared_memory_per_block_optin_bytes: int = 232_448
     l2_cache_bytes: int = 50 * _MIB
     devices_per_node: int = 8
-    outside_bytes: int = 512 * _MIB
+    context_bytes: int = 512 * _MIB
+    nccl_channels: int = 16
     launch_queue_depth: int = 1024
 
     def __post_init__(self) -> None:
@@ -44,10 +47,10 @@ class NullDeviceSpec:
             raise UsageError(
                 f"devices_per_node is {self.devices_per_node}; a null node holds 1 to 16 devices"
             )
-        if self.total_memory_bytes <= self.outside_bytes or self.outside_bytes < 0:
+        if self.total_memory_bytes <= self.context_bytes or self.context_bytes < 0:
             raise UsageError(
                 f"total_memory_bytes ({self.total_memory_bytes}) must be greater than "
-                f"outside_bytes ({self.outside_bytes}), and neither may be negative"
+                f"context_bytes ({self.context_bytes}), and neither may be negative"
             )
         if self.launch_queue_depth < 1:
             raise UsageError(f"launch_queue_depth is {self.launch_queue_depth}; at least 1")
@@ -71,6 +74,7 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=108,
         capability=(8, 0),
         shared_memory_per_block_optin_bytes=166_912,
+        nccl_channels=24,
         l2_cache_bytes=40 * _MIB,
     ),
     "h100-sxm": NullDeviceSpec(

@@ -84,7 +84,7 @@ def settings_row(spec: NullDeviceSpec, config: AllocatorConfig) -> bindings.Sett
     return bindings.SettingsRow(
         devices=spec.devices_per_node,
         total_bytes=spec.total_memory_bytes,
-        outside_bytes=spec.outside_bytes,
+        outside_bytes=spec.context_bytes,
         blas_workspace_bytes=_blas_workspace_bytes(spec),
         max_split_bytes=config.max_split_bytes,
         max_non_split_rounding_bytes=config.max_non_split_rounding_bytes,

@@ -10,11 +10,13 @@ import torch
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.cost.kernel_measured import KernelCostSource
+from prismscale.cost.nccl_memory import settings_from_environment
 from prismscale.devices.null import custom_kernels
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.oom_report import occupants
+from prismscale.devices.null.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import activate
 from prismscale.devices.null.saves.checkpoints import CheckpointLedger, CheckpointSaves
 from prismscale.devices.null.saves.host_copies import HostCopies
@@ -58,7 +60,12 @@ class NullEmulation:
         self.library = self._runtime.library
         self.kernels = KernelLedger(self._runtime, model)
         self.device = NullDevice(self._runtime)
-        self.memory = ModelledMemoryTracker(self._runtime)
+        self.outside = OutsideMemory(
+            self.library,
+            context_bytes=spec.context_bytes,
+            settings=settings_from_environment(spec.nccl_channels, devices_per_node),
+        )
+        self.memory = ModelledMemoryTracker(self._runtime, self.outside)
         self.checkpoints = CheckpointLedger(
             self.library, storage or Storage(), lambda: self.kernels.n_steps
         )

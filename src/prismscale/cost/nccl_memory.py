@@ -1,0 +1,156 @@
+"""What NCCL holds on a GPU, outside torch's allocator: the buffers of its connections.
+
+A communicator connects on demand, and keeps what it has. Every channel of a connection has a buffer
+for each of NCCL's three protocols (``init.cc``: 4 MiB for Simple, 512 KiB for LL, 4,800 KiB for
+LL128), and CUDA maps device memory in pages of 2 MiB. Over NVLink that is 12 MiB at the receiver
+and a page at the sender: all-to-all among 8 H100 takes 3.28 GB on each (32 channels to 7 peers,
+NVIDIA/nccl issue 1685, from which the page at the sender was inferred). Over a network card both
+sides have buffers.
+
+Collectives use rings and trees. Of both, a GPU's neighbours in its node are the same two. Sends and
+receives have channels of their own to each peer in the node, and one pool to peers in others
+(``NCCL_SHARED_STEPS`` x 128 KiB for each channel).
+
+What is assumed: 4 channels where a group has one GPU in a node; rings and trees that cross nodes on
+equally many GPUs; nothing for NVLink SHARP, which some groups have besides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prismscale.errors import UsageError
+
+MIB = 1 << 20
+PAGE_BYTES = 2 * MIB
+LL_BYTES = 512 << 10
+LL128_BYTES = 4800 << 10
+SHARED_STEPS = 16
+SHARED_CHUNK_BYTES = 128 << 10
+MESSAGE_CHANNELS = 32
+"""Of sends and receives, to each peer."""
+NETWORK_CHANNELS = 4
+"""Of collectives, where a group has one GPU in a node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NcclSettings:
+    """What decides how much a connection takes."""
+
+    channels: int
+    """Of collectives among GPUs of a node."""
+    gpus_per_node: int
+    simple_bytes: int = 4 * MIB
+
+    def __post_init__(self) -> None:
+        if self.channels < 1 or self.gpus_per_node < 1 or self.simple_bytes < 1:
+            raise UsageError(
+                f"NCCL with {self.channels} channels, {self.gpus_per_node} GPUs in a node and "
+                f"buffers of {self.simple_bytes} bytes; each has to be at least 1"
+            )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All protocols' buffers of one channel of a connection."""
+        return _pages(self.simple_bytes + LL_BYTES + LL128_BYTES)
+
+    @property
+    def receive_bytes(self) -> int:
+        """A channel that receives over NVLink."""
+        return self.buffer_bytes + PAGE_BYTES
+
+    @property
+    def both_bytes(self) -> int:
+        """A channel that sends to and receives from a peer over NVLink."""
+        return self.receive_bytes + PAGE_BYTES
+
+
+def settings_from_environment(
+    channels: int, gpus_per_node: int, environment: Mapping[str, str] = os.environ
+) -> NcclSettings:
+    """Settings of a GPU that uses so many ``channels``, as ``NCCL_BUFFSIZE``,
+    ``NCCL_MIN_NCHANNELS`` and ``NCCL_MAX_NCHANNELS`` change them.
+
+    Raises:
+        UsageError: one of them is not a number.
+    """
+    most = _number(environment, "NCCL_MAX_NCHANNELS", channels)
+    least = _number(environment, "NCCL_MIN_NCHANNELS", 1)
+    return NcclSettings(
+        channels=max(min(channels, most), least),
+        gpus_per_node=gpus_per_node,
+        simple_bytes=_number(environment, "NCCL_BUFFSIZE", 4 * MIB),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Communicator:
+    """The connections of one rank in one group."""
+
+    settings: NcclSettings
+    ranks: tuple[int, ...]
+    """Global ranks in group order."""
+    rank: int
+    """The global rank whose memory this is."""
+    has_rings: bool = False
+    sends_to: set[int] = field(default_factory=set)
+    receives_from: set[int] = field(default_factory=set)
+
+    def connect_rings(self) -> None:
+        """A collective runs."""
+        self.has_rings = True
+
+    def connect_messages(self, *, sends_to: Sequence[int], receives_from: Sequence[int]) -> None:
+        """Sends and receives run, with these global ranks."""
+        self.sends_to.update(sends_to)
+        self.receives_from.update(receives_from)
+
+    @property
+    def n_bytes(self) -> int:
+        """What is held on this rank's GPU."""
+        return (self._ring_bytes() if self.has_rings else 0) + self._message_bytes()
+
+    def _ring_bytes(self) -> int:
+        settings = self.settings
+        if len(self.ranks) < 2:
+            return 0
+        local = sum(self._is_near(rank) for rank in self.ranks)
+        over_network = 2 * settings.buffer_bytes
+        if local == 1:
+            return NETWORK_CHANNELS * 2 * over_network  # a ring and a tree
+        neighbours = min(local - 1, 2)
+        n_bytes = settings.channels * neighbours * settings.both_bytes
+        if local < len(self.ranks):
+            # Each channel leaves the node once for its ring and once for its tree.
+            n_bytes += 2 * settings.channels * over_network // local
+        return n_bytes
+
+    def _message_bytes(self) -> int:
+        settings = self.settings
+        near_sends = sum(map(self._is_near, self.sends_to))
+        near_receives = sum(map(self._is_near, self.receives_from))
+        n_bytes = MESSAGE_CHANNELS * near_sends * PAGE_BYTES
+        n_bytes += MESSAGE_CHANNELS * near_receives * settings.receive_bytes
+        pool = MESSAGE_CHANNELS * SHARED_STEPS * SHARED_CHUNK_BYTES
+        pools = (near_sends < len(self.sends_to)) + (near_receives < len(self.receives_from))
+        return n_bytes + pools * pool
+
+    def _is_near(self, rank: int) -> bool:
+        """Whether ``rank`` is in this one's node."""
+        gpus = self.settings.gpus_per_node
+        return rank // gpus == self.rank // gpus
+
+
+def _pages(n_bytes: int) -> int:
+    return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{name} is {text!r}; it has to be a whole number, at least 1")
+    return int(text)

@@ -1,0 +1,126 @@
+"""Memory of a null GPU that torch's allocator never sees: the CUDA context, and NCCL's buffers.
+
+It lowers ``mem_get_info`` and brings out-of-memory nearer, for torch and for NCCL itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from torch.distributed import DistBackendError, Work
+
+from prismscale.cost.nccl_memory import MIB, Communicator, NcclSettings
+from prismscale.emulation.backend_order import is_in_host_memory
+from prismscale.emulation.hook import Collective, CommunicationHook
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import MemoryPart
+
+
+class OutsideMemory:
+    """Grows as the program communicates."""
+
+    def __init__(
+        self, library: ctypes.PyDLL, *, context_bytes: int, settings: NcclSettings
+    ) -> None:
+        self._library = library
+        self._context_bytes = context_bytes
+        self._settings = settings
+        self._communicators: dict[int, Communicator] = {}
+        self._names: dict[int, str] = {}
+        self._seen: set[tuple[int, CollectiveOp, int]] = set()
+        self._held_bytes = context_bytes
+
+    def seen_by(self, hook: CommunicationHook) -> CommunicationHook:
+        """A hook that connects what communicates, and passes it on to ``hook``."""
+        return _ConnectingHook(self, hook)
+
+    def parts(self) -> tuple[MemoryPart, ...]:
+        """What holds it, largest first; groups of one name count as one."""
+        held = {"CUDA context": self._context_bytes}
+        for group_index, communicator in self._communicators.items():
+            name = f"NCCL {self._names[group_index]}"
+            held[name] = held.get(name, 0) + communicator.n_bytes
+        parts = (MemoryPart(name=name, n_bytes=n) for name, n in held.items() if n)
+        return tuple(sorted(parts, key=lambda part: -part.n_bytes))
+
+    def connect(self, batch: Sequence[Collective]) -> None:
+        """The program communicates.
+
+        Raises:
+            DistBackendError: the GPU has no room for NCCL's buffers.
+        """
+        if is_in_host_memory(batch):
+            return
+        # Most communications repeat one before: nothing is looked up for them.
+        found = [c for c in batch if self._is_new(c)]
+        for collective in found:
+            self._connect(collective)
+        if found:
+            self._grow_to(sum(part.n_bytes for part in self.parts()), found[0])
+
+    def _is_new(self, collective: Collective) -> bool:
+        key = (collective.group.group_index, collective.op, collective.root)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    def _connect(self, collective: Collective) -> None:
+        group, op = collective.group, collective.op
+        if group.group_index not in self._communicators:
+            own = group.ranks[group.group_rank]
+            self._communicators[group.group_index] = Communicator(
+                settings=self._settings, ranks=group.ranks, rank=own
+            )
+            self._names[group.group_index] = group.name or f"group of {group.size}"
+        communicator = self._communicators[group.group_index]
+        others = [rank for rank in group.ranks if rank != group.ranks[group.group_rank]]
+        if op == CollectiveOp.ALL_TO_ALL:
+            communicator.connect_messages(sends_to=others, receives_from=others)
+        elif op == CollectiveOp.SEND:
+            communicator.connect_messages(sends_to=[group.ranks[collective.root]], receives_from=[])
+        elif op == CollectiveOp.RECV:
+            communicator.connect_messages(sends_to=[], receives_from=[group.ranks[collective.root]])
+        elif op in (CollectiveOp.GATHER, CollectiveOp.SCATTER):
+            self._connect_root(communicator, collective, others)
+        else:
+            communicator.connect_rings()
+
+    @staticmethod
+    def _connect_root(
+        communicator: Communicator, collective: Collective, others: Sequence[int]
+    ) -> None:
+        """torch makes gather and scatter of sends and receives."""
+        group = collective.group
+        is_root = collective.root == group.group_rank
+        peers = others if is_root else [group.ranks[collective.root]]
+        sends = is_root == (collective.op == CollectiveOp.SCATTER)
+        communicator.connect_messages(
+            sends_to=peers if sends else [], receives_from=[] if sends else peers
+        )
+
+    def _grow_to(self, n_bytes: int, collective: Collective) -> None:
+        device = self._library.ps_current_device()
+        grows_by, free = n_bytes - self._held_bytes, int(self._library.ps_free_bytes(device))
+        if grows_by > free:
+            raise DistBackendError(
+                f"NCCL error: unhandled cuda error, out of memory: GPU {device} has "
+                f"{free / MIB:.0f} MiB free, and NCCL's buffers for {collective.op.spelling} in "
+                f"{self._names[collective.group.group_index]!r} take {grows_by / MIB:.0f} MiB. "
+                f"{self._held_bytes / MIB:.0f} MiB are held outside torch's allocator already"
+            )
+        self._held_bytes = n_bytes
+        self._library.ps_set_outside_bytes(device, n_bytes)
+
+
+class _ConnectingHook:
+    """Tells :class:`OutsideMemory` of every batch before it is answered."""
+
+    def __init__(self, outside: OutsideMemory, hook: CommunicationHook) -> None:
+        self._outside, self._hook = outside, hook
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """See :class:`~prismscale.emulation.hook.CommunicationHook`."""
+        self._outside.connect(batch)
+        return self._hook.communicate(batch)
