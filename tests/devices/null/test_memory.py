@@ -137,3 +137,18 @@ def test_a_memory_fraction_is_a_limit() -> None:
             torch.empty(10 << 30, dtype=torch.uint8, device="cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize(("tokens", "sums"), [(1024, 0), (4096, 4096 // 10 + 4096)])
+def test_the_gradient_of_an_embedding_sums_in_float32(tokens: int, sums: int) -> None:
+    """Of many tokens: a row for each that is different, and one for each ten."""
+    weight = torch.empty(8192, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    indices = torch.empty(tokens, dtype=torch.int64, device="cuda")
+    rows = torch.nn.functional.embedding(indices, weight)
+    grad = torch.empty_like(rows)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    rows.backward(grad)
+    taken = torch.cuda.max_memory_allocated() - before - weight.nbytes
+    # The indices are sorted beside it: some lists of 8 bytes each.
+    assert sums * 256 * 4 <= taken <= sums * 256 * 4 + 10 * 8 * tokens * bool(sums)

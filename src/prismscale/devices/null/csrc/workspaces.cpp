@@ -2,6 +2,8 @@
 // program shows. It counts towards peaks.
 #include "fallback.h"
 
+#include <algorithm>
+
 namespace prismscale {
 namespace {
 
@@ -45,6 +47,28 @@ std::vector<size_t> cudnn_backward(c10::ArrayRef<c10::IValue> arguments) {
   return bytes;
 }
 
+// Gradient of an embedding over more than 3,072 indices (EmbeddingBackwardKernel.cu): indices are
+// sorted, and rows of one index are summed in parts of ten, in float32, before they are put together.
+// The sort's own temporary storage holds keys and values once more.
+std::vector<size_t> embedding_backward(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& grad = arguments[0].toTensor();
+  const at::Tensor& indices = arguments[1].toTensor();
+  const int64_t rows = indices.numel(), weights = arguments[2].toInt();
+  if (rows <= 3072 || grad.numel() == 0) return {};
+  const int64_t segments = std::min(rows, weights), parts = rows / 10 + segments;
+  const size_t index_bytes = static_cast<size_t>(indices.itemsize());
+  const size_t list = static_cast<size_t>(rows) * index_bytes;
+  const size_t sum_bytes = std::max<size_t>(static_cast<size_t>(grad.itemsize()), sizeof(float));
+  return {list,  // sorted
+          list,  // where each was
+          2 * list,
+          list,  // where segments begin
+          static_cast<size_t>(segments) * index_bytes,
+          static_cast<size_t>(segments) * index_bytes,
+          static_cast<size_t>(parts) * index_bytes,
+          static_cast<size_t>(parts) * rounded(grad.size(-1), 32) * sum_bytes};
+}
+
 }  // namespace
 
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
@@ -54,6 +78,7 @@ std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IVa
   if (info.name == "aten::_scaled_dot_product_cudnn_attention_backward") {
     return cudnn_backward(arguments);
   }
+  if (info.name == "aten::embedding_dense_backward") return embedding_backward(arguments);
   return {};
 }
 
