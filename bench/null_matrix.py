@@ -40,6 +40,7 @@ from runs import EXAMPLES, HERE, PARTIAL, TITAN, Program, Runs, folder_name, is_
 
 LIMIT_S = 240
 COMMUNICATION, PEAK = "digest of communication", "peak"
+DIFFERENCE = "difference from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +204,12 @@ PROGRAMS = (
         --overlap-grad-reduce --overlap-param-gather --global-batch-size 16""",
     ),
     megatron(
+        "GPT, TP 2, CUDA graphs of its own",
+        16,
+        """--tensor-model-parallel-size 2 --use-distributed-optimizer --global-batch-size 32
+        --cuda-graph-impl local""",
+    ),
+    megatron(
         "MoE, EP 4, alltoall, distributed optimizer",
         16,
         """--num-experts 8 --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall
@@ -248,9 +255,14 @@ def compared(rows: Sequence[Row], path: Path) -> list[Row]:
     found = []
     for row in rows:
         name, _, what = row.name.rpartition(": ")
-        if row.name in others and what in (COMMUNICATION, PEAK):
-            off = abs(row.value - others[row.name])
-            found.append(Row.at_most(f"{name}: {what}, difference from {path.stem}", off, 0))
+        if row.name not in others:
+            continue
+        off = abs(row.value - others[row.name])
+        if what == PEAK:
+            found.append(Row.at_most(f"{name}: {what}, {DIFFERENCE} {path.stem}", off, 0, "bytes"))
+        elif what == COMMUNICATION:
+            # How far two digests are apart says nothing.
+            found.append(Row.at_most(f"{name}: {what}, {DIFFERENCE} {path.stem}", bool(off), 0))
     return found
 
 
@@ -280,7 +292,10 @@ def run(program: Case, runs: Runs) -> list[Row]:
 def rows_kept(path: Path | None, chosen: Sequence[Case]) -> list[Row]:
     """What earlier runs wrote to ``path`` about cases that are not run now."""
     others = [program for program in PROGRAMS if program not in chosen]
-    return [row for row in read_rows(path) if any(program.owns(row) for program in others)]
+    rows = (
+        row for row in read_rows(path) if not row.name.rpartition(", ")[2].startswith(DIFFERENCE)
+    )
+    return [row for row in rows if any(program.owns(row) for program in others)]
 
 
 def main() -> int:

@@ -71,6 +71,7 @@ NUMBERS = {
 }
 CHOICES = {
     "transformer-impl": ("local", "transformer_engine"),
+    "cuda-graph-impl": ("none", "local"),
     "normalization": ("LayerNorm", "RMSNorm"),
     "position-embedding-type": ("learned_absolute", "rope", "none"),
     "recompute-granularity": ("none", "selective", "full"),

@@ -73,6 +73,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         pipeline_dtype=parameter_dtype(args),
         overlap_p2p_comm=args.virtual_stages is not None,
         batch_p2p_comm=args.virtual_stages is None,
+        cuda_graph_impl=args.cuda_graph_impl,
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=args.virtual_stages,

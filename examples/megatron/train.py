@@ -47,7 +47,9 @@ def initialize(args: argparse.Namespace) -> None:
     )
     torch.use_deterministic_algorithms(args.deterministic_mode)
     torch.manual_seed(args.seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        args.seed, use_cudagraphable_rng=args.cuda_graph_impl != "none"
+    )
 
 
 def samples(args: argparse.Namespace) -> Iterator[dict[str, Tensor]]:
