@@ -13,6 +13,7 @@ from prismscale.api import DEFAULT_OUT
 from prismscale.cluster import Cluster
 from prismscale.config import MAX_WORLD_SIZE, JobConfig
 from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
@@ -44,16 +45,17 @@ ALL = JobConfig(
     kernels=Path("kernels.json"),
     fused=True,
     routing=Routing(exponent=1.5),
+    stand_ins=(StandInFile(module="my_kernels", path=__file__),),
     storage=Storage(write_bytes_per_s=3e9),
     slow={1: 2.0},
     hang={4: 5},
 )
 """A job of which everything is told."""
-ALL_WORDS = """--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
+ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
     --clock virtual --samples 5 --watch-steps 6 --steps 7 --show 3 --step-marker marker:step_ends
     --max-captures 9 --capture-timeout 10 --no-memory --fresh --compute-scale 1.5
     --kernels kernels.json --fused --routing zipf:1.5 --storage 3 --slow 1=2 --hang 4@step5
-    -m train 7"""
+    --stand-in my_kernels={__file__} -m train 7"""
 NOT_IN_PYTHON = {
     "attach": "for a debugger in a terminal",
     "clock": "for a look at live ranks without their waits",
@@ -62,6 +64,7 @@ NOT_IN_PYTHON = {
     "max_captures": "the same",
     "capture_timeout_s": "the same",
     "routing": "only where a null device's program routes tokens to experts",
+    "stand_ins": "only for extensions that exist as CUDA binaries alone",
     "storage": "only of a null device's checkpoints",
 }
 """Fields that ``prismscale.run`` leaves to the command line, and why."""

@@ -14,6 +14,7 @@ from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import Storage
 from prismscale.durations.faults import Faults
 from prismscale.durations.recosting import CostSettings
@@ -61,6 +62,8 @@ class JobConfig:
     """Cost elementwise work as torch.compile fuses it, on a null device."""
     routing: Routing = field(default_factory=Routing)
     """Tokens by expert on a null device."""
+    stand_ins: tuple[StandInFile, ...] = ()
+    """For extensions that exist only as CUDA binaries, on a null device."""
     storage: Storage = field(default_factory=Storage)
     """Where each rank of a null device writes its checkpoints."""
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -91,6 +94,10 @@ class JobConfig:
             raise UsageError(f"{given} models the kernels of --device null, not of {self.device}")
         if self.device != "null" and self.routing != Routing():
             raise UsageError(f"--routing is of --device null; on {self.device} the program routes")
+        if self.device != "null" and self.stand_ins:
+            raise UsageError(
+                f"--stand-in is of --device null; on {self.device} the extension itself is imported"
+            )
         if not 0 <= self.watched_steps <= 10_000:
             raise UsageError(f"--watch-steps is {self.watched_steps}; allowed: 0 … 10,000")
         if self.max_captures < 1:
@@ -163,6 +170,7 @@ class JobConfig:
             self.watched_steps,
             self.storage.write_bytes_per_s,
             repr(self.routing),
+            [stand_in.digest for stand_in in self.stand_ins],
         ]
         return _digest(parts)
 

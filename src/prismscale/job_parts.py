@@ -119,5 +119,6 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "kernels": str(config.kernels.absolute()) if config.kernels else "",
         "fused": config.fused,
         "routing": config.routing,
+        "stand_ins": config.stand_ins,
         "storage_bytes_per_s": config.storage.write_bytes_per_s,
     }

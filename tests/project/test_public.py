@@ -22,6 +22,7 @@ RUN_OPTIONS = [
         "--samples",
         "--show",
         "--slow",
+        "--stand-in",
         "--step-marker",
         "--steps",
         "--storage",

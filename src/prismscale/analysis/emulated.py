@@ -56,6 +56,19 @@ class CheckpointUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LibraryUse:
+    """A library that exists only as a CUDA binary, and that a stand-in answered for."""
+
+    name: str
+    version: str
+    """Of its Python code; empty where nobody knows."""
+    namespace: str
+    """Of its kernels."""
+    modules: tuple[str, ...]
+    """That the stand-in has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Emulated:
     """Of one captured rank."""
 
@@ -65,6 +78,8 @@ class Emulated:
     """From the program's start on, most frequent first."""
     checkpoints: tuple[CheckpointUse, ...] = ()
     """In the order in which they were written."""
+    libraries: tuple[LibraryUse, ...] = ()
+    """Stood in for, in the order in which they were imported."""
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -144,6 +159,42 @@ def unknown_operators(emulated: Iterable[Emulated]) -> tuple[UnknownOperator, ..
         for op, uses in found.items()
     ]
     return tuple(sorted(operators, key=lambda o: -o.device_ns))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandInShare:
+    """What rests on a library's stand-in."""
+
+    name: str
+    version: str
+    modules: tuple[str, ...]
+    calls: int
+    """Of its kernels, in the steps of the captured ranks."""
+    device_ns: int
+    share: float
+    """Of the device's time, 0 … 1."""
+
+
+def stand_in_shares(emulated: Iterable[Emulated]) -> tuple[StandInShare, ...]:
+    """Over all captured ranks, in the order in which they were imported."""
+    ranks = tuple(emulated)
+    libraries = dict.fromkeys(library for rank in ranks for library in rank.libraries)
+    uses = [use for rank in ranks for use in rank.kernels]
+    total_ns = sum(use.total_ns for use in uses)
+    return tuple(_stand_in_share(library, uses, total_ns) for library in libraries)
+
+
+def _stand_in_share(library: LibraryUse, uses: list[KernelUse], total_ns: int) -> StandInShare:
+    own = [use for use in uses if use.signature.startswith(f"{library.namespace}::")]
+    device_ns = sum(use.total_ns for use in own)
+    return StandInShare(
+        name=library.name,
+        version=library.version,
+        modules=library.modules,
+        calls=sum(use.calls for use in own),
+        device_ns=device_ns,
+        share=device_ns / total_ns if total_ns else 0.0,
+    )
 
 
 def operator_of(signature: str) -> str:

@@ -9,6 +9,7 @@ from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.emulated import (
     KernelKind,
     KernelUse,
+    StandInShare,
     UnknownOperator,
     ValueUse,
     coverage,
@@ -151,6 +152,8 @@ class RunResult:
     """On a null device: the distinct calls that take the most of it."""
     unknown_operators: tuple[UnknownOperator, ...] = ()
     """On a null device: operators without a rule of cost, longest first."""
+    stand_ins: tuple[StandInShare, ...] = ()
+    """On a null device: libraries whose kernels a stand-in launched, in the order of import."""
     values: tuple[ValueUse, ...] = ()
     """On a null device: reads of values that do not exist, most frequent first."""
     wall_s: dict[str, float] = field(default_factory=dict)

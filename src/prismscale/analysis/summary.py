@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
     kernel_error,
     kernel_kinds,
     largest_kernels,
+    stand_in_shares,
     unknown_operators,
     value_uses,
 )
@@ -106,6 +107,7 @@ def summarise(
         kernels=kernels,
         largest_kernels=largest_kernels(found.emulated),
         unknown_operators=unknown_operators(found.emulated),
+        stand_ins=stand_in_shares(found.emulated),
         values=value_uses(found.emulated),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,

@@ -15,6 +15,7 @@ from prismscale.api import DEFAULT_OUT, perform
 from prismscale.commands.forecast_options import slow_rank
 from prismscale.config import JobConfig
 from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
@@ -99,6 +100,14 @@ def run(
             help="Tokens by expert on --device null: uniform, zipf:S, or a CSV file of loads."
         ),
     ] = "uniform",
+    stand_in: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="FILE.py or MODULE=FILE.py: imported in place of an extension that exists only as "
+            "a CUDA binary, on --device null; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     storage: Annotated[
         float, typer.Option(help="GB/s that each rank writes of a checkpoint, on --device null.")
     ] = WRITE_BYTES_PER_S / 1e9,
@@ -141,6 +150,7 @@ def run(
         kernels=kernels,
         fused=fused,
         routing=Routing.parse(routing),
+        stand_ins=tuple(StandInFile.parse(text) for text in stand_in or []),
         storage=Storage(write_bytes_per_s=storage * 1e9),
         slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),

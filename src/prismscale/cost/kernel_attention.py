@@ -7,8 +7,9 @@ products where the forward has two (FlashAttention-2, arXiv 2307.08691, section 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from prismscale.cost.kernel_gemm import roofline_of
+from prismscale.cost.kernel_gemm import operand_dtype, roofline_of
 from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall
 
@@ -20,24 +21,60 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     """Time of a fused attention call; ``kind`` is ``attention`` or ``attention_backward``."""
     backward = kind == "attention_backward"
     roofline = _roofline(profile, call, backward)
-    # The backward's first input is the gradient of the output, except for flex attention.
-    query = 1 if backward and "flex" not in call.base else 0
-    q, k, v = call.inputs[query : query + 3]
-    batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
-    flops = 2.0 * batch_heads * length * keys * (q.sizes[-1] + v.sizes[-1])
-    balance = 1.0
-    if causal(call):
-        flops /= 2
+    scores = _scores(call, backward)
+    keys, reached = scores.keys, roofline.efficiency
+    if scores.causal:
         keys = keys // 2
-        balance = roofline.causal_factor
-    flops *= _BACKWARD_FACTOR if backward else 1.0
-    head = 1.0 if q.sizes[-1] > 64 else roofline.small_head_factor
-    reached = roofline.efficiency * head * balance * keys / (keys + roofline.length_overhead)
-    reached *= _fill(profile, batch_heads, keys if backward else length)
-    peak = roofline_of(profile, q.dtype).peak_flops
+        reached *= roofline.causal_factor
+    reached *= keys / (keys + roofline.length_overhead)
+    reached *= 1.0 if scores.head_size > 64 else roofline.small_head_factor
+    reached *= _fill(profile, scores.batch_heads, keys if backward else scores.length)
+    flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
+    peak = roofline_of(profile, scores.dtype).peak_flops
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     moved = 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
     return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scores:
+    """The matrices of scores that a call computes."""
+
+    batch_heads: int
+    length: int
+    keys: int
+    head_size: int
+    value_size: int
+    causal: bool
+    dtype: str
+
+    @property
+    def flops(self) -> float:
+        """Of the two products of the forward pass."""
+        work = 2.0 * self.batch_heads * self.length * self.keys * (self.head_size + self.value_size)
+        return work / 2 if self.causal else work
+
+
+def _scores(call: KernelCall, backward: bool) -> _Scores:
+    if call.is_library and "extents" in call.arguments:
+        batch_heads, length, keys, head_size, value_size, is_causal = call.arguments["extents"]
+        dtype = operand_dtype(call)
+    else:
+        # The backward's first input is the gradient of the output, except for flex attention.
+        query = 1 if backward and "flex" not in call.base else 0
+        q, k, v = call.inputs[query : query + 3]
+        batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
+        head_size, value_size, is_causal = q.sizes[-1], v.sizes[-1], causal(call)
+        dtype = q.dtype
+    return _Scores(
+        batch_heads=batch_heads,
+        length=length,
+        keys=keys,
+        head_size=head_size,
+        value_size=value_size,
+        causal=bool(is_causal),
+        dtype=dtype,
+    )
 
 
 def causal(call: KernelCall) -> bool:

@@ -37,11 +37,21 @@ class Product:
 
 def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     """Time of a matrix product or convolution."""
-    dtype = call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
-    roofline = roofline_of(profile, dtype)
+    roofline = roofline_of(profile, operand_dtype(call))
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     products = products_of(call)
     return sum(gemm_ns(profile, roofline, p, n_bytes / len(products)) for p in products)
+
+
+def operand_dtype(call: KernelCall) -> str:
+    """Element type that a product's or an attention's operands are multiplied in.
+
+    The second input is a factor of the product, and one of queries, keys and values. Libraries keep
+    8-bit floats as bytes, and say so with an argument.
+    """
+    if call.is_library and call.flag("fp8"):
+        return "Float8_e4m3fn"
+    return call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
 
 
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
@@ -84,6 +94,8 @@ def _tiled_ns(
 
 def products_of(call: KernelCall) -> list[Product]:
     """The matrix products that ``call`` runs, one after another."""
+    if call.is_library and "extents" in call.arguments:
+        return _stated(call.arguments["extents"])
     base, out = call.base, call.outputs[0]
     if "convolution" in base:
         return _convolutions(call)
@@ -95,6 +107,12 @@ def products_of(call: KernelCall) -> list[Product]:
         return [Product(batch=1, m=out.elements // max(n, 1), n=n, k=k)]
     batch = math.prod(out.sizes[:-2])
     return [Product(batch=batch, m=out.sizes[-2], n=out.sizes[-1], k=first.sizes[-1])]
+
+
+def _stated(extents: tuple[int, ...]) -> list[Product]:
+    """Four numbers a product: batch, M, N, K."""
+    rows = zip(*[iter(extents)] * 4, strict=True)
+    return [Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in rows]
 
 
 def _operands(call: KernelCall) -> tuple[TensorShape, TensorShape]:

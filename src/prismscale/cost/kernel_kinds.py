@@ -3,7 +3,8 @@
 Everything that ATen calls elementwise is ``pointwise``, or ``broadcast`` where operands differ in
 shape or layout, which costs an index computation for every element. Copies between layouts are
 ``strided_copy``. Softmax of more than 1,024 elements is another kernel than of fewer. An operator
-that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such.
+that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such. An
+operator of a library's stand-in names its kind in its overload.
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ _TABLE: Mapping[str, str] = {
 }
 
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
+STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
+    "foreach",
+    "foreach_reduction",
+    "strided_copy",
+    "long_softmax",
+}
+"""What the overload of a library's operator can say that it is."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")
 _SHORT_SOFTMAX = 1024
 """Elements that one warp keeps in registers (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
@@ -98,6 +106,8 @@ def kind_of(call: KernelCall) -> str:
     """The kind of ``call``: a key of a profile's tables, or ``view``, ``transfer``, ``unknown``."""
     if _crosses_the_bus(call):
         return "transfer"
+    if call.is_library and call.overload in STAND_IN_KINDS:
+        return call.overload
     base = call.base
     if base in _KIND_OF:
         return _refined(_KIND_OF[base], call)

@@ -23,7 +23,9 @@ def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple
     """Device time of a call of ``kind``, and how many kernels it starts."""
     roofline = profile.memory[kind]
     launches = roofline.launches
-    if kind in ("foreach", "foreach_reduction", "optimizer"):
+    if call.is_library and "launches" in call.arguments:
+        launches = call.arguments["launches"][0]
+    elif kind in ("foreach", "foreach_reduction", "optimizer"):
         launches = _multi_tensor_launches(call)
     n_bytes = bytes_moved(call, kind) * roofline.passes
     bandwidth = profile.memory_bandwidth_bytes_per_s * roofline.efficiency
@@ -39,6 +41,9 @@ def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:
 
 def bytes_moved(call: KernelCall, kind: str) -> int:
     """Bytes that a call reads and writes once."""
+    if call.is_library:
+        stated = call.arguments.get("extents", ())
+        return stated[0] if stated else sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     written = sum(t.n_bytes for t in call.outputs)
     read = sum(t.n_bytes for t in _read(call, kind))
     if kind in ("foreach", "optimizer") and call.in_place and not call.outputs:

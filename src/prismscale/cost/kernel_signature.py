@@ -7,6 +7,11 @@ separated by the unit separator, U+001F::
 
 Tensor lists are flattened. A tensor is ``dtype[sizes]``, then ``@strides`` where it is not
 contiguous, then ``!cpu`` where it lies in host memory. A tensor that is not there is ``none``.
+
+Kernels of a library's stand-in say themselves how they are costed. Their overload is the kind of
+kernel, and three arguments have its extents: see ``prismscale.devices.null.libraries.launches``::
+
+    transformer_engine::generic_gemm.gemm ␟ … ␟ ␟ extents=1,4096,12288,4096;launches=1;fp8=0
 """
 
 from __future__ import annotations
@@ -94,6 +99,11 @@ class KernelCall:
     def overload(self) -> str:
         """``Tensor`` of ``aten::add.Tensor``; empty where there is none."""
         return self.name.partition(".")[2]
+
+    @property
+    def is_library(self) -> bool:
+        """Of another library than ATen."""
+        return "::" in self.base
 
     @property
     def in_place(self) -> bool:

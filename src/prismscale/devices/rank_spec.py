@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
@@ -44,6 +45,8 @@ class RankSpec:
     """A null device models elementwise work as torch.compile fuses it."""
     routing: Routing = field(default_factory=Routing)
     """Tokens by expert on a null device."""
+    stand_ins: tuple[StandInFile, ...] = ()
+    """What a null device imports in place of CUDA binaries."""
     storage_bytes_per_s: float = WRITE_BYTES_PER_S
     """What a rank on a null device writes of a checkpoint in a second."""
 

@@ -26,6 +26,7 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
             devices_per_node=spec.local_world_size,
             costs=KernelCostSource(table=spec.kernels, fused=spec.fused),
             routing=spec.routing,
+            stand_ins=spec.stand_ins,
             storage=Storage(write_bytes_per_s=spec.storage_bytes_per_s),
         )
     if spec.device == "cuda":

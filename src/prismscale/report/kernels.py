@@ -56,6 +56,16 @@ def coverage_sentence(result: RunResult) -> str:
     )
 
 
+def stand_in_sentences(result: RunResult) -> list[str]:
+    """Which libraries were stood in for, and how much of the device's time is theirs."""
+    return [
+        f"{' '.join(part for part in (library.name, library.version) if part)} "
+        f"({', '.join(library.modules)}): {percent(library.share)} of the kernels' time, "
+        f"{counted(library.calls, 'call')}."
+        for library in result.stand_ins
+    ]
+
+
 def call_text(signature: str) -> str:
     """``mm(bf16[16384, 4096], bf16[4096, 14336]ᵀ)``."""
     try:

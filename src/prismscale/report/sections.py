@@ -18,6 +18,7 @@ from prismscale.report.kernels import (
     call_rows,
     coverage_sentence,
     kind_rows,
+    stand_in_sentences,
     value_rows,
 )
 from prismscale.report.plots import OBSERVED, PREDICTED, Palette, figure, markup, plain
@@ -250,7 +251,7 @@ def _kernels(result: RunResult) -> Section:
     html = _block(
         "kernels",
         ranks=len(result.captured),
-        sentence=coverage_sentence(result),
+        sentences=[coverage_sentence(result), *stand_in_sentences(result)],
         kinds=(KIND_HEADS, kind_rows(result)),
         calls=(CALL_HEADS, call_rows(result)),
     )

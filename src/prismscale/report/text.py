@@ -15,7 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from prismscale.analysis.result import RunResult, StageResult
-from prismscale.report.kernels import call_rows, coverage_sentence, kind_rows
+from prismscale.report.kernels import (
+    call_rows,
+    coverage_sentence,
+    kind_rows,
+    stand_in_sentences,
+)
 from prismscale.report.remarks import (
     class_sentences,
     difference,
@@ -241,6 +246,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
         grid.add_row("Steps", Text(watched_sentence(result)))
     if result.kernels:
         grid.add_row("Kernels", Text(coverage_sentence(result)))
+    if result.stand_ins:
+        grid.add_row("Stand-ins", Text("\n".join(stand_in_sentences(result))))
     if result.values:
         grid.add_row("Values", Text("\n".join(value_sentences(result))))
     for n, warning in enumerate(warnings_of(result)):

@@ -17,6 +17,8 @@ from prismscale.devices.null import bindings, cuda_api, flex_attention
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import nvml
+from prismscale.devices.null.libraries.catalogue import stand_ins
+from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
 
@@ -28,11 +30,12 @@ DEFAULT_HOST_NS = 5_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NullRuntime:
-    """The active null device: its library, what it pretends to be, and the value ledger."""
+    """The active null device: its library, what it pretends to be, and what stands in."""
 
     library: ctypes.PyDLL
     spec: NullDeviceSpec
     ledger: ValueLedger
+    stand_ins: StandInFinder
 
 
 _active: NullRuntime | None = None
@@ -70,7 +73,9 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
     cuda_api.install(library, spec)
     nvml.install(library, spec)
     flex_attention.install()
-    _active = NullRuntime(library=library, spec=spec, ledger=ledger)
+    finder = StandInFinder(stand_ins())
+    finder.begin()
+    _active = NullRuntime(library=library, spec=spec, ledger=ledger, stand_ins=finder)
     return _active
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from prismscale.analysis.emulated import Emulated
+from prismscale.analysis.emulated import Emulated, LibraryUse
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.nccl_memory import settings_from_environment
 from prismscale.devices.null import custom_kernels
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.libraries.stand_in import from_file
 from prismscale.devices.null.oom_report import occupants
 from prismscale.devices.null.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import activate
@@ -22,6 +23,7 @@ from prismscale.devices.null.saves.checkpoints import CheckpointLedger, Checkpoi
 from prismscale.devices.null.saves.host_copies import HostCopies
 from prismscale.devices.null.value_policy import ValuePolicy
 from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import Storage
 from prismscale.emulation.logical_time import answering_time
 
@@ -37,6 +39,7 @@ class NullEmulation:
         devices_per_node: int,
         costs: KernelCostSource,
         routing: Routing | None = None,
+        stand_ins: Iterable[StandInFile] = (),
         storage: Storage | None = None,
     ) -> None:
         """
@@ -46,6 +49,7 @@ class NullEmulation:
             devices_per_node: how many of them the program sees.
             costs: what its kernels cost.
             routing: how many tokens each expert gets; None: all as many.
+            stand_ins: files that are imported in place of CUDA binaries.
             storage: how fast checkpoints are written; None: as assumed.
 
         Raises:
@@ -58,6 +62,7 @@ class NullEmulation:
         policy = ValuePolicy(routing=routing.loads, routing_exponent=routing.exponent)
         self._runtime = activate(spec, policy=policy)
         self.library = self._runtime.library
+        self._runtime.stand_ins.add(from_file(file) for file in stand_ins)
         self.kernels = KernelLedger(self._runtime, model)
         self.device = NullDevice(self._runtime)
         self.outside = OutsideMemory(
@@ -98,6 +103,15 @@ class NullEmulation:
             kernels=tuple(self.kernels.uses(first, stop)),
             values=tuple(self._runtime.ledger.uses()),
             checkpoints=tuple(self.checkpoints.uses),
+            libraries=tuple(
+                LibraryUse(
+                    name=library.name,
+                    version=library.version,
+                    namespace=library.namespace,
+                    modules=tuple(library.modules),
+                )
+                for library in self._runtime.stand_ins.used
+            ),
         ).save(path)
 
     def _occupants(self) -> str:

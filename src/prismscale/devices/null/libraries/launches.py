@@ -1,0 +1,129 @@
+"""Kernels of libraries that exist only as CUDA binaries, as operators of the null device.
+
+A stand-in allocates what the library's own code allocates, with torch's factories, and then calls
+:func:`launch` where that code starts a kernel. Nothing is computed. The kernel is an operator of
+``torch.library``, so it reaches dispatcher, ledger of kernels and recorder as others do;
+its overload and its last arguments say how it is costed::
+
+    def project(x, weight):
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        cost = gemm((1, x.shape[0], weight.shape[0], x.shape[1]))
+        launch("my_kernels::project", cost, reads=[x, weight], writes=[out])
+        return out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.cost.kernel_kinds import STAND_IN_KINDS
+from prismscale.errors import UsageError, did_you_mean
+
+_SCHEMA = "(Tensor[] reads, Tensor(a!)[] writes, int[] extents, int launches, bool fp8) -> ()"
+_libraries: dict[str, torch.library.Library] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """How a kernel is costed. Make one with :func:`gemm`, :func:`attention` or :func:`memory`."""
+
+    kind: str
+    """A row of the GPU's kernel profile."""
+    extents: tuple[int, ...] = ()
+    """What the kind needs to know beside the tensors."""
+    launches: int = 1
+    """Kernels that are started."""
+    fp8: bool = False
+    """The tensor cores work on 8-bit floats."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in STAND_IN_KINDS:
+            advice = did_you_mean(self.kind, sorted(STAND_IN_KINDS))
+            raise UsageError(f"kind of kernel {self.kind!r}; {advice}")
+
+
+def gemm(*products: tuple[int, int, int, int], fp8: bool = False) -> Cost:
+    """Matrix products (batch, M, N, K), one after another."""
+    return Cost(
+        kind="gemm",
+        extents=tuple(extent for product in products for extent in product),
+        launches=len(products),
+        fp8=fp8,
+    )
+
+
+def attention(
+    *,
+    batch_heads: int,
+    length: int,
+    keys: int,
+    head_size: int,
+    value_size: int,
+    causal: bool,
+    backward: bool = False,
+    fp8: bool = False,
+) -> Cost:
+    """Fused attention: ``batch_heads`` matrices of ``length`` × ``keys`` scores."""
+    return Cost(
+        kind="attention_backward" if backward else "attention",
+        extents=(batch_heads, length, keys, head_size, value_size, int(causal)),
+        fp8=fp8,
+    )
+
+
+def memory(kind: str, *, n_bytes: int | None = None, launches: int = 1) -> Cost:
+    """A kernel bound by memory, of one of the profile's kinds (``pointwise``, ``norm``, ``copy``).
+
+    It moves ``n_bytes``, or else every tensor that it reads or writes, once.
+    """
+    extents = () if n_bytes is None else (n_bytes,)
+    return Cost(kind=kind, extents=extents, launches=launches)
+
+
+def launch(
+    name: str,
+    cost: Cost,
+    *,
+    reads: Iterable[Tensor | None] = (),
+    writes: Iterable[Tensor | None] = (),
+) -> None:
+    """Run the kernel ``name`` (``library::kernel``) on the current stream.
+
+    Args:
+        name: what reports call it.
+        cost: how it is costed.
+        reads: tensors whose values it uses; those that are None or on the host are left out.
+        writes: tensors whose values it makes; so are they.
+
+    Raises:
+        UsageError: ``name`` has no library.
+    """
+    with torch._C._AutoDispatchBelowAutograd():  # the library's own code has the gradient
+        _operator(name, cost.kind)(
+            _on_device(reads), _on_device(writes), list(cost.extents), cost.launches, cost.fp8
+        )
+
+
+def _on_device(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None and tensor.is_cuda]
+
+
+@cache
+def _operator(
+    name: str, kind: str
+) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any, int, bool], None]:
+    space, separator, kernel = name.partition("::")
+    if not (separator and space.isidentifier() and kernel.isidentifier()):
+        raise UsageError(f"kernel {name!r}; name its library too, such as my_kernels::scale")
+    library = _libraries.get(space)
+    if library is None:
+        library = _libraries[space] = torch.library.Library(space, "FRAGMENT")
+    library.define(f"{kernel}.{kind}{_SCHEMA}")
+    library.impl(f"{kernel}.{kind}", lambda *_: None, "Meta")
+    return getattr(getattr(getattr(torch.ops, space), kernel), kind)

@@ -1,0 +1,276 @@
+"""Fused attention (cuDNN's), and what prepares tensors for other kernels of attention.
+
+The extension's argument lists grew from version to version; how many arguments a call has tells
+which they are. Source: pytorch/csrc/extensions/attention.cpp and
+common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu of Transformer Engine 2.9 to 2.18.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import attention, launch, memory
+from prismscale.devices.null.libraries.transformer_engine.enums import (
+    NVTE_QKV_Layout,
+    torch_dtype,
+)
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
+    CURRENT,
+    buffers,
+    create,
+    empty_as,
+    is_quantized,
+    recipe_of,
+    shape_of,
+)
+
+_TE = "transformer_engine::"
+_CAUSAL_MASKS = (2, 3, 4, 5)
+_NO_BIAS, _ALIBI = 0, 3
+_HEAD = "max_seqlen_q max_seqlen_kv {training} attn_scale p_dropout set_zero qkv_layout {formats}"
+_MIDDLE = "bias_type mask_type softmax_type window {diagonal} {deterministic} cu_seqlens_q"
+_FORWARD_TAIL = """cu_seqlens_kv q k v fake_dtype cu_seqlens_q_padded cu_seqlens_kv_padded
+    page_table_k page_table_v s_quantizer o_quantizer bias softmax_offset rng_gen
+    rng_elts_per_thread return_max_logit cuda_graph"""
+_BACKWARD_TAIL = """cu_seqlens_kv q k v o d_o fake_dtype {dtype} aux_tensors cu_seqlens_q_padded
+    cu_seqlens_kv_padded s_quantizer dp_quantizer dqkv_quantizer cuda_graph"""
+_FORWARD = f"{_HEAD} {_MIDDLE} {_FORWARD_TAIL}"
+_BACKWARD = f"{_HEAD} {_MIDDLE} {_BACKWARD_TAIL}"
+
+
+def _names(text: str, **parts: str) -> tuple[str, ...]:
+    parts = {"training": "", "formats": "", "diagonal": "", "deterministic": "", **parts}
+    return tuple(text.format(**parts).split())
+
+
+def _by_count(*lists: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    return {len(names): names for names in lists}
+
+
+_FORWARD_ARGUMENTS = _by_count(
+    _names(_FORWARD, training="is_training"),  # 2.9 – 2.12
+    _names(_FORWARD, training="is_training", diagonal="bottom_right_diagonal"),
+    _names(
+        _FORWARD,
+        training="is_training",
+        formats="o_format scale_inv_format",
+        diagonal="bottom_right_diagonal",
+    ),
+)
+_BACKWARD_ARGUMENTS = _by_count(
+    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype"),  # 2.9 – 2.12
+    _names(
+        _BACKWARD,
+        diagonal="bottom_right_diagonal",
+        deterministic="deterministic",
+        dtype="dqkv_dtype",
+    ),
+    _names(
+        _BACKWARD,
+        formats="o_format do_format dqkv_layout scale_inv_format do_scale_inv_format",
+        diagonal="bottom_right_diagonal",
+        deterministic="deterministic",
+        dtype="",
+    ),
+)
+
+
+def _bind(lists: dict[int, tuple[str, ...]], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    names = lists.get(len(arguments))
+    if names is None:
+        known = ", ".join(map(str, sorted(lists)))
+        raise NotImplementedError(
+            f"fused attention was called with {len(arguments)} arguments; prismscale's stand-in "
+            f"for Transformer Engine knows lists of {known} (versions 2.9 and newer)"
+        )
+    return dict(zip(names, arguments, strict=True))
+
+
+def fused_attn_fwd(*arguments: Any) -> list[Any]:
+    """Output, then what the backward pass needs: statistics, and the random state."""
+    call = _bind(_FORWARD_ARGUMENTS, arguments)
+    q, v, quantizer = call["q"], call["v"], call["o_quantizer"]
+    fp8 = is_quantized(q)
+    shape = (*shape_of(q)[:-1], shape_of(v)[-1])
+    is_current = recipe_of(quantizer) == CURRENT
+    if is_current:
+        quantizer.amax.zero_()
+    out = (
+        empty_as(shape, call["fake_dtype"])
+        if is_current
+        else create(quantizer, shape, call["fake_dtype"])
+    )
+    if len(shape) == 3 and not fp8:
+        out.zero_()
+    state = empty_as([2], torch.int64)
+    launch(f"{_TE}philox_unpack", memory("fill"), writes=[state])
+    statistics = [empty_as(_statistics_shape(call), torch.float32)]
+    if call["return_max_logit"] or fp8:
+        statistics.append(torch.empty_like(statistics[0]))
+    reads = [buffer for tensor in (q, call["k"], v) for buffer in buffers(tensor)]
+    launch(
+        f"{_TE}fused_attn_fwd",
+        _cost(call, backward=False, fp8=fp8),
+        reads=[*reads, call["bias"]],
+        writes=[*buffers(out), *statistics],
+    )
+    kept = [*statistics, state]
+    if call["bias_type"] not in (_NO_BIAS, _ALIBI) and call["bias"] is not None:
+        kept.append(call["bias"])
+    if call["softmax_type"] != 0 and call["softmax_offset"] is not None:
+        kept.append(call["softmax_offset"])
+    return [out, *kept]
+
+
+def _statistics_shape(call: dict[str, Any]) -> tuple[int, ...]:
+    """One number a row of scores: (batch, heads, queries, 1), or (tokens, heads, 1) if packed."""
+    query = shape_of(call["q"])
+    if len(query) == 3:
+        return (query[0], query[1], 1)
+    return (call["cu_seqlens_q"].shape[0] - 1, query[-2], call["max_seqlen_q"], 1)
+
+
+def _cost(call: dict[str, Any], *, backward: bool, fp8: bool) -> Any:
+    query, value = shape_of(call["q"]), shape_of(call["v"])
+    length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], query[-2]
+    batch = call["cu_seqlens_q"].shape[0] - 1
+    if len(query) == 3:
+        batch = max(1, query[0] // max(length, 1))
+    causal = int(call["mask_type"]) in _CAUSAL_MASKS
+    left = call["window"][0]
+    if causal and 0 <= left < keys - 1:
+        keys, causal = left + 1, False
+    return attention(
+        batch_heads=batch * heads,
+        length=length,
+        keys=keys,
+        head_size=query[-1],
+        value_size=value[-1],
+        causal=causal,
+        backward=backward,
+        fp8=fp8,
+    )
+
+
+def fused_attn_bwd(*arguments: Any) -> list[Any]:
+    """Gradients of queries, keys, values, bias and softmax offset."""
+    call = _bind(_BACKWARD_ARGUMENTS, arguments)
+    quantizer = call["dqkv_quantizer"]
+    fp8 = is_quantized(call["q"])
+    dtype = call["fake_dtype"]
+    if "dqkv_dtype" in call and recipe_of(quantizer) != CURRENT:
+        dtype = torch_dtype(call["dqkv_dtype"])
+    grads = _gradients(call, torch.uint8 if dtype.itemsize == 1 else dtype)
+    if len(shape_of(call["q"])) == 3 and not fp8:
+        for grad in grads:
+            grad.zero_()
+    bias = None
+    if call["bias_type"] not in (_NO_BIAS, _ALIBI):
+        bias = empty_as(call["aux_tensors"][-1].shape, dtype)
+    offset = None
+    if call["softmax_type"] != 0:
+        offset = empty_as((1, shape_of(call["q"])[-2], 1, 1), torch.float32)
+    workspace = empty_as([_backward_workspace_bytes(call)], torch.uint8)
+    inputs = (call["d_o"], call["q"], call["k"], call["v"], call["o"])
+    reads = [buffer for tensor in inputs for buffer in buffers(tensor)]
+    launch(
+        f"{_TE}fused_attn_bwd",
+        _cost(call, backward=True, fp8=fp8),
+        reads=[*reads, *call["aux_tensors"]],
+        writes=[*grads, bias, offset],
+    )
+    del workspace
+    return [*_as_quantized(call, grads, quantizer), bias, offset]
+
+
+def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> list[Any]:
+    """The gradients in the tensors of ``quantizer``; with current scaling they stay as they are."""
+    if recipe_of(quantizer) in ("", CURRENT):
+        return list(grads)
+    wrapped = []
+    for grad in grads:
+        tensor = create(quantizer, grad.shape, call["fake_dtype"])
+        tensor._data = grad
+        wrapped.append(tensor)
+    return wrapped
+
+
+def _gradients(call: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    """Of queries, keys and values, which lie in memory together as they do themselves."""
+    shapes = [shape_of(call[name]) for name in ("q", "k", "v")]
+    layout = NVTE_QKV_Layout(int(call.get("dqkv_layout", call["qkv_layout"]))).name.lower()
+    group = layout.removeprefix("nvte_")
+    if "3" in group:
+        return _interleaved(shapes[0], 3, _place(group, "3"), dtype)
+    if "2" in group:
+        pair = _interleaved(shapes[1], 2, _place(group.split("_")[1], "2"), dtype)
+        return [empty_as(shapes[0], dtype), *pair]
+    return [empty_as(shape, dtype) for shape in shapes]
+
+
+def _place(layout: str, count: str) -> int:
+    """Dimension, from the end, that holds the ``count``: before the heads, or before their size."""
+    return -3 if layout.endswith(f"{count}hd") else -2
+
+
+def _interleaved(
+    shape: tuple[int, ...], count: int, place: int, dtype: torch.dtype
+) -> list[Tensor]:
+    at = len(shape) + 1 + place
+    whole = empty_as((*shape[:at], count, *shape[at:]), dtype)
+    return list(whole.unbind(at))
+
+
+def _backward_workspace_bytes(call: dict[str, Any]) -> int:
+    """A float32 accumulator of dQ, the row sums of dP and, with grouped queries, dK and dV of all
+    query heads (cudnn-frontend's graph of the backward pass)."""
+    query, key = shape_of(call["q"]), shape_of(call["k"])
+    rows, size = math.prod(query[:-1]), query[-1]
+    needed = 4 * rows + 4 * rows * size
+    if key[-2] != query[-2]:
+        needed += 2 * 2 * math.prod(key[:-2]) * query[-2] * size
+    return -(-needed // 16) * 16
+
+
+def fa_prepare_fwd(qkv: Tensor) -> Tensor:
+    """(length, batch, heads, 3 × size) to (3, batch, length, heads, size)."""
+    length, batch, heads, size = qkv.shape
+    out = empty_as((3, batch, length, heads, size), qkv.dtype)
+    launch(f"{_TE}fa_prepare_fwd", memory("strided_copy"), reads=[qkv], writes=[out])
+    return out
+
+
+def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The way back of :func:`fa_prepare_fwd`."""
+    first, second, heads, size = q.shape
+    out = empty_as((second, first, heads, 3 * size), q.dtype)
+    launch(f"{_TE}fa_prepare_bwd", memory("strided_copy"), reads=[q, k, v], writes=[out])
+    return out
+
+
+def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
+    """Packed sequences apart."""
+    out = empty_as((batch, length, *tensor.shape[1:]), tensor.dtype)
+    launch(f"{_TE}convert_thd_to_bshd", memory("copy"), reads=[tensor, cu_seqlens], writes=[out])
+    return out
+
+
+def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """Sequences packed."""
+    out = empty_as((tokens, *tensor.shape[2:]), tensor.dtype)
+    launch(f"{_TE}convert_bshd_to_thd", memory("copy"), reads=[tensor, cu_seqlens], writes=[out])
+    return out
+
+
+FUNCTIONS = {
+    "fused_attn_fwd": fused_attn_fwd,
+    "fused_attn_bwd": fused_attn_bwd,
+    "fa_prepare_fwd": fa_prepare_fwd,
+    "fa_prepare_bwd": fa_prepare_bwd,
+    "convert_thd_to_bshd": convert_thd_to_bshd,
+    "convert_bshd_to_thd": convert_bshd_to_thd,
+}

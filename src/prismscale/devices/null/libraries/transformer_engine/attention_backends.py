@@ -1,0 +1,178 @@
+"""Which of cuDNN's fused attentions takes a call, if any: the rules for cuDNN 9.15.
+
+Source: common/fused_attn/fused_attn.cpp of Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from prismscale.devices.null.libraries.transformer_engine.enums import (
+    DType,
+    NVTE_Bias_Type,
+    NVTE_Fused_Attn_Backend,
+    NVTE_Mask_Type,
+    NVTE_QKV_Layout,
+    NVTE_Softmax_Type,
+)
+
+_CAUSAL = (2, 3, 4, 5)
+_PADDING = (1, 3, 5)
+_BOTTOM_RIGHT = (4, 5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCall:
+    """What the choice depends on."""
+
+    is_training: bool
+    dtype: DType
+    layout: Any
+    bias: Any
+    mask: Any
+    softmax: Any
+    dropout: float
+    heads: int
+    groups: int
+    length: int
+    keys: int
+    head_size: int
+    value_size: int
+    window: tuple[int, int]
+    wants_max_logit: bool
+    arch: int
+    """10 × major + minor compute capability."""
+
+    @property
+    def format(self) -> str:
+        """``sbhd``, ``bshd`` or ``thd``, of the queries."""
+        first = NVTE_QKV_Layout(int(self.layout)).name.removeprefix("NVTE_").lower()
+        first = first.removeprefix("paged_kv_").split("_")[0]
+        return first.replace("3", "").replace("2", "")
+
+
+def get_fused_attn_backend(
+    is_training: bool,
+    q_dtype: Any,
+    kv_dtype: Any,
+    layout: Any,
+    bias: Any,
+    mask: Any,
+    softmax: Any,
+    dropout: float,
+    heads: int,
+    groups: int,
+    length: int,
+    keys: int,
+    head_size: int,
+    value_size: int,
+    window_left: int,
+    window_right: int,
+    return_max_logit: bool = False,
+    *_: Any,
+) -> Any:
+    """The backend; ``NVTE_No_Backend`` where cuDNN has none."""
+    major, minor = torch.cuda.get_device_capability()
+    call = AttentionCall(
+        is_training=is_training,
+        dtype=DType(int(q_dtype)),
+        layout=layout,
+        bias=bias,
+        mask=mask,
+        softmax=softmax,
+        dropout=dropout,
+        heads=heads,
+        groups=groups,
+        length=length,
+        keys=keys,
+        head_size=head_size,
+        value_size=value_size,
+        window=(window_left, window_right),
+        wants_max_logit=return_max_logit,
+        arch=10 * major + minor,
+    )
+    return choose(call)
+
+
+def choose(call: AttentionCall) -> Any:
+    """As :func:`get_fused_attn_backend`."""
+    backend: Any = NVTE_Fused_Attn_Backend
+    if call.dtype in (DType.kFloat8E4M3, DType.kFloat8E5M2):
+        return backend.NVTE_FP8 if _takes_fp8(call) else backend.NVTE_No_Backend
+    if call.dtype in (DType.kFloat16, DType.kBFloat16) and _takes_16_bits(call):
+        return backend.NVTE_F16_arbitrary_seqlen
+    return backend.NVTE_No_Backend
+
+
+def _takes_fp8(call: AttentionCall) -> bool:
+    sizes = (call.head_size, call.value_size)
+    if call.arch >= 100:
+        heads_fit = max(sizes) <= 128
+    elif call.is_training:
+        heads_fit = sizes == (128, 128)
+    else:
+        heads_fit = max(sizes) <= 256
+    return (
+        call.arch >= 90
+        and call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"]
+        and heads_fit
+        and all(size % 16 == 0 for size in sizes)
+        and int(call.mask) not in _BOTTOM_RIGHT
+        and call.format in ("bshd", "sbhd")
+        and call.softmax == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]
+        and not call.wants_max_logit
+    )
+
+
+def _takes_16_bits(call: AttentionCall) -> bool:
+    return (
+        call.arch >= 80
+        and _takes_heads(call)
+        and _takes_bias(call)
+        and _takes_mask(call)
+        and _takes_window(call)
+        and (call.format in ("sbhd", "bshd") or call.arch >= 90)
+    )
+
+
+def _takes_heads(call: AttentionCall) -> bool:
+    qk, v = call.head_size, call.value_size
+    if qk % 8 or v % 8:
+        return False
+    if call.is_training and call.arch == 90 and qk >= 128 and v >= 128 and qk != v:
+        return (qk, v) == (192, 128)
+    if max(qk, v) <= 128 or (max(qk, v) <= 256 and call.arch == 90):
+        return True
+    if not call.is_training:
+        return call.length > 1 or int(call.mask) not in (2, 3)
+    return (qk, v) == (192, 128) and call.arch >= 100
+
+
+def _takes_bias(call: AttentionCall) -> bool:
+    bias, mask = call.bias, call.mask
+    if bias == NVTE_Bias_Type["NVTE_NO_BIAS"]:
+        return True
+    if bias == NVTE_Bias_Type["NVTE_ALIBI"]:
+        return call.arch >= 90 and mask == NVTE_Mask_Type["NVTE_CAUSAL_MASK"]
+    return bias == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"] and int(mask) not in (1, 3)
+
+
+def _takes_mask(call: AttentionCall) -> bool:
+    mask = int(call.mask)
+    if call.format == "thd" and mask not in _PADDING:
+        return False
+    return mask not in _BOTTOM_RIGHT or call.length <= call.keys
+
+
+def _takes_window(call: AttentionCall) -> bool:
+    left, right = call.window
+    if left == -1 and right in (-1, 0):
+        return True
+    plain = call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"] and call.dropout == 0.0
+    return right == 0 and int(call.mask) in _CAUSAL and call.length <= call.keys and plain
+
+
+FUNCTIONS = {"get_fused_attn_backend": get_fused_attn_backend}

@@ -1,0 +1,187 @@
+"""Casts to and from 8-bit floats, with their scales.
+
+Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.transformer_engine.enums import torch_dtype
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
+    CURRENT,
+    DELAYED,
+    buffers,
+    create,
+    empty_as,
+    recipe_of,
+    shape_of,
+    update,
+)
+
+_TE = "transformer_engine::"
+
+
+def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+    """``tensor`` as ``quantizer`` wants it, into ``output`` if there is one."""
+    source = tensor.contiguous()
+    if output is None:
+        output = create(quantizer, source.shape, source.dtype)
+    else:
+        update(quantizer, output)
+    known = bool(getattr(quantizer, "use_existing_amax", False))
+    cast_into(source, output, quantizer, amax_is_known=known)
+    return output
+
+
+def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax_is_known: bool = False) -> None:
+    """Launch the kernels that fill ``output``."""
+    if not source.numel():
+        return
+    recipe = recipe_of(quantizer)
+    if recipe == CURRENT:
+        _current_scale(source, quantizer, amax_is_known=amax_is_known)
+    reads = [source, quantizer.scale] if recipe in (DELAYED, CURRENT) else [source]
+    writes = buffers(output) + ([quantizer.amax] if recipe == DELAYED else [])
+    twice = sum(buffer.numel() >= source.numel() for buffer in writes) > 1
+    launch(
+        f"{_TE}quantize", memory("strided_copy" if twice else "copy"), reads=reads, writes=writes
+    )
+
+
+def _current_scale(source: Tensor, quantizer: Any, *, amax_is_known: bool) -> None:
+    """The scale of what is in ``source`` now, over the ranks that share it."""
+    if not amax_is_known:
+        # The result is set to zero first.
+        cost = memory("reduction", launches=2)
+        launch(f"{_TE}compute_amax", cost, reads=[source], writes=[quantizer.amax])
+    if quantizer.with_amax_reduction:
+        group = quantizer._canonicalized_amax_reduction_group()
+        dist.all_reduce(quantizer.amax, op=dist.ReduceOp.MAX, group=group)
+    cost = memory("pointwise")
+    launch(f"{_TE}compute_scale_from_amax", cost, reads=[quantizer.amax], writes=[quantizer.scale])
+
+
+def unquantized_with_amax(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Where a kernel leaves what is cast later, beside its largest value."""
+    quantizer.amax.zero_()
+    return empty_as(shape, dtype)
+
+
+def dequantize(tensor: Any, dtype: int) -> Tensor:
+    """In higher precision."""
+    output = empty_as(shape_of(tensor), torch_dtype(dtype))
+    launch(f"{_TE}dequantize", memory("copy"), reads=buffers(tensor)[:2], writes=[output])
+    return output
+
+
+def multi_tensor_quantize(tensors: Sequence[Tensor], quantizers: Sequence[Any]) -> list[Any]:
+    """Each with its own quantizer."""
+    outputs = [create(q, t.shape, t.dtype) for t, q in zip(tensors, quantizers, strict=True)]
+    _cast_all(tensors, outputs, quantizers)
+    return outputs
+
+
+def split_quantize(
+    tensor: Tensor, sections: Sequence[int], quantizers: Sequence[Any], *_: Any, **__: Any
+) -> list[Any]:
+    """Rows of ``tensor``, ``sections`` at a time, each with its own quantizer."""
+    parts = list(tensor.contiguous().split(list(sections)))
+    return multi_tensor_quantize(parts, quantizers)
+
+
+def _cast_all(tensors: Sequence[Tensor], outputs: Sequence[Any], quantizers: Sequence[Any]) -> None:
+    fused = all(
+        recipe_of(q) == DELAYED and o._data is not None and o._transpose is not None
+        for q, o in zip(quantizers, outputs, strict=True)
+    )
+    if not fused:
+        for source, output, quantizer in zip(tensors, outputs, quantizers, strict=True):
+            cast_into(source, output, quantizer)
+        return
+    launch(
+        f"{_TE}multi_cast_transpose",
+        memory("strided_copy"),
+        reads=[t for t in tensors if t.numel()],
+        writes=[buffer for output in outputs for buffer in buffers(output)],
+    )
+
+
+def compute_amax(tensor: Tensor, amax: Tensor) -> None:
+    """The largest magnitude."""
+    launch(
+        f"{_TE}compute_amax",
+        memory("reduction", launches=2),
+        reads=[tensor.contiguous()],
+        writes=[amax],
+    )
+
+
+def fused_amax_and_scale_update_after_reduction(
+    reduced: Tensor, histories: Sequence[Tensor], scales: Sequence[Tensor], *_: Any
+) -> None:
+    """Delayed scaling: move the histories on and make the next step's scales."""
+    launch(
+        f"{_TE}fused_amax_and_scale_update",
+        memory("foreach"),
+        reads=[reduced, *histories],
+        writes=[*histories, *scales],
+    )
+
+
+def fp8_transpose(tensor: Tensor, dtype: int, *, out: Tensor | None = None) -> Tensor:
+    """The last dimension first."""
+    if out is None:
+        out = empty_as((tensor.shape[-1], *tensor.shape[:-1]), torch.uint8)
+    if tensor.numel():
+        launch(f"{_TE}transpose", memory("strided_copy"), reads=[tensor], writes=[out])
+    return out
+
+
+def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The second dimension first."""
+    source = tensor.contiguous()
+    if out is None:
+        out = empty_as((source.shape[1], source.shape[0], *source.shape[2:]), source.dtype)
+    launch(f"{_TE}swap_first_dims", memory("copy"), reads=[source], writes=[out])
+    return out
+
+
+def partial_amax(tensor: Tensor, *results: Any) -> None:
+    """Of the blocks of a weight of which a rank has a part."""
+    writes = [result for result in results if isinstance(result, Tensor)]
+    launch(f"{_TE}compute_partial_amax", memory("reduction"), reads=[tensor], writes=writes)
+
+
+def partial_cast(tensor: Tensor, *arguments: Any) -> None:
+    """The part of a weight that a rank has: outputs, then scales."""
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    half = len(tensors) // 2
+    launch(
+        f"{_TE}partial_cast",
+        memory("copy", n_bytes=tensor.nbytes + tensor.numel() * half),
+        reads=[tensor, *tensors[half:]],
+        writes=tensors[:half],
+    )
+
+
+FUNCTIONS = {
+    "quantize": quantize,
+    "dequantize": dequantize,
+    "multi_tensor_quantize": multi_tensor_quantize,
+    "split_quantize": split_quantize,
+    "compute_amax": compute_amax,
+    "fused_amax_and_scale_update_after_reduction": fused_amax_and_scale_update_after_reduction,
+    "fp8_transpose": fp8_transpose,
+    "swap_first_dims": swap_first_dims,
+    "fp8_block_scaling_compute_partial_amax": partial_amax,
+    "mxfp8_scaling_compute_partial_amax": partial_amax,
+    "fp8_block_scaling_partial_cast": partial_cast,
+    "mxfp8_scaling_partial_cast": partial_cast,
+}

@@ -1,0 +1,184 @@
+"""Matrix products: cuBLAS on one stream, and the experts' on several.
+
+The workspaces are allocated by the library's Python code. Source: pytorch/csrc/extensions/gemm.cpp
+and pytorch/csrc/util.cpp of Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import gemm, launch, memory
+from prismscale.devices.null.libraries.transformer_engine.casts import cast_into
+from prismscale.devices.null.libraries.transformer_engine.enums import torch_dtype
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
+    DELAYED,
+    buffers,
+    create,
+    empty_as,
+    is_quantized,
+    operand,
+    recipe_of,
+    shape_of,
+)
+
+_TE = "transformer_engine::"
+
+
+def generic_gemm(
+    a: Any,
+    transa: bool,
+    b: Any,
+    transb: bool,
+    out: Any,
+    quantizer: Any,
+    output_dtype: Any,
+    bias: Tensor | None,
+    bias_type: Any,
+    gelu: bool,
+    gelu_in: Tensor | None,
+    grad: bool,
+    workspace: Tensor,
+    workspace_size: int,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    comm_overlap: Any = None,
+    comm_type: Any = None,
+    extra_output: Tensor | None = None,
+    bulk_overlap: bool = False,
+    alpha: float = 1.0,
+    beta: float | None = None,
+) -> list[Any]:
+    """``b`` times ``a`` in BLAS order; output, bias gradient, input of GELU, extra output."""
+    if comm_overlap is not None:
+        raise NotImplementedError(
+            "prismscale's stand-in for Transformer Engine has no products that overlap with "
+            "communication (user buffers); run without --tp-comm-overlap"
+        )
+    shape, product = product_of(shape_of(a), transa, shape_of(b), transb)
+    fp8 = is_quantized(a) or is_quantized(b)
+    dtype = torch_dtype(output_dtype) if output_dtype is not None else _dtype_of(a)
+    reads: list[Tensor | None] = [*operand(a, rowwise=transa), *operand(b, rowwise=not transb)]
+    if accumulate:
+        reads += [out]
+    if out is None:
+        out = create(quantizer, shape, dtype)
+    result = empty_as(shape, dtype) if _casts_afterwards(a, b, quantizer) else out
+    made: list[Any] = [None, None]  # gradient of the bias, input of GELU
+    if bias is not None and grad:
+        made[0] = empty_as(shape_of(b)[-1:], dtype)
+    elif bias is not None:
+        reads += [bias.contiguous()]
+    if gelu and grad:
+        reads += [gelu_in]
+    elif gelu:
+        made[1] = empty_as(shape, torch_dtype(bias_type) if fp8 else dtype)
+    if all(product):
+        scales = [*_swizzled(a, rowwise=transa), *_swizzled(b, rowwise=not transb)]
+        writes = [*buffers(result), *made]
+        launch(f"{_TE}generic_gemm", gemm(product, fp8=fp8), reads=reads, writes=writes)
+        del scales
+    elif not accumulate and isinstance(result, Tensor):
+        result.zero_()
+    if result is not out:
+        cast_into(result, out, quantizer)
+    return [out, *made, extra_output]
+
+
+def product_of(
+    a: Sequence[int], transa: bool, b: Sequence[int], transb: bool
+) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    """Shape of the output, and the product as (batch, M, N, K)."""
+    a_rows, b_rows = math.prod(a[:-1]), math.prod(b[:-1])
+    n, k = (a_rows, a[-1]) if transa else (a[-1], a_rows)
+    m, k_of_b = (b[-1], b_rows) if transb else (b_rows, b[-1])
+    if k != k_of_b:
+        raise RuntimeError(
+            f"Invalid matrix dimensions for GEMM (A={tuple(a)}, transa={transa}, B={tuple(b)}, "
+            f"transb={transb})"
+        )
+    shape = (m, n) if transb else (*b[:-1], n)
+    return tuple(shape), (1, m, n, k)
+
+
+def _dtype_of(tensor: Any) -> torch.dtype:
+    if is_quantized(tensor):
+        return torch_dtype(tensor._fp8_dtype)
+    dtype: torch.dtype = tensor.dtype
+    return dtype
+
+
+def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
+    """Whether the output is cast by a kernel of its own: all but 8-bit products of tensors that
+    were scaled as a whole, with delayed scaling."""
+    if quantizer is None:
+        return False
+    whole = hasattr(a, "_scale_inv") or hasattr(b, "_scale_inv")
+    return not (whole and recipe_of(quantizer) == DELAYED)
+
+
+def _swizzled(tensor: Any, *, rowwise: bool) -> list[Tensor]:
+    """MXFP8's scales in the order that the tensor cores take them, for as long as they work."""
+    if not is_quantized(tensor) or type(tensor).__name__.removesuffix("Storage") != "MXFP8Tensor":
+        return []
+    scales = operand(tensor, rowwise=rowwise)[1]
+    swizzled = empty_as(scales.shape, torch.uint8)
+    launch(f"{_TE}swizzle_scaling_factors", memory("copy"), reads=[scales], writes=[swizzled])
+    return [swizzled]
+
+
+def te_general_grouped_gemm(
+    a: Sequence[Any],
+    transa: bool,
+    b: Sequence[Any],
+    transb: bool,
+    out: Sequence[Tensor] | None,
+    output_dtype: Any,
+    m_splits: Sequence[int],
+    bias: Sequence[Tensor],
+    bias_type: Any,
+    single_output: bool,
+    pre_gelu: Sequence[Tensor],
+    grad: bool,
+    workspace: Sequence[Tensor],
+    workspace_size: int,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> Sequence[Tensor]:
+    """A product an expert, on a few streams at once; ``bias`` takes its gradients.
+
+    Products of one shape are costed as one batch.
+    """
+    found = [
+        product_of(shape_of(one), transa, shape_of(other), transb)
+        for one, other in zip(a, b, strict=True)
+    ]
+    dtype = torch_dtype(output_dtype)
+    writes = [empty_as(shape, dtype) for shape, _ in found] if out is None else list(out)
+    batches = Counter(product[1:] for _, product in found if all(product[1:]))
+    scales = [
+        buffer
+        for one, other in zip(a, b, strict=True)
+        for buffer in (*_swizzled(one, rowwise=transa), *_swizzled(other, rowwise=not transb))
+    ]
+    reads = [buffer for one in a for buffer in operand(one, rowwise=transa)]
+    reads += [buffer for one in b for buffer in operand(one, rowwise=not transb)]
+    if grad:
+        writes += [tensor for tensor in bias if tensor.numel()]
+    cost = gemm(*((count, m, n, k) for (m, n, k), count in batches.items()), fp8=is_quantized(a[0]))
+    if batches:
+        launch(
+            f"{_TE}grouped_gemm", cost, reads=reads + (writes if accumulate else []), writes=writes
+        )
+    del scales
+    return bias
+
+
+FUNCTIONS = {"generic_gemm": generic_gemm, "te_general_grouped_gemm": te_general_grouped_gemm}

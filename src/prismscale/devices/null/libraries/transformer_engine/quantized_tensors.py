@@ -1,0 +1,228 @@
+"""Quantized tensors as the extension makes them: which buffers they have, and of which shapes.
+
+The classes are the library's own; the extension only allocates their buffers. On GPUs whose tensor
+cores multiply 8-bit floats in one layout alone (Hopper), what is used column by column is a
+transposed copy. Source: pytorch/csrc/quantizer.cpp of Transformer Engine 2.11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.transformer_engine.enums import Float8BlockScaleTensorFormat
+
+_TENSORS = "transformer_engine.pytorch.tensor."
+_BLOCK = 128
+_MX_BLOCK = 32
+_BUFFERS = (
+    "_data",
+    "_transpose",
+    "_rowwise_data",
+    "_columnwise_data",
+    "_rowwise_scale_inv",
+    "_columnwise_scale_inv",
+)
+"""Attributes of quantized tensors; those of a whole tensor's scale have the first two."""
+DELAYED, CURRENT = "Float8Quantizer", "Float8CurrentScalingQuantizer"
+BLOCKWISE, MXFP8 = "Float8BlockQuantizer", "MXFP8Quantizer"
+
+
+def recipe_of(quantizer: Any) -> str:
+    """Name of the quantizer's class; empty for None.
+
+    Raises:
+        NotImplementedError: this stand-in does not know its tensors.
+    """
+    if quantizer is None:
+        return ""
+    name = type(quantizer).__name__
+    if name not in (DELAYED, CURRENT, BLOCKWISE, MXFP8):
+        raise NotImplementedError(
+            f"prismscale's stand-in for Transformer Engine knows the quantizers {DELAYED}, "
+            f"{CURRENT}, {BLOCKWISE} and {MXFP8}, not {name}; run with one of their recipes"
+        )
+    return name
+
+
+def is_quantized(tensor: Any) -> bool:
+    """Whether ``tensor`` is one of the library's quantized ones."""
+    return hasattr(tensor, "_fp8_dtype")
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Sizes of a plain tensor, or of a quantized one as its buffers have them."""
+    if isinstance(tensor, Tensor):
+        return tuple(tensor.shape)
+    rows = tensor._data if hasattr(tensor, "_data") else tensor._rowwise_data
+    if rows is not None:
+        return tuple(rows.shape)
+    columns = tensor._transpose if hasattr(tensor, "_transpose") else tensor._columnwise_data
+    is_transposed = hasattr(tensor, "_transpose") or (
+        hasattr(tensor, "_data_format")
+        and tensor._data_format == Float8BlockScaleTensorFormat["GEMM_READY"]
+    )
+    shape = tuple(columns.shape)
+    return (*shape[1:], shape[0]) if is_transposed else shape
+
+
+def empty_as(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What ``at::empty`` gives on the current device."""
+    return torch.empty(tuple(shape), dtype=dtype, device="cuda")
+
+
+def multiplies_any_layout() -> bool:
+    """Whether 8-bit products take operands in every layout: from Blackwell on."""
+    major, minor = torch.cuda.get_device_capability()
+    return 100 <= 10 * major + minor < 120 or 10 * major + minor >= 130
+
+
+def buffers(tensor: Any) -> list[Tensor]:
+    """All that a tensor holds in memory, scales included."""
+    if not is_quantized(tensor):
+        return [tensor]
+    found = (getattr(tensor, name, None) for name in (*_BUFFERS, "_scale_inv"))
+    return [buffer for buffer in found if buffer is not None]
+
+
+def operand(tensor: Any, *, rowwise: bool) -> list[Tensor]:
+    """The buffers of ``tensor`` that a product reads: along its rows, or along its columns."""
+    if not is_quantized(tensor):
+        return [tensor]
+    if hasattr(tensor, "_scale_inv"):
+        use_data = rowwise or tensor._transpose is None
+        return [tensor._data if use_data else tensor._transpose, tensor._scale_inv]
+    if rowwise:
+        return [tensor._rowwise_data, tensor._rowwise_scale_inv]
+    return [tensor._columnwise_data, tensor._columnwise_scale_inv]
+
+
+def create(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """An empty tensor as ``quantizer`` wants it; a plain one where that is None."""
+    recipe, shape = recipe_of(quantizer), tuple(shape)
+    if not recipe:
+        return empty_as(shape, dtype)
+    if recipe in (DELAYED, CURRENT):
+        return _per_tensor(quantizer, shape, dtype, recipe)
+    return _by_blocks(quantizer, shape, dtype, recipe)
+
+
+def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[-1:], *shape[:-1])
+
+
+def _per_tensor(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, recipe: str) -> Any:
+    scale = empty_as([1], torch.float32) if recipe == DELAYED else None
+    any_layout = multiplies_any_layout()
+    data = transpose = None
+    if quantizer.rowwise_usage or any_layout:
+        data = empty_as(shape, torch.uint8)
+    if quantizer.columnwise_usage and not any_layout:
+        transpose = empty_as(_transposed(shape), torch.uint8)
+    return _instance(
+        quantizer,
+        "float8_tensor",
+        "Float8Tensor",
+        shape,
+        dtype,
+        data=data,
+        fp8_scale_inv=empty_as([1], torch.float32) if scale is None else scale,
+        data_transpose=transpose,
+    )
+
+
+def _by_blocks(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, recipe: str) -> Any:
+    content: dict[str, Any] = {}
+    for usage in ("rowwise", "columnwise"):
+        wanted = getattr(quantizer, f"{usage}_usage")
+        data, scale = _block_buffers(quantizer, shape, recipe, usage) if wanted else (None, None)
+        content |= {f"{usage}_data": data, f"{usage}_scale_inv": scale}
+    if recipe == MXFP8:
+        return _instance(quantizer, "mxfp8_tensor", "MXFP8Tensor", shape, dtype, **content)
+    return _instance(
+        quantizer,
+        "float8_blockwise_tensor",
+        "Float8BlockwiseQTensor",
+        shape,
+        dtype,
+        is_2D_scaled=quantizer.block_scaling_dim == 2,
+        data_format=Float8BlockScaleTensorFormat(int(_is_compact(quantizer))),
+        **content,
+    )
+
+
+def _block_buffers(
+    quantizer: Any, shape: tuple[int, ...], recipe: str, usage: str
+) -> tuple[Tensor, Tensor]:
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    columnwise = usage == "columnwise"
+    if recipe == MXFP8:
+        scales = mx_scales(rows, columns, columnwise=columnwise)
+        return empty_as(shape, torch.uint8), empty_as(scales, torch.uint8)
+    compact = _is_compact(quantizer)
+    data = _transposed(shape) if columnwise and not compact else shape
+    scales = block_scales(
+        rows, columns, columnwise=columnwise, dims=quantizer.block_scaling_dim, compact=compact
+    )
+    return empty_as(data, torch.uint8), empty_as(scales, torch.float32)
+
+
+def _is_compact(quantizer: Any) -> bool:
+    """To be gathered by other ranks before it is multiplied."""
+    return bool(getattr(quantizer, "all_gather_usage", False))
+
+
+def mx_scales(rows: int, columns: int, *, columnwise: bool) -> tuple[int, int]:
+    """Scales of MXFP8, one byte for 32 elements, padded to tiles of 128 × 4 or 4 × 128."""
+    if columnwise:
+        return _up(rows // _MX_BLOCK, 4), _up(columns, 128)
+    return _up(rows, 128), _up(columns // _MX_BLOCK, 4)
+
+
+def block_scales(
+    rows: int, columns: int, *, columnwise: bool, dims: int, compact: bool
+) -> tuple[int, int]:
+    """Scales of blocks of 128 (``dims`` 1) or 128 × 128 (2) elements, one float32 each."""
+    along_rows, along_columns = -(-rows // _BLOCK), -(-columns // _BLOCK)
+    if dims == 2:
+        first, last = (along_columns, along_rows) if columnwise else (along_rows, along_columns)
+        return first, _up(last, 4)
+    if columnwise:
+        return along_rows, columns if compact else _up(columns, 4)
+    return (rows, along_columns) if compact else (along_columns, _up(rows, 4))
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _instance(
+    quantizer: Any,
+    module: str,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    **content: Any,
+) -> Any:
+    content |= {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
+    if quantizer.internal:
+        storage: Any = import_module(f"{_TENSORS}storage.{module}_storage")
+        return getattr(storage, f"{name}Storage")(**content)
+    tensors: Any = import_module(f"{_TENSORS}{module}")
+    return getattr(tensors, name)(shape=shape, dtype=dtype, **content)
+
+
+def update(quantizer: Any, tensor: Any) -> None:
+    """Give an existing tensor the buffers that ``quantizer`` wants now, and take the others."""
+    wanted = create(quantizer, shape_of(tensor), torch.float32)
+    for name in _BUFFERS:
+        new = getattr(wanted, name, None)
+        if hasattr(tensor, name) and (new is None or getattr(tensor, name) is None):
+            setattr(tensor, name, new)
+    if hasattr(tensor, "_transpose_invalid"):
+        tensor._transpose_invalid = tensor._transpose is None

@@ -1,0 +1,277 @@
+"""The functions of ``transformer_engine_torch``: what they allocate, keep, and are costed as.
+
+No Python code of the library is needed here: plain tensors alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from prismscale.devices.null.libraries.transformer_engine import attention_backends, make_extension
+from prismscale.devices.null.libraries.transformer_engine.enums import (
+    DType,
+    NVTE_Bias_Type,
+    NVTE_Fused_Attn_Backend,
+    NVTE_Mask_Type,
+    NVTE_QKV_Layout,
+    NVTE_Softmax_Type,
+)
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
+    block_scales,
+    mx_scales,
+)
+
+tex: Any = make_extension()
+BF16 = torch.bfloat16
+
+
+def _empty(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(sizes, dtype=dtype, device="cuda")
+
+
+def _gemm(a: torch.Tensor, ta: bool, b: torch.Tensor, tb: bool, **given: Any) -> list[Any]:
+    arguments = {
+        "a": a,
+        "transa": ta,
+        "b": b,
+        "transb": tb,
+        "out": None,
+        "quantizer": None,
+        "output_dtype": DType.kBFloat16,
+        "bias": None,
+        "bias_type": DType.kBFloat16,
+        "gelu": False,
+        "gelu_in": None,
+        "grad": False,
+        "workspace": _empty(1, dtype=torch.uint8),
+        "workspace_size": 1,
+        "accumulate": False,
+        "use_split_accumulator": False,
+    }
+    return list(tex.generic_gemm(**arguments | given))
+
+
+def test_products_have_the_shapes_of_the_layers() -> None:
+    """Forward (TN), gradient of the input (NN), of the weight (NT)."""
+    weight, x, grad = _empty(3072, 1024), _empty(512, 2, 1024), _empty(512, 2, 3072)
+    assert _gemm(weight, True, x, False)[0].shape == (512, 2, 3072)
+    assert _gemm(weight, False, grad, False)[0].shape == (512, 2, 1024)
+    assert _gemm(x, False, grad, True)[0].shape == (3072, 1024)
+    with pytest.raises(RuntimeError, match="Invalid matrix dimensions"):
+        _gemm(weight, True, grad, False)
+
+
+def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
+    """As gradients are accumulated into a buffer of float32."""
+    x, grad = _empty(512, 1024), _empty(512, 2048)
+    buffer = _empty(2048, 1024, dtype=torch.float32)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, *_ = _gemm(x, False, grad, True, out=buffer, accumulate=True, output_dtype=DType.kFloat32)
+    assert out is buffer
+    assert torch.cuda.max_memory_allocated() - before <= 512, "the workspace alone"
+
+
+def test_a_backward_product_makes_the_gradient_of_the_bias() -> None:
+    """One number a column of the gradient."""
+    x, grad, bias = _empty(512, 1024), _empty(512, 2048), _empty(2048)
+    _, bias_grad, _, _ = _gemm(x, False, grad, True, bias=bias, grad=True)
+    assert bias_grad.shape == (2048,)
+
+
+def test_grouped_products_fill_the_experts_outputs() -> None:
+    """One output for each, of its own rows."""
+    weights = [_empty(256, 128) for _ in range(3)]
+    rows = [_empty(n, 128) for n in (64, 0, 64)]
+    out = [_empty(len(x), 256) for x in rows]
+    nothing = [_empty(0) for _ in rows]
+    tail = (DType.kBFloat16, [64, 0, 64], nothing, DType.kBFloat16, False, nothing, False)
+    before = torch.cuda.memory_allocated()
+    tex.te_general_grouped_gemm(
+        weights, True, rows, False, out, *tail, [_empty(1)], 1, False, False, 132
+    )
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_norms_keep_one_number_a_row() -> None:
+    """Mean and inverse deviation of LayerNorm, the latter alone of RMSNorm, in float32."""
+    x, weight, bias = _empty(64, 2, 512), _empty(512), _empty(512)
+    _, mean, deviation = tex.layernorm_fwd(
+        x, weight, bias, 1e-5, None, None, DType.kBFloat16, 0, False
+    )
+    assert [(t.shape, t.dtype) for t in (mean, deviation)] == [((128,), torch.float32)] * 2
+    out, nothing, deviation = tex.rmsnorm_fwd(x, weight, 1e-5, None, None, 6, 0, False)
+    assert (out.shape, nothing, deviation.shape) == (x.shape, None, (128,))
+
+
+def test_the_backward_pass_of_a_norm_has_a_workspace_of_partial_sums() -> None:
+    """A row of float32 for each of the 132 multiprocessors, which is given back."""
+    x, weight = _empty(128, 512), _empty(512)
+    deviation = _empty(128, dtype=torch.float32)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = tex.rmsnorm_bwd(x, x, deviation, weight, 0, False)
+    assert torch.cuda.memory_allocated() - before == x.nbytes + weight.nbytes
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak == x.nbytes + weight.nbytes + 132 * 512 * 4
+    assert len(kept) == 2
+
+
+def test_gated_activations_halve_the_last_dimension() -> None:
+    """And their gradients double it again."""
+    x = _empty(16, 256)
+    assert tex.swiglu(x, None).shape == (16, 128)
+    assert tex.gelu(x, None).shape == (16, 256)
+    assert tex.dswiglu(_empty(16, 128), x, None).shape == (16, 256)
+    assert tex.clamped_dswiglu(_empty(16, 128), x, None).shape == (16, 256)
+
+
+def _attention_arguments(q: torch.Tensor, k: torch.Tensor, layout: str) -> dict[str, Any]:
+    ends = torch.zeros(q.shape[1] + 1, dtype=torch.int32, device="cuda")
+    return {
+        "lengths": (q.shape[0], k.shape[0]),
+        "options": (0.1, 0.0, False, NVTE_QKV_Layout[f"NVTE_{layout}"]),
+        "kinds": (
+            NVTE_Bias_Type["NVTE_NO_BIAS"],
+            NVTE_Mask_Type["NVTE_CAUSAL_MASK"],
+            NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"],
+            [-1, 0],
+        ),
+        "ends": (ends, ends),
+    }
+
+
+def test_fused_attention_keeps_one_number_a_row_of_scores() -> None:
+    """And the random state; nothing of the size of the scores."""
+    q, k = _empty(1024, 2, 16, 64), _empty(1024, 2, 4, 64)
+    given = _attention_arguments(q, k, "SBHD_SBHD_SBHD")
+    out, statistics, state = tex.fused_attn_fwd(
+        *given["lengths"],
+        True,
+        *given["options"],
+        *given["kinds"],
+        *given["ends"],
+        *(q, k, k, BF16),
+        *[None] * 9,
+        *(0, False, False),
+    )
+    assert out.shape == q.shape
+    assert (statistics.shape, statistics.dtype) == ((2, 16, 1024, 1), torch.float32)
+    assert (state.shape, state.dtype) == ((2,), torch.int64)
+
+
+def test_gradients_lie_as_the_projection_wrote_queries_keys_and_values() -> None:
+    """In one tensor, so that the projection's backward pass needs no copy."""
+    q, k, v = _empty(64, 2, 16, 3, 64).unbind(3)
+    given = _attention_arguments(q, k, "SBH3D")
+    dq, dk, dv, _, _ = tex.fused_attn_bwd(
+        *given["lengths"],
+        *given["options"],
+        *given["kinds"],
+        False,
+        *given["ends"],
+        *(q, k, v, q, q, BF16, DType.kBFloat16, [_empty(8)]),
+        *[None] * 5,
+        False,
+    )
+    assert dq.untyped_storage()._cdata == dv.untyped_storage()._cdata
+    assert dq.stride() == dk.stride() == q.stride()
+
+
+def test_a_list_of_arguments_that_nobody_knows_is_refused() -> None:
+    """With the lengths that are known."""
+    with pytest.raises(NotImplementedError, match="29, 30, 32"):
+        tex.fused_attn_fwd(1, 2, 3)
+
+
+def _choose(**given: Any) -> str:
+    call = attention_backends.AttentionCall(
+        **{
+            "is_training": True,
+            "dtype": DType.kBFloat16,
+            "layout": NVTE_QKV_Layout["NVTE_SBHD_SBHD_SBHD"],
+            "bias": NVTE_Bias_Type["NVTE_NO_BIAS"],
+            "mask": NVTE_Mask_Type["NVTE_CAUSAL_MASK"],
+            "softmax": NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"],
+            "dropout": 0.0,
+            "heads": 32,
+            "groups": 8,
+            "length": 4096,
+            "keys": 4096,
+            "head_size": 128,
+            "value_size": 128,
+            "window": (-1, 0),
+            "wants_max_logit": False,
+            "arch": 90,
+        }
+        | given
+    )
+    return str(attention_backends.choose(call).name)
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
+        ({}, "NVTE_F16_arbitrary_seqlen"),
+        ({"dtype": DType.kFloat32}, "NVTE_No_Backend"),
+        ({"dtype": DType.kFloat8E4M3}, "NVTE_FP8"),
+        ({"dtype": DType.kFloat8E4M3, "head_size": 64, "value_size": 64}, "NVTE_No_Backend"),
+        ({"head_size": 192}, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_size": 256, "value_size": 256}, "NVTE_F16_arbitrary_seqlen"),
+        ({"head_size": 256, "value_size": 256, "arch": 80}, "NVTE_No_Backend"),
+        ({"window": (1024, 0)}, "NVTE_F16_arbitrary_seqlen"),
+        ({"window": (1024, 1024)}, "NVTE_No_Backend"),
+        ({"layout": NVTE_QKV_Layout["NVTE_THD_THD_THD"]}, "NVTE_No_Backend"),
+    ],
+)
+def test_cudnn_takes_what_its_version_can(given: dict[str, Any], backend: str) -> None:
+    """Causal attention of 16 bits with heads of 128 on Hopper, and what differs from it."""
+    assert NVTE_Fused_Attn_Backend[backend].name == _choose(**given)
+
+
+def test_scales_of_blocks_are_padded_for_the_tensor_cores() -> None:
+    """128 × 4 tiles of MXFP8's; multiples of 4 of the float32 ones."""
+    assert mx_scales(1000, 512, columnwise=False) == (1024, 16)
+    assert mx_scales(1024, 500, columnwise=True) == (32, 512)
+    assert block_scales(1000, 512, columnwise=False, dims=1, compact=False) == (4, 1000)
+    assert block_scales(1001, 512, columnwise=False, dims=1, compact=False) == (4, 1004)
+    assert block_scales(1001, 512, columnwise=False, dims=1, compact=True) == (1001, 4)
+    assert block_scales(1000, 512, columnwise=True, dims=2, compact=False) == (4, 8)
+
+
+def test_adam_updates_lists_in_as_few_launches_as_the_library() -> None:
+    """Four lists: 36 tensors or 320 chunks in each."""
+    from prismscale.devices.null.libraries.multi_tensor import launches_of
+
+    small = [[_empty(8) for _ in range(73)]] * 4
+    assert launches_of(small, 65_536) == 3
+    large = [[_empty(65_536 * 321)]] * 4
+    assert launches_of(large, 65_536) == 2
+
+
+def test_the_norm_of_gradients_is_one_number() -> None:
+    """And, if asked, one for each tensor."""
+    noop = torch.zeros(1, dtype=torch.int32, device="cuda")
+    grads = [_empty(1000), _empty(300)]
+    total, each = tex.multi_tensor_l2norm(65_536, noop, [grads], True)
+    assert (total.shape, each.shape) == ((1,), (2,))
+    assert tex.multi_tensor_l2norm(65_536, noop, [grads], False)[1].numel() == 0
+
+
+def test_permuted_tokens_come_with_their_places() -> None:
+    """Each token as often as it has experts; the workspace is used again."""
+    tokens = _empty(128, 64)
+    indices = torch.zeros(128, 2, dtype=torch.int32, device="cuda")
+    permuted, places, workspace = tex.moe_permute_fwd(tokens, 6, indices, 0, [], 256)
+    assert (permuted.shape, places.shape) == ((256, 64), (256,))
+    *_, again = tex.moe_permute_fwd(tokens, 6, indices, 0, workspace, 256)
+    assert [t.data_ptr() for t in again] == [t.data_ptr() for t in workspace]
+
+
+def test_what_is_left_out_says_so_when_it_is_called() -> None:
+    """Its name is there, because the library's Python code imports it."""
+    with pytest.raises(NotImplementedError, match="CommOverlapHelper"):
+        tex.CommOverlapHelper()
