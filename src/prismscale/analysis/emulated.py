@@ -43,6 +43,16 @@ class ValueUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EagerRegion:
+    """What the program compiles and the device ran operator by operator."""
+
+    region: str
+    reason: str
+    count: int
+    """How often it was compiled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointUse:
     """What a rank wrote to storage of one checkpoint."""
 
@@ -80,6 +90,8 @@ class Emulated:
     """In the order in which they were written."""
     libraries: tuple[LibraryUse, ...] = ()
     """Stood in for, in the order in which they were imported."""
+    eager_regions: tuple[EagerRegion, ...] = ()
+    """In the order in which they were compiled."""
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -219,6 +231,16 @@ def kernel_error(uses: Iterable[KernelUse]) -> float:
             known += use.total_ns
             weighted += use.total_ns * use.error
     return weighted / known if 2 * known > total else -1.0
+
+
+def eager_regions(emulated: Iterable[Emulated]) -> tuple[EagerRegion, ...]:
+    """Of all captured ranks, most frequent first."""
+    counts: dict[EagerRegion, int] = {}
+    for region in (region for rank in emulated for region in rank.eager_regions):
+        key = replace(region, count=0)
+        counts[key] = counts.get(key, 0) + region.count
+    regions = [replace(region, count=count) for region, count in counts.items()]
+    return tuple(sorted(regions, key=lambda r: (-r.count, r.region)))
 
 
 def value_uses(emulated: Iterable[Emulated]) -> tuple[ValueUse, ...]:

@@ -5,10 +5,11 @@ answered from a profile of rooflines and constants (:class:`ModelledKernels`), f
 were measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
 (:class:`ConstantKernels`).
 
-``torch.compile``: a compiled region runs eagerly on the null device, so its pointwise operators
-arrive one by one. With ``fused=True`` each of them costs its share of one pass over memory by the
-kernel that they would be fused into. This is an approximation: which operators inductor would fuse
-is not reconstructed, and the share is that of a Llama block (``bench/fusion.py``).
+``torch.compile``: what inductor generates arrives as one call for each kernel, with its bytes.
+Where compiled regions run eagerly, their pointwise operators arrive one by one. With ``fused=True``
+each of them costs its share of one pass over memory by the kernel that they would be fused into.
+This is an approximation: which operators inductor would fuse is not reconstructed, and the share is
+that of a Llama block (``bench/fusion.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Protocol
 
 from prismscale.cost.kernel_attention import attention_ns
 from prismscale.cost.kernel_gemm import gemm_call_ns, operand_dtype
-from prismscale.cost.kernel_kinds import kind_of
+from prismscale.cost.kernel_kinds import GENERATED, kind_of
 from prismscale.cost.kernel_memory import memory_call_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
@@ -104,8 +105,8 @@ class ModelledKernels:
         device_ns, launches = _device_cost(self.profile, call, kind)
         host = self.profile.host
         host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
-        if kind == "graph_launch":
-            host_ns = host.launch_ns  # one more launch, without an operator around it
+        if kind == "graph_launch" or call.base.startswith(GENERATED):
+            host_ns = host.launch_ns  # one launch, without an operator around it
         known = "scaled" if self.profile.scaled_from else "modelled"
         cost = KernelCost(
             device_ns=round(device_ns),

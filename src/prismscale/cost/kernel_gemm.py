@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from prismscale.cost.kernel_kinds import GENERATED
 from prismscale.cost.kernel_profile import GemmRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, TensorShape
 
@@ -96,7 +97,10 @@ def products_of(call: KernelCall) -> list[Product]:
     """The matrix products that ``call`` runs, one after another."""
     if call.is_library and "extents" in call.arguments:
         return _stated(call.arguments["extents"])
-    base, out = call.base, call.outputs[0]
+    base = call.base
+    if base.startswith(GENERATED):
+        return [_generated(call)]
+    out = call.outputs[0]
     if "convolution" in base:
         return _convolutions(call)
     if base in ("_grouped_mm", "_scaled_grouped_mm"):
@@ -113,6 +117,15 @@ def _stated(extents: tuple[int, ...]) -> list[Product]:
     """Four numbers a product: batch, M, N, K."""
     rows = zip(*[iter(extents)] * 4, strict=True)
     return [Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in rows]
+
+
+def _generated(call: KernelCall) -> Product:
+    """Of a template that inductor filled in: factors first, the result (an argument) last."""
+    first, second, out = call.inputs[0], call.inputs[1], call.inputs[-1]
+    if "convolution" in call.base:
+        return _convolution(out, second)
+    m, k = first.sizes[-2:]
+    return Product(batch=math.prod(first.sizes[:-2]), m=m, n=second.sizes[-1], k=k)
 
 
 def _operands(call: KernelCall) -> tuple[TensorShape, TensorShape]:

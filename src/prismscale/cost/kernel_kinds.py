@@ -5,6 +5,9 @@ shape or layout, which costs an index computation for every element. Copies betw
 ``strided_copy``. Softmax of more than 1,024 elements is another kernel than of fewer. An operator
 that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such. An
 operator of a library's stand-in names its kind in its overload.
+
+What inductor generates says in its name what it is: ``inductor::triton_poi_fused_mul_0``. Such a
+call carries its bytes (``traffic_bytes``).
 """
 
 from __future__ import annotations
@@ -89,6 +92,10 @@ _TABLE: Mapping[str, str] = {
     "graph_launch": "cuda::graph_launch",
 }
 
+GENERATED = "inductor::"
+_GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": "scan"}
+"""By the second word of a generated kernel's name; the others (``red``, ``per``) are reductions."""
+
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
 STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
     "foreach",
@@ -109,6 +116,8 @@ def kind_of(call: KernelCall) -> str:
     if call.is_library and call.overload in STAND_IN_KINDS:
         return call.overload
     base = call.base
+    if base.startswith(GENERATED):
+        return _GENERATED_KINDS.get(base.split("_")[1], "reduction")
     if base in _KIND_OF:
         return _refined(_KIND_OF[base], call)
     if base.startswith("_foreach_"):

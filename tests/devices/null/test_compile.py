@@ -1,48 +1,253 @@
-"""Programs that call torch.compile run on the null device."""
+"""torch.compile lowers on the null device: what runs, what is kept, and what it costs."""
 
 from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from prismscale.cost.kernel import load_kernel_model
+from prismscale.devices.null.compiled import eager_regions
+from prismscale.devices.null.runtime import active
 from support import op_log
+from support.inductor_schedule import scheduled_kernels
+from support.null_program import null_program
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="inductor needs Triton"),
+    pytest.mark.filterwarnings("ignore"),  # inductor's own, on its import and while it compiles
+]
+GENERATED = "inductor::triton_"
 
 
-def train_step(model: nn.Module) -> list[str]:
-    """One step; returns its ops by name."""
+def ops_of(run: Callable[[], object]) -> list[op_log.OpSignature]:
+    """What ``run`` launches, after a call that compiled it."""
+    run()
     op_log.drain_ops()
     op_log.record_ops()
-    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    run()
     op_log.record_ops(False)
-    return [op.signature.name for op in op_log.drain_ops()]
+    return [op.signature for op in op_log.drain_ops()]
 
 
-def layers() -> nn.Module:
-    """A product between two activations."""
-    return nn.Sequential(nn.SiLU(), nn.Linear(64, 64), nn.GELU()).to("cuda")
+def generated(ops: list[op_log.OpSignature]) -> list[int]:
+    """Bytes of the generated kernels among ``ops``."""
+    return [op.arguments["traffic_bytes"][0] for op in ops if op.name.startswith(GENERATED)]
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
-def test_compiled_modules_run_their_operators(backend: str) -> None:
-    """The same ops as without, whatever the backend."""
-    plain = train_step(layers())
-    compiled = layers()
-    compiled.compile(backend=backend, fullgraph=True)
-
-    assert train_step(compiled) == plain
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> torch.Tensor:
+    """A tensor of the null device."""
+    return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=grad)
 
 
-def test_compiled_functions_run() -> None:
-    """Also with options of inductor, and as a decorator."""
+class SwiGlu(nn.Module):
+    """RMSNorm of elementary operators, and a gated MLP."""
 
-    @torch.compile(dynamic=False)
-    def gate(x: torch.Tensor) -> torch.Tensor:
-        return functional.silu(x) * x
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"device": "cuda", "dtype": torch.bfloat16}
+        self.weight = nn.Parameter(torch.ones(256, **sizes))
+        self.gate, self.up = (nn.Linear(256, 512, bias=False, **sizes) for _ in range(2))
+        self.down = nn.Linear(512, 256, bias=False, **sizes)
 
-    tuned = torch.compile(functional.gelu, options={"max_autotune": True})
-    x = torch.randn(8, 8, device="cuda", requires_grad=True)
-    tuned(gate(x)).sum().backward()
-    assert x.grad is not None
-    assert x.grad.shape == (8, 8)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """With the residual."""
+        wide = x.float()
+        inner = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x)
+        inner = inner * self.weight
+        return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+
+
+class Experts(nn.Module):
+    """Tokens that are sent to one expert each, in a grouped product, and put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(256, 4, bias=False, device="cuda", dtype=torch.bfloat16)
+        self.weight = nn.Parameter(torch.empty(4, 256, 256, device="cuda", dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of shape (tokens, 256)."""
+        score, expert = self.router(x).float().softmax(-1).max(-1)
+        order = expert.argsort()
+        ends = torch.cumsum(functional.one_hot(expert, 4).sum(0), 0).to(torch.int32)
+        sent = (x * score.to(x.dtype)[:, None])[order]
+        found = functional.silu(torch._grouped_mm(sent, self.weight, offs=ends))
+        return x + torch.zeros_like(x).index_add(0, order, found)
+
+
+@pytest.mark.parametrize("block", [SwiGlu, Experts])
+def test_the_kernels_of_inductors_schedule_are_launched_with_their_bytes(
+    block: type[nn.Module],
+) -> None:
+    """One launch for each scheduled kernel, forward and backward; bytes within 5 %."""
+    compiled, x = torch.compile(block()), random(128, 256)
+    with scheduled_kernels() as scheduled:
+        compiled(x).sum().backward()
+    found = generated(ops_of(lambda: compiled(x).sum().backward()))
+
+    assert len(found) == len(scheduled)
+    assert sum(found) == pytest.approx(sum(kernel.n_bytes for kernel in scheduled), rel=0.05)
+
+
+def test_products_stay_operators_of_aten() -> None:
+    """Inductor calls the library for them, the last with the residual."""
+    compiled, x = torch.compile(SwiGlu()), random(128, 256)
+    names = [op.name for op in ops_of(lambda: compiled(x)) if not op.name.startswith(GENERATED)]
+
+    assert names == ["aten::mm.out", "aten::mm.out", "aten::addmm.out"]
+
+
+def test_the_partitioner_decides_what_is_kept() -> None:
+    """Eager keeps the argument of each operator; compiled, the first is enough to compute again."""
+    x = random(1024, 1024, dtype=torch.float32)
+
+    def kept(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        function(x)
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        found = function(x)
+        return torch.cuda.memory_allocated() - before - found.nbytes
+
+    def waves(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos().sin()
+
+    assert kept(waves) == 2 * x.nbytes
+    assert kept(torch.compile(waves)) == 0
+
+
+def test_a_slice_is_charged_by_what_is_read() -> None:
+    """Not by the tensor in which it lies."""
+    compiled = torch.compile(lambda x: x[:, :64].cos())
+    wide = random(1024, 1024, dtype=torch.float32, grad=False)
+
+    assert generated(ops_of(lambda: compiled(wide))) == [2 * 1024 * 64 * 4]
+
+
+def test_a_lookup_is_charged_by_what_it_looks_up() -> None:
+    """Forward and, where rows are added up (read and written), backward: not by the table."""
+    table = nn.Embedding(50_000, 64, device="cuda")
+    compiled = torch.compile(lambda tokens: table(tokens))
+    tokens = torch.zeros(128, dtype=torch.int64, device="cuda")
+    rows, whole = 128 * 64 * 4, table.weight.nbytes
+    forward, cleared, added = generated(ops_of(lambda: compiled(tokens).sum().backward()))
+
+    assert (forward, cleared, added) == (128 * 8 + 2 * rows, whole, 128 * 8 + 3 * rows)
+
+
+def test_symbolic_shapes_are_charged_by_the_sizes_of_each_launch() -> None:
+    """One compiled kernel for all of them."""
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, dynamic=True)
+    sizes = (10, 20, 33)
+    found = [
+        generated(ops_of(lambda n=n: compiled(random(n, 8, grad=False))))[0]  # type: ignore[misc]
+        for n in sizes
+    ]
+    assert found == [2 * 2 * 8 * n for n in sizes]
+
+
+def test_compiling_takes_no_logical_time() -> None:
+    """The first call of a compiled function takes what the second does."""
+    compiled, x = torch.compile(SwiGlu()), random(128, 256)
+    now_ns = active().library.ps_host_time_ns
+    taken = []
+    for _ in range(2):
+        began = now_ns()
+        compiled(x)
+        taken.append(now_ns() - began)
+
+    assert taken[0] == taken[1] > 0
+
+
+def test_tuning_takes_the_librarys_product() -> None:
+    """The first of the choices; nothing is timed."""
+    compiled = torch.compile(lambda x, w: torch.relu(x @ w), mode="max-autotune-no-cudagraphs")
+    first, second = random(256, 512, grad=False), random(512, 1024, grad=False)
+    names = [op.name for op in ops_of(lambda: compiled(first, second))]
+
+    assert names == ["aten::mm.out", "inductor::triton_poi_fused_relu_0"]
+
+
+def test_templates_of_products_cost_what_products_do() -> None:
+    """Where the library is switched off."""
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+    compiled = torch.compile(lambda x, w: x @ w, options=options)
+    factors = random(4096, 4096, grad=False), random(4096, 4096, grad=False)
+    library, model = active().library, load_kernel_model("h100-sxm")
+    costs = []
+    for run in (compiled, torch.mm):
+        run(*factors)
+        op_log.drain_ops()
+        op_log.record_ops()
+        run(*factors)
+        op_log.record_ops(False)
+        (number,) = op_log.drain_ops().signatures
+        costs.append(model.cost(library.ps_signature(number).decode()))
+
+    assert costs[0].kind == costs[1].kind == "gemm"
+    assert costs[0].device_ns == costs[1].device_ns
+
+
+def test_flex_attention_is_the_op_that_it_is_without_compile() -> None:
+    """Inductor's templates would take their work from a mask without values."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256, device="cuda")
+    compiled = torch.compile(flex_attention)
+    heads = [random(2, 4, 256, 64) for _ in range(3)]
+    names = [op.name for op in ops_of(lambda: compiled(*heads, block_mask=mask).sum().backward())]
+
+    assert [name for name in names if name.startswith("prismscale_null")] == [
+        "prismscale_null::flex_attention",
+        "prismscale_null::flex_attention_backward",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_other_backends_run_operators(backend: str) -> None:
+    """Those that generate nothing: the same as without."""
+    model, x = SwiGlu(), random(128, 256)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    eager = [op.name for op in ops_of(lambda: model(x))]
+    found = [op.name for op in ops_of(lambda: compiled(x))]
+
+    assert not any(name.startswith(GENERATED) for name in found)
+    assert found.count("aten::mm") == eager.count("aten::mm") == 3
+
+
+def test_what_inductor_cannot_lower_runs_operator_by_operator(monkeypatch: Any) -> None:
+    """And is named, with the reason."""
+    from torch._inductor import lowering
+
+    def fail(*_: object) -> None:
+        raise NotImplementedError("no cosine here")
+
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.cosh.default, fail)
+    compiled = torch.compile(lambda x: x.cosh() + 1)
+    x = random(64, grad=False)
+    names = [op.name for op in ops_of(lambda: compiled(x))]
+
+    assert names == ["aten::cosh", "aten::add.Tensor"]
+    region = eager_regions.found()[-1]
+    assert "test_compile.py" in region.region
+    assert "no cosine here" in region.reason
+
+
+def test_a_second_process_finds_what_was_compiled(tmp_path: Any) -> None:
+    """Graphs and their kernels lie in the user's cache."""
+    text = (
+        "import torch\n"
+        "from torch._dynamo.utils import counters\n"
+        "torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device='cuda'))\n"
+        "print(counters['inductor']['fxgraph_cache_hit'] or counters['aot_autograd']"
+        "['autograd_cache_hit'])\n"
+    )
+    first, second = (null_program(text, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
+
+    assert (first.strip(), second.strip()) == ("0", "1")

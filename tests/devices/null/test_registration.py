@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.null_program import null_program
+
 KEYS = ("CUDA", "SparseCUDA", "SparseCsrCUDA", "QuantizedCUDA", "NestedTensorCUDA")
 NOT_KERNELS = ("registration.cpp", "c10d/Ops.cpp", "torch/_native/registry.py")
 """Where what may be registered for CUDA comes from: here, calls of process groups, Python."""
@@ -83,3 +85,17 @@ def test_a_driver_on_the_machine_is_left_alone(fake_driver: Path) -> None:
         # Otherwise an empty log would show nothing.
         assert calls_of_driver(fake_driver, "-c", "import torch; torch.cuda.is_available()")
     assert calls_of_driver(fake_driver, "-m", "prismscale.devices.null.self_test") == []
+
+
+def test_what_python_implements_runs_as_it_is() -> None:
+    """FSDP's copies, imported before the device is switched on: ATen's copies are what runs."""
+    program = (
+        "from support import op_log\n"
+        "whole = torch.empty(2, 5, device='cuda')\n"
+        "parts = [torch.empty(2, n, device='cuda') for n in (3, 2)]\n"
+        "op_log.record_ops()\n"
+        "torch.ops.fsdp.split_with_sizes_copy(whole, [3, 2], 1, out=parts)\n"
+        "print(*[op.signature.name for op in op_log.drain_ops()])\n"
+    )
+    found = null_program(program, before="import torch.distributed.fsdp, torch")
+    assert found.split() == ["aten::split_with_sizes_copy.out"]

@@ -139,7 +139,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
         "_cuda_getDevice": _plain(library.ps_current_device),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": lambda index: exchange(index),  # dynamo tells them apart
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
         "_cuda_synchronize": lambda: ops.synchronize(library.ps_current_device()),

@@ -3,7 +3,7 @@
 Programs compile ``flex_attention`` with inductor. Without torch.compile, torch computes it from
 single ops and materialises all scores, which no GPU run does. Here the higher-order operator has an
 implementation for CUDA: one op forward and one backward, with the outputs that the fused kernels
-allocate and nothing in between.
+allocate and nothing in between. Inductor lowers it to the same two ops.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import (
     _permute_strides,
     flex_attention,
@@ -43,11 +44,33 @@ def install() -> None:
     flex_attention_backward.py_impl(DispatchKey.CUDA)(_backward)
 
 
+def lower_to_ops(_: Any) -> None:
+    """Let inductor call the two ops: its templates take their work from a mask that has no values
+    here."""
+    lowering: Any = import_module("torch._inductor.lowering")
+    ops: Any = torch.ops.prismscale_null
+    forward, backward = (
+        lowering.fallback_handler(op, add_to_fallback_set=False)
+        for op in (ops.flex_attention.default, ops.flex_attention_backward.default)
+    )
+
+    def lower_forward(query: Any, key: Any, value: Any, *_: Any) -> Any:
+        return forward(query, key, value)
+
+    def lower_backward(*arguments: Any) -> tuple[Any, ...]:
+        tensors, rest = arguments[:6], arguments[6:]
+        return *backward(*tensors), (None,) * len(rest[6])
+
+    lowering.lowerings[flex_attention] = lower_forward
+    lowering.lowerings[flex_attention_backward] = lower_backward
+
+
 def _untraced(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Score modifications are not traced for the null device: its kernels never call them."""
+    """Score modifications are not traced for the null device: its kernels never call them. Those in
+    a region that is being compiled are."""
 
     def create_fw_bw_graph(score_mod: Any, example_vals: Any, buffers: Any) -> Any:
-        if example_vals[0].is_cuda:
+        if example_vals[0].is_cuda and detect_fake_mode() is None:
             return score_mod, score_mod
         return trace(score_mod, example_vals, buffers)
 

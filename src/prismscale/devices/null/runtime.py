@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
 from prismscale.devices.null import bindings, cuda_api, flex_attention
 from prismscale.devices.null.build import build_extension
+from prismscale.devices.null.compiled import regions
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
@@ -48,8 +49,13 @@ def active() -> NullRuntime:
     return _active
 
 
-def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> NullRuntime:
+def activate(
+    spec: NullDeviceSpec, *, policy: ValuePolicy | None = None, lower: bool = True
+) -> NullRuntime:
     """Make ``torch.cuda`` the null device ``spec``; a second call with the same spec is harmless.
+
+    Args:
+        lower: let inductor lower what the program compiles; otherwise it runs eagerly.
 
     Raises UsageError where torch already has a real CUDA device in use, where another spec is
     active, or where the extension cannot be compiled.
@@ -62,8 +68,6 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
                 f"{spec.name}; start another process"
             )
         return _active
-    # torch.compile would generate Triton code and look for libcuda; eager runs the same program.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     library = bindings.load(build_extension())
     library.ps_install(ctypes.byref(_settings(spec)))
     library.ps_set_capability(*spec.capability)
@@ -73,6 +77,7 @@ def activate(spec: NullDeviceSpec, *, policy: ValuePolicy | None = None) -> Null
     cuda_api.install(library, spec)
     nvml.install(library, spec)
     flex_attention.install()
+    regions.install(library, lower=lower)
     finder = StandInFinder(stand_ins())
     finder.begin()
     _active = NullRuntime(library=library, spec=spec, ledger=ledger, stand_ins=finder)

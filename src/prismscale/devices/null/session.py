@@ -12,6 +12,7 @@ from prismscale.analysis.emulated import Emulated, LibraryUse
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.nccl_memory import settings_from_environment
 from prismscale.devices.null import custom_kernels
+from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.null.kernel_ledger import KernelLedger
@@ -60,7 +61,7 @@ class NullEmulation:
         model = costs.model(key)
         routing = routing or Routing()
         policy = ValuePolicy(routing=routing.loads, routing_exponent=routing.exponent)
-        self._runtime = activate(spec, policy=policy)
+        self._runtime = activate(spec, policy=policy, lower=not costs.fused)
         self.library = self._runtime.library
         self._runtime.stand_ins.add(from_file(file) for file in stand_ins)
         self.kernels = KernelLedger(self._runtime, model)
@@ -112,6 +113,7 @@ class NullEmulation:
                 )
                 for library in self._runtime.stand_ins.used
             ),
+            eager_regions=tuple(eager_regions.found()),
         ).save(path)
 
     def _occupants(self) -> str:

@@ -44,10 +44,20 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*) {
       " was called on ", toString(keys.highestPriorityTypeId()), ".");
 }
 
-// c10d's operators call the process group, but for one that is a kernel. Operators of `_native` are
-// Python's, reached from aten's alone.
-bool stays(const std::string& name, const std::string& space) {
-  return (space == "c10d" && name != "c10d::check_for_nan") || space == "_native";
+bool is_python(const c10::OperatorName& name, DispatchKey key) {
+  const auto op = c10::Dispatcher::singleton().findOp(name);
+  if (!op) return false;
+  const std::string state = op->dumpState();
+  const size_t row = state.find(std::string("\n") + toString(key) + ": registered at ");
+  return row != std::string::npos &&
+      state.substr(row, state.find(" :: ", row) - row).find(".py:") != std::string::npos;
+}
+
+// c10d's operators call the process group, but for one that is a kernel. What Python implements
+// (FSDP's copies) is made of other operators, which are those that run.
+bool stays(const c10::OperatorName& op, DispatchKey key, const std::string& space) {
+  if (space == "c10d") return text_of(op) != "c10d::check_for_nan";
+  return space != "aten" && is_python(op, key);
 }
 
 // Replaces what this build of torch has under `key`.
@@ -56,7 +66,7 @@ void replace_all(DispatchKey key) {
   for (const c10::OperatorName& op :
        c10::Dispatcher::singleton().getRegistrationsForDispatchKey(key)) {
     const std::string name = text_of(op), space = name.substr(0, name.find("::"));
-    if (stays(name, space) || (key == DispatchKey::CUDA && implemented().count(name))) continue;
+    if (stays(op, key, space) || (key == DispatchKey::CUDA && implemented().count(name))) continue;
     library_for(space, key).impl(name.c_str(), CppFunction::makeFromBoxedFunction<kKernel>());
     if (key == DispatchKey::CUDA) implemented().insert(name);
   }

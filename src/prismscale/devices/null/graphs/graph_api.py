@@ -24,6 +24,7 @@ def install(library: ctypes.PyDLL) -> None:
         "_cuda_isCurrentStreamCapturing": is_capturing,
         "_graph_pool_handle": user_pool_id,
         "_cuda_clearCublasWorkspaces": lambda: library.ps_clear_blas(),
+        "_cuda_CUDAAllocator_AllocatorState": type(None),  # torch.compile's graph trees name it
         "_host_emptyCache": lambda: None,  # pinned memory is not cached
     }
     for name, function in functions.items():

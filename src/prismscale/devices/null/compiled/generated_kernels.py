@@ -1,0 +1,86 @@
+"""Kernels that inductor generates: launched as ops, with the bytes they read and write.
+
+A launch is one op ``inductor::<kernel>`` over the kernel's tensors. Its signature has the bytes as
+the argument ``traffic_bytes``: a kernel that reads a slice is not charged with the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+_PASSES = "null_passes"
+"""Key in a kernel's ``inductor_meta``, which is part of its source and so of inductor's caches."""
+_Op = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], int], None]
+_library: torch.library.Library
+
+
+def install() -> None:
+    """Make the namespace of the ops."""
+    global _library
+    _library = torch.library.Library("inductor", "FRAGMENT")
+
+
+def record_traffic(triton_codegen: Any) -> None:
+    """Note in every generated kernel how often it passes over its arguments."""
+    from prismscale.devices.null.compiled.traffic import passes_over_arguments  # imports inductor
+
+    kernel = triton_codegen.TritonKernel
+    describe = kernel.inductor_meta_per_kernel
+
+    def inductor_meta_per_kernel(self: Any) -> dict[str, Any]:
+        meta: dict[str, Any] = describe(self)
+        return meta | {_PASSES: passes_over_arguments(self)}
+
+    kernel.inductor_meta_per_kernel = inductor_meta_per_kernel
+
+
+def replace_launches(heuristics: Any) -> None:
+    """Launch ops in place of machine code, which is not made."""
+
+    def precompile(self: Any, *_: Any, **__: Any) -> None:
+        """Nothing is compiled, and nothing tuned."""
+
+    def run(self: Any, *arguments: Any, stream: Any = None, **named: Any) -> None:
+        by_name = dict(zip(self.fn.arg_names, arguments, strict=False)) | named
+        launch(self.fn.__name__, by_name, self.inductor_meta.get(_PASSES, {}))
+
+    heuristics.CachingAutotuner.precompile = precompile
+    heuristics.CachingAutotuner.run = run
+
+
+def launch(name: str, arguments: Mapping[str, Any], passes: Mapping[str, float]) -> None:
+    """Run ``inductor::<name>`` over the tensors among ``arguments``; without any, do nothing.
+
+    Args:
+        passes: over the elements of each argument; one pass over those that are not in it.
+    """
+    tensors = {
+        key: value
+        for key, value in arguments.items()
+        if isinstance(value, torch.Tensor) and value.is_cuda
+    }
+    if not tensors:
+        return
+    traffic = sum(passes.get(key, 1.0) * t.numel() * t.itemsize for key, t in tensors.items())
+    # A template's factors come first: "arg_A", "arg_B" before "in_ptr0".
+    by_role = sorted(tensors, key=lambda key: not key.startswith("arg_"))
+    read = [tensors[key] for key in by_role if not _is_written(key)]
+    written = [tensor for key, tensor in tensors.items() if _is_written(key)]
+    with torch._C._AutoDispatchBelowAutograd():  # backward passes are compiled apart
+        _op(name)(read, written, round(traffic))
+
+
+def _is_written(argument: str) -> bool:
+    return "out" in argument.partition("_ptr")[0]
+
+
+@cache
+def _op(name: str) -> _Op:
+    _library.define(f"{name}(Tensor[] read, Tensor(a!)[] written, int traffic_bytes) -> ()")
+    _library.impl(name, lambda read, written, traffic_bytes: None, "Meta")
+    op: _Op = getattr(torch.ops.inductor, name)
+    return op

@@ -1,0 +1,134 @@
+"""Lets inductor compile for the null device: everything in which it would reach for a GPU.
+
+Each replacement is made in the module that has the name, when it is imported. They are
+
+- the driver of Triton, which would load libcuda;
+- launches of generated kernels (:mod:`prismscale.devices.null.compiled.generated_kernels`);
+- allocations of compiled code, for which builds of torch without CUDA have no function;
+- benchmarks, of which the first choice is the fastest;
+- hashes over all of Triton, part of every key of a cache here and of no use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prismscale.devices.null import flex_attention
+from prismscale.devices.null.build import cache_directory
+from prismscale.devices.null.compiled import eager_regions, generated_kernels
+from prismscale.devices.null.custom_kernels import Watcher
+
+_NO_TRITON = "Triton is missing (pip install triton); --fused costs such regions by a rule"
+_BY_RULE = "--fused costs it by a rule"
+
+
+def install(library: ctypes.PyDLL, *, lower: bool) -> None:
+    """Prepare for ``torch.compile``.
+
+    Compiled regions run eagerly where ``lower`` is False, where Triton is missing, and where the
+    user has switched dynamo off (``TORCHDYNAMO_DISABLE=1``).
+    """
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return
+    if not lower or importlib.util.find_spec("triton") is None:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        eager_regions.count_compiled(_NO_TRITON if lower else _BY_RULE)
+        return
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_cache())
+    generated_kernels.install()
+    dynamo_guards: Any = torch._C._dynamo.guards
+    dynamo_guards._empty_strided_cuda = _empty_strided
+    Watcher(
+        {
+            "triton.backends.nvidia.driver": _replace_driver,
+            "torch.utils._triton": _replace_hash,
+            "torch._inductor.config": _compile_in_this_process,
+            "torch._dynamo.callback": lambda callback: _compile_without_cost(library, callback),
+            "torch._inductor.runtime.benchmarking": _time_nothing,
+            "torch._inductor.runtime.triton_heuristics": generated_kernels.replace_launches,
+            "torch._inductor.codegen.triton": generated_kernels.record_traffic,
+            "torch._inductor.select_algorithm": _take_first_choice,
+            "torch._inductor.compile_fx": eager_regions.fall_back,
+            "torch._inductor.kernel.flex.flex_attention": flex_attention.lower_to_ops,
+        }
+    ).begin()
+
+
+def _empty_strided(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _cache() -> Path:
+    """Where inductor keeps graphs and kernels for all ranks. A program's own cache must not get
+    what is generated here; other rules of what to note in kernels want another cache."""
+    rules = sha256(Path(__file__).with_name("traffic.py").read_bytes()).hexdigest()
+    return cache_directory() / f"compiled-{rules[:12]}"
+
+
+def _compile_in_this_process(config: Any) -> None:
+    config.compile_threads = 1  # other processes have no null device
+
+
+class _NoDriver:
+    """In place of the functions that Triton compiles against libcuda."""
+
+
+def _replace_driver(driver: Any) -> None:
+    driver.CudaUtils = _NoDriver
+
+
+def _replace_hash(triton_of_torch: Any) -> None:
+    key = f"{version('triton')}-null"
+    triton_of_torch.triton_hash_with_backend = lambda: key
+
+
+def _compile_without_cost(library: ctypes.PyDLL, callback: Any) -> None:
+    """Compiling takes no logical time: it calls operators where it learns its patterns."""
+    handler = callback.CompilationCallbackHandler
+    install_callbacks = handler.install_callbacks
+
+    @contextmanager
+    def without_cost(self: Any, trigger: Any, compile_id: str) -> Iterator[None]:
+        records_graph = trigger.name == "CUDAGRAPH_RECORDING"  # which are kernels of the program
+        library.ps_without_cost(int(not records_graph))
+        try:
+            with install_callbacks(self, trigger, compile_id):
+                yield
+        finally:
+            library.ps_without_cost(0)
+
+    handler.install_callbacks = without_cost
+
+
+def _time_nothing(benchmarking: Any) -> None:
+    """All variants of a kernel take as long: inductor keeps the plain one (it pads no products)."""
+
+    def benchmark_gpu(self: Any, *_: Any, **__: Any) -> float:
+        return 1.0
+
+    for kind in (benchmarking.TritonBenchmarker, benchmarking.InductorBenchmarker):
+        kind.benchmark_gpu = benchmark_gpu
+
+
+def _take_first_choice(select_algorithm: Any) -> None:
+    """Nothing can be timed: the first choice, the library's own kernel unless it is switched off,
+    is the only one."""
+    cache = select_algorithm.AlgorithmSelectorCache
+    select = cache.__call__
+
+    def select_first(self: Any, name: str, choices: list[Any], *rest: Any, **named: Any) -> Any:
+        return select(self, name, choices[:1], *rest, **named)
+
+    cache.__call__ = select_first

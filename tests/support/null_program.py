@@ -1,0 +1,27 @@
+"""Programs on a null device of their own: what a process can be only once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+_SWITCH_ON = """
+from prismscale.devices.null.gpus import device_spec
+from prismscale.devices.null.runtime import activate
+activate(device_spec("h100-sxm"){options})
+"""
+
+
+def null_program(text: str, *, before: str = "", options: str = "", **environment: str) -> str:
+    """What ``text`` prints on a null H100 node that is switched on after ``before``."""
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", before + _SWITCH_ON.format(options=options) + text],
+        env=os.environ | paths | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
