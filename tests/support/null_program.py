@@ -16,9 +16,11 @@ activate(device_spec("h100-sxm"){options})
 def null_program(text: str, *, before: str = "", options: str = "", **environment: str) -> str:
     """What ``text`` prints on a null H100 node that is switched on after ``before``."""
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # A null device in the tests' own process, which has no Triton, has switched dynamo off for it.
+    inherited = {name: text for name, text in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
     done = subprocess.run(
         [sys.executable, "-c", before + _SWITCH_ON.format(options=options) + text],
-        env=os.environ | paths | environment,
+        env=inherited | paths | environment,
         capture_output=True,
         text=True,
         check=False,

@@ -26,7 +26,7 @@ class CppAllocator:
             total_memory_bytes=total_bytes,
             multi_processor_count=1,
             capability=(9, 0),
-            outside_bytes=0,
+            context_bytes=0,
         )
         self.library = runtime.active().library
         row = runtime.settings_row(spec, config)
