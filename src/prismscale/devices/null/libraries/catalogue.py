@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from prismscale.devices.null.libraries import transformer_engine
+from prismscale.devices.null.libraries import (
+    apex,
+    flash_attention_2,
+    flash_attention_3,
+    grouped_gemm,
+    transformer_engine,
+)
 from prismscale.devices.null.libraries.stand_in import StandIn
 
 
 def stand_ins() -> tuple[StandIn, ...]:
     """Those that come with prismscale."""
-    return (transformer_engine.stand_in(),)
+    return (
+        transformer_engine.stand_in(),
+        apex.stand_in(),
+        flash_attention_2.stand_in(),
+        flash_attention_3.stand_in(),
+        grouped_gemm.stand_in(),
+    )

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.softmax_kernels import softmax_backward, softmax_forward
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import empty_as
 
 _TE = "transformer_engine::"
-_LONG = 1024
 _SOFTMAXES = (
     "scaled_softmax",
     "scaled_masked_softmax",
@@ -73,23 +73,12 @@ def fused_qkv_rope_backward(
 
 def _softmax(name: str, scores: Tensor, *rest: Any) -> Tensor:
     """Probabilities; between scores and scale there may be a mask."""
-    out = empty_as(scores.shape, scores.dtype)
     mask = rest[0] if isinstance(rest[0], Tensor) else None
-    kind = "long_softmax" if scores.shape[-1] > _LONG else "softmax"
-    launch(f"{_TE}{name}_forward", memory(kind), reads=[scores, mask], writes=[out])
-    return out
+    return softmax_forward(f"{_TE}{name}_forward", scores, mask)
 
 
 def _softmax_gradient(name: str, grad: Tensor, probabilities: Tensor, scale: float) -> Tensor:
-    """In the memory of ``grad``."""
-    grad, probabilities = grad.contiguous(), probabilities.contiguous()
-    launch(
-        f"{_TE}{name}_backward",
-        memory("softmax_backward"),
-        reads=[grad, probabilities],
-        writes=[grad],
-    )
-    return grad
+    return softmax_backward(f"{_TE}{name}_backward", grad, probabilities)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -1,8 +1,7 @@
 """Tokens on their way to experts: the router's kernels, permutation and padding.
 
-The permutation by indices sorts them; the sort's own storage is estimated as CUB's radix sort of
-pairs takes it, a second copy of both arrays. Source: pytorch/csrc/extensions/router.cpp,
-permutation.cpp and padding.cpp of Transformer Engine 2.11.
+Source: pytorch/csrc/extensions/router.cpp, permutation.cpp and padding.cpp of Transformer Engine
+2.11.
 """
 
 from __future__ import annotations
@@ -14,6 +13,11 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.token_permutation import (
+    permute,
+    unpermute,
+    unpermute_backward,
+)
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import empty_as
 
 _TE = "transformer_engine::"
@@ -90,47 +94,22 @@ def moe_permute_fwd(
     workspace: Sequence[Tensor],
     most_tokens: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Tokens in the order of their experts, where each went, and a workspace to give back."""
-    buffers = list(workspace) or [
-        empty_as([most_tokens], torch.int32),
-        torch.arange(most_tokens, dtype=torch.int32, device="cuda"),
-        empty_as([most_tokens], torch.int32),
-        empty_as([8 * most_tokens], torch.int8),
-    ]
-    launch(f"{_TE}radix_sort_pairs", memory("sort"), reads=[indices], writes=buffers[:3:2])
-    rows = indices.numel()
-    permuted = empty_as((out_tokens if out_tokens > 0 else rows, tokens.shape[1]), tokens.dtype)
-    places = empty_as([rows], torch.int32)
-    _move("permute", permuted, reads=[tokens], writes=[permuted, places])
-    return permuted, places, buffers
+    """As :func:`~prismscale.devices.null.libraries.token_permutation.permute`."""
+    return permute("transformer_engine", tokens, indices, out_tokens, workspace, most_tokens)
 
 
 def moe_unpermute_fwd(
     tokens: Tensor, dtype: Any, places: Tensor, probs: Tensor, count: int, topk: int
 ) -> Tensor:
     """The sum of each token's copies, weighted."""
-    out = empty_as((count, tokens.shape[1]), tokens.dtype)
-    _move("unpermute", out, reads=[tokens, places, probs], writes=[out])
-    return out
+    return unpermute("transformer_engine", tokens, places, probs, count)
 
 
 def moe_unpermute_bwd(
     grad: Tensor, tokens: Tensor, dtype: Any, places: Tensor, probs: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the copies and of their weights."""
-    topk = probs.shape[1] if probs.numel() else 1
-    rows = probs.shape[0] if probs.numel() else places.shape[0]
-    out = empty_as(tokens.shape, grad.dtype)
-    weights = empty_as((rows, topk), torch.float32)
-    _move("unpermute_bwd", out, reads=[grad, tokens, places, probs], writes=[out, weights])
-    return out, weights
-
-
-def _move(name: str, moved: Tensor, *, reads: list[Tensor], writes: list[Tensor]) -> None:
-    """Rows that are read as often as they are written."""
-    larger = max(moved.nbytes, *(tensor.nbytes for tensor in reads))
-    cost = memory("index", n_bytes=2 * larger)
-    launch(f"{_TE}{name}", cost, reads=reads, writes=writes)
+    return unpermute_backward("transformer_engine", grad, tokens, places, probs)
 
 
 def fused_multi_row_padding(tensor: Tensor, out: Tensor, *_: Any) -> None:

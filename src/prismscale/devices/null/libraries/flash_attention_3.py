@@ -1,0 +1,136 @@
+"""FlashAttention 3: the operators that ``flash_attn_3._C`` registers when it is imported.
+
+Source: hopper/flash_api.cpp of Dao-AILab/flash-attention (2026-08). Caches of keys and values are
+for inference and are not here.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.attention_sequences import Sequences, packed, regular
+from prismscale.devices.null.libraries.launches import launch
+from prismscale.devices.null.libraries.stand_in import StandIn, module_of
+
+_EXTENSION = "flash_attn_3._C"
+_HEADS = (64, 96, 128, 192, 256)
+_SCHEMAS = {
+    "fwd": """(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None,
+        Tensor? q_v=None, Tensor? out=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,
+        Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None,
+        int? max_seqlen_q=None, int? max_seqlen_k=None, Tensor? page_table=None,
+        Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None,
+        Tensor? rotary_sin=None, Tensor? seqlens_rotary=None, Tensor? q_descale=None,
+        Tensor? k_descale=None, Tensor? v_descale=None, float? softmax_scale=None,
+        bool is_causal=False, int window_size_left=-1, int window_size_right=-1,
+        int attention_chunk=0, float softcap=0.0, bool is_rotary_interleaved=False,
+        Tensor? scheduler_metadata=None, int num_splits=0, bool? pack_gqa=None, int sm_margin=0)
+        -> (Tensor, Tensor, Tensor, Tensor)""",
+    "bwd": """(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse,
+        Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None,
+        Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None,
+        Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None,
+        float? softmax_scale=None, bool is_causal=False, int window_size_left=-1,
+        int window_size_right=-1, float softcap=0.0, bool deterministic=False, int sm_margin=0)
+        -> (Tensor, Tensor, Tensor, Tensor, Tensor)""",
+}
+_operators: list[torch.library.Library] = []
+
+
+def stand_in() -> StandIn:
+    """The stand-in, where the package's Python code is installed."""
+    return StandIn(
+        name="FlashAttention 3",
+        namespace="flash_attn_3",
+        modules={_EXTENSION: _module},
+        python="flash_attn_3",
+        distribution="flash_attn_3",
+    )
+
+
+def _module() -> ModuleType:
+    """It has nothing: importing it registers operators."""
+    library = torch.library.Library("flash_attn_3", "FRAGMENT")
+    for name, function in (("fwd", _forward), ("bwd", _backward)):
+        library.define(name + " ".join(_SCHEMAS[name].split()))
+        library.impl(name, function, "CUDA")
+    _operators.append(library)  # which would take them away with it
+    return module_of(_EXTENSION, {}, library="FlashAttention 3")
+
+
+def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequences:
+    choice = {"causal": call["is_causal"], "left": call["window_size_left"]}
+    cu = call["cu_seqlens_q"]
+    if cu is None:
+        return regular(q, k, v, **choice)
+    return packed(q, k, v, cu, call["max_seqlen_q"], call["max_seqlen_k"], **choice)
+
+
+def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """Output, row statistics, and two tensors that only split keys need."""
+    call = _bound("fwd", arguments, named)
+    q, k, v = call["q"], call["k"], call["v"]
+    if call["k_new"] is not None or call["page_table"] is not None:
+        raise NotImplementedError(
+            "prismscale's stand-in for FlashAttention 3 has no caches of keys and values"
+        )
+    sequences = _sequences(q, k, v, call)
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    out = call["out"]
+    if out is None:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
+    rows = q.new_empty(sequences.rows(), dtype=torch.float32)
+    launch(
+        "flash_attn_3::forward",
+        sequences.cost(backward=False),
+        reads=[q, k, v],
+        writes=[out, rows],
+    )
+    return out, rows, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)
+
+
+def _backward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """Row sums of dP, row statistics to base 2, and float32 accumulators, of keys and values only
+    with grouped queries."""
+    call = _bound("bwd", arguments, named)
+    q, k, v = call["q"], call["k"], call["v"]
+    sequences = _sequences(q, k, v, call)
+    grads = [
+        torch.empty_like(tensor) if call[name] is None else call[name]
+        for tensor, name in ((q, "dq"), (k, "dk"), (v, "dv"))
+    ]
+    size = next(s for s in _HEADS if s >= max(q.shape[-1], v.shape[-1]))
+    rows = sequences.rows(rounded=_query_block(size, causal=sequences.causal))
+    sums = [q.new_empty(rows, dtype=torch.float32) for _ in range(2)]
+    accumulators = [q.new_empty(*rows, size, dtype=torch.float32)]
+    if sequences.heads != k.shape[-2]:
+        shape = (*k.shape[:-2], k.shape[-2], size)
+        accumulators += [torch.zeros(shape, dtype=torch.float32, device=q.device) for _ in "kv"]
+    launch(
+        "flash_attn_3::backward",
+        sequences.cost(backward=True),
+        reads=[call["dout"], call["out"], call["softmax_lse"], q, k, v],
+        writes=[*grads, *sums, *accumulators],
+    )
+    while len(accumulators) < 3:
+        accumulators.append(q.new_empty(0, dtype=torch.float32))
+    return *sums, *accumulators
+
+
+def _query_block(size: int, *, causal: bool) -> int:
+    """Queries of one thread block on Hopper."""
+    if size <= 64:
+        return 128
+    return 80 if size == 128 and not causal else 64
+
+
+def _bound(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of an operator by name, defaults among them."""
+    schema = getattr(torch.ops.flash_attn_3, name).default._schema
+    call = {argument.name: argument.default_value for argument in schema.arguments}
+    call |= dict(zip(call, arguments, strict=False))
+    return call | named
