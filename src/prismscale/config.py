@@ -12,6 +12,7 @@ from prismscale.capture.capture_spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_measured import KernelCostSource
+from prismscale.devices.null.compiled.availability import has_triton
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.routing import Routing
 from prismscale.devices.stand_in_file import StandInFile
@@ -164,6 +165,7 @@ class JobConfig:
             self.device,
             # A null device's trace holds costs: another profile or table makes another trace.
             repr((cluster.device, self._kernel_model(cluster))) if self.device == "null" else "",
+            self.device == "null" and has_triton(),  # without it compiled regions run eagerly
             self.samples,
             self.step_marker,
             self.memory,

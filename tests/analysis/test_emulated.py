@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from prismscale.analysis.emulated import (
+    EagerRegion,
     Emulated,
     KernelUse,
     ValueUse,
     coverage,
+    eager_regions,
     kernel_error,
     kernel_kinds,
     largest_kernels,
@@ -87,3 +89,12 @@ def test_equal_questions_are_counted_together() -> None:
     """The same line of the same program, on every rank."""
     value = ValueUse(op="aten::item", call_site="train.py:3 in f", answer="1.0", count=2)
     assert value_uses([Emulated(values=(value,)), Emulated(values=(value,))])[0].count == 4
+
+
+def test_regions_that_ran_eagerly_are_counted_over_ranks() -> None:
+    """The same region for the same reason is one."""
+    region = EagerRegion(region="Block", reason="Triton is missing", count=2)
+    other = replace(region, reason="unsupported")
+    ranks = [Emulated(eager_regions=(other, region)), Emulated(eager_regions=(region,))]
+
+    assert eager_regions(ranks) == (replace(region, count=4), other)

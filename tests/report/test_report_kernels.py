@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from prismscale.analysis.emulated import KernelKind, KernelUse, UnknownOperator, ValueUse
+from prismscale.analysis.emulated import (
+    EagerRegion,
+    KernelKind,
+    KernelUse,
+    UnknownOperator,
+    ValueUse,
+)
 from prismscale.analysis.result import RunResult
 from prismscale.cost.kernel_signature import FIELD
 from prismscale.report.html import render
@@ -91,3 +97,13 @@ def test_the_terminal_has_a_table_of_kernels() -> None:
     assert "mm(bf16[64, 32]" in shown
     assert "90.00 µs" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_regions_that_ran_eagerly_are_a_warning() -> None:
+    """Named, with the reason, and no more than a reader takes in."""
+    regions = [EagerRegion(region=f"Block{n}", reason="no lowering", count=2) for n in range(8)]
+    result = replace(emulated(report_run()[0]), eager_regions=tuple(regions))
+    warning = next(text for text in warnings_of(result) if text.startswith("Compiled regions"))
+
+    assert "Block0 (2 times; no lowering)" in warning
+    assert "and 2 more regions" in warning

@@ -7,6 +7,7 @@ from typing import Any
 
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.emulated import (
+    EagerRegion,
     KernelKind,
     KernelUse,
     StandInShare,
@@ -154,6 +155,9 @@ class RunResult:
     """On a null device: operators without a rule of cost, longest first."""
     stand_ins: tuple[StandInShare, ...] = ()
     """On a null device: libraries whose kernels a stand-in launched, in the order of import."""
+    eager_regions: tuple[EagerRegion, ...] = ()
+    """On a null device: what the program compiles and ran operator by operator, most frequent
+    first."""
     values: tuple[ValueUse, ...] = ()
     """On a null device: reads of values that do not exist, most frequent first."""
     wall_s: dict[str, float] = field(default_factory=dict)

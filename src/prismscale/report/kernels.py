@@ -8,7 +8,7 @@ from prismscale.cost.kernel_signature import TensorShape, parse_signature
 from prismscale.errors import FormatError
 from prismscale.report.units import counted, duration, percent
 
-MOST_TENSORS, MOST_OPERATORS = 4, 6
+MOST_TENSORS, MOST_OPERATORS, MOST_REGIONS = 4, 6, 6
 KIND_HEADS = ("Kind", "Share", "Calls", "Time", "Source", "Error")
 CALL_HEADS = ("Call", "Share", "Calls", "Each", "Source", "Error")
 VALUE_HEADS = ("Asked", "Where", "Answer", "Times")
@@ -64,6 +64,18 @@ def stand_in_sentences(result: RunResult) -> list[str]:
         f"{counted(library.calls, 'call')}."
         for library in result.stand_ins
     ]
+
+
+def eager_sentence(result: RunResult) -> str:
+    """What torch.compile was asked for and did not lower, with the reasons."""
+    regions = result.eager_regions
+    named = [f"{r.region} ({counted(r.count, 'time')}; {r.reason})" for r in regions[:MOST_REGIONS]]
+    left = len(regions) - len(named)
+    more = f"; and {counted(left, 'more region')}, see results.json" if left > 0 else ""
+    return (
+        "Compiled regions that ran operator by operator, so that their time and memory are not "
+        f"those of torch.compile: {'; '.join(named)}{more}."
+    )
 
 
 def call_text(signature: str) -> str:

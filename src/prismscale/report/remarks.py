@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.result import EventResult, LiveResult, RunResult
-from prismscale.report.kernels import coverage_sentence
+from prismscale.report.kernels import coverage_sentence, eager_sentence
 from prismscale.report.units import counted, percent, signed_percent, size, span
 from prismscale.sim.steady import MOST_STEPS
 
@@ -165,6 +165,8 @@ def warnings_of(result: RunResult) -> list[str]:
         )
     if result.kernel_coverage < COVERED:
         found.append(coverage_sentence(result))
+    if result.eager_regions:
+        found.append(eager_sentence(result))
     untracked = [s.name for s in result.stages if s.peak_bytes is None]
     if untracked:
         where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"

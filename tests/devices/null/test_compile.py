@@ -165,6 +165,16 @@ def test_compiling_takes_no_logical_time() -> None:
     assert taken[0] == taken[1] > 0
 
 
+def test_reduced_overhead_replays_graphs() -> None:
+    """One for each forward and backward pass: kernels are those of the region without graphs."""
+    model, x = SwiGlu(), random(128, 256)
+    plain = [op.name for op in ops_of(lambda: torch.compile(model)(x))]
+    graphed = torch.compile(model, mode="reduce-overhead")
+    names = [op.name for op in ops_of(lambda: graphed(x))]
+
+    assert [name for name in names if name != "aten::copy_"] == ["cuda::graph_launch", *plain]
+
+
 def test_tuning_takes_the_librarys_product() -> None:
     """The first of the choices; nothing is timed."""
     compiled = torch.compile(lambda x, w: torch.relu(x @ w), mode="max-autotune-no-cudagraphs")

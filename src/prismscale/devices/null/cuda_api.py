@@ -200,6 +200,7 @@ def _memory_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
             library.ps_current_device(), block
         ),
         "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_lock_mutex": _nothing,
         "_cuda_unlock_mutex": _nothing,
     }

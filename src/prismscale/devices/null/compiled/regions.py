@@ -5,14 +5,14 @@ Each replacement is made in the module that has the name, when it is imported. T
 - the driver of Triton, which would load libcuda;
 - launches of generated kernels (:mod:`prismscale.devices.null.compiled.generated_kernels`);
 - allocations of compiled code, for which builds of torch without CUDA have no function;
-- benchmarks, of which the first choice is the fastest;
-- hashes over all of Triton, part of every key of a cache here and of no use.
+- benchmarks: the first choice is the fastest, and no variant is faster than another;
+- hashes over all of Triton, part of every key of a cache here and of no use;
+- FlexAttention, whose template would read a mask (:mod:`prismscale.devices.null.flex_attention`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ import torch
 from prismscale.devices.null import flex_attention
 from prismscale.devices.null.build import cache_directory
 from prismscale.devices.null.compiled import eager_regions, generated_kernels
+from prismscale.devices.null.compiled.availability import has_triton
 from prismscale.devices.null.custom_kernels import Watcher
 
 _NO_TRITON = "Triton is missing (pip install triton); --fused costs such regions by a rule"
@@ -40,7 +41,7 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
     """
     if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         return
-    if not lower or importlib.util.find_spec("triton") is None:
+    if not lower or not has_triton():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
         eager_regions.count_compiled(_NO_TRITON if lower else _BY_RULE)
         return
@@ -52,7 +53,7 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
         {
             "triton.backends.nvidia.driver": _replace_driver,
             "torch.utils._triton": _replace_hash,
-            "torch._inductor.config": _compile_in_this_process,
+            "torch._inductor.config": _configure,
             "torch._dynamo.callback": lambda callback: _compile_without_cost(library, callback),
             "torch._inductor.runtime.benchmarking": _time_nothing,
             "torch._inductor.runtime.triton_heuristics": generated_kernels.replace_launches,
@@ -77,8 +78,10 @@ def _cache() -> Path:
     return cache_directory() / f"compiled-{rules[:12]}"
 
 
-def _compile_in_this_process(config: Any) -> None:
+def _configure(config: Any) -> None:
     config.compile_threads = 1  # other processes have no null device
+    # Trees of graphs roll the allocator back; plain graphs record and replay the same kernels.
+    config.triton.cudagraph_trees = False
 
 
 class _NoDriver:
