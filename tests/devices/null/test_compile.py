@@ -258,6 +258,6 @@ def test_a_second_process_finds_what_was_compiled(tmp_path: Any) -> None:
         "print(counters['inductor']['fxgraph_cache_hit'] or counters['aot_autograd']"
         "['autograd_cache_hit'])\n"
     )
-    first, second = (null_program(text, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
+    first, second = (null_program(text, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2))
 
     assert (first.strip(), second.strip()) == ("0", "1")

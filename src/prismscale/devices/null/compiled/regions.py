@@ -72,10 +72,13 @@ def _empty_strided(
 
 
 def _cache() -> Path:
-    """Where inductor keeps graphs and kernels for all ranks. A program's own cache must not get
-    what is generated here; other rules of what to note in kernels want another cache."""
+    """Where inductor keeps graphs and kernels for all ranks: in the user's cache, or in the folder
+    that the program says. Real GPUs must not get what is generated here, so it has a folder of its
+    own; other rules of what to note in kernels want another one."""
     rules = sha256(Path(__file__).with_name("traffic.py").read_bytes()).hexdigest()
-    return cache_directory() / f"compiled-{rules[:12]}"
+    name = f"compiled-{rules[:12]}"
+    told = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_directory())
+    return told if told.name == name else told / name
 
 
 def _configure(config: Any) -> None:
