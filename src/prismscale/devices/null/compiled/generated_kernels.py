@@ -29,13 +29,17 @@ def record_traffic(triton_codegen: Any) -> None:
     from prismscale.devices.null.compiled.traffic import passes_over_arguments  # imports inductor
 
     kernel = triton_codegen.TritonKernel
-    describe = kernel.inductor_meta_per_kernel
+    write = kernel.codegen_kernel
 
-    def inductor_meta_per_kernel(self: Any) -> dict[str, Any]:
-        meta: dict[str, Any] = describe(self)
-        return meta | {_PASSES: passes_over_arguments(self)}
+    def codegen_kernel(self: Any, name: Any = None) -> Any:
+        meta = self.inductor_meta_common() | {_PASSES: passes_over_arguments(self)}
+        self.inductor_meta_common = lambda: meta  # what the kernel's source says of it
+        try:
+            return write(self, name)
+        finally:
+            del self.inductor_meta_common
 
-    kernel.inductor_meta_per_kernel = inductor_meta_per_kernel
+    kernel.codegen_kernel = codegen_kernel
 
 
 def replace_launches(heuristics: Any) -> None:

@@ -74,9 +74,9 @@ def _empty_strided(
 def _cache() -> Path:
     """Where inductor keeps graphs and kernels for all ranks: in the user's cache, or in the folder
     that the program says. Real GPUs must not get what is generated here, so it has a folder of its
-    own; other rules of what to note in kernels want another one."""
-    rules = sha256(Path(__file__).with_name("traffic.py").read_bytes()).hexdigest()
-    name = f"compiled-{rules[:12]}"
+    own; other rules of what to note in kernels want another."""
+    rules = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    name = f"compiled-{sha256(rules).hexdigest()[:12]}"
     told = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_directory())
     return told if told.name == name else told / name
 
