@@ -220,7 +220,8 @@ def run(
         slow: factor on a rank's computation, by rank.
         hang: steady step at whose beginning a rank stops for ever, by rank.
         kernels: measured kernel times that go before a null device's model.
-        fused: cost elementwise work as torch.compile fuses it, on a null device.
+        fused: lower nothing that torch.compile is asked for, and cost elementwise work by a rule
+            of fusion, on a null device.
         step_marker: ``module:function`` that ends a step; None: optimizer steps are found.
         memory: follow allocations.
         fresh: capture again.

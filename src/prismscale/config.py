@@ -60,7 +60,7 @@ class JobConfig:
     kernels: Path | None = None
     """Measured kernel times that go before a null device's model."""
     fused: bool = False
-    """Cost elementwise work as torch.compile fuses it, on a null device."""
+    """Lower no compiled regions: cost elementwise work by a rule of fusion, on a null device."""
     routing: Routing = field(default_factory=Routing)
     """Tokens by expert on a null device."""
     stand_ins: tuple[StandInFile, ...] = ()

@@ -91,7 +91,9 @@ def run(
     fused: Annotated[
         bool,
         typer.Option(
-            "--fused", help="Cost elementwise work as torch.compile fuses it, on --device null."
+            "--fused",
+            help="Lower nothing that torch.compile is asked for: cost elementwise work by a rule "
+            "of fusion, on --device null.",
         ),
     ] = False,
     routing: Annotated[
