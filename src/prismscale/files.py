@@ -12,9 +12,11 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# By name: a program's ``time`` may answer logical time.
+from time import monotonic, sleep
 from typing import BinaryIO
 
 from prismscale.errors import StorageError
@@ -73,11 +75,11 @@ def await_file(
     """Wait until a file of another process is there; False where it does not come in time, or
     ``while_true`` says that it will not. A file that is being written is not there yet: see
     :func:`atomic_write`."""
-    deadline = time.monotonic() + patience_s
+    deadline = monotonic() + patience_s
     while not path.exists():
-        if time.monotonic() > deadline or not while_true():
+        if monotonic() > deadline or not while_true():
             return False
-        time.sleep(poll_s)
+        sleep(poll_s)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -13,9 +14,38 @@ from prismscale.emulation.logical_time import answering_time
 def test_timers_move_with_logical_time_only(name: str) -> None:
     """Seconds and nanoseconds, continuing from where they were, and real again afterwards."""
     original, now = getattr(time, name), [5]
-    with answering_time(lambda: now[0]):
+    with answering_time(lambda: now[0], lambda ns: None):
         began, began_ns = getattr(time, name)(), getattr(time, f"{name}_ns")()
         now[0] += 2_000_000_000
         assert getattr(time, name)() == pytest.approx(began + 2)
         assert getattr(time, f"{name}_ns")() == began_ns + 2_000_000_000
     assert getattr(time, name) is original
+
+
+def test_sleeping_passes_logical_time() -> None:
+    """An hour of it, whatever real time that takes."""
+    original, now = time.sleep, [5]
+
+    def pass_ns(by_ns: int) -> None:
+        now[0] += by_ns
+
+    with answering_time(lambda: now[0], pass_ns):
+        time.sleep(3600)
+    assert now[0] == 5 + 3_600_000_000_000
+    assert time.sleep is original
+
+
+def test_other_threads_sleep_in_real_time() -> None:
+    """Theirs is not the program's."""
+    now = [5]
+    with answering_time(lambda: now[0], now.append):
+        thread = threading.Thread(target=time.sleep, args=(0.001,))
+        thread.start()
+        thread.join()
+    assert now == [5]
+
+
+def test_a_negative_sleep_is_refused_as_ever() -> None:
+    """By Python itself."""
+    with answering_time(lambda: 5, lambda ns: None), pytest.raises(ValueError, match="negative"):
+        time.sleep(-1)

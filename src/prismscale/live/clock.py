@@ -8,8 +8,8 @@ the paced one.
 
 from __future__ import annotations
 
-import time
-from time import perf_counter_ns  # by name: the program's ``time`` may answer logical time
+# By name: the program's ``time`` may answer logical time.
+from time import perf_counter_ns, sleep
 from typing import Protocol
 
 SPIN_NS = 60_000
@@ -46,7 +46,7 @@ class PacedClock:
         """Sleep, then spin the last bit."""
         target = end_ns + self._origin_ns
         while (left := target - perf_counter_ns()) > SPIN_NS:
-            time.sleep((left - SPIN_NS) / 1e9)
+            sleep((left - SPIN_NS) / 1e9)
         while perf_counter_ns() < target:
             pass
 
@@ -61,3 +61,7 @@ class VirtualClock(PacedClock):
     def wait_until(self, end_ns: int) -> None:
         """Jump to ``end_ns`` if it lies ahead."""
         self._origin_ns -= max(0, end_ns - self.now_ns())
+
+    def pass_ns(self, by_ns: int) -> None:
+        """Jump by so much."""
+        self._origin_ns -= by_ns

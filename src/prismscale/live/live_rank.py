@@ -145,7 +145,7 @@ def run_live(spec: LiveSpec) -> Observation:
         if emulation is not None:
             stack.enter_context(emulation.around_program())
         elif isinstance(clock, VirtualClock):
-            stack.enter_context(answering_time(clock.now_ns))
+            stack.enter_context(answering_time(clock.now_ns, clock.pass_ns))
         stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
         answering = hook if emulation is None else emulation.outside.seen_by(hook)
         stack.enter_context(absent_peers(spec.environment, answering, hook))

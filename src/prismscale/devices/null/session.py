@@ -82,8 +82,8 @@ class NullEmulation:
     def around_program(self) -> Iterator[None]:
         """The program's timers answer logical time; its checkpoints are written to nowhere; its
         running out of memory is explained."""
-        now_ns = self._runtime.library.ps_host_time_ns
-        with answering_time(now_ns), self._saves.active():
+        library = self.library
+        with answering_time(library.ps_host_time_ns, library.ps_advance_host), self._saves.active():
             try:
                 yield
             except torch.OutOfMemoryError as error:
