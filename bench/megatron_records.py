@@ -4,8 +4,7 @@ A case is a folder with ``model_config.yaml``, the command line, and ``golden_*h
 8 x H100 logged at every step. The logging rank is the last one.
 
 Cases of Transformer Engine's layers (``--transformer-impl transformer_engine``) count where the
-example knows all their options and ``te_kernels.py`` knows their layers: no experts, no context
-parallelism.
+example knows all their options and the libraries' Python code is installed.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "megatron"))
@@ -45,7 +45,6 @@ IGNORED = (
     "use-checkpoint-opt_param-scheduler",
     "use-mcore-models",
     "distributed-backend",
-    "attention-backend",
     "exit-interval",
     "bf16-",
     "tokenizer-type",
@@ -61,8 +60,6 @@ IGNORED = (
     "attention-softmax-in-fp32",
 )
 KNOWN = {*FLAGS, *INTEGERS, *NUMBERS, *CHOICES}
-TE = "transformer_engine"
-ONLY_LOCAL = ("num-experts", "context-parallel-size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +69,6 @@ class Case:
     name: str
     options: tuple[str, ...]
     """Of ``examples/megatron/train.py``."""
-    te_attention: str
-    """Transformer Engine's, ``fused`` or ``unfused``; empty with megatron-core's own layers."""
     environment: Mapping[str, str]
     first_peak_bytes: int
     steady_peak_bytes: int
@@ -94,7 +89,6 @@ def load_cases(folder: Path) -> Iterator[Case]:
         yield Case(
             name=path.parent.name,
             options=tuple(_example_options(options, arguments)),
-            te_attention=_te_attention(arguments),
             environment=sections["ENV_VARS"],
             first_peak_bytes=int(peaks["1"]),
             steady_peak_bytes=max(steady),
@@ -102,17 +96,14 @@ def load_cases(folder: Path) -> Iterator[Case]:
 
 
 def _can_run(options: Mapping[str, str]) -> bool:
+    """Whether the example knows all options of Transformer Engine's layers, and what they need is
+    installed."""
     if options.get("transformer-impl") == "local":
         return True
-    return KNOWN.issuperset(options) and not any(
-        int(options.get(name, 0)) > 1 for name in ONLY_LOCAL
-    )
-
-
-def _te_attention(arguments: Mapping[str, str]) -> str:
-    if arguments["transformer-impl"] != TE:
-        return ""
-    return "unfused" if arguments.get("attention-backend") == "unfused" else "fused"
+    needed = ["transformer_engine"]
+    if options.get("attention-backend") == "flash":
+        needed += ["flash_attn"]
+    return KNOWN.issuperset(options) and all(find_spec(name) is not None for name in needed)
 
 
 def _sections(text: str) -> dict[str, dict[str, str]]:
@@ -133,8 +124,6 @@ def _example_options(options: Mapping[str, str], arguments: Mapping[str, str]) -
         yield "--log-num-zeros-in-grad"
     for name, value in options.items():
         yield f"--{name}"
-        if value == TE:
-            yield "local"
-        elif value != "true":
+        if value != "true":
             yield value
     yield from ("--train-iters", str(STEPS))

@@ -3,7 +3,8 @@
     python bench/null_matrix.py [--case NAME]… [--json PATH] [--against PATH]
 
 Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1, accelerate, transformers and
-DeepSpeed beside prismscale (``make test-frameworks`` makes one). A case whose package is missing
+DeepSpeed beside prismscale (``make test-frameworks`` makes one); Transformer Engine's Python code
+is installed by hand (docs/null-device.md). A case whose package is missing
 is left out, and said so. The matrix may be run in pieces: PATH keeps the rows of cases that a run
 leaves out, and has those of a case as soon as it is done. Models are small: the matrix shows that a
 parallelism runs through the program's own code at a real world size, not how fast or how large a
@@ -24,7 +25,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -214,6 +215,27 @@ PROGRAMS = (
         16,
         """--num-experts 8 --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall
         --use-distributed-optimizer --global-batch-size 32 --disable-bias-linear""",
+    ),
+    replace(
+        megatron(
+            "Transformer Engine, TP 2 with sequence parallelism, PP 2",
+            64,
+            """--transformer-impl transformer_engine --tensor-model-parallel-size 2
+            --sequence-parallel --pipeline-model-parallel-size 2 --swiglu --disable-bias-linear
+            --normalization RMSNorm --position-embedding-type rope --use-distributed-optimizer
+            --global-batch-size 32""",
+        ),
+        package="transformer_engine",
+    ),
+    replace(
+        megatron(
+            "Transformer Engine, MoE, EP 4, alltoall, grouped products",
+            16,
+            """--transformer-impl transformer_engine --num-experts 8 --moe-grouped-gemm
+            --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall
+            --use-distributed-optimizer --global-batch-size 32 --disable-bias-linear""",
+        ),
+        package="transformer_engine",
     ),
     megatron(
         "MoE, EP 4, PP 2, allgather",

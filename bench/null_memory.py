@@ -2,15 +2,18 @@
 
     python bench/null_memory.py [--truth DIR] [--only NAME] [--json PATH]
 
-Needs megatron-core 0.16.1 for the first two.
+Needs megatron-core 0.16.1 for the first two, transformer-engine 2.9.0 and flash-attn 2.7.4 (their
+Python code: docs/null-device.md) for most cases of the first.
 
 - Each case of ``DIR/megatron_golden`` that the example can run (``megatron_records.py``) is run by
   ``examples/megatron/train.py`` as its last rank, the one whose memory was recorded, for three
   steps on a null H100. Records hold the peak of every step; fp16 runs skip their first steps (the
   loss scale overflows), so the first step's peak and the steady one, before the run was resumed at
   step 51, are both compared, and the larger error is the row's. The records are of Megatron-LM's
-  development branch in a container with Apex and Transformer Engine: their kernels get stand-ins
-  (``apex_kernels.py``, ``te_kernels.py``), and the code is newer than the package's.
+  development branch in a container with Transformer Engine, Apex and FlashAttention. Prismscale's
+  stand-ins for these were written from their sources; nothing in them is fitted to the records.
+  The branch is newer than the packages; 2.9.0 is the last Transformer Engine that has all that
+  megatron-core 0.16.1 imports.
 - MLPerf's Llama 3.1 405B on H100 (TP 8, PP 8, VP 8): its recorded peaks follow
   50.373 + 67.550 / (DP x CP) GiB. The slope is the sharded optimizer of rank 0, and is what the
   example must reproduce; the constant depends on fp8, on the attention kernel and on CP.
@@ -77,7 +80,6 @@ def _record_row(case: Case) -> Row:
         case.options,
         WORLD_SIZE - 1,
         WORLD_SIZE,
-        te_attention=case.te_attention,
         environment=case.environment,
     )
     if not peaks:
@@ -109,13 +111,10 @@ def _peaks(
     world_size: int,
     *,
     memory_gib: int = 0,
-    te_attention: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> list[int]:
     """Peak bytes after each step of one rank, run in a process of its own; empty if it failed."""
     job = ["--rank", str(rank), "--world-size", str(world_size), "--memory-gib", str(memory_gib)]
-    if te_attention:
-        job += ["--te", te_attention]
     done = subprocess.run(
         [sys.executable, str(RANK_PROGRAM), *job, "--", *options],
         env=os.environ | dict(environment or {}),

@@ -1,9 +1,10 @@
 """One rank of ``examples/megatron/train.py`` on a null H100, alone in this process.
 
-    python bench/null_rank.py --rank R --world-size N [--memory-gib G] [--te ATTENTION] -- \
-        OPTIONS OF THE EXAMPLE
+    python bench/null_rank.py --rank R --world-size N [--memory-gib G] -- OPTIONS OF THE EXAMPLE
 
-Prints ``peaks`` and the peak allocated bytes since the start after each step.
+Transformer Engine and FlashAttention, where they are installed, run over prismscale's stand-ins;
+Apex's kernels are there in any case (``apex_package.py``). Prints ``peaks`` and the peak allocated
+bytes since the start after each step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-import apex_kernels
+import apex_package
 from prismscale.devices.null.gpus import device_spec
 from prismscale.devices.null.runtime import activate
 from prismscale.emulation.hook import Collective
@@ -50,30 +51,20 @@ def run_rank(
     rank: int,
     world_size: int,
     memory_gib: int | None = None,
-    te_attention: str = "",
 ) -> list[int]:
-    """Peak allocated bytes since the start, after each step.
-
-    ``te_attention``: keep what Transformer Engine would, with its ``fused`` or ``unfused`` one.
-    """
+    """Peak allocated bytes since the start, after each step."""
     warnings.filterwarnings("ignore")  # megatron-core's, about what is not installed
     spec = device_spec("h100-sxm")
-    activate(replace(spec, total_memory_bytes=memory_gib << 30) if memory_gib else spec)
-    apex_kernels.install()
+    runtime = activate(replace(spec, total_memory_bytes=memory_gib << 30) if memory_gib else spec)
+    apex_package.install(runtime.stand_ins)
     sys.path.insert(0, str(EXAMPLE))
     sys.argv = ["train.py", *options]
     peaks = []
     with absent_peers(RankEnvironment(rank=rank, world_size=world_size), MirrorHook()):
         import train
-        from megatron.core.transformer.moe import moe_utils
 
-        moe_utils.te_general_gemm = apex_kernels.general_gemm
         args = train.parse_args()
         train.initialize(args)
-        if te_attention:
-            import te_kernels
-
-            te_kernels.install(te_attention)
         trainer = train.Trainer(args)
         for _ in range(args.train_iters):
             trainer.train_step()
@@ -87,7 +78,6 @@ def main() -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--memory-gib", type=int, default=0, help="0: the GPU's own")
-    parser.add_argument("--te", choices=("fused", "unfused"), default="", metavar="ATTENTION")
     parser.add_argument("rest", nargs="*")
     options = parser.parse_args()
     peaks = run_rank(
@@ -95,7 +85,6 @@ def main() -> int:
         rank=options.rank,
         world_size=options.world_size,
         memory_gib=options.memory_gib or None,
-        te_attention=options.te,
     )
     print("peaks", *peaks)
     return 0

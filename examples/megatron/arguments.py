@@ -70,6 +70,7 @@ NUMBERS = {
     "moe-aux-loss-coeff": 0.0,
 }
 CHOICES = {
+    "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "transformer-impl": ("local", "transformer_engine"),
     "cuda-graph-impl": ("none", "local"),
     "normalization": ("LayerNorm", "RMSNorm"),
@@ -97,6 +98,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--fp16 and --bf16 exclude each other")
     model_parallel = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     model_parallel *= args.context_parallel_size
+    args.sequence_parallel &= args.tensor_model_parallel_size > 1  # as Megatron-LM does
     args.world_size = int(os.environ["WORLD_SIZE"])
     if args.world_size % model_parallel:
         parser.error(f"world size {args.world_size} is not divisible by TP x PP x CP")

@@ -16,6 +16,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -62,6 +64,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         init_method_std=args.init_method_std,
         apply_query_key_layer_scaling=args.apply_query_key_layer_scaling,
         attention_softmax_in_fp32=args.apply_query_key_layer_scaling,
+        attention_backend=AttnBackend[args.attention_backend],
         masked_softmax_fusion=not args.no_masked_softmax_fusion,
         bias_activation_fusion=_fuses_activation(args),
         bias_dropout_fusion=True,
@@ -83,7 +86,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         account_for_embedding_in_pipeline_split=args.account_for_embedding_in_pipeline_split,
         account_for_loss_in_pipeline_split=args.account_for_loss_in_pipeline_split,
         deterministic_mode=args.deterministic_mode,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=_adds_weight_gradients(args),
         deallocate_pipeline_outputs=True,
         moe_router_topk=args.moe_router_topk,
         moe_router_load_balancing_type=args.moe_router_load_balancing_type,
@@ -98,6 +101,11 @@ def _fuses_activation(args: argparse.Namespace) -> bool:
     if args.swiglu:
         return not args.no_bias_swiglu_fusion
     return not (args.no_bias_gelu_fusion or args.disable_bias_linear)
+
+
+def _adds_weight_gradients(args: argparse.Namespace) -> bool:
+    """Into the gradient buffer, by the product itself; Apex has such a kernel for local layers."""
+    return layers._grad_accum_fusion_available and not args.no_gradient_accumulation_fusion
 
 
 def _fuses_rotary(args: argparse.Namespace) -> bool:

@@ -13,7 +13,7 @@ BF16 = torch.bfloat16
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("transformer_engine") is None,
-        reason="pip install --no-deps transformer-engine==2.11.0, with what it imports",
+        reason="pip install --no-deps transformer-engine==2.9.0, with what it imports",
     ),
     pytest.mark.filterwarnings("default"),  # the library's own
 ]
@@ -48,11 +48,14 @@ def test_a_layer_trains(te: Any, layer: Any) -> None:
 
 
 def test_the_workspace_of_products_stays(te: Any) -> None:
-    """32 MiB and 1 KiB, on Hopper."""
-    gemm = importlib.import_module("transformer_engine.pytorch.cpp_extensions.gemm")
+    """32 MiB and 1 KiB on Hopper, made with the first product."""
     linear = te.Linear(64, 64, params_dtype=BF16)
-    linear(torch.empty(64, 64, device="cuda", dtype=BF16))
-    assert gemm.get_cublas_workspace(0, False, False).nbytes == (32 << 20) + 1024
+    x = torch.empty(64, 64, device="cuda", dtype=BF16)
+    linear(x)
+    sizes = {
+        block["size"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]
+    }
+    assert (32 << 20) + 1024 in sizes
 
 
 def test_attention_is_cudnns(te: Any) -> None:

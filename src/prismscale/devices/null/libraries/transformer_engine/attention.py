@@ -35,15 +35,16 @@ _HEAD = "max_seqlen_q max_seqlen_kv {training} attn_scale p_dropout set_zero qkv
 _MIDDLE = "bias_type mask_type softmax_type window {diagonal} {deterministic} cu_seqlens_q"
 _FORWARD_TAIL = """cu_seqlens_kv q k v fake_dtype cu_seqlens_q_padded cu_seqlens_kv_padded
     page_table_k page_table_v s_quantizer o_quantizer bias softmax_offset rng_gen
-    rng_elts_per_thread return_max_logit cuda_graph"""
+    rng_elts_per_thread return_max_logit {graph}"""
 _BACKWARD_TAIL = """cu_seqlens_kv q k v o d_o fake_dtype {dtype} aux_tensors cu_seqlens_q_padded
-    cu_seqlens_kv_padded s_quantizer dp_quantizer dqkv_quantizer cuda_graph"""
+    cu_seqlens_kv_padded s_quantizer dp_quantizer dqkv_quantizer {graph}"""
 _FORWARD = f"{_HEAD} {_MIDDLE} {_FORWARD_TAIL}"
 _BACKWARD = f"{_HEAD} {_MIDDLE} {_BACKWARD_TAIL}"
 
 
 def _names(text: str, **parts: str) -> tuple[str, ...]:
-    parts = {"training": "", "formats": "", "diagonal": "", "deterministic": "", **parts}
+    left_out = dict.fromkeys(("training", "formats", "diagonal", "deterministic"), "")
+    parts = {**left_out, "graph": "cuda_graph", **parts}
     return tuple(text.format(**parts).split())
 
 
@@ -52,7 +53,8 @@ def _by_count(*lists: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
 
 
 _FORWARD_ARGUMENTS = _by_count(
-    _names(_FORWARD, training="is_training"),  # 2.9 – 2.12
+    _names(_FORWARD, training="is_training", graph=""),  # 2.9
+    _names(_FORWARD, training="is_training"),
     _names(_FORWARD, training="is_training", diagonal="bottom_right_diagonal"),
     _names(
         _FORWARD,
@@ -62,7 +64,8 @@ _FORWARD_ARGUMENTS = _by_count(
     ),
 )
 _BACKWARD_ARGUMENTS = _by_count(
-    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype"),  # 2.9 – 2.12
+    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype", graph=""),  # 2.9
+    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype"),
     _names(
         _BACKWARD,
         diagonal="bottom_right_diagonal",
