@@ -249,6 +249,21 @@ def test_what_inductor_cannot_lower_runs_operator_by_operator(monkeypatch: Any) 
     assert "no cosine here" in region.reason
 
 
+def test_sizes_that_follow_from_values_are_those_of_the_operators(monkeypatch: Any) -> None:
+    """Operators know how many tokens an expert gets, generated kernels would not."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+
+    def sent(x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        counts = torch.histc(experts.float(), bins=4, min=0, max=4).long().tolist()
+        return x[: counts[0]] * 2
+
+    experts = random(64, 4, grad=False).topk(2).indices
+    compiled = torch.compile(sent)
+
+    assert compiled(random(64, 8, grad=False), experts).shape == (32, 8)
+    assert "sizes follow from values" in eager_regions.found()[-1].reason
+
+
 def test_a_second_process_finds_what_was_compiled(tmp_path: Any) -> None:
     """Graphs and their kernels lie in the user's cache."""
     text = (
