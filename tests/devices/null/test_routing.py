@@ -18,6 +18,26 @@ def routing_map(k: int = 2) -> torch.Tensor:
     return torch.zeros_like(logits).int().scatter(1, indices, 1).bool()
 
 
+def deterministic_map(k: int = 2) -> torch.Tensor:
+    """The same, as megatron-core marks them where it asks for deterministic algorithms."""
+    logits = torch.randn(TOKENS, EXPERTS, device="cuda")
+    probs, indices = torch.topk(logits, k=k, dim=1)
+    marks, rows = torch.zeros_like(logits), torch.arange(TOKENS, device="cuda").unsqueeze(1)
+    marks.index_put_((rows, indices), torch.ones_like(probs), accumulate=False)
+    return marks.bool()
+
+
+def test_marks_that_are_put_by_index_count_as_those_that_are_scattered() -> None:
+    """Also where the map was one of floats, whose elements read as any other float."""
+    counts = deterministic_map(3).sum(dim=0).tolist()
+    assert counts == routing_map(3).sum(dim=0).tolist()
+    marks = torch.zeros(TOKENS, EXPERTS, device="cuda")
+    columns = torch.zeros(TOKENS, 1, dtype=torch.int64, device="cuda")
+    rows = torch.arange(TOKENS, device="cuda").unsqueeze(1)
+    marks.index_put_((rows, columns), torch.ones(TOKENS, 1, device="cuda"))
+    assert marks[0, 0].item() == 1.0
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_every_token_is_routed_k_times(k: int) -> None:
     """The sum over the map, and over its columns, is tokens times k, evenly spread."""

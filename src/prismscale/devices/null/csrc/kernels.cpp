@@ -149,7 +149,8 @@ Question question_for(at::ScalarType dtype) {
 }
 
 double answer_for(const Tensor& unknown, const char* op) {
-  if (const Allocation* allocation = allocation_of(unknown); allocation && allocation->uniform) {
+  const Allocation* allocation = allocation_of(unknown);
+  if (allocation && allocation->uniform && !unknown.is_floating_point()) {
     return *allocation->uniform;
   }
   return ask(op, question_for(unknown.scalar_type()), unknown.numel());

@@ -203,6 +203,17 @@ void index_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   null_kernel(op, keys, stack);
 }
 
+void index_put_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t arguments = op.schema().arguments().size();
+  const Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();
+  const bool accumulates = torch::jit::peek(*stack, 3, arguments).toBool();
+  const auto share = accumulates
+      ? std::nullopt
+      : indexed_share(self, torch::jit::peek(*stack, 1, arguments));
+  index_kernel(op, keys, stack);
+  if (share) set_share(self, *share);
+}
+
 // Real numbers of a healthy run are finite: a mask of any size with one value.
 void set_uniform(const Tensor& mask, bool value) {
   if (mask.numel() <= kShadowElements) {
@@ -281,7 +292,7 @@ void register_policy_kernels() {
   implement("histc", CppFunction::makeFromBoxedFunction<&histogram_kernel>());
   implement("index.Tensor", CppFunction::makeFromBoxedFunction<&index_kernel>());
   implement("_index_put_impl_", CppFunction::makeFromBoxedFunction<&index_kernel>());
-  implement("index_put_", CppFunction::makeFromBoxedFunction<&index_kernel>());
+  implement("index_put_", CppFunction::makeFromBoxedFunction<&index_put_kernel>());
   for (const char* name : {"all", "all.dim", "any", "any.dim"}) {
     implement(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<false>>());
   }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace prismscale {
 
@@ -24,6 +25,9 @@ void register_policy_kernels();
 
 // Routing maps; see routing.cpp.
 void register_routing_kernels();
+// The share of marks that map.index_put_((rows, columns), ones) makes, if `map` may be such a map.
+std::optional<double> indexed_share(const at::Tensor& map, const c10::IValue& indices);
+void set_share(const at::Tensor& map, double share);
 // Lets `to`, after a copy of the whole of it, remember the share of marks that `from` has.
 void copy_share(const at::Tensor& to, const at::Tensor& from);
 void register_attention_choice();

@@ -1,8 +1,11 @@
 // Routing maps: which tokens an expert gets is data, how many it gets is a policy.
 //
-// A program marks k of E columns of every row by scattering ones into a map of zeros. The map's
+// A program marks k of E columns of every row by scattering ones into a map of zeros, or by
+// index_put_ where it asks for deterministic algorithms; that map may be of floats. The map's
 // allocation then remembers the share of marks, k / E; copies and casts of it remember it too, and
 // what counts marks (sum, nonzero, masked_select) answers from it, so that all counts agree.
+
+#include <ATen/ExpandUtils.h>
 
 #include "fallback.h"
 #include "policy.h"
@@ -39,10 +42,32 @@ void scatter_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
 
 }  // namespace
 
+std::optional<double> indexed_share(const Tensor& map, const c10::IValue& indices) {
+  if (map.dim() != 2 || map.numel() == 0) return std::nullopt;
+  std::vector<Tensor> given;
+  for (const c10::IValue& index : indices.toListRef()) {
+    if (!index.isTensor() || !at::isIntegralType(index.toTensor().scalar_type(), false)) {
+      return std::nullopt;
+    }
+    given.push_back(index.toTensor());
+  }
+  if (given.size() != 2) return std::nullopt;
+  double marked = 1.0;
+  for (const int64_t size : at::infer_size(given[0].sizes(), given[1].sizes())) {
+    marked *= static_cast<double>(size);
+  }
+  return std::min(1.0, marked / static_cast<double>(map.numel()));
+}
+
+void set_share(const Tensor& map, double share) {
+  if (known_value(map)) return;
+  if (Allocation* allocation = allocation_of(map)) allocation->uniform = share;
+}
+
 void copy_share(const Tensor& to, const Tensor& from) {
   if (!is_null(to) || !is_null(from) || known_value(to)) return;
   const Allocation* source = allocation_of(from);
-  if (source == nullptr || !source->uniform || !holds_marks(from) || !holds_marks(to)) return;
+  if (source == nullptr || !source->uniform || !holds_marks(to)) return;
   const bool whole = static_cast<size_t>(to.numel() * to.itemsize()) >= to.storage().nbytes();
   if (Allocation* target = whole ? allocation_of(to) : nullptr) target->uniform = source->uniform;
 }
