@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from prismscale.devices.null.libraries.transformer_engine import attention_backends, make_extension
+from prismscale.devices.null.libraries.transformer_engine import (
+    attention_backends,
+    check_version,
+    make_extension,
+)
 from prismscale.devices.null.libraries.transformer_engine.enums import (
     DType,
     NVTE_Bias_Type,
@@ -275,3 +279,11 @@ def test_what_is_left_out_says_so_when_it_is_called() -> None:
     """Its name is there, because the library's Python code imports it."""
     with pytest.raises(NotImplementedError, match="CommOverlapHelper"):
         tex.CommOverlapHelper()
+
+
+def test_a_version_that_the_stand_in_does_not_know_is_refused() -> None:
+    """With the way out; it does not look like a library that is not installed."""
+    check_version("2.9.0")
+    check_version("2.11.0")
+    with pytest.raises(NotImplementedError, match=r"2\.9 to 2\.11; installed is 2\.20\.2"):
+        check_version("2.20.2")

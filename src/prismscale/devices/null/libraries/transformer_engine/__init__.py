@@ -21,6 +21,7 @@ _CUDNN_VERSION = 91501
 _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
+_FIRST, _AFTER_LAST = (2, 9), (2, 12)
 _REFUSED = """
     CommOverlap CommOverlapBase CommOverlapCore CommOverlapHelper CommOverlapP2P CommOverlapP2PBase
     bulk_overlap_ag_with_external_gemm copy_to_kv_cache create_nvshmem_tensor init_nvshmem_backend
@@ -45,8 +46,31 @@ def stand_in() -> StandIn:
     )
 
 
+def check_version(version: str) -> None:
+    """Functions take other arguments in other versions.
+
+    Raises:
+        NotImplementedError: the stand-in was not written for ``version``. Not an ImportError, which
+            programs take as leave to go on with other layers.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if not _FIRST <= (major, minor) < _AFTER_LAST:
+        raise NotImplementedError(
+            "prismscale's stand-in for Transformer Engine knows versions 2.9 to 2.11; installed is "
+            f"{version}: pip install --no-deps transformer-engine==2.9.0, or give a stand-in of "
+            f"your own: --stand-in {_EXTENSION}=FILE.py"
+        )
+
+
 def make_extension() -> ModuleType:
-    """The module ``transformer_engine_torch``."""
+    """The module ``transformer_engine_torch``.
+
+    Raises:
+        NotImplementedError: of :func:`check_version`, for the Python code that is installed.
+    """
+    installed = stand_in().version
+    if installed:
+        check_version(installed)
     from prismscale.devices.null.libraries.transformer_engine import (
         activations,
         attention,
