@@ -32,7 +32,9 @@ model = DistributedDataParallel(nn.Sequential(*layers).to(device), bucket_cap_mb
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(20):
     began = time.perf_counter()
-    time.sleep(0.2)
+    busy = time.process_time() + 0.05
+    while time.process_time() < busy:
+        pass
     loss = model(torch.randn(4096, 256, device=device)).square().mean()
     loss.backward()
     optimizer.step()
@@ -171,7 +173,7 @@ def test_the_programs_timers_read_logical_time(on_null: RankTrace, folder: Path)
     """Python's own time passes for nobody; the modelled kernels' does."""
     log = (folder / "null" / "logs" / "capture-rank-1.log").read_text()
     took = [float(line.split()[-1]) for line in log.splitlines() if line.startswith("loss")]
-    assert 1e-4 < took[-1] < 0.2
+    assert 1e-4 < took[-1] < 0.05
 
 
 def test_out_of_memory_says_who_holds_it(tmp_path: Path) -> None:
