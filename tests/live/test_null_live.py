@@ -158,7 +158,8 @@ def test_a_gpu_too_small_is_found_by_a_captured_rank(program: Path) -> None:
     cluster.write_text(SMALL)
     done = run(program, "--cluster", cluster)
     assert done.code == 3
-    assert "torch.OutOfMemoryError: CUDA out of memory" in done.err
+    # Which stage fails first is chance: one allocates, another connects to its neighbour.
+    assert re.search(r"OutOfMemoryError: CUDA out of memory|NCCL error.* out of memory", done.err)
     assert re.search(r"train.py\", line \d+", done.err)
     assert re.search(r"rank \d+ during capture", done.err)
     assert re.search(r"MiB  parameters: \d of them, the largest 16.0 MiB of \d.weight", done.err)

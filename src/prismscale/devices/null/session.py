@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.distributed import DistBackendError
 
 from prismscale.analysis.emulated import Emulated, LibraryUse
 from prismscale.cost.kernel_measured import KernelCostSource
@@ -86,7 +87,7 @@ class NullEmulation:
         with answering_time(library.ps_host_time_ns, library.ps_advance_host), self._saves.active():
             try:
                 yield
-            except torch.OutOfMemoryError as error:
+            except (torch.OutOfMemoryError, DistBackendError) as error:
                 error.add_note(self._occupants())
                 raise
             except ModuleNotFoundError as error:
