@@ -148,8 +148,9 @@ devices_per_node = 8
 nics_per_node = 8
 intra_node = { latency_ns = 1000, bandwidth_bytes_per_s = 4e11 }
 inter_node = { latency_ns = 5000, bandwidth_bytes_per_s = 4e10 }
-device = { name = "NVIDIA H100 80GB HBM3", memory_bytes = 1_000_000_000 }
+device = { name = "NVIDIA H100 80GB HBM3", memory_bytes = 1_830_000_000 }
 """
+"""NCCL's buffers of every group fit in, the optimizer's state of neither stage does."""
 
 
 def test_a_gpu_too_small_is_found_by_a_captured_rank(program: Path) -> None:
@@ -158,12 +159,10 @@ def test_a_gpu_too_small_is_found_by_a_captured_rank(program: Path) -> None:
     cluster.write_text(SMALL)
     done = run(program, "--cluster", cluster)
     assert done.code == 3
-    # Which stage fails first is chance: one allocates, another connects to its neighbour.
-    assert re.search(r"OutOfMemoryError: CUDA out of memory|NCCL error.* out of memory", done.err)
+    assert "torch.OutOfMemoryError: CUDA out of memory" in done.err
     assert re.search(r"train.py\", line \d+", done.err)
     assert re.search(r"rank \d+ during capture", done.err)
-    held = r"MiB  parameters: \d of them, the largest 16.0 MiB of \d.weight"
-    assert re.search(held, done.err) or "NCCL's buffers for" in done.err
+    assert re.search(r"MiB  parameters: \d of them, the largest 16.0 MiB of \d.weight", done.err)
 
 
 @pytest.fixture

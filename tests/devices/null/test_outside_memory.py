@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed import DistBackendError, Work
 
 from prismscale.cost.nccl_memory import MIB, NcclSettings
+from prismscale.devices.null import memory_stats
 from prismscale.devices.null.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import active
 from prismscale.emulation.hook import Collective, GroupHandle
@@ -96,9 +98,11 @@ def test_the_hosts_own_tensors_connect_nothing(library: object) -> None:
     assert [part.name for part in outside.parts()] == ["CUDA context"]
 
 
-def test_a_gpu_without_room_for_buffers_fails_as_nccl_does(library: object) -> None:
-    """With the group and the sizes."""
+def test_a_gpu_without_room_for_buffers_fails_as_nccl_does(library: Any) -> None:
+    """With the group and the sizes; what holds the memory is noted, as where torch runs out."""
     huge = NcclSettings(channels=16, gpus_per_node=8, simple_bytes=64 << 30)
-    outside = outside_of(library, huge)
+    outside, held = outside_of(library, huge), torch.empty(64 * MIB, device="cuda").byte()
     with pytest.raises(DistBackendError, match=r"all_reduce in 'tp' take \d+ MiB"):
         outside.connect([call(CollectiveOp.ALL_REDUCE)])
+    noted = memory_stats.blocks_at_out_of_memory(library, 0)
+    assert held.data_ptr() in {block.address for block in noted}

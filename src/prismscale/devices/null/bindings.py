@@ -137,6 +137,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_free_bytes": (c_int64, (c_int,)),
     "ps_set_memory_fraction": (None, (c_int, c_double)),
     "ps_set_outside_bytes": (None, (c_int, c_int64)),
+    "ps_note_out_of_memory": (None, (c_int,)),
     "ps_set_expandable_segments": (None, (c_int,)),
     "ps_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
     "ps_oom_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),

@@ -104,6 +104,7 @@ class OutsideMemory:
         device = self._library.ps_current_device()
         grows_by, free = n_bytes - self._held_bytes, int(self._library.ps_free_bytes(device))
         if grows_by > free:
+            self._library.ps_note_out_of_memory(device)
             raise DistBackendError(
                 f"NCCL error: unhandled cuda error, out of memory: GPU {device} has "
                 f"{free / MIB:.0f} MiB free, and NCCL's buffers for {collective.op.spelling} in "

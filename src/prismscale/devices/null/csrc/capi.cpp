@@ -229,6 +229,7 @@ void ps_set_expandable_segments(int on) {
 int64_t ps_blocks(int index, BlockRow* out, int64_t capacity) {
   return copy_blocks(device(index).blocks(), out, capacity);
 }
+void ps_note_out_of_memory(int index) { device(index).note_out_of_memory(); }
 int64_t ps_oom_blocks(int index, BlockRow* out, int64_t capacity) {
   return copy_blocks(device(index).blocks_at_out_of_memory(), out, capacity);
 }

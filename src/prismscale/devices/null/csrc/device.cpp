@@ -341,13 +341,18 @@ void Device::clear_blas() {
   blas_blocks_.clear();
 }
 
+void Device::note_out_of_memory() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  oom_blocks_ = rows_of(*allocator_);
+}
+
 // The text is CUDA's, word for word where programs look at it, so that handlers which match on
 // "CUDA out of memory" and people who read it find what they know.
 void Device::raise_out_of_memory(size_t bytes) {
+  note_out_of_memory();
   std::string message;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    oom_blocks_ = rows_of(*allocator_);
     const AllocatorConfig& config = allocator_->config();
     const auto allocated =
         static_cast<size_t>(allocator_->stats().allocated_bytes[kAllPools].current);

@@ -82,6 +82,8 @@ class Device : public StreamProgress {
   // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
   std::array<int64_t, 2> take_peaks();
   std::vector<BlockRow> blocks();
+  // Memory ran out, here or beside this allocator.
+  void note_out_of_memory();
   // What was held when memory last ran out: by the time anybody asks, much of it is freed.
   const std::vector<BlockRow>& blocks_at_out_of_memory() const { return oom_blocks_; }
   template <typename F>
