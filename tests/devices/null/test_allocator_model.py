@@ -2,69 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.cost.allocator_config import AllocatorConfig, parse_config
-from prismscale.devices.null import memory_stats, runtime
-from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.errors import UsageError
-from support.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
+from support.allocator import CachingAllocator
+from support.cpp_allocator import CONFIGS, MIB, SIZES, CppAllocator, assert_same_statistics, replay
 
-MIB = 1 << 20
-
-
-class CppAllocator:
-    """The extension's allocator by itself, with the Python model's methods."""
-
-    def __init__(self, total_bytes: int, config: AllocatorConfig) -> None:
-        spec = NullDeviceSpec(
-            name="test",
-            total_memory_bytes=total_bytes,
-            multi_processor_count=1,
-            capability=(9, 0),
-            context_bytes=0,
-        )
-        self.library = runtime.active().library
-        row = runtime.settings_row(spec, config)
-        self.handle = self.library.ps_replay_new(ctypes.byref(row))
-
-    def malloc(self, size: int, stream: int) -> int:
-        block = self.library.ps_replay_malloc(self.handle, size, stream)
-        if block is None:
-            raise OutOfMemory("out of memory")
-        return int(block)
-
-    def free(self, block: int) -> None:
-        self.library.ps_replay_free(self.handle, block)
-
-    def record_stream(self, block: int, stream: int) -> None:
-        self.library.ps_replay_record_stream(self.handle, block, stream)
-
-    def synchronize(self) -> None:
-        self.library.ps_replay_synchronize(self.handle)
-
-    def empty_cache(self) -> None:
-        self.library.ps_replay_empty_cache(self.handle, 0)
-
-    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
-        words = (ctypes.c_int64 * self.library.ps_stats_words())()
-        self.library.ps_replay_stats(self.handle, words)
-        return memory_stats.nested_stats(list(words))
-
-    def close(self) -> None:
-        self.library.ps_replay_delete(self.handle)
-
-
-SIZES = st.one_of(
-    st.integers(1, 4096),
-    st.integers(1, 3 * MIB),
-    st.integers(8 * MIB, 12 * MIB),
-    st.integers(1, 90 * MIB),
-)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("malloc"), SIZES, st.integers(0, 2)),
@@ -75,35 +21,6 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-CONFIGS = st.sampled_from(
-    [
-        AllocatorConfig(),
-        AllocatorConfig(max_split_bytes=40 * MIB),
-        AllocatorConfig(roundup_power2_divisions=(4,) * 16),
-        AllocatorConfig(memory_fraction=0.7),
-    ]
-)
-
-
-def replay(allocator, steps, reclaim):
-    """Live blocks and the outcome of every allocation (address or "oom")."""
-    live, outcomes = [], []
-    for kind, number, stream in steps:
-        if kind == "malloc":
-            try:
-                live.append(allocator.malloc(number, stream))
-                outcomes.append(reclaim(live[-1]))
-            except OutOfMemory:
-                outcomes.append("oom")
-        elif kind == "free" and live:
-            allocator.free(live.pop(number % len(live)))
-        elif kind == "use" and live:
-            allocator.record_stream(live[number % len(live)], stream)
-        elif kind == "synchronize":
-            allocator.synchronize()
-        elif kind == "empty":
-            allocator.empty_cache()
-    return outcomes
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,11 +37,7 @@ def test_cpp_and_python_models_agree(steps, config, total_bytes) -> None:
     cpp.close()
 
     assert actual == expected
-    for metric in METRICS:
-        for pool in POOLS:
-            stat = python.stats[metric][pool]
-            assert stats[metric][pool]["current"] == stat.current, (metric, pool)
-            assert stats[metric][pool]["peak"] == stat.peak, (metric, pool)
+    assert_same_statistics(stats, python)
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,10 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_allocator_model import CONFIGS, MIB, SIZES, CppAllocator
 
 from prismscale.cost.allocator_config import AllocatorConfig
-from support.allocator import METRICS, POOLS, OutOfMemory
+from support.cpp_allocator import (
+    CONFIGS,
+    MIB,
+    SIZES,
+    CppAllocator,
+    assert_same_statistics,
+    replay,
+)
 from support.private_pools import PoolingAllocator
 
 POOL_IDS = st.integers(1, 3)
@@ -32,73 +38,27 @@ STEPS = st.lists(
 )
 
 
-class CppPools(CppAllocator):
-    """The extension's allocator with its private pools."""
-
-    def begin_pool(self, pool: int, stream: int) -> bool:
-        return bool(self.library.ps_replay_begin_pool(self.handle, pool, stream))
-
-    def end_pool(self, pool: int) -> bool:
-        return bool(self.library.ps_replay_end_pool(self.handle, pool))
-
-    def release_pool(self, pool: int) -> bool:
-        return bool(self.library.ps_replay_release_pool(self.handle, pool))
-
-
-def outcomes(allocator, steps, address):
-    """Of every step that can be refused: an address, "oom", or whether the pool was fit for it."""
-    live, seen, open_pools = [], [], set()
-    for kind, number, stream in steps:
-        if kind == "malloc":
-            try:
-                live.append(allocator.malloc(number, stream))
-                seen.append(address(live[-1]))
-            except OutOfMemory:
-                seen.append("oom")
-        elif kind == "free" and live:
-            allocator.free(live.pop(number % len(live)))
-        elif kind == "use" and live:
-            allocator.record_stream(live[number % len(live)], stream)
-        elif kind == "begin":
-            seen.append(allocator.begin_pool(number, stream))
-            open_pools |= {number} if seen[-1] else set()
-        elif kind == "end":
-            seen.append(allocator.end_pool(number))
-            open_pools.discard(number)
-        elif kind == "release" and number not in open_pools:  # a graph outlives its own capture
-            seen.append(allocator.release_pool(number))
-        elif kind == "synchronize":
-            allocator.synchronize()
-        elif kind == "empty":
-            allocator.empty_cache()
-    return seen
-
-
 @settings(max_examples=300, deadline=None)
 @given(STEPS, CONFIGS, st.sampled_from([96 * MIB, 256 * MIB, 4096 * MIB]))
 def test_pools_are_those_of_the_plain_model(steps, config, total_bytes) -> None:
     """Same addresses, same refusals, same statistics on random programs with captures."""
-    python, cpp = PoolingAllocator(total_bytes, config), CppPools(total_bytes, config)
-    expected = outcomes(python, steps, lambda block: block.address)
-    actual = outcomes(cpp, steps, cpp.library.ps_replay_address)
+    python, cpp = PoolingAllocator(total_bytes, config), CppAllocator(total_bytes, config)
+    expected = replay(python, steps, lambda block: block.address)
+    actual = replay(cpp, steps, cpp.library.ps_replay_address)
     stats = cpp.stats()
     cpp.close()
 
     assert actual == expected
-    for metric in METRICS:
-        for pool in POOLS:
-            stat = python.stats[metric][pool]
-            assert stats[metric][pool]["current"] == stat.current, (metric, pool)
-            assert stats[metric][pool]["peak"] == stat.peak, (metric, pool)
+    assert_same_statistics(stats, python)
 
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_expandable_pools_hold_no_less_than_is_allocated(steps) -> None:
     """With expandable segments pools fit what they fit without, and are given back as a whole."""
-    growing = CppPools(8192 * MIB, AllocatorConfig(expandable_segments=True))
-    fixed = CppPools(8192 * MIB, AllocatorConfig())
-    both = [outcomes(allocator, steps, lambda _: 0) for allocator in (growing, fixed)]
+    growing = CppAllocator(8192 * MIB, AllocatorConfig(expandable_segments=True))
+    fixed = CppAllocator(8192 * MIB, AllocatorConfig())
+    both = [replay(allocator, steps, lambda _: 0) for allocator in (growing, fixed)]
     mine, theirs = growing.stats(), fixed.stats()
     growing.close()
     fixed.close()
