@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -56,16 +57,30 @@ class Watcher(MetaPathFinder):
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # by the other finders: ours is done with it
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
+        @contextmanager
+        def changed(module: ModuleType) -> Iterator[None]:
+            yield
+            action(module)
+
+        return spec_executed_within(fullname, changed)
+
+
+def spec_executed_within(
+    name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
+) -> ModuleSpec | None:
+    """Where to find the module ``name``, to be executed within what ``around`` makes of it. For a
+    finder that answers for it no more: the other finders are asked."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.loader is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with around(module):
                 execute(module)
-                action(module)
 
-            setattr(spec.loader, "exec_module", exec_module)  # noqa: B010  (a method, to mypy)
-        return spec
+        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010  (a method, to mypy)
+    return spec
 
 
 def _replace_launches(jit: Any) -> None:

@@ -13,6 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from prismscale.devices.null.custom_kernels import spec_executed_within
 from prismscale.devices.null.libraries.stand_in import StandIn
 
 
@@ -49,26 +50,13 @@ class StandInFinder(MetaPathFinder):
         if stand_in is not None and _is_here(stand_in.python):
             return ModuleSpec(fullname, _Maker(self, stand_in), is_package=False)
         if fullname in self._around:
-            return self._executed_within(fullname, self._around.pop(fullname))
+            return spec_executed_within(fullname, self._around.pop(fullname).around[fullname])
         return None
 
     def make(self, name: str, stand_in: StandIn) -> ModuleType:
         """The module ``name``; its stand-in is used from now on."""
         self._used[stand_in.name] = stand_in
         return stand_in.modules[name]()
-
-    def _executed_within(self, name: str, stand_in: StandIn) -> ModuleSpec | None:
-        spec = importlib.util.find_spec(name)  # by the other finders: ours has given it up
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            with stand_in.around[name](module):
-                execute(module)
-
-        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010  (a method, to mypy)
-        return spec
 
 
 class _Maker(Loader):
