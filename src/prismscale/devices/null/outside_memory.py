@@ -16,6 +16,13 @@ from prismscale.emulation.hook import Collective, CommunicationHook
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MemoryPart
 
+_Route = tuple[int, CollectiveOp, int]
+"""Group index, operation and peer: what decides over which connections a communication goes."""
+
+
+def _route(collective: Collective) -> _Route:
+    return collective.group.group_index, collective.op, collective.root
+
 
 class OutsideMemory:
     """Grows as the program communicates."""
@@ -28,7 +35,7 @@ class OutsideMemory:
         self._settings = settings
         self._communicators: dict[int, Communicator] = {}
         self._names: dict[int, str] = {}
-        self._seen: set[tuple[int, CollectiveOp, int]] = set()
+        self._connected: set[_Route] = set()
         self._held_bytes = context_bytes
 
     def seen_by(self, hook: CommunicationHook) -> CommunicationHook:
@@ -50,21 +57,14 @@ class OutsideMemory:
         Raises:
             DistBackendError: the GPU has no room for NCCL's buffers.
         """
-        if is_in_host_memory(batch):
-            return
         # Most communications repeat one before: nothing is looked up for them.
-        found = [c for c in batch if self._is_new(c)]
-        for collective in found:
+        new = {key: c for c in batch if (key := _route(c)) not in self._connected}
+        if not new or is_in_host_memory(batch):
+            return
+        for route, collective in new.items():
+            self._connected.add(route)
             self._connect(collective)
-        if found:
-            self._grow_to(sum(part.n_bytes for part in self.parts()), found[0])
-
-    def _is_new(self, collective: Collective) -> bool:
-        key = (collective.group.group_index, collective.op, collective.root)
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        return True
+        self._grow_to(sum(part.n_bytes for part in self.parts()), next(iter(new.values())))
 
     def _connect(self, collective: Collective) -> None:
         group, op = collective.group, collective.op
