@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from prismscale.cost.kernel_signature import FIELD
 from prismscale.files import write_json
@@ -76,6 +77,9 @@ class LibraryUse:
     """Of its kernels."""
     modules: tuple[str, ...]
     """That the stand-in has."""
+
+
+Counted = TypeVar("Counted", ValueUse, EagerRegion)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,19 +239,20 @@ def kernel_error(uses: Iterable[KernelUse]) -> float:
 
 def eager_regions(emulated: Iterable[Emulated]) -> tuple[EagerRegion, ...]:
     """Of all captured ranks, most frequent first."""
-    counts: dict[EagerRegion, int] = {}
-    for region in (region for rank in emulated for region in rank.eager_regions):
-        key = replace(region, count=0)
-        counts[key] = counts.get(key, 0) + region.count
-    regions = [replace(region, count=count) for region, count in counts.items()]
+    regions = _merged(region for rank in emulated for region in rank.eager_regions)
     return tuple(sorted(regions, key=lambda r: (-r.count, r.region)))
 
 
 def value_uses(emulated: Iterable[Emulated]) -> tuple[ValueUse, ...]:
     """Of all captured ranks, most frequent first."""
-    counts: dict[ValueUse, int] = {}
-    for use in (use for rank in emulated for use in rank.values):
-        key = replace(use, count=0)
-        counts[key] = counts.get(key, 0) + use.count
-    uses = [replace(use, count=count) for use, count in counts.items()]
+    uses = _merged(use for rank in emulated for use in rank.values)
     return tuple(sorted(uses, key=lambda u: (-u.count, u.call_site)))
+
+
+def _merged(rows: Iterable[Counted]) -> list[Counted]:
+    """Rows that differ in their count alone are one, in the order in which they first came."""
+    counts: dict[Counted, int] = {}
+    for row in rows:
+        key = replace(row, count=0)
+        counts[key] = counts.get(key, 0) + row.count
+    return [replace(row, count=count) for row, count in counts.items()]
