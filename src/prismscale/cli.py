@@ -22,6 +22,7 @@ from prismscale.commands.exports import exports
 from prismscale.commands.health import health
 from prismscale.commands.imports import imports
 from prismscale.commands.profile_kernels import profile_kernels
+from prismscale.commands.program_arguments import OPEN, ProgramCommand
 from prismscale.commands.validations import validations
 from prismscale.errors import PrismscaleError, PrismscaleWarning, ScriptError, UsageError
 
@@ -35,10 +36,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Run any rank of an 8,192-GPU training job on the machine you have.",
 )
-app.command(
-    "run",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-)(run_command.run)
+app.command("run", cls=ProgramCommand, context_settings=OPEN)(run_command.run)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(imports, name="import")
 app.add_typer(exports, name="export")

@@ -50,11 +50,20 @@ def test_everything_after_the_script_is_the_scripts(asked: list[JobConfig], scri
     assert config.script.args == ("--live", "9", "-m")
 
 
-def test_a_module_takes_the_scripts_place(asked: list[JobConfig]) -> None:
-    """As in ``python -m``, with ``--`` before options of its own."""
-    config = configured(asked, "--world-size", 8, "-m", "pkg.train", "--", "--tp", "4")
+@pytest.mark.parametrize("between", [(), ("--",)])
+def test_a_module_takes_the_scripts_place(asked: list[JobConfig], between: tuple[str, ...]) -> None:
+    """What follows its name is its own, as behind ``python -m``: options that are not ours too."""
+    config = configured(asked, "--world-size", 8, "-m", "pkg.train", *between, "--tp", 4, "-m", "b")
     assert config.script.label == "-m pkg.train"
-    assert config.script.args == ("--tp", "4")
+    assert config.script.args == ("--tp", "4", "-m", "b")
+
+
+def test_options_before_a_module_stay_ours(asked: list[JobConfig]) -> None:
+    """Flags take no value, other options one."""
+    options = ("--fused", "--live", "3", "--device=null", "--world-size", 8)
+    config = configured(asked, *options, "-mpkg", "--live", "9")
+    assert (config.live, config.device, config.fused) == ((3,), "null", True)
+    assert (config.script.target, config.script.args) == ("pkg", ("--live", "9"))
 
 
 def test_slow_and_hung_ranks_are_read(asked: list[JobConfig], script: str) -> None:

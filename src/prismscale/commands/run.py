@@ -13,11 +13,11 @@ from rich.console import Console
 from prismscale.analysis.result import RunResult
 from prismscale.api import DEFAULT_OUT, perform
 from prismscale.commands.forecast_options import slow_rank
+from prismscale.commands.program_arguments import ModuleOption, ProgramArgument, script_of
 from prismscale.config import JobConfig
 from prismscale.devices.routing import Routing
 from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
-from prismscale.emulation.script import Script
 from prismscale.errors import StuckError, UsageError
 from prismscale.graph.parquet import MAX_WORLD_SIZE
 from prismscale.progress import TerminalReporter
@@ -29,12 +29,7 @@ MOST_HANGS = 24
 
 
 def run(
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="The script (or module, with -m) and its arguments.", show_default=False
-        ),
-    ] = None,
+    program: ProgramArgument = None,
     world_size: Annotated[
         int, typer.Option(help="Ranks of the target job.", show_default=False)
     ] = 0,
@@ -50,9 +45,7 @@ def run(
             help="Live rank that gets the terminal: breakpoint() asks there.", show_default="none"
         ),
     ] = None,
-    module: Annotated[
-        str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
-    ] = "",
+    module: ModuleOption = "",
     out: Annotated[Path, typer.Option(help="Run folder.")] = DEFAULT_OUT,
     device: Annotated[
         str,
@@ -127,7 +120,7 @@ def run(
 ) -> None:
     """Run any rank of a training job of any world size on this machine.
 
-    Everything after the script's name belongs to the script.
+    Everything after the script's (or module's) name belongs to it.
     """
     console = Console(highlight=False)
     config = JobConfig(
@@ -177,19 +170,6 @@ def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:
     groups = f"{len(result.hangs):,} groups wait" if len(result.hangs) > 1 else "one group waits"
     who = f"{groups} for ever:\n  {shown}{more}" if result.hangs else "no group waits for it"
     return f"the job hangs: {told}, and {who}"
-
-
-def script_of(module: str, program: list[str], command: str) -> Script:
-    """The user's program: a module, or the first of ``program``; the rest are its arguments.
-
-    Raises:
-        UsageError: there is none; says how ``command`` takes it.
-    """
-    if module:
-        return Script(target=module, args=tuple(program), is_module=True)
-    if not program:
-        raise UsageError(f"no script given: {command} script.py [arguments]")
-    return Script(target=program[0], args=tuple(program[1:]))
 
 
 def _required_world_size(given: int) -> int:

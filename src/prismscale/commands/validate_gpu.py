@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from prismscale.commands.run import script_of
+from prismscale.commands.program_arguments import ModuleOption, ProgramArgument, script_of
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
 from prismscale.files import write_json
@@ -24,15 +24,8 @@ from prismscale.validation.rows import Row, print_rows
 
 
 def validate_gpu(
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="The script (or module, with -m) and its arguments.", show_default=False
-        ),
-    ] = None,
-    module: Annotated[
-        str, typer.Option("-m", help="Run a module instead of a script.", show_default=False)
-    ] = "",
+    program: ProgramArgument = None,
+    module: ModuleOption = "",
     items: Annotated[
         str, typer.Option(help=f"What to measure, with commas between: {', '.join(ITEMS)}.")
     ] = DEFAULT_ITEMS,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from prismscale.commands.program_arguments import OPEN, ProgramCommand
 from prismscale.commands.validate_gpu import validate_gpu
 from prismscale.validation.accuracy_page import renew, section
 from prismscale.validation.rows import finish
@@ -36,4 +37,4 @@ def validate_forecast(
         raise typer.Exit(code)
 
 
-validations.command("gpu", context_settings={"allow_interspersed_args": False})(validate_gpu)
+validations.command("gpu", cls=ProgramCommand, context_settings=OPEN)(validate_gpu)

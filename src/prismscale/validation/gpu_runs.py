@@ -139,7 +139,7 @@ class GpuRuns:
     def _program(self) -> list[str]:
         """The program as ``prismscale run`` takes it."""
         if self.script.is_module:
-            return ["-m", self.script.target, "--", *self.script.args]
+            return ["-m", self.script.target, *self.script.args]
         return [self.script.target, *self.script.args]
 
     def _count(self) -> None:

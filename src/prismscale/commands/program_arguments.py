@@ -1,0 +1,72 @@
+"""The user's program on our command line, written as behind ``python`` or ``torchrun``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from prismscale.emulation.script import Script
+from prismscale.errors import UsageError
+
+OPEN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+"""Settings of a command whose options end where the program begins."""
+
+ProgramArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="The script (or module, with -m) and its arguments.", show_default=False),
+]
+ModuleOption = Annotated[
+    str,
+    typer.Option(
+        "-m",
+        help="Run a module instead of a script; what follows are its arguments.",
+        show_default=False,
+    ),
+]
+
+
+class ProgramCommand(TyperCommand):
+    """A command that ends with a program.
+
+    After ``-m MODULE`` everything is the module's, as behind ``python -m``: without this, click
+    would take the module's options for ours.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse with a ``--`` behind the module's name; see click's own."""
+        stop = self._module_end(args)
+        if stop is not None and args[stop : stop + 1] != ["--"]:
+            args = [*args[:stop], "--", *args[stop:]]
+        return super().parse_args(ctx, args)
+
+    def _module_end(self, args: Sequence[str]) -> int | None:
+        """Where the arguments of ``-m`` begin; None if a script comes first, or nothing does."""
+        with_value = {
+            name
+            for option in self.params
+            if not (getattr(option, "is_flag", False) or getattr(option, "count", False))
+            for name in option.opts
+        }
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            is_module = args[place].startswith("-m") and not args[place].startswith("--")
+            place += 2 if args[place] in with_value else 1
+            if is_module:
+                return place
+        return None
+
+
+def script_of(module: str, program: list[str], command: str) -> Script:
+    """The user's program: a module, or the first of ``program``; the rest are its arguments.
+
+    Raises:
+        UsageError: there is none; says how ``command`` takes it.
+    """
+    if module:
+        return Script(target=module, args=tuple(program), is_module=True)
+    if not program:
+        raise UsageError(f"no script given: {command} script.py [arguments]")
+    return Script(target=program[0], args=tuple(program[1:]))
