@@ -8,21 +8,18 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
 from prismscale import errors
-from prismscale.cli import app
+from prismscale.cli import all_commands
 
 
-def commands(command: Any = None, name: str = "prismscale") -> Iterator[tuple[str, Any]]:
+def commands() -> Iterator[tuple[str, Any]]:
     """``(full name, command)`` of every command that does something, groups left out."""
-    command = command or typer.main.get_command(app)
-    found = getattr(command, "commands", None)
-    if found is None:
-        yield name, command
-        return
-    for child in found:
-        yield from commands(found[child], f"{name} {child}")
+    for name, command in all_commands().items():
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield f"prismscale {name}", command
+        else:
+            yield from ((f"prismscale {name} {child}", inner[child]) for child in inner)
 
 
 def command_list() -> str:

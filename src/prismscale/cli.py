@@ -12,45 +12,143 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from prismscale import __version__
-from prismscale.commands import forecast, layouts
-from prismscale.commands import run as run_command
-from prismscale.commands.calibrate import calibrate
-from prismscale.commands.doctor import doctor
-from prismscale.commands.exports import exports
-from prismscale.commands.health import health
-from prismscale.commands.imports import imports
-from prismscale.commands.profile_kernels import profile_kernels
-from prismscale.commands.program_arguments import OPEN, ProgramCommand
-from prismscale.commands.validations import validations
 from prismscale.errors import PrismscaleError, PrismscaleWarning, ScriptError, UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+
+def _run() -> typer.Typer:
+    from prismscale.commands import run
+    from prismscale.commands.program_arguments import OPEN, ProgramCommand
+
+    command = typer.Typer(add_completion=False)
+    command.command(cls=ProgramCommand, context_settings=OPEN)(run.run)
+    return command
+
+
+def _forecast() -> Callable[..., None]:
+    from prismscale.commands.forecast import forecast
+
+    return forecast
+
+
+def _sensitivity() -> Callable[..., None]:
+    from prismscale.commands.forecast import sensitivity
+
+    return sensitivity
+
+
+def _place() -> Callable[..., None]:
+    from prismscale.commands.layouts import place
+
+    return place
+
+
+def _explore() -> Callable[..., None]:
+    from prismscale.commands.layouts import explore
+
+    return explore
+
+
+def _health() -> Callable[..., None]:
+    from prismscale.commands.health import health
+
+    return health
+
+
+def _doctor() -> Callable[..., None]:
+    from prismscale.commands.doctor import doctor
+
+    return doctor
+
+
+def _profile_kernels() -> Callable[..., None]:
+    from prismscale.commands.profile_kernels import profile_kernels
+
+    return profile_kernels
+
+
+def _calibrate() -> typer.Typer:
+    from prismscale.commands.calibrate import calibrate
+
+    return calibrate
+
+
+def _imports() -> typer.Typer:
+    from prismscale.commands.imports import imports
+
+    return imports
+
+
+def _exports() -> typer.Typer:
+    from prismscale.commands.exports import exports
+
+    return exports
+
+
+def _validations() -> typer.Typer:
+    from prismscale.commands.validations import validations
+
+    return validations
+
+
+COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
+    "run": _run,
+    "forecast": _forecast,
+    "sensitivity": _sensitivity,
+    "place": _place,
+    "explore": _explore,
+    "health": _health,
+    "doctor": _doctor,
+    "profile-kernels": _profile_kernels,
+    "calibrate": _calibrate,
+    "import": _imports,
+    "export": _exports,
+    "validate": _validations,
+}
+"""Each imports what it needs when it is asked for: all of them together take a second."""
+
+
+def all_commands() -> dict[str, Any]:
+    """Every command by its name, imported."""
+    return {name: _loaded(name) for name in COMMANDS}
+
+
+def _loaded(name: str) -> Any:
+    found = COMMANDS[name]()
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single.command()(found)
+        found = single
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
+class Commands(TyperGroup):
+    """The commands, imported one by one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, as the help lists them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None if there is none."""
+        return _loaded(cmd_name) if cmd_name in COMMANDS else None
+
+
 app = typer.Typer(
     name="prismscale",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Run any rank of an 8,192-GPU training job on the machine you have.",
 )
-app.command("run", cls=ProgramCommand, context_settings=OPEN)(run_command.run)
-app.add_typer(calibrate, name="calibrate")
-app.add_typer(imports, name="import")
-app.add_typer(exports, name="export")
-for command in (
-    forecast.forecast,
-    forecast.sensitivity,
-    layouts.place,
-    layouts.explore,
-    health,
-    doctor,
-):
-    app.command()(command)
-app.command("profile-kernels")(profile_kernels)
-app.add_typer(validations, name="validate")
 
 
 class Unwound(BaseException):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -153,3 +155,10 @@ def test_each_kind_of_end_has_its_exit_code(
         assert error.traceback in done.err
     if code < 128:
         assert f"error: {error}" in done.err
+
+
+def test_a_command_pays_for_no_other() -> None:
+    """``prismscale --version`` is there at once: commands import what they need when asked for."""
+    ask = "import sys, prismscale.cli; print({'numpy', 'pyarrow', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

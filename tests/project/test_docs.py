@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from prismscale.cli import app
+from prismscale.cli import COMMANDS, all_commands, app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -48,7 +48,7 @@ def shell_lines(page: Path) -> Iterator[list[str]]:
 def parse(arguments: list[str]) -> None:
     """Let the command line take the arguments, without running anything."""
     command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
+    while hasattr(command, "resolve_command"):
         context = command.make_context("prismscale", list(arguments))
         _, command, arguments = command.resolve_command(context, arguments)
     command.make_context("prismscale", list(arguments))
@@ -100,7 +100,7 @@ def test_commands_are_ones_that_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_named_commands_exist(page: Path) -> None:
     """A `prismscale COMMAND` in running text is a command."""
-    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    known = set(COMMANDS)
     named = re.findall(r"`prismscale\s+([a-z-]+)[^`]*`", text_of(page))
 
     assert set(named) <= known
@@ -108,7 +108,7 @@ def test_named_commands_exist(page: Path) -> None:
 
 def all_options() -> Iterator[tuple[str, Any]]:
     """``(command, parameter)`` of the whole command line."""
-    waiting: list[tuple[str, Any]] = [("prismscale", typer.main.get_command(app))]
+    waiting: list[tuple[str, Any]] = [(f"prismscale {n}", c) for n, c in all_commands().items()]
     while waiting:
         name, command = waiting.pop()
         waiting += [(f"{name} {n}", c) for n, c in getattr(command, "commands", {}).items()]

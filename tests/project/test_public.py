@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import typer.main
-
-from prismscale.cli import app
+from prismscale.cli import all_commands
 from support.runs import environment
 
 SOURCE = Path(__file__).parents[2] / "src" / "prismscale"
@@ -38,14 +36,13 @@ TORCHLESS = [
 
 def test_the_options_of_run_stay_what_they_are() -> None:
     """Taking one away or renaming it breaks somebody's script: change this list knowingly."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    options = (o for p in commands["run"].params for o in p.opts if o.startswith("-"))
+    options = (o for p in all_commands()["run"].params for o in p.opts if o.startswith("-"))
     assert sorted(options) == RUN_OPTIONS
 
 
 def test_every_command_says_what_it_does() -> None:
     """One line in the list of commands."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = all_commands()
     assert "run" in commands
     assert all(c.get_short_help_str() for c in commands.values())
 

@@ -16,7 +16,9 @@ from prismscale.files import write_text
 from prismscale.formats.nccl_tests import measured_from, parse_nccl_tests
 from prismscale.progress import TerminalReporter
 
-calibrate = typer.Typer(no_args_is_help=True, help="Write a cluster file from measurements.")
+calibrate = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Write a cluster file from measurements."
+)
 
 
 @calibrate.command()

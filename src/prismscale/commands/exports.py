@@ -16,7 +16,9 @@ from prismscale.forecast.recording import Recording, load_recording
 from prismscale.formats.chakra import write_chakra
 from prismscale.sim.timeline import Timeline, simulate, simulate_steady
 
-exports = typer.Typer(no_args_is_help=True, help="Write a run's graph for other tools.")
+exports = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Write a run's graph for other tools."
+)
 
 
 @exports.callback()

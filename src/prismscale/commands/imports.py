@@ -24,7 +24,9 @@ MOST_REPAIRS = 12
 """Lines of repairs on the terminal."""
 
 imports = typer.Typer(
-    no_args_is_help=True, help="Make a run folder from traces that others recorded."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Make a run folder from traces that others recorded.",
 )
 
 Out = Annotated[Path, typer.Option(help="Run folder to write.")]

@@ -13,7 +13,9 @@ from prismscale.validation.accuracy_page import renew, section
 from prismscale.validation.rows import finish
 from prismscale.validation.suite import REMARKS, validate
 
-validations = typer.Typer(no_args_is_help=True, help="Hold results against measurements.")
+validations = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Hold results against measurements."
+)
 
 
 @validations.command("forecast")
