@@ -185,7 +185,9 @@ class Job:
             )
 
     def _starting(self) -> AbstractContextManager[Starter]:
-        return fork_server(self.folder.logs) if self.starter is None else nullcontext(self.starter)
+        if self.starter is not None:
+            return nullcontext(self.starter)
+        return fork_server(self.config, self.folder.logs)
 
     @contextmanager
     def _stage(self, name: str, *, silent: bool = False) -> Iterator[StageUpdate]:

@@ -31,9 +31,16 @@ it is imported, as ``torch.distributed.pipelining`` does: it would be missing in
 memory. ``torch._dynamo`` is what takes the time there."""
 
 
-def fork_server(logs: Path) -> ForkServer:
+PRELOADED_TO_COMPILE = ("torch._inductor.compile_fx",)
+"""What ``torch.compile`` imports: as long as half of what all others do, so for those who ask."""
+COMPILES = ("torch.compile(", "flex_attention")
+
+
+def fork_server(config: JobConfig, logs: Path) -> ForkServer:
     """Starts all ranks of a job, captured and live."""
-    return ForkServer(preload=PRELOADED, log=logs / "fork-server.log")
+    compiles = config.script.mentions(COMPILES) and not config.fused
+    preload = (*PRELOADED, *(PRELOADED_TO_COMPILE if compiles else ()))
+    return ForkServer(preload=preload, log=logs / "fork-server.log")
 
 
 def capture_runner(

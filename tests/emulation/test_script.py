@@ -80,6 +80,14 @@ def test_a_script_that_is_not_there_is_refused() -> None:
         Script(target="gone.py")
 
 
+def test_a_programs_own_code_is_searched_for_words() -> None:
+    """That beside it and in its packages, and no other's."""
+    script = Script(target=program("import helper"))
+    program("model = torch.compile(model)", "package/__init__.py")
+    assert script.mentions(["nowhere", "torch.compile("])
+    assert not script.mentions(["def compile"])
+
+
 def test_a_call_site_is_the_users_own_line() -> None:
     """Relative to the working folder."""
     name = program("def call(f):\n    return f()\n\nresult = call(site)\n", "sub/lib.py")

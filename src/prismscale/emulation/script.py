@@ -7,6 +7,7 @@ import os
 import runpy
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -68,6 +69,12 @@ class Script:
             return [Path(found.origin)] if found.origin else []
         folders = map(Path, found.submodule_search_locations)
         return sorted(f for folder in folders for f in folder.rglob("*.py"))
+
+    def mentions(self, words: Iterable[str]) -> bool:
+        """Whether one of ``words`` stands in the program's own code."""
+        found = [word.encode() for word in words]
+        texts = (file.read_bytes() for file in self.sources())
+        return any(word in text for text in texts for word in found)
 
     def set_up(self) -> None:
         """Set ``sys.argv`` and ``sys.path`` as the interpreter would for this program."""
