@@ -26,6 +26,12 @@ from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
 from prismscale.live.live_spec import CLOCKS, refuse_virtual_gpu
 
+MOST_REAL = 1024
+"""Processes that one machine is asked to hold."""
+VALUES = ("answered", "real")
+"""answered: a captured rank runs alone, and what others would send is made up by rules. real: all
+ranks run, a few at a time, and hear what the others really send."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
@@ -55,6 +61,10 @@ class JobConfig:
     max_captures: int = 128
     capture_timeout_s: float = 1800.0
     memory: bool = True
+    values: str = "answered"
+    """Where the values of other ranks come from: one of :data:`VALUES`."""
+    slots: int = 0
+    """With real values, ranks that run at a time; 0 for one a core."""
     fresh: bool = False
     compute_scale: float = 1.0
     kernels: Path | None = None
@@ -75,6 +85,7 @@ class JobConfig:
             raise UsageError(f"world size is {self.world_size}; allowed: 1 … {MAX_WORLD_SIZE:,}")
         _choice("device", self.device, DEVICES)
         _choice("clock", self.clock, CLOCKS)
+        self._check_values()
         refuse_virtual_gpu(self.clock, self.device)
         for rank in (*self.live, *self.shown):
             if not 0 <= rank < self.world_size:
@@ -106,6 +117,20 @@ class JobConfig:
         if not self.capture_timeout_s > 0:
             raise UsageError(f"--capture-timeout is {self.capture_timeout_s}; allowed: above 0")
         self.faults.check(self.world_size)
+
+    def _check_values(self) -> None:
+        _choice("values", self.values, VALUES)
+        if self.values == "real" and self.device != "cpu":
+            raise UsageError(
+                f"--values real is of --device cpu: {self.device} holds no values of many ranks"
+            )
+        if self.slots < 0 or (self.slots and self.values != "real"):
+            raise UsageError(f"--slots is {self.slots}; give 1 or more, with --values real")
+        if self.values == "real" and self.world_size > MOST_REAL:
+            raise UsageError(
+                f"--values real runs every rank, and there are {self.world_size:,}; allowed: up to "
+                f"{MOST_REAL:,}. Without it a few ranks stand for all"
+            )
 
     @property
     def faults(self) -> Faults:
@@ -169,6 +194,7 @@ class JobConfig:
             self.samples,
             self.step_marker,
             self.memory,
+            self.values,
             self.watched_steps,
             self.storage.write_bytes_per_s,
             repr(self.routing),

@@ -3,6 +3,7 @@
 script + world size + cluster
    │ capture    a few ranks run the program, nobody else exists    → traces
    │ slices     those that fit the cores, again, side by side       → their durations
+   │   values   or all ranks, a few at a time, with real values     → traces of every rank
    │ assemble   rank classes and groups of every rank, verified     → JobGraph
    │ cost       a duration for every node                           → GraphDurations
    │ simulate   re-time the whole graph                             → Timeline
@@ -40,6 +41,8 @@ from prismscale.job_parts import (
     emulated_ranks,
     fork_server,
     live_stage,
+    switch_counts,
+    switching_stage,
 )
 from prismscale.live.stage import LogLine
 from prismscale.processes.footprint import Footprint
@@ -110,6 +113,7 @@ class Job:
                 emulated=emulated,
                 events=tuple(costed),
                 unmatched=unmatched,
+                switched=switch_counts(captures) if config.values == "real" else None,
             ),
             command=config.script.command,
             cluster=cluster.name,
@@ -125,6 +129,8 @@ class Job:
         self, cluster: Cluster, folder: Path, starter: Starter
     ) -> tuple[CapturePlan, dict[int, RankTrace]]:
         config, logs = self.config, self.folder.logs
+        if config.values == "real":
+            return self._run_all(cluster, folder, starter)
         with self._stage("capture") as update:
             runner = capture_runner(
                 config, cluster, starter=starter, folder=folder, logs=logs, progress=update
@@ -140,6 +146,22 @@ class Job:
             with self._stage("slices") as update:
                 time_co_runs(runner, slices, update)
         return plan, pool_samples(runner.traces, plan.representative_R)
+
+    def _run_all(
+        self, cluster: Cluster, folder: Path, starter: Starter
+    ) -> tuple[CapturePlan, dict[int, RankTrace]]:
+        """Every rank with real values, so that none stands for another."""
+        with self._stage("values") as update:
+            stage = switching_stage(
+                self.config,
+                cluster,
+                starter=starter,
+                folder=folder,
+                logs=self.folder.logs,
+                progress=update,
+            )
+            traces = dict(enumerate(stage.run()))
+        return CapturePlan.of_all(traces[0]), traces
 
     def _scheduled(
         self, traces: dict[int, RankTrace], events: list[PeriodicEvent]

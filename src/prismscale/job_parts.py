@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import Emulated
+from prismscale.analysis.switched import SwitchCounts
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.cluster import Cluster
@@ -17,7 +18,12 @@ from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import Starter
 from prismscale.progress import StageUpdate
+from prismscale.switching.all_ranks import DONE, SwitchingStage
+from prismscale.switching.switched_spec import SwitchedSpec
+from prismscale.typed_files import load_json
 
+WARM_UP_STEPS = 2
+"""With real values, steps before those that are sampled."""
 PRELOADED = (
     RANK_PROCESS,
     LIVE_RANK_PROCESS,
@@ -68,6 +74,39 @@ def capture_runner(
         timeout_s=config.capture_timeout_s,
         progress=progress,
     )
+
+
+def switching_stage(
+    config: JobConfig,
+    cluster: Cluster,
+    *,
+    starter: Starter,
+    folder: Path,
+    logs: Path,
+    progress: StageUpdate,
+) -> SwitchingStage:
+    """Runs all ranks with real values; ``folder`` takes the traces."""
+    return SwitchingStage(
+        spec=SwitchedSpec(
+            **_of_any_rank(config, cluster, captures=folder),
+            rank=0,
+            samples=config.samples,
+            marks=config.samples + WARM_UP_STEPS,
+            track_memory=config.memory,
+            out=str(folder),
+            address="",
+            values="",
+        ),
+        slots=config.slots or starter.slots,
+        logs=logs,
+        starter=starter,
+        progress=progress,
+    )
+
+
+def switch_counts(folder: Path) -> SwitchCounts:
+    """How the ranks ran whose traces ``folder`` holds."""
+    return load_json(SwitchCounts, folder / DONE, "the end of a run with real values")
 
 
 def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> tuple[Emulated, ...]:

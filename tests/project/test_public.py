@@ -19,13 +19,14 @@ RUN_OPTIONS = [
         "--routing",
         "--samples",
         "--show",
+        "--slots",
         "--slow",
         "--stand-in",
         "--step-marker",
         "--steps",
         "--storage",
     ),
-    *("--watch-steps", "--world-size", "-m"),
+    *("--values", "--watch-steps", "--world-size", "-m"),
 ]
 TORCHLESS = [
     *("analysis", "cluster", "cost", "durations", "errors", "files", "forecast", "formats"),

@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
     ValueUse,
     coverage,
 )
+from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.source import NEVER
 from prismscale.errors import FormatError
 from prismscale.graph.trace import MemoryPart
@@ -160,6 +161,8 @@ class RunResult:
     first."""
     values: tuple[ValueUse, ...] = ()
     """On a null device: reads of values that do not exist, most frequent first."""
+    switched: SwitchCounts | None = None
+    """With real values, how the ranks ran."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0

@@ -30,6 +30,7 @@ from prismscale.analysis.result import (
     StageResult,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name
+from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.pipeline import stage_of
@@ -58,6 +59,8 @@ class Findings:
     """What happens only in some steps."""
     unmatched: tuple[str, ...] = ()
     """What of it could not be put together."""
+    switched: SwitchCounts | None = None
+    """Where ranks heard real values."""
 
 
 def summarise(
@@ -97,6 +100,7 @@ def summarise(
         ),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
+        switched=found.switched,
         captured=found.captured,
         samples=min(c.trace.n_samples for c in graph.classes),
         hangs=_hangs(timeline),

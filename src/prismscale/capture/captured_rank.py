@@ -63,7 +63,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
         _run(stack, spec, device, recorder, hook, recorder, control)
     control.end_memory()
-    trace = _trace(spec, control, recorder, device)
+    trace = trace_of(spec, control, recorder, device)
     if control.followed is None:
         _save_unusual(spec, control.ordinary(), recorder, device)
     if emulation is not None and control.followed is None:
@@ -94,7 +94,7 @@ def _capture_in_slice(
         _run(stack, spec, device, recorder, recorder, GroupObservers(cohort, recorder), control)
     # Before the trace is made: see [Note: when a node is final].
     cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
-    trace = _trace(spec, control, recorder, device)
+    trace = trace_of(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
     beside = (r for r in spec.slice if r // spec.local_world_size == node)
     facts = CoRunFacts(
@@ -125,7 +125,7 @@ def _run(
     recorder.finish()
 
 
-def _trace(
+def trace_of(
     spec: CaptureSpec, control: Control, recorder: Recorder, device: CaptureDevice
 ) -> RankTrace:
     """What the rank did, and what it is known by: only the columns are the stream's."""

@@ -50,6 +50,17 @@ class CapturePlan:
     witnesses: tuple[int, ...]
     """Captured ranks that were found equal to their representative."""
 
+    @classmethod
+    def of_all(cls, trace: RankTrace) -> CapturePlan:
+        """Every rank was captured, and stands for itself; ``trace`` is rank 0's."""
+        axes = find_axes(trace)
+        return cls(
+            representative_R=np.arange(trace.world_size, dtype=np.int64),
+            axes=axes,
+            distinct=tuple(axis.name for axis in axes),
+            witnesses=(),
+        )
+
 
 def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
     """The axes of the mesh, from the groups that rank 0 saw being created.

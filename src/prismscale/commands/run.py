@@ -115,6 +115,19 @@ def run(
     ] = "",
     max_captures: Annotated[int, typer.Option(help="Most ranks to capture.")] = 128,
     capture_timeout: Annotated[float, typer.Option(help="Seconds for one capture.")] = 1800.0,
+    values: Annotated[
+        str,
+        typer.Option(
+            help="What other ranks send: answered (made up by rules) or real (all ranks run, a few "
+            "at a time)."
+        ),
+    ] = "answered",
+    slots: Annotated[
+        int,
+        typer.Option(
+            help="With --values real, ranks that run at a time.", show_default="one a core"
+        ),
+    ] = 0,
     no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not track memory.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo stages that are done.")] = False,
 ) -> None:
@@ -140,6 +153,8 @@ def run(
         max_captures=max_captures,
         capture_timeout_s=capture_timeout,
         memory=not no_memory,
+        values=values,
+        slots=slots,
         fresh=fresh,
         compute_scale=compute_scale,
         kernels=kernels,

@@ -99,9 +99,13 @@ class Groups:
 
 @contextlib.contextmanager
 def install(
-    environment: RankEnvironment, hook: CommunicationHook, observer: GroupObserver | None = None
+    environment: RankEnvironment,
+    hook: CommunicationHook,
+    observer: GroupObserver | None = None,
+    keys: Callable[[str], rendezvous_store.KeySpace] | None = None,
 ) -> Iterator[Groups]:
-    """Let ``torch.distributed`` believe in ``environment``; ``hook`` answers every communication.
+    """Let ``torch.distributed`` believe in ``environment``; ``hook`` answers every communication,
+    and ``keys`` makes the keys of a store's address, where peers are there to write some.
 
     On exit the process group is destroyed if the program left it, and torch, ``os.environ`` and
     ``sys.excepthook`` are as before, so that ranks can run one after another in one process.
@@ -117,7 +121,7 @@ def install(
     with contextlib.ExitStack() as undo:
         undo.enter_context(environment.applied())
         undo.callback(setattr, sys, "excepthook", sys.excepthook)
-        undo.enter_context(rendezvous_store.shared_by(environment))
+        undo.enter_context(rendezvous_store.shared_by(environment, keys))
         for name, replacement in _replacements(groups).items():
             undo.enter_context(rebound(name, replacement))
         for flag in _FLAGS:

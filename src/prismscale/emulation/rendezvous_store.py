@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -42,27 +42,75 @@ class KeySpace:
         self._world_size = environment.world_size
         own = (environment.rank, environment.local_rank, environment.node_rank)
         self._own_numbers = tuple(dict.fromkeys(str(number) for number in own))
-        self.values: dict[str, bytes] = {}
+        self._values: dict[str, bytes] = {}
         self._counters: dict[str, int] = {}
-        self.queues: dict[str, list[bytes]] = {}
+        self._queues: dict[str, list[bytes]] = {}
 
     def add(self, key: str, amount: int) -> int:
         """Raise a counter, see rule 2."""
         before = self._counters.get(key)
-        if before is None and key in self.values:
+        if before is None and key in self._values:
             # A number that this rank wrote as text: an ordinary value, not a shared counter.
-            value = int(self.values[key]) + amount
-            self.values[key] = str(value).encode()
+            value = int(self._values[key]) + amount
+            self._values[key] = str(value).encode()
             return value
         if amount == 0:
             return (before or 0) * self._world_size
         self._counters[key] = (before or 0) + amount
         return (before or 0) * self._world_size + amount * (self._rank + 1)
 
+    def read(self, key: str) -> bytes:
+        """The value by the module's rules.
+
+        Raises:
+            UsageError: no rule answers.
+        """
+        value = self.lookup(key)
+        if value is None:
+            raise UsageError(
+                f"the store key {key!r} is written only by a rank that does not exist here, so "
+                f"{call_site()} would wait for ever: let every rank write its own key, or pass "
+                "the value through torch.distributed.broadcast_object_list"
+            )
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether :meth:`read` returns at once."""
+        return self.lookup(key) is not None
+
+    def write(self, key: str, value: bytes) -> None:
+        """Set a key of this rank's own."""
+        self._values[key] = value
+
+    def extend(self, key: str, value: bytes) -> None:
+        """Lengthen a key's value."""
+        self._values[key] = self._values.get(key, b"") + value
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write ``desired`` where the key holds ``expected`` (or nothing, if that is empty)."""
+        current = self.lookup(key)
+        if current == expected or (current is None and not expected):
+            self._values[key] = desired
+            return desired
+        return expected if current is None else current
+
+    def push(self, key: str, value: bytes) -> None:
+        """Append to a queue."""
+        self._queues.setdefault(key, []).append(value)
+
+    def pop(self, key: str) -> bytes:
+        """Take from a queue; what only absent ranks would push raises as :meth:`read`."""
+        queue = self._queues.get(key)
+        return queue.pop(0) if queue else self.read(key)
+
+    def queued(self, key: str) -> int:
+        """Entries in a queue."""
+        return len(self._queues.get(key, ()))
+
     def lookup(self, key: str) -> bytes | None:
         """The value by rules 1 to 4, None where no rule answers."""
-        if key in self.values:
-            return self.values[key]
+        if key in self._values:
+            return self._values[key]
         if key in self._counters:
             return str(self.add(key, 0)).encode()
         if any(_is_flag_of(counter, key) for counter in self._counters):
@@ -72,19 +120,19 @@ class KeySpace:
     def _analogous(self, key: str) -> bytes | None:
         for match in _NUMBER.finditer(key):
             for own in self._own_numbers:
-                value = self.values.get(key[: match.start()] + own + key[match.end() :])
+                value = self._values.get(key[: match.start()] + own + key[match.end() :])
                 if value is not None:
                     return value
         return None
 
     def remove(self, key: str) -> bool:
         """Forget a key; whether it was there."""
-        removed = self.values.pop(key, None) is not None
+        removed = self._values.pop(key, None) is not None
         return self._counters.pop(key, None) is not None or removed
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """All keys that this rank wrote."""
-        return [*self.values, *self._counters]
+        return [*self._values, *self._counters]
 
 
 def _is_flag_of(counter: str, key: str) -> bool:
@@ -95,43 +143,33 @@ def _is_flag_of(counter: str, key: str) -> bool:
 class EmulatedStore(Store):
     """A ``torch.distributed.Store`` on a :class:`KeySpace`."""
 
-    _environment: ClassVar[RankEnvironment | None] = None
+    _made: ClassVar[Callable[[str], KeySpace] | None] = None
+    """Makes the keys of an address; None outside of an emulation."""
     _spaces: ClassVar[dict[str, KeySpace]] = {}
     _alive: ClassVar[list[EmulatedStore]] = []
     """C++ holders (PrefixStore) keep the C++ half of a store alive, not the Python half."""
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str = "") -> None:
         super().__init__()
-        environment = EmulatedStore._environment
-        if environment is None:
+        made = EmulatedStore._made
+        if made is None:
             raise UsageError(
                 "an emulated store was created outside `with install(...)`: create it inside"
             )
         spaces = EmulatedStore._spaces
-        if address is None:
-            self._space = KeySpace(environment)
-        else:
-            self._space = spaces.setdefault(address, KeySpace(environment))
+        if address not in spaces:
+            spaces[address] = made(address)
+        self._space = spaces[address]
         self._timeout = timedelta(minutes=5)
         EmulatedStore._alive.append(self)
 
-    def _value(self, key: str) -> bytes:
-        value = self._space.lookup(key)
-        if value is None:
-            raise UsageError(
-                f"the store key {key!r} is written only by a rank that does not exist here, so "
-                f"{call_site()} would wait for ever: let every rank write its own key, or pass "
-                "the value through torch.distributed.broadcast_object_list"
-            )
-        return value
-
     def set(self, key: str, value: str | bytes) -> None:
         """Write a key."""
-        self._space.values[key] = _bytes(value)
+        self._space.write(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """Read a key by the module's rules."""
-        return self._value(key)
+        return self._space.read(key)
 
     def add(self, key: str, value: int) -> int:
         """Raise a counter by the module's rules."""
@@ -139,24 +177,20 @@ class EmulatedStore(Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """Lengthen a key's value."""
-        self._space.values[key] = self._space.values.get(key, b"") + _bytes(value)
+        self._space.extend(key, _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether :meth:`wait` would return."""
-        return all(self._space.lookup(key) is not None for key in keys)
+        return all(self._space.has(key) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return when every key is answered, which is at once or never."""
+        """Return when every key is answered; where peers are absent, at once or never."""
         for key in keys:
-            self._value(key)
+            self._space.read(key)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write ``desired`` where the key holds ``expected`` (or nothing, if that is empty)."""
-        current = self._space.lookup(key)
-        if current == _bytes(expected) or (current is None and not expected):
-            self._space.values[key] = _bytes(desired)
-            return _bytes(desired)
-        return _bytes(expected) if current is None else current
+        return self._space.compare_set(key, _bytes(expected), _bytes(desired))
 
     def delete_key(self, key: str) -> bool:
         """Forget a key; whether it was there."""
@@ -164,7 +198,7 @@ class EmulatedStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Read several keys."""
-        return [self._value(key) for key in keys]
+        return [self._space.read(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Write several keys."""
@@ -172,25 +206,24 @@ class EmulatedStore(Store):
             self.set(key, value)
 
     def num_keys(self) -> int:
-        """Keys that this rank wrote."""
-        return len(self._space.keys())
+        """Keys that this rank knows."""
+        return len(self._space.names())
 
     def list_keys(self) -> list[str]:
-        """Keys that this rank wrote."""
-        return self._space.keys()
+        """Keys that this rank knows."""
+        return self._space.names()
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Append to a queue."""
-        self._space.queues.setdefault(key, []).append(_bytes(value))
+        self._space.push(key, _bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take from a queue; what only absent ranks would push raises."""
-        queue = self._space.queues.get(key)
-        return queue.pop(0) if queue else self._value(key)
+        return self._space.pop(key)
 
     def queue_len(self, key: str) -> int:
         """Entries in a queue."""
-        return len(self._space.queues.get(key, ()))
+        return self._space.queued(key)
 
     def has_extended_api(self) -> bool:
         """append, multi_get and multi_set are there."""
@@ -199,6 +232,7 @@ class EmulatedStore(Store):
     def clone(self) -> EmulatedStore:
         """Another handle on the same keys."""
         twin = EmulatedStore()
+        # Of the C++ half there is one each.
         twin._space = self._space
         return twin
 
@@ -243,20 +277,29 @@ class EmulatedFileStore(EmulatedStore):
 
 
 class EmulatedHashStore(EmulatedStore):
-    """``HashStore``: keys of this object alone."""
+    """``HashStore``: keys of this object alone, which no other rank ever had."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._space = type(self)._own()
+
+    _own: ClassVar[Callable[[], KeySpace]]
 
 
 @contextlib.contextmanager
-def shared_by(environment: RankEnvironment) -> Iterator[None]:
-    """Stores created in the block belong to this rank and share keys by address."""
-    EmulatedStore._environment = environment
+def shared_by(
+    environment: RankEnvironment, keys: Callable[[str], KeySpace] | None = None
+) -> Iterator[None]:
+    """Stores created in the block belong to this rank and share keys by address.
+
+    ``keys`` makes those of an address, where they are not known from this rank alone.
+    """
+    EmulatedStore._made = keys or (lambda address: KeySpace(environment))
+    EmulatedHashStore._own = lambda: KeySpace(environment)
     try:
         yield
     finally:
-        EmulatedStore._environment = None
+        EmulatedStore._made = None
         EmulatedStore._spaces.clear()
         EmulatedStore._alive.clear()
 

@@ -117,6 +117,10 @@ def class_sentences(result: RunResult) -> list[str]:
         f"Programs differ along {axes}." if axes else "No two programs were found to differ.",
         f"Captured: {counted(len(result.captured), 'rank')}.",
     ]
+    if result.switched is not None:
+        slots = counted(result.switched.slots, "slot")
+        switches = counted(result.switched.switches, "switch", "switches")
+        sentences.append(f"All ran with real values, in {slots}: {switches}.")
     if checked:
         sentences.append(f"Witnesses among them, found equal to their class: {checked:,}.")
     if assumed:

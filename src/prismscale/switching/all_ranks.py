@@ -1,0 +1,164 @@
+"""Runs all ranks of a job with real values, a few at a time, and collects their traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prismscale.analysis.switched import SwitchCounts
+from prismscale.graph.io import load_trace
+from prismscale.graph.trace import RankTrace
+from prismscale.processes.children import Children, Program
+from prismscale.processes.failure import failure_of
+from prismscale.processes.starter import Starter
+from prismscale.progress import StageUpdate
+from prismscale.switching.coordinator import SwitchingCoordinator
+from prismscale.switching.slots import RankState
+from prismscale.switching.switched_spec import SwitchedSpec
+from prismscale.typed_files import save_json
+
+RANK_PROCESS = "prismscale.switching.switched_rank"
+DONE = "switched.json"
+"""Is there when all ranks have come to their end: how many slots they had, and switches."""
+_POLL_S = 0.05
+
+
+@dataclass(kw_only=True)
+class Connection:
+    """One thread of a rank."""
+
+    end: socket.socket
+    rank: int | None = None
+    text: bytes = b""
+
+    def lines(self) -> Iterator[dict[str, Any]] | None:
+        """The questions that have come; None once the other end is closed."""
+        try:
+            received = self.end.recv(1 << 16)
+        except ConnectionResetError:
+            return None
+        if not received:
+            return None
+        *lines, self.text = (self.text + received).split(b"\n")
+        return map(json.loads, lines)
+
+    def answer(self, told: dict[str, Any]) -> None:
+        """Tell the rank. One that has ended meanwhile shows elsewhere."""
+        with contextlib.suppress(OSError):
+            self.end.sendall(json.dumps(told).encode() + b"\n")
+
+
+@dataclass(kw_only=True)
+class SwitchingStage:
+    """All ranks of one job."""
+
+    spec: SwitchedSpec
+    """Of any rank; its rank, address and folder of values are replaced."""
+    slots: int
+    logs: Path
+    starter: Starter
+    progress: StageUpdate | None = None
+
+    def run(self) -> list[RankTrace]:
+        """The traces of all ranks, in their order; those of an earlier run that came to its end are
+        read.
+
+        Raises:
+            ScriptError: the program failed on a rank.
+            StuckError: its ranks wait for each other.
+            MismatchError: they disagree about a communication.
+        """
+        folder, world_size = Path(self.spec.out), self.spec.world_size
+        if not (folder / DONE).exists():
+            with Children() as children:
+                self._run(children)
+        return [load_trace(replace(self.spec, rank=rank).trace_path) for rank in range(world_size)]
+
+    def _run(self, children: Children) -> None:
+        folder = Path(self.spec.out)
+        values = folder / "values"
+        shutil.rmtree(values, ignore_errors=True)
+        values.mkdir(parents=True)
+        address = str(children.shared_folder() / "coordinator")
+        spec = replace(self.spec, address=address, values=str(values))
+        coordinator = SwitchingCoordinator(
+            world_size=spec.world_size,
+            n_slots=self.slots,
+            start=lambda rank: self._start(children, replace(spec, rank=rank)),
+        )
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen(spec.world_size)
+                self._serve(children, coordinator, listener)
+        finally:
+            shutil.rmtree(values, ignore_errors=True)
+        counts = SwitchCounts(slots=self.slots, switches=coordinator.slots.switches)
+        save_json(counts, folder / DONE)
+
+    def _serve(
+        self, children: Children, coordinator: SwitchingCoordinator, listener: socket.socket
+    ) -> None:
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as open_ends:
+            selector.register(listener, selectors.EVENT_READ)
+            coordinator.advance()
+            looked = time.monotonic()
+            while coordinator.running():
+                for key, _ in selector.select(_POLL_S):
+                    if key.data is None:
+                        end, _ = listener.accept()
+                        connection = Connection(end=open_ends.enter_context(end))
+                        selector.register(end, selectors.EVENT_READ, connection)
+                    elif not self._hear(coordinator, key.data):
+                        selector.unregister(key.data.end)
+                        key.data.end.close()
+                # To look at all ranks' processes takes longer than to answer one.
+                if time.monotonic() - looked > _POLL_S:
+                    self._collect(children, coordinator)
+                    looked = time.monotonic()
+                coordinator.advance()
+
+    @staticmethod
+    def _hear(coordinator: SwitchingCoordinator, connection: Connection) -> bool:
+        """Answer what a rank asks; False once it is gone."""
+        questions = connection.lines()
+        if questions is None:
+            return False
+        for question in questions:
+            if connection.rank is None:
+                connection.rank = int(question["rank"])
+            else:
+                coordinator.asked(connection.rank, question, connection.answer)
+        return True
+
+    def _start(self, children: Children, spec: SwitchedSpec) -> None:
+        spec.save(spec.path)
+        for left in (spec.error_path, spec.stopped_path, spec.trace_path):
+            left.unlink(missing_ok=True)
+        program = Program(
+            name=str(spec.rank),
+            module=RANK_PROCESS,
+            arguments=(str(spec.path),),
+            log=self.logs / f"switched-rank-{spec.rank}.log",
+            slot=spec.rank % self.slots,
+        )
+        self.starter.start(children, program)
+
+    def _collect(self, children: Children, coordinator: SwitchingCoordinator) -> None:
+        for child in children.finished():
+            spec = replace(self.spec, rank=int(child.name))
+            spec.path.unlink(missing_ok=True)
+            if child.process.returncode != 0 or not spec.trace_path.exists():
+                raise failure_of(child, spec.rank, spec.error_path, "the run with real values")
+            coordinator.ended(spec.rank, stopped=spec.stopped_path.exists())
+            if self.progress is not None:
+                ended = sum(s is RankState.ENDED for s in coordinator.slots.states)
+                self.progress(ended, spec.world_size)

@@ -1,0 +1,229 @@
+"""Answers the ranks of a job that runs with real values: who may go on, who runs next.
+
+Each thread of a rank that communicates has a connection of its own and asks one thing at a time, so
+a question that is not answered yet is what suspends a rank. Questions are JSON, one a line:
+
+=========== ============================== ==================================================
+``issue``   parts of communications        names whose result this rank is to work out
+``reduced`` names                          done
+``wait``    names                          when all are complete and the rank has a slot
+``take``    names                          names whose stored values nobody needs any more
+``store``   an operation on a store        its result, when there is one
+=========== ============================== ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prismscale.errors import StuckError
+from prismscale.graph.node import CollectiveOp
+from prismscale.switching.operations import IssuedPart, OperationTable
+from prismscale.switching.shared_keys import Keys
+from prismscale.switching.slots import RankState, Slots
+
+MOST_TOLD = 12
+"""Ranks that the explanation of a deadlock names."""
+Answer = Callable[[dict[str, Any]], None]
+
+
+@dataclass(kw_only=True)
+class Wait:
+    """A question of a rank's that is not answered yet."""
+
+    answer: Answer
+    names: tuple[str, ...] = ()
+    """Communications that must be complete."""
+    key: tuple[str, str, str] | None = None
+    """Or an operation on a store, the store, and the key that it needs."""
+    value: str = ""
+
+
+@dataclass(kw_only=True)
+class SwitchingCoordinator:
+    """The ranks, their slots and their communications."""
+
+    world_size: int
+    slots: Slots = field(init=False)
+    operations: OperationTable = field(init=False)
+    n_slots: int
+    start: Callable[[int], None]
+    """Starts the process of a rank."""
+    is_stopping: bool = False
+    """A rank has shown enough: who waits for one that has ended may end too."""
+
+    def __post_init__(self) -> None:
+        self.operations = OperationTable(self.world_size)
+        self.slots = Slots(
+            self.world_size, self.n_slots, missing=self._missing, pending=self.operations.pending
+        )
+        self._waits: dict[int, list[Wait]] = {}
+        self._stores: dict[str, Keys] = {}
+
+    def asked(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
+        """Answer a question, now or later."""
+        kind = question["ask"]
+        if kind == "issue":
+            parts = [_part(rank, told) for told in question["parts"]]
+            answer({"reduce": [p.name for p in parts if self.operations.issue(p)]})
+        elif kind == "reduced":
+            for name in question["names"]:
+                self.operations.reduced(name)
+            answer({})
+        elif kind == "take":
+            names = question["names"]
+            answer({"free": [n for n in names if self.operations.take(n, rank)]})
+        elif kind == "wait":
+            self._wait(rank, Wait(answer=answer, names=tuple(question["names"])))
+        else:
+            self._store(rank, question, answer)
+
+    def ended(self, rank: int, *, stopped: bool) -> None:
+        """A rank's process has ended well; ``stopped``: because it had shown enough."""
+        self.is_stopping |= stopped
+        self._waits.pop(rank, None)
+        self.slots.ended(rank)
+
+    def advance(self) -> None:
+        """Let go on whoever can.
+
+        Raises:
+            StuckError: ranks are left that can never go on.
+        """
+        while (found := self.slots.next()) is not None:
+            rank, before = found
+            if before is RankState.NEW:
+                self.start(rank)
+            else:
+                self._answer(rank)
+        if self.slots.is_stuck():
+            if not self.is_stopping:
+                raise StuckError(self._why_stuck())
+            self._stop_all()
+
+    def running(self) -> int:
+        """How many ranks have not ended."""
+        return sum(s is not RankState.ENDED for s in self.slots.states)
+
+    def _wait(self, rank: int, wait: Wait) -> None:
+        self._waits.setdefault(rank, []).append(wait)
+        if self.slots.states[rank] is RankState.RUNNING and self._is_ready(rank, wait):
+            self._answer(rank)
+        else:
+            self.slots.waits(rank)
+
+    def _answer(self, rank: int) -> None:
+        """Answer what can be answered of a rank that runs."""
+        for wait in [w for w in self._waits[rank] if self._is_ready(rank, w)]:
+            self._waits[rank].remove(wait)
+            wait.answer({} if wait.key is None else {"value": self._perform(*wait.key, wait.value)})
+
+    def _stop_all(self) -> None:
+        for rank, waits in self._waits.items():
+            for wait in waits:
+                wait.answer({"stop": True})
+            self.slots.states[rank] = RankState.RUNNING
+        self._waits.clear()
+
+    def _is_ready(self, rank: int, wait: Wait) -> bool:
+        if wait.key is not None:
+            return self._is_there(*wait.key)
+        return not any(self.operations.missing(name, rank) for name in wait.names)
+
+    def _missing(self, rank: int) -> Iterator[int]:
+        """Whom a rank that waits is waiting for: nobody, as soon as one of its threads can go on.
+        A key may come from anybody."""
+        waits = self._waits.get(rank, [])
+        if any(self._is_ready(rank, wait) for wait in waits):
+            return
+        for wait in waits:
+            if wait.key is None:
+                for name in wait.names:
+                    yield from self.operations.missing(name, rank)
+            else:
+                states = enumerate(self.slots.states)
+                yield from (r for r, s in states if s is not RankState.ENDED and r != rank)
+                # Even if all others have ended: it is not ready.
+                yield rank
+
+    def _store(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
+        do, store, key = question["do"], question["store"], question["key"]
+        if do in ("read", "pop") and not self._is_there(do, store, key):
+            self._wait(rank, Wait(answer=answer, key=(do, store, key)))
+        else:
+            answer({"value": self._perform(do, store, key, question.get("value", ""))})
+
+    def _is_there(self, do: str, store: str, key: str) -> bool:
+        keys = self._keys(store)
+        return keys.has_queued(key) if do == "pop" else keys.has(key)
+
+    def _keys(self, store: str) -> Keys:
+        return self._stores.setdefault(store, Keys())
+
+    def _perform(self, do: str, store: str, key: str, value: Any) -> Any:
+        keys = self._keys(store)
+        if do == "read":
+            return keys.read(key).decode("latin-1")
+        if do == "pop":
+            return keys.pop(key).decode("latin-1")
+        if do == "write":
+            return keys.write(key, value.encode("latin-1"))
+        if do == "extend":
+            return keys.extend(key, value.encode("latin-1"))
+        if do == "push":
+            return keys.push(key, value.encode("latin-1"))
+        if do == "add":
+            return keys.add(key, int(value))
+        if do == "compare_set":
+            expected, desired = (v.encode("latin-1") for v in value)
+            return keys.compare_set(key, expected, desired).decode("latin-1")
+        asked: dict[str, Callable[[str], Any]] = {
+            "has": keys.has,
+            "remove": keys.remove,
+            "queued": keys.queued,
+            "names": lambda _: keys.names(),
+        }
+        return asked[do](key)
+
+    def _why_stuck(self) -> str:
+        lines = []
+        for rank, waits in sorted(self._waits.items()):
+            for wait in waits:
+                lines.append(f"  rank {rank} waits for {self._waited_for(rank, wait)}")
+        shown, left = lines[:MOST_TOLD], len(lines) - MOST_TOLD
+        more = [f"  … and {left} more ranks"] if left > 0 else []
+        ended = [r for r, s in enumerate(self.slots.states) if s is RankState.ENDED]
+        head = "the program's ranks wait for each other, and none can go on:"
+        who = f" (ended: {_ranks(ended)})" if ended else ""
+        return "\n".join([f"{head}{who}", *shown, *more])
+
+    def _waited_for(self, rank: int, wait: Wait) -> str:
+        if wait.key is not None:
+            return f"the store's key {wait.key[2]!r}, which no rank has written"
+        name = next(n for n in wait.names if self.operations.missing(n, rank))
+        missing = self.operations.missing(name, rank)
+        others = [self._instead(other) for other in missing[:2]]
+        told = f"; {'; '.join(filter(None, others))}" if any(others) else ""
+        part = self.operations.part(name, rank)
+        return f"{part.title}: not issued by {_ranks(missing)}{told}"
+
+    def _instead(self, rank: int) -> str:
+        if self.slots.states[rank] is RankState.ENDED:
+            return f"rank {rank} has ended"
+        for wait in self._waits.get(rank, []):
+            if wait.names:
+                return f"rank {rank} is at {self.operations.part(wait.names[0], rank).site}"
+        return ""
+
+
+def _part(rank: int, told: Mapping[str, Any]) -> IssuedPart:
+    fields = {**told, "op": CollectiveOp(told["op"]), "members": tuple(told["members"])}
+    return IssuedPart(rank=rank, **fields)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {shown}{f' and {len(ranks) - 6} more' if len(ranks) > 6 else ''}"

@@ -1,0 +1,130 @@
+"""A rank's part in its job's communications, and what it has from them: real values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prismscale.emulation.call_site import call_site
+from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import InstanceIds
+from prismscale.graph.node import CollectiveOp
+from prismscale.host_comm.local_work import DurationCallback, LocalWork
+from prismscale.payload.arithmetic import kind_of
+from prismscale.switching.questions import Questions
+from prismscale.switching.results import fill, reduced
+from prismscale.switching.stored_values import RESULT, Given, StoredValues
+
+
+class RealExchange:
+    """Gives and takes; it observes groups, whose names it needs, and is a communication load."""
+
+    interrupts = True
+    """A wait ends the program's span where it begins: the rank may be suspended in it."""
+
+    def __init__(self, questions: Questions, folder: Path, rank: int) -> None:
+        """``folder`` takes values; all ranks of the job share it."""
+        self._questions, self._rank = questions, rank
+        self._values = StoredValues(folder)
+        self._instances = InstanceIds()
+
+    def group_created(
+        self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
+    ) -> None:
+        """Groups have the same names on all members."""
+        self._instances.group_created(ranks, name, backend, group_index)
+
+    def answers(self, collective: Collective) -> bool:
+        """All who take part do so."""
+        return True
+
+    def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
+        """This rank's part, which is given at once."""
+        return Shared(self, batch, self.give(batch))
+
+    def give(self, batch: Sequence[Collective]) -> list[str]:
+        """Issue this rank's parts. Returns their names."""
+        names = [self._instances.name(c) for c in batch]
+        for name, collective in zip(names, batch, strict=True):
+            if _gives(collective):
+                splits = collective.input_splits
+                self._values.write(name, self._rank, collective.inputs, splits)
+        site = call_site()
+        parts = [self._told(n, c, site) for n, c in zip(names, batch, strict=True)]
+        answer = self._questions.ask({"ask": "issue", "parts": parts})
+        last = [n for n in names if n in answer["reduce"]]
+        for name in last:
+            self._reduce(name, batch[names.index(name)])
+        if last:
+            self._questions.ask({"ask": "reduced", "names": last})
+        return names
+
+    def take(self, names: Sequence[str], batch: Sequence[Collective]) -> None:
+        """Wait until the communications are complete, and define their outputs."""
+        self._questions.ask({"ask": "wait", "names": list(names)})
+        for name, collective in zip(names, batch, strict=True):
+            fill(collective, self._reader(name, collective), self._result(name))
+        answer = self._questions.ask({"ask": "take", "names": list(names)})
+        for name, collective in zip(names, batch, strict=True):
+            if name in answer["free"]:
+                self._values.remove(name, participants(collective))
+
+    def _reduce(self, name: str, collective: Collective) -> None:
+        read, size = self._reader(name, collective), collective.group.size
+        totals = reduced(size, collective.reduce_op, read, count=len(collective.inputs))
+        self._values.write(name, RESULT, totals, ())
+
+    def _reader(self, name: str, collective: Collective) -> Callable[[int], Given]:
+        return lambda member: self._values.read(name, collective.group.ranks[member])
+
+    def _result(self, name: str) -> Callable[[], Given]:
+        return lambda: self._values.read(name, RESULT)
+
+    def _told(self, name: str, collective: Collective, site: str) -> dict[str, Any]:
+        is_rooted = not collective.op.is_p2p and collective.root >= 0
+        return {
+            "name": name,
+            "op": int(collective.op),
+            "members": participants(collective),
+            "root": collective.group.ranks[collective.root] if is_rooted else -1,
+            "n_bytes": collective.n_bytes,
+            "reduction": "" if collective.reduce_op is None else str(kind_of(collective.reduce_op)),
+            "group": collective.group.name,
+            "site": collective.site or site,
+        }
+
+
+class Shared:
+    """One batch under way."""
+
+    def __init__(
+        self, exchange: RealExchange, batch: Sequence[Collective], names: list[str]
+    ) -> None:
+        self._exchange, self._batch, self._names = exchange, batch, names
+
+    def begin(self) -> None:
+        """The part was given when the batch was issued: to write it is none of the program's."""
+
+    def wait(self) -> None:
+        """Wait for the others', and define the outputs."""
+        self._exchange.take(self._names, self._batch)
+
+    def waited(self, since_issue: bool) -> None:
+        """Nothing is timed."""
+
+
+def participants(collective: Collective) -> tuple[int, ...]:
+    """Global ranks that take part: a group in its order, or a message's sender and receiver."""
+    group = collective.group
+    if not collective.op.is_p2p:
+        return group.ranks
+    ends = (group.ranks[group.group_rank], group.ranks[collective.root])
+    return ends if collective.op is CollectiveOp.SEND else ends[::-1]
+
+
+def _gives(collective: Collective) -> bool:
+    """Whether anybody reads what this rank gives."""
+    if collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER):
+        return collective.root == collective.group.group_rank
+    return bool(collective.inputs)

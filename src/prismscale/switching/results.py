@@ -1,0 +1,138 @@
+"""What a collective gives to each member, worked out from what every member gave.
+
+Reductions add in group order, half-precision floats in single precision, so that all members have
+the same result to the bit. Programs that compare ranks would see it otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.distributed import ReduceOp
+
+from prismscale.emulation.hook import Collective
+from prismscale.errors import MismatchError
+from prismscale.graph.node import CollectiveOp
+from prismscale.payload.arithmetic import KIND, accumulate, chunk, factor_of, kind_of, scale, signed
+from prismscale.switching.stored_values import Given
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+Read = Callable[[int], Given]
+"""What the member of a group rank gave."""
+
+
+def reduced(size: int, reduce_op: ReduceOp | None, read: Read, *, count: int) -> list[torch.Tensor]:
+    """The first ``count`` tensors of all ``size`` members, reduced one by one."""
+    first = read(0).tensors[:count]
+    totals = [_scratch(t, torch.float32 if t.dtype in _HALF else t.dtype) for t in first]
+    for member in range(1, size):
+        for total, term in zip(totals, read(member).tensors[:count], strict=True):
+            accumulate(signed(total), signed(term), _kind(reduce_op), 1)
+    for total in totals:
+        _finish(signed(total), reduce_op, size)
+    return [
+        total if total.dtype == term.dtype else _scratch(total, term.dtype)
+        for total, term in zip(totals, first, strict=True)
+    ]
+
+
+def _scratch(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in NumPy's memory: the program's own, torch's, is measured."""
+    raw = np.empty(like.numel() * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(like.shape).copy_(like)
+
+
+def _kind(reduce_op: ReduceOp | None) -> object:
+    kind = kind_of(reduce_op)
+    return KIND.SUM if kind == KIND.PREMUL_SUM else kind
+
+
+def _finish(total: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
+    kind = kind_of(reduce_op)
+    if kind == KIND.PREMUL_SUM:
+        scale(total, factor_of(reduce_op))
+    elif kind == KIND.AVG and total.is_floating_point() and total.element_size() > 1:
+        # Divided, as NCCL and gloo do: to multiply by 1 / 3 rounds twice.
+        total.div_(size)
+    elif kind == KIND.AVG:
+        scale(total, 1 / size)
+
+
+def fill(collective: Collective, read: Read, result: Callable[[], Given]) -> None:
+    """Define the outputs of ``collective``. ``result`` reads what was worked out for all."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        _fill(collective, read, result)
+
+
+def _fill(collective: Collective, read: Read, result: Callable[[], Given]) -> None:
+    op, outputs, group = collective.op, collective.outputs, collective.group
+    if op is CollectiveOp.ALL_REDUCE:
+        _copy(outputs, result().tensors)
+    elif op is CollectiveOp.REDUCE:
+        if collective.root == group.group_rank:
+            count = len(outputs)
+            _copy(outputs, reduced(group.size, collective.reduce_op, read, count=count))
+    elif op is CollectiveOp.REDUCE_SCATTER:
+        _scatter_reduced(collective, result().tensors)
+    elif op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER):
+        if outputs:
+            _gather(collective, read)
+    elif op is CollectiveOp.BROADCAST:
+        if collective.root != group.group_rank:
+            _copy(outputs, read(collective.root).tensors)
+    elif op is CollectiveOp.SCATTER:
+        _copy(outputs, read(collective.root).tensors[group.group_rank :])
+    elif op is CollectiveOp.ALL_TO_ALL:
+        _all_to_all(collective, read)
+    elif op is CollectiveOp.RECV:
+        _copy(outputs, read(collective.root).tensors)
+
+
+def _copy(outputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for output, value in zip(outputs, values, strict=False):
+        if output.numel() != value.numel():
+            raise MismatchError(
+                f"{value.numel():,} elements arrive where the program expects {output.numel():,}"
+            )
+        output.copy_(value.view(output.shape))
+
+
+def _scatter_reduced(collective: Collective, totals: Sequence[torch.Tensor]) -> None:
+    size, mine = collective.group.size, collective.group.group_rank
+    is_flat = len(totals) == len(collective.outputs)
+    for i, output in enumerate(collective.outputs):
+        own = chunk(totals[i], mine, output) if is_flat else totals[i * size + mine]
+        output.copy_(own.view(output.shape))
+
+
+def _gather(collective: Collective, read: Read) -> None:
+    size, outputs = collective.group.size, collective.outputs
+    for member in range(size):
+        for i, value in enumerate(read(member).tensors):
+            if len(outputs) == len(collective.inputs):
+                slot = outputs[i].view(-1).view(size, -1)[member]
+            else:
+                slot = outputs[i * size + member]
+            _copy([slot], [value])
+
+
+def _all_to_all(collective: Collective, read: Read) -> None:
+    size, mine = collective.group.size, collective.group.group_rank
+    slots = _split(collective.outputs, collective.output_splits, size)
+    for member in range(size):
+        given = read(member)
+        _copy([slots[member]], [_split(given.tensors, given.splits, size)[mine]])
+
+
+def _split(
+    tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
+) -> Sequence[torch.Tensor]:
+    if len(tensors) == size and not (size == 1 and splits):
+        return tensors
+    flat = tensors[0]
+    if splits:
+        return torch.split(flat, list(splits))
+    is_even = flat.dim() > 0 and flat.shape[0] % size == 0
+    return flat.chunk(size) if is_even else flat.view(size, -1).unbind(0)

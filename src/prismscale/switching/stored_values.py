@@ -1,0 +1,98 @@
+"""Values of communications on disk, from the rank that gives them to those that take them.
+
+One file holds what one rank gives to one communication, or the result that one rank has worked out
+for all: a line of JSON that says dtypes and shapes, then the bytes. Nothing is executed or
+unpickled by reading it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from prismscale.errors import FormatError, StorageError
+
+RESULT = "result"
+_ALIGNED = 64
+"""Bytes: no dtype asks for more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a rank gave to a communication."""
+
+    tensors: tuple[torch.Tensor, ...]
+    splits: tuple[int, ...] = ()
+    """Rows for each member, of an all-to-all whose splits are not even."""
+
+
+class StoredValues:
+    """A folder that all ranks of a job share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(
+        self, name: str, member: int | str, tensors: Sequence[torch.Tensor], splits: Sequence[int]
+    ) -> None:
+        """Keep what ``member`` (a global rank, or :data:`RESULT`) gives to ``name``.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        parts = [t.detach().cpu().contiguous() for t in tensors]
+        told = [[str(p.dtype).removeprefix("torch."), list(p.shape)] for p in parts]
+        header = json.dumps({"tensors": told, "splits": list(splits)}).encode() + b"\n"
+        path = self._path(name, member)
+        try:
+            with path.open("wb") as file:
+                file.write(header + b" " * (-len(header) % _ALIGNED))
+                for part in parts:
+                    file.write(part.reshape(-1).view(torch.uint8).numpy().data)
+                    file.write(b"\0" * (-part.nbytes % _ALIGNED))
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {path}: {error.strerror}; choose another --out, or fewer ranks"
+            ) from error
+
+    def read(self, name: str, member: int | str) -> Given:
+        """What :meth:`write` kept. The tensors are views of the file, changes stay private.
+
+        Raises:
+            FormatError: it is damaged, or not there.
+        """
+        path = self._path(name, member)
+        try:
+            with path.open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                content = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY)
+            stop = content.find(b"\n") + 1
+            told = json.loads(content[:stop])
+            tensors = []
+            offset = stop + -stop % _ALIGNED
+            for dtype_name, shape in told["tensors"]:
+                dtype, count = getattr(torch, dtype_name), torch.Size(shape).numel()
+                if count == 0:
+                    tensors.append(torch.empty(shape, dtype=dtype))
+                    continue
+                flat = torch.frombuffer(content, dtype=dtype, count=count, offset=offset)
+                tensors.append(flat.view(shape))
+                offset += flat.nbytes + -flat.nbytes % _ALIGNED
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{path} does not hold a communication's values: {error}") from error
+        return Given(tensors=tuple(tensors), splits=tuple(told["splits"]))
+
+    def remove(self, name: str, members: Sequence[int]) -> None:
+        """Forget a communication."""
+        for member in members:
+            self._path(name, member).unlink(missing_ok=True)
+        self._path(name, RESULT).unlink(missing_ok=True)
+
+    def _path(self, name: str, member: int | str) -> Path:
+        return self._folder / f"{name}.{member}"

@@ -1,0 +1,158 @@
+"""The process of one rank among peers that are there:
+``python -m prismscale.switching.switched_rank SPEC``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch.distributed import Work
+
+from prismscale.capture.captured_rank import trace_of
+from prismscale.capture.recorder import Recorder
+from prismscale.capture.step_kinds import calls_per_step, most_ordinary, steps_of
+from prismscale.capture.stop_rules import Ordinary
+from prismscale.devices.cpu import CpuDevice, CpuMemoryTracker
+from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
+from prismscale.emulation.background import is_background
+from prismscale.emulation.hook import Collective, GroupObservers
+from prismscale.emulation.install import install
+from prismscale.emulation.script import StopProgram, ignore_breakpoints
+from prismscale.emulation.step_detection import watch_steps
+from prismscale.emulation.work import completed
+from prismscale.errors import UsageError
+from prismscale.graph.io import save_trace
+from prismscale.graph.trace import MemoryRecord, RankTrace
+from prismscale.payload.mirror import MirrorPayload
+from prismscale.processes.children import die_with_parent
+from prismscale.processes.failure import save_failure
+from prismscale.switching.questions import Questions
+from prismscale.switching.rank_keys import SharedKeys
+from prismscale.switching.real_exchange import RealExchange
+from prismscale.switching.switched_spec import SwitchedSpec
+
+TRACKED = 4
+"""Optimizer calls in which memory is followed: to follow it slows the program."""
+
+
+class SwitchedControl:
+    """Ends the program after so many optimizer calls, which are the same on all ranks."""
+
+    def __init__(
+        self, recorder: Recorder, memory: MemoryTracker, *, marks: int, samples: int
+    ) -> None:
+        self._recorder, self._memory = recorder, memory
+        self._marks, self._samples = marks, samples
+        self.memory_record: MemoryRecord | None = None
+        self.memory_marks = 0
+        self.followed: RankTrace | None = None
+
+    def optimizer_begins(self) -> None:
+        """Passed on to the recorder."""
+        self._recorder.optimizer_begins()
+
+    def optimizer_ended(self, optimizer: int = 0) -> None:
+        """Count, and stop the program when it has shown enough."""
+        self._recorder.optimizer_ended(optimizer)
+        if self.memory_record is None:
+            self._memory.step_ended()
+        if len(self._recorder.stream.marks) >= TRACKED:
+            self.end_memory()
+        if len(self._recorder.stream.marks) >= self._marks:
+            raise StopProgram
+        self._recorder.resume()
+
+    def end_memory(self) -> None:
+        """Stop tracking memory; safe to call again."""
+        if self.memory_record is None:
+            self.memory_record = self._memory.stop()
+            self.memory_marks = len(self._recorder.stream.marks)
+
+    def ordinary(self) -> Ordinary:
+        """The step that comes most often; with values that decide, no two need be equal.
+
+        Raises:
+            UsageError: the program took no step.
+        """
+        stream = self._recorder.stream
+        steps = steps_of(stream)
+        if not steps:
+            raise UsageError(
+                "the program ended without an optimizer step; name the function that ends a step "
+                "with --step-marker module:function"
+            )
+        kind = most_ordinary(steps)
+        alike = [s for s in steps if s.kind == kind]
+        later = alike[1:] if len(alike) > self._samples else alike
+        return Ordinary(
+            kind=kind,
+            samples=tuple(later[-self._samples :]),
+            steps=tuple(steps),
+            calls=calls_per_step(stream.owners),
+        )
+
+
+class ForegroundAndBackground:
+    """Records the program's communications; what it does beside its training is not recorded."""
+
+    def __init__(self, recorder: Recorder, exchange: RealExchange) -> None:
+        self._recorder, self._exchange = recorder, exchange
+
+    def communicate(self, batch: Sequence[Collective]) -> Work:
+        """See :class:`prismscale.emulation.hook.CommunicationHook`."""
+        if not is_background():
+            return self._recorder.communicate(batch)
+        self._exchange.take(self._exchange.give(batch), batch)
+        return completed(tuple(t for c in batch for t in c.outputs))
+
+
+def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
+    """Run the program as one rank of the job. Returns its trace, and whether it was stopped."""
+    ignore_breakpoints()
+    questions = Questions(spec.address, spec.rank)
+    exchange = RealExchange(questions, Path(spec.values), spec.rank)
+    device = CpuDevice()
+    memory = CpuMemoryTracker() if spec.track_memory else NullMemoryTracker()
+    # Nobody is absent: the mirror is never asked.
+    recorder = Recorder(device, MirrorPayload(), load=exchange)
+    control = SwitchedControl(recorder, memory, marks=spec.marks, samples=spec.samples)
+    memory.start()
+    with ExitStack() as stack:
+        hook = ForegroundAndBackground(recorder, exchange)
+        observer = GroupObservers(exchange, recorder)
+        keys = _shared_keys(spec, questions)
+        stack.enter_context(install(spec.environment, hook, observer, keys))
+        spec.script.set_up()
+        stack.enter_context(watch_steps(control, spec.step_marker))
+        stack.enter_context(recorder.watching_backward())
+        stack.enter_context(device.observed(recorder))
+        recorder.resume()
+        spec.script.run()
+        recorder.finish()
+    control.end_memory()
+    stopped = len(recorder.stream.marks) >= spec.marks
+    return trace_of(spec, control, recorder, device), stopped
+
+
+def _shared_keys(spec: SwitchedSpec, questions: Questions) -> Callable[[str], SharedKeys]:
+    return lambda address: SharedKeys(spec.environment, questions, address)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process; returns its exit code."""
+    die_with_parent()
+    spec = SwitchedSpec.load(Path(arguments[0]))
+    try:
+        trace, stopped = run_rank(spec)
+        save_trace(trace, spec.trace_path)
+        if stopped:
+            spec.stopped_path.touch()
+    except BaseException as error:
+        return save_failure(spec.error_path, spec.rank, error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""What the process of a rank that runs with real values is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prismscale.capture.capture_spec import CaptureSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchedSpec(CaptureSpec):
+    """One rank; ``marks`` says after how many optimizer calls it ends."""
+
+    WHAT = "rank with real values"
+
+    address: str
+    """Of the coordinator's socket."""
+    values: str
+    """Folder for values under way, shared by all ranks of the job."""
+
+    @property
+    def stopped_path(self) -> Path:
+        """A file that is there when the rank was ended for having shown enough."""
+        return Path(self.out) / f"rank-{self.rank}.stopped"
