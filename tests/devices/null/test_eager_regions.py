@@ -40,3 +40,21 @@ def test_without_inductor_regions_run_eagerly_and_are_named(
 def test_a_user_may_switch_dynamo_off() -> None:
     """Then regions are no concern of ours."""
     assert null_program(PROGRAM, TORCHDYNAMO_DISABLE="1") == ""
+
+
+RETRACED = """
+import torch
+from prismscale.devices.null.compiled import eager_regions
+@torch.compile
+def drop(x, residual, rate):
+    return residual + torch.nn.functional.dropout(x, p=rate, training=True)
+x = torch.ones(8, device="cuda", requires_grad=True)
+drop(x, x, 0.1)
+drop(x, x, 0.0)
+print(eager_regions.found())
+"""
+
+
+def test_tracing_once_more_is_no_failure() -> None:
+    """A number that must be a constant after all: inductor asks dynamo to trace again."""
+    assert null_program(RETRACED) == "[]\n"

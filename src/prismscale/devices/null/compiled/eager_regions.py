@@ -50,6 +50,8 @@ def count_compiled(reason: str) -> None:
 
 def fall_back(compile_fx: Any) -> None:
     """Run the graphs that inductor cannot lower, or not truthfully, operator by operator."""
+    from torch._dynamo.exc import RestartAnalysis
+
     lower: Callable[..., Any] = compile_fx.compile_fx
 
     @wraps(lower)
@@ -58,6 +60,8 @@ def fall_back(compile_fx: Any) -> None:
         if not _takes_sizes_from_values(model):
             try:
                 return lower(model, inputs, **options)
+            except RestartAnalysis:  # dynamo traces again: a float becomes a constant, for example
+                raise
             except Exception as error:  # whatever inductor cannot do
                 reason = _first_line(error)
         _regions[region, reason] += 1
