@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from torch.utils import cpp_extension
 
 from prismscale.devices.null import custom_kernels, value_policy
 from support import op_log
+from support.null_program import null_program
 
 
 def test_an_operator_without_a_shape_rule_is_named_with_the_way_to_give_one() -> None:
@@ -86,6 +88,30 @@ def test_a_triton_launch_without_tensors_does_nothing() -> None:
     op_log.record_ops(False)
 
     assert len(op_log.drain_ops()) == 0
+
+
+TUNED = """
+import torch
+import triton
+import triton.language as tl
+@triton.autotune(configs=[triton.Config({"BLOCK": n}) for n in (64, 128)], key=["n"])
+@triton.jit
+def add_kernel(x, out, n, BLOCK: tl.constexpr):
+    pass
+def held_after_launch():
+    x = torch.ones(1 << 20, device="cuda")
+    add_kernel[(1,)](x, torch.empty_like(x), x.numel())
+    del x
+    return torch.cuda.memory_allocated()
+"""
+
+
+def test_a_tuned_kernel_holds_no_tensors_after_its_launch(tmp_path) -> None:
+    """As Triton's own: they may be freed."""
+    (tmp_path / "tuned.py").write_text(TUNED)
+    found_here = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    program = "import tuned; print(tuned.held_after_launch())"
+    assert null_program(program, PYTHONPATH=found_here) == "0\n"
 
 
 def test_cuda_sources_are_refused_by_name() -> None:

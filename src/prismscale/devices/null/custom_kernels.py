@@ -100,7 +100,9 @@ def _replace_tuning(autotuner: Any) -> None:
         options = named | config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook(self.nargs | options)
-        return self.fn.run(*args, **options)
+        result = self.fn.run(*args, **options)
+        self.nargs = None  # as Triton's own: what the last launch was given may be freed
+        return result
 
     autotuner.Autotuner.run = run
 
