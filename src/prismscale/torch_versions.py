@@ -21,6 +21,12 @@ def installed_torch() -> str | None:
         return None
 
 
+def release_of(version: str | None) -> tuple[int, int] | None:
+    """Major and minor number of ``version``; None where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def supported_versions() -> str:
     """The tested versions, as people write them."""
     return f"{_text(OLDEST)} … {_text(NEWEST)}"
@@ -33,10 +39,9 @@ def torch_remark(version: str | None = None) -> str | None:
         version: None for the installed one.
     """
     version = version or installed_torch()
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    if found is None:
+    release = release_of(version)
+    if release is None:
         return None
-    release = (int(found[1]), int(found[2]))
     if OLDEST <= release <= NEWEST:
         return None
     age = "newer" if release > NEWEST else "older"

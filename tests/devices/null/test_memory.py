@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from prismscale.devices.null import memory_stats, runtime
+from prismscale.devices.null.gpus import device_spec
 from support.allocator import CachingAllocator
 
 MIB = 1 << 20
@@ -89,6 +90,20 @@ def test_a_product_takes_the_blas_workspace_once() -> None:
 
     assert after_first - before == 32 * MIB + first.nbytes
     assert torch.cuda.memory_allocated() - after_first == second.nbytes
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "kib"),
+    [
+        ("a100-80g", "2.13.0", 8_320),
+        ("h100-sxm", "2.11.0", 32_768),
+        ("b200", "2.11.0", 8_320),
+        ("b200", "2.13.0+cpu", 32_768),
+    ],
+)
+def test_the_blas_workspace_is_that_of_gpu_and_torch(gpu: str, version: str, kib: int) -> None:
+    """Blackwell has Hopper's since torch 2.12."""
+    assert device_spec(gpu).blas_workspace_bytes(version) == kib * 1024
 
 
 def test_record_stream_delays_reuse() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from prismscale.errors import UsageError, did_you_mean
+from prismscale.torch_versions import NEWEST, release_of
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -57,14 +58,15 @@ class NullDeviceSpec:
         if self.multi_processor_count < 1:
             raise UsageError(f"multi_processor_count is {self.multi_processor_count}; at least 1")
 
-    @property
-    def blas_workspace_bytes(self) -> int:
+    def blas_workspace_bytes(self, torch_version: str) -> int:
         """cuBLAS workspace of one handle on one stream, unless CUBLAS_WORKSPACE_CONFIG is set.
 
-        torch takes 32 MiB from compute capability 9.0 on and 8,320 KiB before
-        (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+        torch takes 32 MiB on Hopper, from 2.12 on also on newer GPUs (pull request 175344), and
+        8,320 KiB on others (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
         """
-        return 32 * _MIB if self.capability[0] >= 9 else (4096 * 2 + 16 * 8) * 1024
+        release = release_of(torch_version) or NEWEST
+        is_large = self.capability[0] == 9 or (self.capability[0] > 9 and release >= (2, 12))
+        return 32 * _MIB if is_large else (4096 * 2 + 16 * 8) * 1024
 
 
 PRESETS: dict[str, NullDeviceSpec] = {

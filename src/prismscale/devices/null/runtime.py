@@ -22,6 +22,7 @@ from prismscale.devices.null.libraries.catalogue import stand_ins
 from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
+from prismscale.torch_versions import installed_torch
 
 # Until a kernel model is set: plausible for small kernels, and never zero, because programs divide
 # by elapsed time. They are placeholders and reported as such ("default"), not predictions.
@@ -111,5 +112,5 @@ def _blas_workspace_bytes(spec: NullDeviceSpec) -> int:
     text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     pairs = re.findall(r":(\d+):(\d+)", text)
     if not pairs:
-        return spec.blas_workspace_bytes
+        return spec.blas_workspace_bytes(installed_torch() or "")
     return sum(int(size) * int(count) * 1024 for size, count in pairs)
