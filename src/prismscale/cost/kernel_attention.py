@@ -15,6 +15,15 @@ from prismscale.cost.kernel_signature import KernelCall
 
 _BACKWARD_FACTOR = 2.5
 _QUERY_BLOCK = 128
+_FAMILIES = {
+    # Within a tenth of cuDNN's in its own figures (arXiv 2407.08608, figures 5 and 6).
+    "flash_attn_3": "cudnn",
+    "flash": "flash",
+    "efficient": "efficient",
+    "cudnn": "cudnn",
+    "flex": "flex",
+}
+"""Rooflines of the families of attention, by a part of the operator's name."""
 
 
 def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
@@ -87,8 +96,7 @@ def causal(call: KernelCall) -> bool:
 
 
 def _roofline(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionRoofline:
-    families = ("flash", "efficient", "cudnn", "flex")
-    family = next((name for name in families if name in call.base), "flash")
+    family = next((_FAMILIES[name] for name in _FAMILIES if name in call.base), "flash")
     suffix = "_backward" if backward else ""
     return profile.attention.get(family + suffix, profile.attention["flash" + suffix])
 

@@ -17,7 +17,7 @@ from prismscale.devices.null import bindings, cuda_api, flex_attention
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.compiled import regions
 from prismscale.devices.null.gpus import NullDeviceSpec
-from prismscale.devices.null.libraries import nvml
+from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
 from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
@@ -81,6 +81,7 @@ def activate(
     regions.install(library, lower=lower)
     finder = StandInFinder(stand_ins())
     finder.begin()
+    flash_attention_3.serve_torch(finder)
     _active = NullRuntime(library=library, spec=spec, ledger=ledger, stand_ins=finder)
     return _active
 

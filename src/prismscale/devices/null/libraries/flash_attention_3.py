@@ -2,17 +2,25 @@
 
 Source: hopper/flash_api.cpp of Dao-AILab/flash-attention (2026-08). Caches of keys and values are
 for inference and are not here.
+
+torch itself can let its attention run on these operators (``activate_flash_attention_impl("FA3")``).
+It needs nothing of the library's Python code, so it gets them also where that is not installed.
 """
 
 from __future__ import annotations
 
+import sys
+from functools import partial
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.libraries.attention_sequences import Sequences, packed, regular
+from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.libraries.launches import launch
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
 
@@ -50,6 +58,28 @@ def stand_in() -> StandIn:
         python="flash_attn_3",
         distribution="flash_attn_3",
     )
+
+
+def serve_torch(finder: StandInFinder) -> None:
+    """Answer torch where it asks for the library by name."""
+    Watcher({"torch.nn.attention._fa3": partial(_serve, finder)}).begin()
+
+
+def _serve(finder: StandInFinder, registry: Any) -> None:
+    import_installed = registry._fa3_import_module
+
+    def import_module(name: str) -> None:
+        """For torch alone: the program's own ``import`` still fails where nothing is installed."""
+        if find_spec(name.partition(".")[0]) is not None:
+            import_installed(name)
+            return
+        sys.modules[name] = finder.make(_EXTENSION, stand_in())
+        try:
+            import_installed(name)
+        finally:
+            del sys.modules[name]
+
+    registry._fa3_import_module = import_module
 
 
 def _module() -> ModuleType:
