@@ -1,7 +1,8 @@
 """Fused attention: work of the tensor cores, with a share that short sequences lose.
 
-Forward: two products, ``2·B·H·L·S·(D + Dv)`` operations, halved under a causal mask. Backward: five
-products where the forward has two (FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+Forward: two products, ``2·B·H·L·S·(D + Dv)`` operations, of which a mask leaves a share: half, if
+it is causal, or what a block mask says. Backward: five products where the forward has two
+(FlashAttention-2, arXiv 2307.08691, section 3.1.2).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from prismscale.cost.kernel_signature import KernelCall
 
 _BACKWARD_FACTOR = 2.5
 _QUERY_BLOCK = 128
+_CAUSAL = 0.5
+"""Share of the scores that a causal mask leaves."""
 _FAMILIES = {
     # Within a tenth of cuDNN's in its own figures (arXiv 2407.08608, figures 5 and 6).
     "flash_attn_3": "cudnn",
@@ -31,13 +34,14 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     backward = kind == "attention_backward"
     roofline = _roofline(profile, call, backward)
     scores = _scores(call, backward)
-    keys, reached = scores.keys, roofline.efficiency
-    if scores.causal:
-        keys = keys // 2
+    keys, reached = scores.keys * scores.share, roofline.efficiency
+    if scores.share < 1:
         reached *= roofline.causal_factor
     reached *= keys / (keys + roofline.length_overhead)
     reached *= 1.0 if scores.head_size > 64 else roofline.small_head_factor
-    reached *= _fill(profile, scores.batch_heads, keys if backward else scores.length)
+    # Whatever a block mask leaves: every block of keys has its own thread block.
+    spread = int(keys) if scores.share == _CAUSAL else scores.keys
+    reached *= _fill(profile, scores.batch_heads, spread if backward else scores.length)
     flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
     peak = roofline_of(profile, scores.dtype).peak_flops
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
@@ -54,26 +58,28 @@ class _Scores:
     keys: int
     head_size: int
     value_size: int
-    causal: bool
+    share: float
+    """Of the scores, that the mask leaves."""
     dtype: str
 
     @property
     def flops(self) -> float:
         """Of the two products of the forward pass."""
-        work = 2.0 * self.batch_heads * self.length * self.keys * (self.head_size + self.value_size)
-        return work / 2 if self.causal else work
+        scores = self.batch_heads * self.length * self.keys * self.share
+        return 2.0 * scores * (self.head_size + self.value_size)
 
 
 def _scores(call: KernelCall, backward: bool) -> _Scores:
     if call.is_library and "extents" in call.arguments:
         batch_heads, length, keys, head_size, value_size, is_causal = call.arguments["extents"]
+        share = _CAUSAL if is_causal else 1.0
         dtype = operand_dtype(call)
     else:
         # The backward's first input is the gradient of the output, except for flex attention.
         query = 1 if backward and "flex" not in call.base else 0
         q, k, v = call.inputs[query : query + 3]
         batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
-        head_size, value_size, is_causal = q.sizes[-1], v.sizes[-1], causal(call)
+        head_size, value_size, share = q.sizes[-1], v.sizes[-1], share_left(call)
         dtype = q.dtype
     return _Scores(
         batch_heads=batch_heads,
@@ -81,18 +87,23 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
         keys=keys,
         head_size=head_size,
         value_size=value_size,
-        causal=bool(is_causal),
+        share=share,
         dtype=dtype,
     )
 
 
-def causal(call: KernelCall) -> bool:
-    """Whether half of the scores are masked away.
+def share_left(call: KernelCall) -> float:
+    """Of the scores, that the mask leaves.
 
-    flex_attention's mask is a program that the signature does not show; language models use it for
-    causal masks (within documents), so half it is.
+    flex_attention's mask is a program that the signature does not show. Where it could be asked,
+    the signature has the share of blocks in thousandths; where not, half is assumed: language
+    models use it for causal masks.
     """
-    return call.flag("is_causal") or call.flag("causal") or "flex" in call.base
+    density = call.arguments.get("density", (-1,))[0]
+    if density >= 0:
+        return density / 1000
+    is_causal = call.flag("is_causal") or call.flag("causal") or "flex" in call.base
+    return _CAUSAL if is_causal else 1.0
 
 
 def _roofline(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionRoofline:

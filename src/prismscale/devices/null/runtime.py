@@ -13,9 +13,11 @@ import re
 from dataclasses import dataclass
 
 from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
-from prismscale.devices.null import bindings, cuda_api, flex_attention
+from prismscale.devices.null import bindings, cuda_api
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.compiled import regions
+from prismscale.devices.null.flex import block_masks
+from prismscale.devices.null.flex import operators as flex_operators
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
@@ -77,7 +79,8 @@ def activate(
     ledger = ValueLedger(library, policy or ValuePolicy())
     cuda_api.install(library, spec)
     nvml.install(library, spec)
-    flex_attention.install()
+    flex_operators.install()
+    block_masks.install(library.ps_without_cost)
     regions.install(library, lower=lower)
     finder = StandInFinder(stand_ins())
     finder.begin()

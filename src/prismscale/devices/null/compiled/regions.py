@@ -7,7 +7,7 @@ Each replacement is made in the module that has the name, when it is imported. T
 - allocations of compiled code, for which builds of torch without CUDA have no function;
 - benchmarks: the first choice is the fastest, and no variant is faster than another;
 - hashes over all of Triton, part of every key of a cache here and of no use;
-- FlexAttention, whose template would read a mask (:mod:`prismscale.devices.null.flex_attention`).
+- FlexAttention, whose template would read a mask (:mod:`prismscale.devices.null.flex`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from prismscale.devices.null import flex_attention
 from prismscale.devices.null.build import cache_directory
 from prismscale.devices.null.compiled import eager_regions, generated_kernels
 from prismscale.devices.null.compiled.availability import has_triton
 from prismscale.devices.null.custom_kernels import Watcher
+from prismscale.devices.null.flex import operators as flex_operators
 
 _NO_TRITON = "Triton is missing (pip install triton); --fused costs such regions by a rule"
 _BY_RULE = "--fused costs it by a rule"
@@ -60,7 +60,7 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
             "torch._inductor.codegen.triton": generated_kernels.record_traffic,
             "torch._inductor.select_algorithm": _take_first_choice,
             "torch._inductor.compile_fx": eager_regions.fall_back,
-            "torch._inductor.kernel.flex.flex_attention": flex_attention.lower_to_ops,
+            "torch._inductor.kernel.flex.flex_attention": flex_operators.lower_to_ops,
         }
     ).begin()
 

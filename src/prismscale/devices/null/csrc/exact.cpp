@@ -161,21 +161,24 @@ class KernelScope {
 
 }  // namespace
 
-bool follows_from_host(c10::ArrayRef<IValue> arguments) {
-  bool follows = false;
-  each_tensor(arguments, [&](const at::Tensor& tensor, int, int) {
+bool follows_from_host(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
+  bool follows = false, makes_integers = false, makes_only = true;
+  each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
+    const bool is_made = info.overwritten[static_cast<size_t>(argument)];
+    makes_only &= is_made;
+    makes_integers |= is_made && at::isIntegralType(tensor.scalar_type(), false);
     if (tensor.is_cpu()) {
       follows |= tensor.dim() > 0;
     } else if (const Allocation* allocation = allocation_of(tensor)) {
       follows |= allocation->from_host;
     }
   });
-  return follows;
+  return follows || (makes_integers && makes_only);
 }
 
 bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
                c10::ArrayRef<IValue> arguments, c10::ArrayRef<IValue> outputs) {
-  const bool from_host = follows_from_host(arguments);
+  const bool from_host = follows_from_host(info, arguments);
   if (!all_known(info, arguments, from_host)) return false;
   torch::jit::Stack stack;
   const bool together = info.counts && are_numbers(arguments[0]);

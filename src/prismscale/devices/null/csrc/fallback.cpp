@@ -323,7 +323,7 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   if (!entry.workspaces.empty()) use_workspaces(entry, index, stream);
   const bool is_captured = device(index).is_capturing(stream);
   const bool exact = info.exactable && !entry.cpu_fails && !is_captured &&
-      (entry.small || (entry.fits_host && follows_from_host(arguments))) &&
+      (entry.small || (entry.fits_host && follows_from_host(info, arguments))) &&
       run_exact(op, info, entry, arguments, outputs);
   if (!exact && (info.writes || info.forgets_all)) forget_written(info, arguments);
   if (is_captured) written_in_graph(info, arguments, outputs);

@@ -46,8 +46,9 @@ using CostCallback = void (*)(const char* description, int64_t* device_ns, int64
 std::pair<int64_t, int64_t> cost_of(const std::string& description);  // device, host
 void set_cost_callback(CostCallback callback, int64_t default_device_ns, int64_t default_host_ns);
 
-// exact.cpp: a tensor of the call is on the host, or follows from one that was.
-bool follows_from_host(c10::ArrayRef<c10::IValue> arguments);
+// exact.cpp: a tensor of the call is on the host, or follows from one that was; or the call makes
+// integers of numbers alone (positions), which programs combine with such tensors.
+bool follows_from_host(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 // Computes the call on shadows; false when a value that it needs is unknown.
 bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);

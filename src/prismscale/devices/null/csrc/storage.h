@@ -2,7 +2,8 @@
 //
 // A storage whose content is known carries a shadow: the same bytes, really there, in CPU memory.
 // Having a shadow is what "known value" means; views share their storage's. Known is what follows from
-// constants, in small storages, and what follows from a copy from the host, in larger ones too.
+// constants, in small storages, and what follows from a copy from the host, in larger ones too; so
+// do integers that are made of numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

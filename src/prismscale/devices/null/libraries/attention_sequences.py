@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import Cost, attention
+from prismscale.devices.null.value_policy import known
+
+_BLOCK = 128
+"""Queries of one thread block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +74,17 @@ def regular(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, left: int) -> Sequ
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu: Tensor, length: int, keys: int, *, causal: bool, left: int
 ) -> Sequences:
-    """Sequences one after another, which begin at ``cu`` and are of these lengths at most."""
+    """Sequences one after another, which begin at ``cu`` and are of these lengths at most.
+
+    Where the beginnings are known (documents that the host packed), sequences that are all as long
+    as makes the same number of scores stand for them, in whole blocks of queries.
+    """
     batch = cu.numel() - 1
+    starts = known(cu)
+    if starts is not None and length == keys:
+        lengths = starts.diff().double()
+        alike = float((lengths * lengths).sum() / max(1.0, float(lengths.sum())))
+        length = keys = min(length, max(1, -(-round(alike) // _BLOCK)) * _BLOCK)
     return Sequences(
         q=q, k=k, v=v, batch=batch, length=length, keys=keys, causal=causal, window=left
     )

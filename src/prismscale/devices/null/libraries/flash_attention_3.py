@@ -3,8 +3,8 @@
 Source: hopper/flash_api.cpp of Dao-AILab/flash-attention (2026-08). Caches of keys and values are
 for inference and are not here.
 
-torch itself can let its attention run on these operators (``activate_flash_attention_impl("FA3")``).
-It needs nothing of the library's Python code, so it gets them also where that is not installed.
+torch's own attention runs on these operators after ``activate_flash_attention_impl("FA3")``. It
+needs nothing of the library's Python code, so it gets them also where that is not installed.
 """
 
 from __future__ import annotations

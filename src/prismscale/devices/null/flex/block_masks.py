@@ -1,0 +1,169 @@
+"""How much of the scores a block mask leaves.
+
+A :class:`BlockMask` says for each block of queries how many blocks of keys it meets. The numbers
+follow from a mask function over all scores, which nothing computes here. But what such a function
+asks (positions, where a document begins) often came from the host and is known. So after a mask was
+made, its function is asked on the host about some points of every block, and the numbers of blocks
+get the values that follow. Where the function asks for what is not known, nothing is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from prismscale.devices.null.custom_kernels import Watcher
+from prismscale.devices.null.value_policy import known
+
+_POINTS = 9
+"""Of a block's queries, and of its keys: the first, the last, and between them."""
+_MOST_SCORES = 2**23
+"""That are looked at for one mask."""
+_Mask = Callable[..., Any]
+
+
+class _UnknownValueError(Exception):
+    """The mask asks for a value that does not exist."""
+
+
+class _OnHost(TorchFunctionMode):
+    """Functions of torch get known values in place of the device's tensors."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*map(_on_host, args), **{k: _on_host(v) for k, v in (kwargs or {}).items()})
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_on_host, value))
+    if not isinstance(value, torch.Tensor) or not value.is_cuda:
+        return value
+    copy = known(value)
+    if copy is None:
+        raise _UnknownValueError
+    return copy
+
+
+def install(without_cost: Callable[[int], None]) -> None:
+    """Note the blocks of every mask that ``create_block_mask`` makes, compiled or not.
+
+    Args:
+        without_cost: told 1 before, and 0 after, what costs the program nothing.
+    """
+    Watcher(
+        {"torch.nn.attention.flex_attention": lambda module: _watch(module, without_cost)}
+    ).begin()
+
+
+def _watch(module: Any, without_cost: Callable[[int], None]) -> None:
+    create, compile_now = module.create_block_mask, torch.compile
+
+    def noted(make: _Mask) -> _Mask:
+        @wraps(create)
+        def create_block_mask(*args: Any, **named: Any) -> Any:
+            mask = make(*args, **named)
+            if not torch.compiler.is_compiling():
+                without_cost(1)
+                try:
+                    note_blocks(mask)
+                finally:
+                    without_cost(0)
+            return mask
+
+        return create_block_mask
+
+    module.create_block_mask = noted(create)
+
+    @wraps(compile_now)
+    def compile_later(model: Any = None, **options: Any) -> Any:
+        # What is traced cannot look at values: they are noted when the compiled function is done.
+        if model is module.create_block_mask:
+            return noted(compile_now(create, **options))
+        return compile_now(model, **options)
+
+    torch.compile = compile_later
+
+
+def note_blocks(mask: Any) -> None:
+    """Set the numbers of blocks of keys of ``mask``, a :class:`BlockMask`, where they are known."""
+    if not mask.kv_num_blocks.is_cuda:
+        return
+    met = _blocks_met(mask)
+    if met is None:
+        return
+    any_met, all_met = met
+    if mask.full_kv_num_blocks is None:
+        mask.kv_num_blocks.copy_(any_met)
+    else:
+        mask.kv_num_blocks.copy_(any_met - all_met)
+        mask.full_kv_num_blocks.copy_(all_met)
+
+
+def share_of_blocks(
+    partial: torch.Tensor, columns: torch.Tensor, full: torch.Tensor | None
+) -> float | None:
+    """Blocks that a mask leaves, relative to all; None where that is not known.
+
+    Args:
+        partial: numbers of blocks of keys, by batch, head and block of queries.
+        columns: their indices; the last dimension holds all blocks of keys.
+        full: numbers of those in which nothing is masked, where they are apart.
+    """
+    counts = [known(tensor) for tensor in (partial, full) if tensor is not None]
+    met = sum(float(count.sum()) for count in counts if count is not None)
+    return None if None in counts else met / (partial.numel() * columns.shape[-1])
+
+
+def _blocks_met(mask: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Blocks of keys in which some score, and in which every one, is left: of the shape and type of
+    the mask's own numbers."""
+    numbers = mask.kv_num_blocks
+    batch, heads, rows = numbers.shape
+    queries, keys = (
+        _points(int(length), int(size))
+        for length, size in zip(mask.seq_lengths, mask.BLOCK_SIZE, strict=True)
+    )
+    every = max(1, -(-batch * heads * queries.numel() * keys.numel() // _MOST_SCORES))
+    looked_at = range(0, rows, every)
+    left = _ask(mask.mask_mod, batch, heads, queries[looked_at].reshape(-1), keys.reshape(-1))
+    if left is None:
+        return None
+    blocks = left.expand(batch, heads, -1, -1).unflatten(3, (-1, _POINTS))
+    blocks = blocks.unflatten(2, (-1, _POINTS)).transpose(3, 4)
+    counts = (found.sum(-1) for found in (blocks.any(-1).any(-1), blocks.all(-1).all(-1)))
+    some, whole = (
+        count.repeat_interleave(every, dim=2)[:, :, :rows].to(numbers.dtype) for count in counts
+    )
+    return some, whole
+
+
+def _points(length: int, block: int) -> torch.Tensor:
+    """Positions that are looked at: blocks × points of a block."""
+    inside = torch.linspace(0, min(block, length) - 1, _POINTS).long()
+    starts = torch.arange(0, length, block)
+    return (starts[:, None] + inside).clamp(max=length - 1)
+
+
+def _ask(
+    function: _Mask, batch: int, heads: int, queries: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor | None:
+    """The mask's answers on the host: batch × heads × queries × keys, or of sizes 1."""
+    places = (
+        torch.arange(batch).reshape(-1, 1, 1, 1),
+        torch.arange(heads).reshape(-1, 1, 1),
+        queries.reshape(-1, 1),
+        keys,
+    )
+    try:
+        with _OnHost():
+            answers = function(*places)
+    except (_UnknownValueError, RuntimeError, IndexError):
+        return None  # it wants what is not known, or single indices
+    whole = (batch, heads, queries.numel(), keys.numel())
+    return torch.as_tensor(answers).broadcast_to(whole)
