@@ -216,6 +216,20 @@ def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> CostBreak
     )
 
 
+def exchange_of_signals(at: TopologyFootprint, cluster: Cluster) -> CostBreakdown:
+    """A word from each member into the memory of each other one, and back that it was seen
+    (``CUDASymmetricMemory``'s ``put_signal`` and ``wait_signal``); the kernel around it is apart."""
+    link = cluster.intra_node if at.nodes == 1 else cluster.inter_node
+    return CostBreakdown(
+        base_ns=0.0,
+        steps_ns=2.0 * link.latency_ns,
+        intra_ns=0.0,
+        inter_ns=0.0,
+        wire_ns=0.0,
+        pipeline_ns=0.0,
+    )
+
+
 def _smooth_max(a: float, b: float, power: float) -> float:
     low, high = min(a, b), max(a, b)
     return high * (1.0 + (low / high) ** power) ** (1.0 / power) if low > 0 else high

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import AlgorithmTuning, Cluster, Measured, MeasuredCurve
-from prismscale.cost.algorithms import CostBreakdown, LoadRule, algorithm_names, evaluate, rule_of
+from prismscale.cost.algorithms import (
+    CostBreakdown,
+    LoadRule,
+    algorithm_names,
+    evaluate,
+    exchange_of_signals,
+    rule_of,
+)
 from prismscale.cost.topology import PlacementCache, TopologyFootprint
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
@@ -82,6 +89,8 @@ class AnalyticCollectiveModel:
     def _cheapest(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> CostBreakdown:
         if n_bytes < 0:
             raise UsageError(f"{op.spelling} of {n_bytes} bytes; bytes must be 0 or more")
+        if op == CollectiveOp.SYMM_MEM_BARRIER:
+            return exchange_of_signals(at, self.cluster)
         if op == CollectiveOp.BARRIER:
             # NCCL has no barrier: torch runs a one-element all_reduce in its place.
             op, n_bytes = CollectiveOp.ALL_REDUCE, 1

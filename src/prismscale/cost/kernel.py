@@ -20,7 +20,7 @@ from typing import Protocol
 from prismscale.cost.kernel_attention import attention_ns
 from prismscale.cost.kernel_gemm import gemm_call_ns, operand_dtype
 from prismscale.cost.kernel_kinds import GENERATED, kind_of
-from prismscale.cost.kernel_memory import memory_call_ns, transfer_ns
+from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
 
@@ -142,6 +142,8 @@ def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[f
         return 0.0, 0
     if kind == "transfer":
         return transfer_ns(profile, call), 1
+    if kind == "peer":
+        return peer_ns(profile, call), 1
     if kind in ("gemm", "convolution"):
         return gemm_call_ns(profile, call), 1
     if kind in ("attention", "attention_backward"):

@@ -110,9 +110,12 @@ _SHORT_SOFTMAX = 1024
 
 
 def kind_of(call: KernelCall) -> str:
-    """The kind of ``call``: a key of a profile's tables, or ``view``, ``transfer``, ``unknown``."""
+    """The kind of ``call``: a key of a profile's tables, or ``view``, ``transfer``, ``peer``,
+    ``unknown``."""
     if _crosses_the_bus(call):
         return "transfer"
+    if any(tensor.on_peer for tensor in (*call.inputs, *call.outputs)):
+        return "peer"
     if call.is_library and call.overload in STAND_IN_KINDS:
         return call.overload
     base = call.base

@@ -39,6 +39,13 @@ def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:
     return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
 
 
+def peer_ns(profile: KernelProfile, call: KernelCall) -> float:
+    """Time of a kernel or copy that reads or writes memory of another GPU of the node."""
+    n_bytes = max(t.n_bytes for t in (*call.inputs, *call.outputs) if t.on_peer)
+    roofline = profile.peer or profile.transfer
+    return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
+
+
 def bytes_moved(call: KernelCall, kind: str) -> int:
     """Bytes that a call reads and writes once; what inductor generates says how many."""
     if "traffic_bytes" in call.arguments:

@@ -72,7 +72,7 @@ class MemoryRoofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferCost:
-    """Copies between host and device."""
+    """Copies between a device and the host, or another device."""
 
     bandwidth_bytes_per_s: float
     base_ns: float
@@ -107,6 +107,8 @@ class KernelProfile:
     """By operator family (``flash``, ``efficient``, ``cudnn``), ``_backward`` appended."""
     memory: Mapping[str, MemoryRoofline]
     """By kind."""
+    peer: TransferCost | None = None
+    """Of memory of another GPU of the node; None: over the bus, as to the host."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """Relative error by kind: p90 on measurements that were not fitted, or an estimate."""
     scaled_from: str | None = None
@@ -160,6 +162,8 @@ class ScaledGpu:
     memory_bandwidth_bytes_per_s: float
     peak_flops: Mapping[str, float]
     """By element type as C++ spells it; types that are left out keep the other GPU's."""
+    peer: TransferCost | None = None
+    """None: the other GPU's."""
     error_factor: float = 2.0
     """How much wider the errors are than the other GPU's."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +182,7 @@ class ScaledGpu:
             multiprocessors=self.multiprocessors,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
             gemm=gemm,
+            peer=self.peer or other.peer,
             errors={kind: self.error_factor * e for kind, e in other.errors.items()},
             scaled_from=self.scaled_from,
             sources=self.sources,

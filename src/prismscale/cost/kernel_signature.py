@@ -6,7 +6,8 @@ separated by the unit separator, U+001F::
     aten::addmm ␟ Float[16];Float[8,4];Float[4,16]@1,4 ␟ Float[8,16] ␟ name=1;dims=0,1
 
 Tensor lists are flattened. A tensor is ``dtype[sizes]``, then ``@strides`` where it is not
-contiguous, then ``!cpu`` where it lies in host memory. A tensor that is not there is ``none``.
+contiguous, then ``!cpu`` where it lies in host memory, or ``!peer`` where it lies in that of another
+GPU. A tensor that is not there is ``none``.
 
 Kernels of a library's stand-in say themselves how they are costed. Their overload is the kind of
 kernel, and three arguments have its extents: see ``prismscale.devices.null.libraries.launches``::
@@ -53,6 +54,8 @@ class TensorShape:
     sizes: tuple[int, ...]
     strides: tuple[int, ...] | None = None
     on_cpu: bool = False
+    on_peer: bool = False
+    """In the memory of another GPU of the node."""
 
     @property
     def elements(self) -> int:
@@ -150,6 +153,7 @@ def _tensor(text: str) -> TensorShape:
         sizes=_integers(sizes),
         strides=None if strides is None else _integers(strides),
         on_cpu=place == "!cpu",
+        on_peer=place == "!peer",
     )
     if shape.strides is not None and len(shape.strides) != len(shape.sizes):
         counts = f"{len(shape.sizes)} sizes and {len(shape.strides)} strides"

@@ -335,6 +335,12 @@ class EntryPoints:
         return self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=is_async(opts))
 
     @_entry
+    def symm_mem_barrier(self, channel: int) -> None:
+        """Of a symmetric memory's handle: orders streams of all members, and no host."""
+        op = CollectiveOp.SYMM_MEM_BARRIER
+        self._issue(op, (), (), 0, tag=channel, asynchronous=False).wait()
+
+    @_entry
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that blocks the host."""
         self._issue(CollectiveOp.BARRIER, (), (), 0, asynchronous=False).wait()

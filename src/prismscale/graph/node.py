@@ -34,6 +34,8 @@ class CollectiveOp(IntEnum):
     BARRIER = 8
     SEND = 9
     RECV = 10
+    SYMM_MEM_BARRIER = 11
+    """Of ``torch.distributed._symmetric_memory``: words in each other's memory, without NCCL."""
 
     @property
     def spelling(self) -> str:

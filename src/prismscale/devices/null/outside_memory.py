@@ -1,4 +1,5 @@
-"""Memory of a null GPU that torch's allocator never sees: the CUDA context, and NCCL's buffers.
+"""Memory of a null GPU that torch's allocator never sees: the CUDA context, NCCL's buffers, and
+symmetric memory.
 
 It lowers ``mem_get_info`` and brings out-of-memory nearer, for torch and for NCCL itself.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from torch import OutOfMemoryError
 from torch.distributed import DistBackendError, Work
 
 from prismscale.cost.nccl_memory import MIB, Communicator, NcclSettings
@@ -37,6 +39,7 @@ class OutsideMemory:
         self._names: dict[int, str] = {}
         self._connected: set[_Route] = set()
         self._held_bytes = context_bytes
+        self._symmetric_bytes = 0
 
     def seen_by(self, hook: CommunicationHook) -> CommunicationHook:
         """A hook that connects what communicates, and passes it on to ``hook``."""
@@ -44,12 +47,30 @@ class OutsideMemory:
 
     def parts(self) -> tuple[MemoryPart, ...]:
         """What holds it, largest first; groups of one name count as one."""
-        held = {"CUDA context": self._context_bytes}
+        held = {"CUDA context": self._context_bytes, "symmetric memory": self._symmetric_bytes}
         for group_index, communicator in self._communicators.items():
             name = f"NCCL {self._names[group_index]}"
             held[name] = held.get(name, 0) + communicator.n_bytes
         parts = (MemoryPart(name=name, n_bytes=n) for name, n in held.items() if n)
         return tuple(sorted(parts, key=lambda part: -part.n_bytes))
+
+    def hold_symmetric(self, n_bytes: int) -> None:
+        """Symmetric memory grows by ``n_bytes``, or shrinks by as many below 0.
+
+        Raises:
+            OutOfMemoryError: the GPU has no room for it.
+        """
+        device = self._library.ps_current_device()
+        free = int(self._library.ps_free_bytes(device))
+        if n_bytes > free:
+            self._library.ps_note_out_of_memory(device)
+            raise OutOfMemoryError(
+                f"CUDA driver error: out of memory: GPU {device} has {free / MIB:.0f} MiB free, "
+                f"and {n_bytes / MIB:.0f} MiB of symmetric memory are asked for"
+            )
+        self._symmetric_bytes += n_bytes
+        self._held_bytes += n_bytes
+        self._library.ps_set_outside_bytes(device, self._held_bytes)
 
     def connect(self, batch: Sequence[Collective]) -> None:
         """The program communicates.
@@ -68,6 +89,8 @@ class OutsideMemory:
 
     def _connect(self, collective: Collective) -> None:
         group, op = collective.group, collective.op
+        if op == CollectiveOp.SYMM_MEM_BARRIER:
+            return
         if group.group_index not in self._communicators:
             own = group.ranks[group.group_rank]
             self._communicators[group.group_index] = Communicator(

@@ -12,7 +12,7 @@ from torch.distributed import DistBackendError
 from prismscale.analysis.emulated import Emulated, LibraryUse
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.nccl_memory import settings_from_environment
-from prismscale.devices.null import custom_kernels
+from prismscale.devices.null import custom_kernels, symmetric_memory
 from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
@@ -72,6 +72,7 @@ class NullEmulation:
             context_bytes=spec.context_bytes,
             settings=settings_from_environment(spec.nccl_channels, devices_per_node),
         )
+        symmetric_memory.install(devices_per_node, self.outside.hold_symmetric)
         self.memory = ModelledMemoryTracker(self._runtime, self.outside)
         self.checkpoints = CheckpointLedger(
             self.library, storage or Storage(), lambda: self.kernels.n_steps

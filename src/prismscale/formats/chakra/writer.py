@@ -51,6 +51,7 @@ COMM_TYPE = {
     CollectiveOp.ALL_TO_ALL: CommType.ALL_TO_ALL,
     CollectiveOp.REDUCE_SCATTER: CommType.REDUCE_SCATTER,
     CollectiveOp.BARRIER: CommType.BARRIER,
+    CollectiveOp.SYMM_MEM_BARRIER: CommType.BARRIER,
 }
 
 GROUPS_FILE = "comm_group.json"

@@ -112,6 +112,15 @@ void add_double(CallKey& key, double value) {
   key.add(bits);
 }
 
+// Memory of other GPUs has addresses of its own; symmetric_memory.py hands them out.
+constexpr uintptr_t kFirstPeerAddress = uintptr_t{1} << 43;
+
+bool is_on_peer(const at::Tensor& tensor) {
+  if (!tensor.is_cuda() || !tensor.has_storage()) return false;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.storage().data());
+  return address >= kFirstPeerAddress && address < 2 * kFirstPeerAddress;
+}
+
 void scan_tensor(CallScan& scan, const at::Tensor& tensor) {
   CallKey& key = scan.key;
   if (!tensor.defined()) {
@@ -122,7 +131,7 @@ void scan_tensor(CallScan& scan, const at::Tensor& tensor) {
   const auto sizes = impl->sizes();
   const auto strides = impl->strides();
   const bool on_cuda = impl->is_cuda();
-  uint64_t flags = 2 + static_cast<uint64_t>(on_cuda);
+  uint64_t flags = 2 + static_cast<uint64_t>(on_cuda) + 2 * static_cast<uint64_t>(is_on_peer(tensor));
   flags = flags << 8 | static_cast<uint64_t>(tensor.scalar_type());
   flags = flags << 8 | static_cast<uint64_t>(impl->is_wrapped_number());
   flags = flags << 8 | static_cast<uint64_t>(sizes.size());
@@ -183,6 +192,7 @@ void describe_tensor(std::ostream& out, const at::Tensor& tensor) {
     out << '@';
     for (int64_t i = 0; i < tensor.dim(); ++i) out << (i > 0 ? "," : "") << tensor.stride(i);
   }
+  if (is_on_peer(tensor)) out << "!peer";
   if (tensor.is_cpu()) out << '!' << c10::DeviceTypeName(tensor.device().type(), true);
 }
 
