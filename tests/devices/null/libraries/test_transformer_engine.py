@@ -12,7 +12,6 @@ import torch
 
 from prismscale.devices.null.libraries.transformer_engine import (
     attention_backends,
-    check_version,
     make_extension,
 )
 from prismscale.devices.null.libraries.transformer_engine.enums import (
@@ -27,9 +26,12 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     block_scales,
     mx_scales,
 )
+from prismscale.devices.null.libraries.transformer_engine.versions import check_version, is_since
 
 tex: Any = make_extension()
 BF16 = torch.bfloat16
+NO_MASK = NVTE_Mask_Type["NVTE_NO_MASK"]
+WINDOWS_OF_BOTH_SIDES = "NVTE_F16_arbitrary_seqlen" if is_since(2, 13) else "NVTE_No_Backend"
 
 
 def _empty(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -228,6 +230,7 @@ def _choose(**given: Any) -> str:
         ({"head_size": 256, "value_size": 256, "arch": 80}, "NVTE_No_Backend"),
         ({"window": (1024, 0)}, "NVTE_F16_arbitrary_seqlen"),
         ({"window": (1024, 1024)}, "NVTE_No_Backend"),
+        ({"window": (1024, 1024), "mask": NO_MASK}, WINDOWS_OF_BOTH_SIDES),
         ({"layout": NVTE_QKV_Layout["NVTE_THD_THD_THD"]}, "NVTE_No_Backend"),
     ],
 )
@@ -265,6 +268,27 @@ def test_the_norm_of_gradients_is_one_number() -> None:
     assert tex.multi_tensor_l2norm(65_536, noop, [grads], False)[1].numel() == 0
 
 
+def test_the_router_writes_the_gradient_where_it_is_asked_to() -> None:
+    """From 2.13 on the caller has made it."""
+    logits = _empty(128, 8)
+    probs, routes, kept = tex.fused_topk_with_score_function_fwd(logits=logits, topk=2)
+    assert (probs.shape, routes.dtype) == ((128, 8), torch.bool)
+    given = {"routing_map": routes, "intermediate_output": kept, "grad_probs": probs}
+    assert tex.fused_topk_with_score_function_bwd(**given, topk=2).shape == logits.shape
+    grad = _empty(128, 8)
+    before = torch.cuda.memory_allocated()
+    tex.fused_topk_with_score_function_bwd(**given, grad_logits=grad, topk=2)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_map_of_routes_may_have_a_bit_an_expert() -> None:
+    """Eight experts in a byte."""
+    _, routes, _ = tex.fused_score_for_moe_aux_loss_fwd(
+        logits=_empty(128, 20), topk=2, routing_map_format=1
+    )
+    assert (routes.shape, routes.dtype) == ((128, 3), torch.uint8)
+
+
 def test_permuted_tokens_come_with_their_places() -> None:
     """Each token as often as it has experts; the workspace is used again."""
     tokens = _empty(128, 64)
@@ -284,6 +308,6 @@ def test_what_is_left_out_says_so_when_it_is_called() -> None:
 def test_a_version_that_the_stand_in_does_not_know_is_refused() -> None:
     """With the way out; it does not look like a library that is not installed."""
     check_version("2.9.0")
-    check_version("2.11.0")
-    with pytest.raises(NotImplementedError, match=r"2\.9 to 2\.11; installed is 2\.20\.2"):
-        check_version("2.20.2")
+    check_version("2.20.2")
+    with pytest.raises(NotImplementedError, match=r"2\.9 to 2\.20; installed is 2\.21\.0"):
+        check_version("2.21.0")

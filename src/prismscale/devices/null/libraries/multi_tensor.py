@@ -83,6 +83,7 @@ def functions(library: str) -> dict[str, Callable[..., Any]]:
 
     return {
         "multi_tensor_scale": scale,
+        "multi_tensor_scale_tensor": scale,
         "multi_tensor_axpby": axpby,
         "multi_tensor_l2norm": l2norm,
         "multi_tensor_unscale_l2norm": unscale_l2norm,

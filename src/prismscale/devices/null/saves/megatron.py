@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from prismscale.emulation.after_import import Change, replace
 from prismscale.emulation.background import is_background
 
 _STRATEGIES = "megatron.core.dist_checkpointing.strategies"
+_QUEUES = ("get_write_results_queue", "_get_write_results_queue")
+_WRITERS = ("write_preloaded_data_multithread", "write_preloaded_data_multiproc")
+"""Names since 0.17, and before."""
 
 
 class Ledger(Protocol):
@@ -28,6 +31,18 @@ class Ledger(Protocol):
     def wrote(self, n_bytes: int, *, is_async: bool) -> None:
         """This rank writes its part of a checkpoint."""
         ...
+
+
+def _one_of(owner: Any, names: Sequence[str]) -> str:
+    return next(name for name in names if hasattr(owner, name))
+
+
+def _always(results: queue.Queue[Any]) -> Callable[[str], queue.Queue[Any]]:
+    def get_write_results_queue(mp_mode: str = "spawn") -> queue.Queue[Any]:
+        # Megatron-LM looks at the name of the argument.
+        return results
+
+    return get_write_results_queue
 
 
 class MegatronSaves:
@@ -61,10 +76,10 @@ class MegatronSaves:
         writer = module.FileSystemWriterAsync
         module.open = self._open_file
         undo.callback(delattr, module, "open")
-        replace(undo, module, "_get_write_results_queue", functools.cache(queue.Queue))
+        replace(undo, module, _one_of(module, _QUEUES), _always(queue.Queue()))
         replace(undo, writer, "preload_tensors", staticmethod(self._preload_tensors))
         write = functools.partial(self._write_buckets, writer.write_preloaded_data)
-        replace(undo, writer, "write_preloaded_data_multiproc", staticmethod(write))
+        replace(undo, writer, _one_of(writer, _WRITERS), staticmethod(write))
 
     def _preload_tensors(self, write_buckets: Any, non_blocking: bool = True) -> list[Any]:
         """The same buckets with copies on the host."""

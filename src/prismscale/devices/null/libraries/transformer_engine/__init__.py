@@ -15,23 +15,41 @@ from typing import Any
 
 from prismscale.devices.null.libraries import multi_tensor
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
+from prismscale.devices.null.libraries.transformer_engine.versions import (
+    DISTRIBUTION,
+    EXTENSION,
+    check_version,
+    installed,
+)
 
-_EXTENSION = "transformer_engine_torch"
 _CUDNN_VERSION = 91501
 _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
-_FIRST, _AFTER_LAST = (2, 9), (2, 12)
 _REFUSED = """
     CommOverlap CommOverlapBase CommOverlapCore CommOverlapHelper CommOverlapP2P CommOverlapP2PBase
-    bulk_overlap_ag_with_external_gemm copy_to_kv_cache create_nvshmem_tensor init_nvshmem_backend
-    multi_tensor_compute_scale_and_scale_inv multi_tensor_compute_scale_inv_e8m0 nvshmem_finalize
-    nvshmem_send_on_current_stream nvshmem_wait_on_current_stream thd_get_partitioned_indices
-    thd_grad_correction thd_out_correction thd_read_half_tensor thd_read_second_half_lse
-    thd_second_half_lse_correction
+    bgrad_group_quantize bulk_overlap_ag_with_external_gemm convert_host_pointers_to_tensor
+    copy_data_ptrs_to_device copy_to_kv_cache create_nvshmem_tensor cusolvermp_ctx_create
+    cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
+    ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare ep_prepare_and_dispatch
+    ep_zero_copy_supported fused_topk_with_score_function_qb_fwd
+    get_device_pointer_for_data_and_scales grouped_mlp_experimental group_quantize
+    group_requantize_inplace grouped_swizzle_for_gemm init_nvshmem_backend
+    multi_tensor_compute_scale_and_scale_inv multi_tensor_compute_scale_inv_e8m0
+    multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd newton_schulz
+    nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose nvfp4_compute_global_scale
+    nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_multi_tensor_2d_partial_cast
+    nvfp4_multi_tensor_compute_partial_amax nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax
+    nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream
+    swizzle_scales_for_gemm_ te_general_grouped_gemm_for_discrete_in
+    te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor
+    thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
+    thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor
+    thd_read_second_half_lse thd_second_half_lse_correction thd_sequence_order_to_cp_rank_order
 """
-"""What the extension has and this package does not: user buffers, NVSHMEM, inference, and context
-parallelism of packed sequences."""
+"""What the extension has and this package does not: user buffers, NVSHMEM, inference, context
+parallelism of packed sequences, 4-bit floats, and what only Blackwell or a variable of the
+environment chooses (grouped tensors, expert parallelism within the library, cuSOLVERMp)."""
 
 
 def stand_in() -> StandIn:
@@ -39,38 +57,21 @@ def stand_in() -> StandIn:
     return StandIn(
         name="Transformer Engine",
         namespace="transformer_engine",
-        modules={_EXTENSION: make_extension},
+        modules={EXTENSION: make_extension},
         python="transformer_engine",
-        distribution="transformer-engine",
+        distribution=DISTRIBUTION,
         around={"transformer_engine.common": _without_core_library},
     )
-
-
-def check_version(version: str) -> None:
-    """Functions take other arguments in other versions.
-
-    Raises:
-        NotImplementedError: the stand-in was not written for ``version``. Not an ImportError, which
-            programs take as leave to go on with other layers.
-    """
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if not _FIRST <= (major, minor) < _AFTER_LAST:
-        raise NotImplementedError(
-            "prismscale's stand-in for Transformer Engine knows versions 2.9 to 2.11; installed is "
-            f"{version}: pip install --no-deps transformer-engine==2.9.0, or give a stand-in of "
-            f"your own: --stand-in {_EXTENSION}=FILE.py"
-        )
 
 
 def make_extension() -> ModuleType:
     """The module ``transformer_engine_torch``.
 
     Raises:
-        NotImplementedError: of :func:`check_version`, for the Python code that is installed.
+        NotImplementedError: this stand-in was not written for the Python code that is installed.
     """
-    installed = stand_in().version
-    if installed:
-        check_version(installed)
+    if installed():
+        check_version(installed())
     from prismscale.devices.null.libraries.transformer_engine import (
         activations,
         attention,
@@ -81,12 +82,13 @@ def make_extension() -> ModuleType:
         experts,
         norms,
         products,
+        router,
     )
 
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts):
+    for part in (*parts, experts, router):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {
@@ -98,7 +100,7 @@ def make_extension() -> ModuleType:
         "device_supports_multicast": lambda device=-1: True,
         "ubuf_built_with_mpi": lambda: False,
     }
-    return module_of(_EXTENSION, content, library="Transformer Engine")
+    return module_of(EXTENSION, content, library="Transformer Engine")
 
 
 def _refused(name: str) -> type:
@@ -106,8 +108,8 @@ def _refused(name: str) -> type:
 
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError(
-            f"prismscale's stand-in for Transformer Engine has no {_EXTENSION}.{name}; run without "
-            f"what needs it, or give a stand-in of your own: --stand-in {_EXTENSION}=FILE.py"
+            f"prismscale's stand-in for Transformer Engine has no {EXTENSION}.{name}; run without "
+            f"what needs it, or give a stand-in of your own: --stand-in {EXTENSION}=FILE.py"
         )
 
     return type(name, (), {"__new__": refuse})

@@ -63,12 +63,13 @@ def _fused(
     if recipe in ("", DELAYED, MXFP8):
         launch(_TE + name, memory("pointwise"), reads=reads, writes=buffers(out))
         return out
-    fuses_amax = recipe == CURRENT
-    result = (
-        unquantized_with_amax(quantizer, shape, dtype) if fuses_amax else empty_as(shape, dtype)
-    )
+    amax = None
+    if recipe == CURRENT:
+        result, amax = unquantized_with_amax(quantizer, shape, dtype)
+    else:
+        result = empty_as(shape, dtype)
     launch(_TE + name, memory("pointwise"), reads=reads, writes=[result])
-    cast_into(result, out, quantizer, amax_is_known=fuses_amax)
+    cast_into(result, out, quantizer, amax=amax)
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import attention, launch, memory
+from prismscale.devices.null.libraries.transformer_engine.casts import unquantized_with_amax
 from prismscale.devices.null.libraries.transformer_engine.enums import (
     NVTE_QKV_Layout,
     torch_dtype,
@@ -27,6 +28,7 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     recipe_of,
     shape_of,
 )
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
 
 _TE = "transformer_engine::"
 _CAUSAL_MASKS = (2, 3, 4, 5)
@@ -99,20 +101,16 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     q, v, quantizer = call["q"], call["v"], call["o_quantizer"]
     fp8 = is_quantized(q)
     shape = (*shape_of(q)[:-1], shape_of(v)[-1])
-    is_current = recipe_of(quantizer) == CURRENT
-    if is_current:
-        quantizer.amax.zero_()
-    out = (
-        empty_as(shape, call["fake_dtype"])
-        if is_current
-        else create(quantizer, shape, call["fake_dtype"])
-    )
+    if recipe_of(quantizer) == CURRENT:
+        out, _ = unquantized_with_amax(quantizer, shape, call["fake_dtype"])
+    else:
+        out = create(quantizer, shape, call["fake_dtype"])
     if len(shape) == 3 and not fp8:
         out.zero_()
     state = empty_as([2], torch.int64)
     launch(f"{_TE}philox_unpack", memory("fill"), writes=[state])
     statistics = [empty_as(_statistics_shape(call), torch.float32)]
-    if call["return_max_logit"] or fp8:
+    if call["return_max_logit"] or (fp8 and not is_since(2, 16)):
         statistics.append(torch.empty_like(statistics[0]))
     reads = [buffer for tensor in (q, call["k"], v) for buffer in buffers(tensor)]
     launch(

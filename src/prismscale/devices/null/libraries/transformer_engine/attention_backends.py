@@ -1,10 +1,11 @@
 """Which of cuDNN's fused attentions takes a call, if any: the rules for cuDNN 9.15.
 
-Source: common/fused_attn/fused_attn.cpp of Transformer Engine 2.11.
+Source: common/fused_attn/fused_attn.cpp of Transformer Engine 2.11 to 2.18.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from prismscale.devices.null.libraries.transformer_engine.enums import (
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
 )
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
 
 _CAUSAL = (2, 3, 4, 5)
 _PADDING = (1, 3, 5)
@@ -54,47 +56,41 @@ class AttentionCall:
         return first.replace("3", "").replace("2", "")
 
 
-def get_fused_attn_backend(
-    is_training: bool,
-    q_dtype: Any,
-    kv_dtype: Any,
-    layout: Any,
-    bias: Any,
-    mask: Any,
-    softmax: Any,
-    dropout: float,
-    heads: int,
-    groups: int,
-    length: int,
-    keys: int,
-    head_size: int,
-    value_size: int,
-    window_left: int,
-    window_right: int,
-    return_max_logit: bool = False,
-    *_: Any,
-) -> Any:
-    """The backend; ``NVTE_No_Backend`` where cuDNN has none."""
+_POSITIONS = (
+    *("is_training", "q_dtype", "kv_dtype", "layout", "bias", "mask", "softmax", "dropout"),
+    *("heads", "groups", "length", "keys", "head_size", "value_size"),
+    *("window_left", "window_right", "wants_max_logit"),
+)
+"""Arguments up to 2.19; what follows them does not matter on the GPUs that there are."""
+_FIELDS = (
+    *("is_training", "qkv_dtype", "qkv_dtype", "qkv_layout", "bias_type", "attn_mask_type"),
+    *("softmax_type", "dropout", "num_attn_heads", "num_gqa_groups", "max_seqlen_q"),
+    *("max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left", "window_size_right"),
+    "return_max_logit",
+)
+"""The same as fields of the one argument since 2.20."""
+
+
+def get_fused_attn_backend(*arguments: Any) -> Any:
+    """The backend; ``NVTE_No_Backend`` where cuDNN has none. Since 2.20 with the reason."""
+    if len(arguments) > 1:
+        return choose(_call(arguments))
+    params = arguments[0]
+    backend = choose(_call([getattr(params, field) for field in _FIELDS]))
+    refused = backend == NVTE_Fused_Attn_Backend["NVTE_No_Backend"]
+    return backend, "cuDNN has no kernel for it" if refused else ""
+
+
+def _call(arguments: Sequence[Any]) -> AttentionCall:
+    given = dict(zip(_POSITIONS, arguments, strict=False))
     major, minor = torch.cuda.get_device_capability()
-    call = AttentionCall(
-        is_training=is_training,
-        dtype=DType(int(q_dtype)),
-        layout=layout,
-        bias=bias,
-        mask=mask,
-        softmax=softmax,
-        dropout=dropout,
-        heads=heads,
-        groups=groups,
-        length=length,
-        keys=keys,
-        head_size=head_size,
-        value_size=value_size,
-        window=(window_left, window_right),
-        wants_max_logit=return_max_logit,
+    del given["kv_dtype"]
+    return AttentionCall(
+        dtype=DType(int(given.pop("q_dtype"))),
+        window=(given.pop("window_left"), given.pop("window_right")),
         arch=10 * major + minor,
+        **({"wants_max_logit": False} | given),
     )
-    return choose(call)
 
 
 def choose(call: AttentionCall) -> Any:
@@ -171,6 +167,8 @@ def _takes_window(call: AttentionCall) -> bool:
     left, right = call.window
     if left == -1 and right in (-1, 0):
         return True
+    if is_since(2, 13) and call.dropout == 0.0 and int(call.mask) in (0, 1):
+        return call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"]
     plain = call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"] and call.dropout == 0.0
     return right == 0 and int(call.mask) in _CAUSAL and call.length <= call.keys and plain
 

@@ -1,6 +1,6 @@
 """Casts to and from 8-bit floats, with their scales.
 
-Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.11.
+Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.9 to 2.18.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     shape_of,
     update,
 )
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
 
 _TE = "transformer_engine::"
 
@@ -35,19 +36,21 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = Non
         output = create(quantizer, source.shape, source.dtype)
     else:
         update(quantizer, output)
-    known = bool(getattr(quantizer, "use_existing_amax", False))
-    cast_into(source, output, quantizer, amax_is_known=known)
+    known = quantizer.amax if getattr(quantizer, "use_existing_amax", False) else None
+    cast_into(source, output, quantizer, amax=known)
     return output
 
 
-def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax_is_known: bool = False) -> None:
-    """Launch the kernels that fill ``output``."""
+def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax: Tensor | None = None) -> None:
+    """Launch the kernels that fill ``output``; ``amax`` is the largest value, where it is known."""
     if not source.numel():
         return
     recipe = recipe_of(quantizer)
+    reads = [source]
     if recipe == CURRENT:
-        _current_scale(source, quantizer, amax_is_known=amax_is_known)
-    reads = [source, quantizer.scale] if recipe in (DELAYED, CURRENT) else [source]
+        reads.append(_current_scale(source, quantizer, amax))
+    elif recipe == DELAYED:
+        reads.append(quantizer.scale)
     writes = buffers(output) + ([quantizer.amax] if recipe == DELAYED else [])
     twice = sum(buffer.numel() >= source.numel() for buffer in writes) > 1
     launch(
@@ -55,23 +58,36 @@ def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax_is_known: boo
     )
 
 
-def _current_scale(source: Tensor, quantizer: Any, *, amax_is_known: bool) -> None:
-    """The scale of what is in ``source`` now, over the ranks that share it."""
-    if not amax_is_known:
+def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tensor:
+    """The scale of what is in ``source`` now, over the ranks that share it. The quantizer has a
+    tensor for it up to 2.15; later ones last as long as the cast."""
+    if is_since(2, 16):
+        both = empty_as([1 if amax is not None else 2], torch.float32)
+        scale, own_amax = both[-1:], both[:1]
+    else:
+        scale, own_amax = quantizer.scale, quantizer.amax
+    if amax is None:
+        amax = own_amax
         # The result is set to zero first.
         cost = memory("reduction", launches=2)
-        launch(f"{_TE}compute_amax", cost, reads=[source], writes=[quantizer.amax])
+        launch(f"{_TE}compute_amax", cost, reads=[source], writes=[amax])
     if quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
-        dist.all_reduce(quantizer.amax, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
     cost = memory("pointwise")
-    launch(f"{_TE}compute_scale_from_amax", cost, reads=[quantizer.amax], writes=[quantizer.scale])
+    launch(f"{_TE}compute_scale_from_amax", cost, reads=[amax], writes=[scale])
+    return scale
 
 
-def unquantized_with_amax(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Where a kernel leaves what is cast later, beside its largest value."""
-    quantizer.amax.zero_()
-    return empty_as(shape, dtype)
+def unquantized_with_amax(
+    quantizer: Any, shape: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Where a kernel leaves what is cast later, and its largest value."""
+    if is_since(2, 16):
+        amax = torch.zeros(1, dtype=torch.float32, device="cuda")
+    else:
+        amax = quantizer.amax.zero_()
+    return empty_as(shape, dtype), amax
 
 
 def dequantize(tensor: Any, dtype: int) -> Tensor:

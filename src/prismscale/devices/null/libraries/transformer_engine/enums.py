@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
+
 _int_enum: Any = IntEnum  # mypy knows only members that are written out
 
 
@@ -79,18 +81,32 @@ _LAYOUTS = """
     BSHD_BSHD_BSHD T3HD TH3D THD_T2HD THD_TH2D THD_THD_THD SBHD_BSHD_BSHD BSHD_SBHD_SBHD
     THD_BSHD_BSHD THD_SBHD_SBHD Paged_KV_BSHD_BSHD_BSHD Paged_KV_BSHD_SBHD_SBHD
     Paged_KV_SBHD_BSHD_BSHD Paged_KV_SBHD_SBHD_SBHD Paged_KV_THD_BSHD_BSHD Paged_KV_THD_SBHD_SBHD
-    BHSD_BHSD_BHSD
+    BHSD_BHSD_BHSD QKV_Layout_NOT_SET
 """
 NVTE_QKV_Layout: Any = _int_enum(
     "NVTE_QKV_Layout", [f"NVTE_{layout}" for layout in _LAYOUTS.split()], start=0
 )
-NVTE_Fused_Attn_Backend: Any = _int_enum(
-    "NVTE_Fused_Attn_Backend",
-    ["NVTE_No_Backend", "NVTE_F16_max512_seqlen", "NVTE_F16_arbitrary_seqlen", "NVTE_FP8"],
-    start=-1,
-)
+_BACKENDS = {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
+if not is_since(2, 16):
+    _BACKENDS["NVTE_F16_max512_seqlen"] = 0
+NVTE_Fused_Attn_Backend: Any = _int_enum("NVTE_Fused_Attn_Backend", _BACKENDS)
 Float8BlockScaleTensorFormat: Any = _int_enum(
     "Float8BlockScaleTensorFormat", ["GEMM_READY", "COMPACT"], start=0
+)
+NVTERoutingMapFormat: Any = _int_enum("NVTERoutingMapFormat", ["BYTEMAP", "BITMAP_U8"], start=0)
+NVTEQBHistogramMode: Any = _int_enum(
+    "NVTEQBHistogramMode", ["TWO_KERNEL", "FUSED_ATOMIC"], start=0
+)
+NVTEScalingMode: Any = _int_enum(
+    "NVTEScalingMode",
+    [
+        "NVTE_DELAYED_TENSOR_SCALING",
+        "NVTE_MXFP8_1D_SCALING",
+        "NVTE_BLOCK_SCALING_1D",
+        "NVTE_BLOCK_SCALING_2D",
+        "NVTE_NVFP4_1D_SCALING",
+    ],
+    start=0,
 )
 CommOverlapType: Any = _int_enum("CommOverlapType", ["RS", "AG"], start=0)
 CommOverlapAlgo: Any = _int_enum(
@@ -128,6 +144,9 @@ ENUMS = (
     NVTE_QKV_Layout,
     NVTE_Fused_Attn_Backend,
     Float8BlockScaleTensorFormat,
+    NVTERoutingMapFormat,
+    NVTEQBHistogramMode,
+    NVTEScalingMode,
     CommOverlapType,
     CommOverlapAlgo,
     FP8FwdTensors,

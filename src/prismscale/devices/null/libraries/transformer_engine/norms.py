@@ -87,15 +87,14 @@ def _forward(
             fp8_transpose(out._data, dtype, out=columns)
         return out
     fuses_amax = recipe == CURRENT and os.environ.get("NVTE_NORM_FWD_USE_CUDNN", "0") == "0"
-    make = unquantized_with_amax if fuses_amax else _unquantized
-    result = make(quantizer, x.shape, torch_dtype(dtype))
+    amax = None
+    if fuses_amax:
+        result, amax = unquantized_with_amax(quantizer, x.shape, torch_dtype(dtype))
+    else:
+        result = empty_as(x.shape, torch_dtype(dtype))
     launch(_TE + name, memory("norm"), reads=reads, writes=[result, *statistics])
-    cast_into(result, out, quantizer, amax_is_known=fuses_amax)
+    cast_into(result, out, quantizer, amax=amax)
     return out
-
-
-def _unquantized(_: Any, shape: Any, dtype: torch.dtype) -> Tensor:
-    return empty_as(shape, dtype)
 
 
 def layernorm_bwd(

@@ -127,6 +127,8 @@ def _swizzled(tensor: Any, *, rowwise: bool) -> list[Tensor]:
     """MXFP8's scales in the order that the tensor cores take them, for as long as they work."""
     if not is_quantized(tensor) or type(tensor).__name__.removesuffix("Storage") != "MXFP8Tensor":
         return []
+    if getattr(tensor, "_with_gemm_swizzled_scales", False):
+        return []
     scales = operand(tensor, rowwise=rowwise)[1]
     swizzled = empty_as(scales.shape, torch.uint8)
     launch(f"{_TE}swizzle_scaling_factors", memory("copy"), reads=[scales], writes=[swizzled])

@@ -7,8 +7,10 @@ transposed copy. Source: pytorch/csrc/quantizer.cpp of Transformer Engine 2.11.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +31,7 @@ _BUFFERS = (
     "_columnwise_scale_inv",
 )
 """Attributes of quantized tensors; those of a whole tensor's scale have the first two."""
+_GEMM_READY = Float8BlockScaleTensorFormat["GEMM_READY"]
 DELAYED, CURRENT = "Float8Quantizer", "Float8CurrentScalingQuantizer"
 BLOCKWISE, MXFP8 = "Float8BlockQuantizer", "MXFP8Quantizer"
 
@@ -64,8 +67,9 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
         return tuple(rows.shape)
     columns = tensor._transpose if hasattr(tensor, "_transpose") else tensor._columnwise_data
     is_transposed = hasattr(tensor, "_transpose") or (
-        hasattr(tensor, "_data_format")
-        and tensor._data_format == Float8BlockScaleTensorFormat["GEMM_READY"]
+        hasattr(tensor, "_is_2D_scaled")
+        # Only up to 2.11 blocks have a compact form, too.
+        and getattr(tensor, "_data_format", _GEMM_READY) == _GEMM_READY
     )
     shape = tuple(columns.shape)
     return (*shape[1:], shape[0]) if is_transposed else shape
@@ -143,6 +147,7 @@ def _by_blocks(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, recip
         data, scale = _block_buffers(quantizer, shape, recipe, usage) if wanted else (None, None)
         content |= {f"{usage}_data": data, f"{usage}_scale_inv": scale}
     if recipe == MXFP8:
+        content["with_gemm_swizzled_scales"] = bool(getattr(quantizer, "optimize_for_gemm", False))
         return _instance(quantizer, "mxfp8_tensor", "MXFP8Tensor", shape, dtype, **content)
     return _instance(
         quantizer,
@@ -209,12 +214,29 @@ def _instance(
     dtype: torch.dtype,
     **content: Any,
 ) -> Any:
-    content |= {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
+    content |= {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype}
     if quantizer.internal:
         storage: Any = import_module(f"{_TENSORS}storage.{module}_storage")
-        return getattr(storage, f"{name}Storage")(**content)
+        return _made(getattr(storage, f"{name}Storage"), content)
     tensors: Any = import_module(f"{_TENSORS}{module}")
-    return getattr(tensors, name)(shape=shape, dtype=dtype, **content)
+    content |= {"shape": shape, "dtype": dtype, "device": torch.device("cuda", torch.cuda.current_device())}
+    return _made(getattr(tensors, name), content)
+
+
+def _made(tensor_class: Any, content: dict[str, Any]) -> Any:
+    """An instance; which of ``content`` its class takes differs from version to version."""
+    return tensor_class(**{key: content[key] for key in content.keys() & _parameters(tensor_class)})
+
+
+@cache
+def _parameters(tensor_class: Any) -> frozenset[str]:
+    """Names of arguments of a class, which takes others for its base classes as it finds them."""
+    makers = (getattr(base, "__new__", None) for base in tensor_class.__mro__)
+    found: set[str] = set()
+    for maker in makers:
+        if inspect.isfunction(maker):
+            found |= inspect.signature(maker).parameters.keys()
+    return frozenset(found)
 
 
 def update(quantizer: Any, tensor: Any) -> None:
