@@ -119,3 +119,12 @@ def test_a_followed_trace_keeps_what_is_its_own(folder: Path) -> None:
     assert (trace.rank, trace.groups, trace.memory) == (3, own, memory)
     assert trace.fingerprint() == found.fingerprint()
     assert trace.facts.equivalent_to == 0
+
+
+def test_whoever_follows_a_follower_names_the_rank_that_was_captured(folder: Path) -> None:
+    """Only that one left a log of its launches, which other costs are made of."""
+    found = Witness(folder, CpuDevice()).recognise(recorded({}, {}), GROUPS)
+    assert found is not None
+    first = in_place_of(found, 3, GROUPS, GROUPS, None)
+    second = in_place_of(first, 5, GROUPS, GROUPS, None)
+    assert second.captured_as == 0

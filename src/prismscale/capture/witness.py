@@ -77,5 +77,6 @@ def in_place_of(
         groups=tuple(groups),
         known_groups=tuple(known_groups),
         memory=memory,
-        facts=replace(trace.facts, equivalent_to=trace.rank),
+        # One that was itself found equal left no log of what it launched.
+        facts=replace(trace.facts, equivalent_to=trace.captured_as),
     )
