@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -37,5 +38,6 @@ trainer = train.Trainer(config, build_mesh(config.layout, device.type), device)
 try:
     trainer.train()
 finally:
-    kept = (storage_bytes(trainer.parameters), storage_bytes(optimizer_tensors(trainer.optimizer)))
+    parameters = chain(*trainer.parameter_groups)
+    kept = (storage_bytes(parameters), storage_bytes(optimizer_tensors(trainer.optimizer)))
     print("state", *kept, flush=True)

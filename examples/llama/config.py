@@ -29,8 +29,21 @@ class ModelConfig:
     """Tokens per sample that `--seq-len` defaults to."""
     rope_theta: float = 500_000.0
     norm_eps: float = 1e-5
+    experts: int = 0
+    """Feed-forwards of each layer that a router chooses from; 0: one, which takes every token."""
+    top_k: int = 2
+    """Experts of each token."""
+    capacity_factor: float = 0.0
+    """Rows that an expert takes from each rank, over an equal share; 0: all (dropless)."""
+    force_balance: float = 0.0
+    """Rows of the first ep rank's experts over an equal share, whatever the router says; 0: what
+    the router says."""
 
     def __post_init__(self) -> None:
+        if self.experts and not self.top_k <= self.experts:
+            raise ValueError(f"--top-k {self.top_k} of {self.experts} experts: too many")
+        if not self.experts and (self.capacity_factor or self.force_balance):
+            raise ValueError("--capacity-factor and --force-balance are of experts: give --experts")
         _require_divisible("hidden", self.hidden, "heads", self.heads)
         _require_divisible("heads", self.heads, "kv-heads", self.kv_heads)
         if self.head_dim % 2:
@@ -42,7 +55,7 @@ class ModelConfig:
 
 
 # 160m: JackFram/llama-160m. 1b: Llama 3.2 1B, with a head of its own.
-# 8b, 70b, 405b: "The Llama 3 Herd of Models", table 3.
+# 8b, 70b, 405b: "The Llama 3 Herd of Models", table 3. 8x7b: "Mixtral of Experts", table 1.
 MODELS: dict[str, ModelConfig] = {
     "debug": ModelConfig(
         hidden=64, layers=4, heads=16, kv_heads=8, ffn=192, vocab=256, seq_len=32
@@ -66,16 +79,28 @@ MODELS: dict[str, ModelConfig] = {
     "405b": ModelConfig(
         hidden=16384, layers=126, heads=128, kv_heads=8, ffn=53248, vocab=128256, seq_len=8192
     ),
+    "debug-moe": ModelConfig(
+        hidden=64, layers=4, heads=16, kv_heads=8, ffn=96, vocab=256, seq_len=32, experts=8
+    ),
+    "tiny-moe": ModelConfig(
+        hidden=256, layers=4, heads=8, kv_heads=4, ffn=512, vocab=2048, seq_len=128, experts=8
+    ),
+    "8x7b": ModelConfig(
+        hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=32000, seq_len=8192,
+        rope_theta=1_000_000.0, experts=8,
+    ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How the job's ranks are arranged: world size = pp × dp × tp, tp varying fastest."""
+    """How the job's ranks are arranged: world size = pp × dp × tp, tp varying fastest. Experts are
+    spread over groups of ep ranks that lie side by side on the dp axis."""
 
     world_size: int
     tp: int = 1
     pp: int = 1
+    ep: int = 1
     dp_mode: str = "fsdp2"
     """`ddp`, `fsdp2`, or `none` (no data parallelism)."""
     sequence_parallel: bool = False
@@ -88,6 +113,13 @@ class Layout:
         equation = f"world size {self.world_size} = dp ? × tp {self.tp} × pp {self.pp}"
         if self.world_size % (self.tp * self.pp):
             raise ValueError(f"{equation}: not divisible")
+        if self.dp % self.ep:
+            raise ValueError(f"{equation}: dp {self.dp} / ep {self.ep} is not a whole number")
+        if self.ep > 1 and self.dp_mode != "fsdp2":
+            raise ValueError(
+                f"--dp-mode {self.dp_mode} with --ep {self.ep}: ranks have different experts; "
+                "choose --dp-mode fsdp2"
+            )
         if self.dp_mode == "none" and self.dp > 1:
             raise ValueError(f"{equation}: leaves dp {self.dp}; choose --dp-mode ddp or fsdp2")
         if self.ddp_hides_shards and self.pp > 1:
@@ -146,6 +178,7 @@ class TrainConfig:
         model, layout = self.model, self.layout
         for name in ("heads", "kv_heads", "ffn", "vocab"):
             _require_divisible(name.replace("_", "-"), getattr(model, name), "tp", layout.tp)
+        self._check_experts()
         if layout.sequence_parallel:
             _require_divisible("seq-len", self.seq_len, "tp", layout.tp)
         if layout.ddp_hides_shards and self.clip_grad > 0:
@@ -170,6 +203,22 @@ class TrainConfig:
             raise ValueError(
                 f"--log-rank {self.log_rank}: not a rank of world size {layout.world_size}"
             )
+
+    def _check_experts(self) -> None:
+        model, layout = self.model, self.layout
+        if layout.ep > 1 and not model.experts:
+            raise ValueError(f"--ep {layout.ep} spreads experts over ranks: give --experts")
+        if model.experts and layout.tp > 1:
+            raise ValueError(f"--experts with --tp {layout.tp}: experts are not sharded over tp")
+        _require_divisible("experts", model.experts, "ep", layout.ep)
+        if model.force_balance:
+            most = min(layout.ep, model.experts / model.top_k)
+            if layout.ep == 1 or not 0 < model.force_balance <= most:
+                raise ValueError(
+                    f"--force-balance {model.force_balance:g} with --ep {layout.ep} and "
+                    f"top {model.top_k} of {model.experts} experts: from 0 to {most:g}, with "
+                    "--ep 2 or more"
+                )
 
     @property
     def samples_per_rank(self) -> int:
@@ -208,6 +257,11 @@ def build_parser() -> argparse.ArgumentParser:
         option = "--" + name.replace("_", "-")
         group.add_argument(option, type=_positive, metavar="N", help="override the model's")
 
+    for name in _EXPERT_OVERRIDES:
+        option = "--" + name.replace("_", "-")
+        kind = float if isinstance(getattr(MODELS["debug"], name), float) else int
+        group.add_argument(option, type=kind, metavar="N", help=_EXPERT_OVERRIDES[name])
+
     group = parser.add_argument_group("batch")
     group.add_argument("--seq-len", type=_positive, metavar="N", help="override the model's")
     group.add_argument(
@@ -224,9 +278,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="per step: pipelined, or accumulated (default: one per pp rank)",
     )
 
-    group = parser.add_argument_group("layout (dp = world size / (tp × pp))")
+    group = parser.add_argument_group("layout (dp = world size / (tp × pp), a multiple of ep)")
     group.add_argument("--tp", type=_positive, default=1, metavar="N", help="tensor parallel")
     group.add_argument("--pp", type=_positive, default=1, metavar="N", help="pipeline parallel")
+    group.add_argument("--ep", type=_positive, default=1, metavar="N", help="expert parallel")
     group.add_argument("--dp-mode", choices=("ddp", "fsdp2", "none"), default="fsdp2")
     group.add_argument("--sequence-parallel", action="store_true")
     group.add_argument("--schedule", choices=("1f1b", "interleaved", "gpipe"), default="1f1b")
@@ -255,6 +310,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 _MODEL_OVERRIDES = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
+_EXPERT_OVERRIDES = {
+    "experts": "experts of each layer (0: none, as llama has it)",
+    "top_k": "experts of each token",
+    "capacity_factor": "rows that an expert takes, over an equal share (0: all, dropless)",
+    "force_balance": "rows of the first ep rank over an equal share, whatever the router says",
+}
 
 
 def parse_args(argv: Sequence[str] | None = None) -> TrainConfig:
@@ -264,7 +325,11 @@ def parse_args(argv: Sequence[str] | None = None) -> TrainConfig:
     if "WORLD_SIZE" not in os.environ:
         parser.error("WORLD_SIZE is not set: start with torchrun")
     interleaved = args.schedule == "interleaved"
-    overrides = {name: getattr(args, name) for name in _MODEL_OVERRIDES if getattr(args, name)}
+    overrides = {
+        name: getattr(args, name)
+        for name in (*_MODEL_OVERRIDES, *_EXPERT_OVERRIDES)
+        if getattr(args, name) is not None
+    }
     try:
         model = replace(MODELS[args.model], **overrides)
         return TrainConfig(
@@ -273,6 +338,7 @@ def parse_args(argv: Sequence[str] | None = None) -> TrainConfig:
                 world_size=int(os.environ["WORLD_SIZE"]),
                 tp=args.tp,
                 pp=args.pp,
+                ep=args.ep,
                 dp_mode=args.dp_mode,
                 sequence_parallel=args.sequence_parallel,
                 schedule=args.schedule,

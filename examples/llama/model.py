@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from config import ModelConfig
+from moe import FeedForward, MixtureOfExperts
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,29 +65,15 @@ class Attention(nn.Module):
         return x_BLD.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
 
-class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.hidden, config.ffn, bias=False)
-        self.up = nn.Linear(config.hidden, config.ffn, bias=False)
-        self.down = nn.Linear(config.ffn, config.hidden, bias=False)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        out_BLD: Tensor = self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
-        return out_BLD
-
-
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual."""
+    """Pre-norm attention and feed-forward (or experts), each added to the residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden, eps=config.norm_eps)
         self.attention = Attention(config)
         self.ffn_norm = RMSNorm(config.hidden, eps=config.norm_eps)
-        self.ffn = FeedForward(config)
+        self.ffn = MixtureOfExperts(config) if config.experts else FeedForward(config)
 
     def forward(self, x_BLD: Tensor, rope_2LH: Tensor) -> Tensor:
         x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope_2LH)

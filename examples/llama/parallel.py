@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from config import Layout, TrainConfig
 from model import Llama
+from moe import MixtureOfExperts
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -28,22 +29,30 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from weights import materialize
 
+Axes = Mapping[str, DeviceMesh]
+"""Each axis of the job's mesh, by name."""
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
-def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The job's ranks on named axes; tp varies fastest, so that it stays inside a node."""
+def build_mesh(layout: Layout, device_type: str) -> Axes:
+    """The job's ranks on named axes; tp varies fastest, so that it stays inside a node.
+
+    With expert parallelism dp is two axes as well: ep, over which experts are spread, and edp,
+    along which ranks have the same ones.
+    """
     shape = (layout.pp, layout.dp, layout.tp)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp", "tp"))
+    axes = {name: mesh[name] for name in ("pp", "dp", "tp")}
     if layout.dp > 1 and layout.tp > 1:
         # Lets DTensor reduce a gradient norm over both axes at once.
         mesh["dp", "tp"]._flatten()
-    return mesh
+    if layout.ep > 1:
+        of_experts = mesh._unflatten("dp", (layout.dp // layout.ep, layout.ep), ("edp", "ep"))
+        axes |= {name: of_experts[name] for name in ("edp", "ep")}
+    return axes
 
 
-def build_model(
-    config: TrainConfig, mesh: DeviceMesh, device: torch.device, layers: range
-) -> nn.Module:
+def build_model(config: TrainConfig, mesh: Axes, device: torch.device, layers: range) -> nn.Module:
     """The model part with `layers`, of which this rank allocates only its own shards."""
     layout = config.layout
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
@@ -56,9 +65,12 @@ def build_model(
         )
     if layout.tp > 1:
         apply_tensor_parallel(model, mesh["tp"], sequence_parallel=layout.sequence_parallel)
+    if layout.ep > 1:
+        for block in model.layers.values():
+            block.ffn.spread_over(mesh["ep"].get_group())
     if use_fsdp:
         # A pipeline would gather again for every microbatch, so it keeps parameters gathered.
-        apply_fsdp(model, mesh["dp"], dtype, reshard_after_forward=layout.pp == 1)
+        apply_fsdp(model, mesh, dtype, reshard_after_forward=layout.pp == 1)
     materialize(model, device, config.seed)
     if layout.dp > 1 and layout.dp_mode == "ddp":
         return DistributedDataParallel(model, device_mesh=mesh["dp"])
@@ -113,9 +125,11 @@ def apply_tensor_parallel(model: Llama, tp: DeviceMesh, *, sequence_parallel: bo
 
 
 def apply_fsdp(
-    model: Llama, dp: DeviceMesh, dtype: torch.dtype, *, reshard_after_forward: bool
+    model: Llama, mesh: Axes, dtype: torch.dtype, *, reshard_after_forward: bool
 ) -> None:
-    """Shard each block, the embedding, and norm with head, over the dp axis."""
+    """Shard each block, the embedding, and norm with head, over the dp axis; experts that are
+    spread over ep ranks over the edp axis, on which they are alike."""
+    dp = mesh["dp"]
     # With tp, modules return the local view of a DTensor; nothing here writes to it in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     # Inputs are in `dtype` already, but for the RoPE table, which must stay fp32.
@@ -126,6 +140,18 @@ def apply_fsdp(
     if model.embed is not None:
         shard(model.embed, reshard_after_forward=reshard_after_forward)
     for block in model.layers.values():
+        if "edp" in mesh:
+            experts = block.ffn.experts
+            fully_shard(
+                experts,
+                mesh=mesh["edp"],
+                mp_policy=policy,
+                reshard_after_forward=reshard_after_forward,
+            )
+            # Of the samples of the whole dp axis, too: they come by all_to_all.
+            experts.set_gradient_divide_factor(dp.size())
+            # gloo cannot sum with a factor. torch 2.13 divides twice where nobody sums.
+            experts.set_force_sum_reduction_for_comms(mesh["edp"].size() > 1)
         shard(block, reshard_after_forward=reshard_after_forward)
     if model.norm is not None and model.head is not None:
         # Backward begins with these: to reshard them would only gather them again at once.
@@ -133,7 +159,7 @@ def apply_fsdp(
     shard(model)
 
 
-def build_loss(mesh: DeviceMesh) -> LossFn:
+def build_loss(mesh: Axes) -> LossFn:
     """Mean cross-entropy of logits (B, L, V) against labels (B, L), V sharded over tp."""
     tp = mesh["tp"]
 
@@ -171,7 +197,7 @@ class GradientAccumulation:
     """Runs a step's microbatches one after the other through the whole model."""
 
     def __init__(
-        self, config: TrainConfig, mesh: DeviceMesh, device: torch.device, loss_fn: LossFn
+        self, config: TrainConfig, mesh: Axes, device: torch.device, loss_fn: LossFn
     ) -> None:
         self.model = build_model(config, mesh, device, range(config.model.layers))
         self.parts = [self.model]
@@ -192,15 +218,37 @@ class GradientAccumulation:
         return torch.stack(losses).sum()
 
 
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, mesh: DeviceMesh) -> Tensor:
-    """Clip to the norm of the whole model's gradient, over tp, dp and pp; returns that norm."""
-    parameters = list(parameters)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+def split_experts(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters that are alike, or sharded, over dp, and those of experts that are spread over
+    ep: nothing can be computed on tensors of both meshes at once."""
+    modules = [module for part in parts for module in part.modules()]
+    spread = [m.experts for m in modules if isinstance(m, MixtureOfExperts) and m.group]
+    experts = [p for module in spread for p in module.parameters()]
+    ids = {id(p) for p in experts}
+    return [p for part in parts for p in part.parameters() if id(p) not in ids], experts
+
+
+def clip_grad_norm(
+    parameter_groups: Sequence[Sequence[Tensor]], max_norm: float, mesh: Axes
+) -> Tensor:
+    """Clip to the norm of the whole model's gradient, over tp, dp, ep and pp; returns that norm.
+
+    `parameter_groups`: those alike over dp, then those of experts that are spread over ep."""
+    norms = [_total_norm(parameters) for parameters in parameter_groups]
+    norm = norms[0]
+    if parameter_groups[1]:
+        squared = norms[1].square()
+        dist.all_reduce(squared, group=mesh["ep"].get_group())
+        norm = (norm.square() + squared).sqrt()
     if mesh["pp"].size() > 1:
         squared = norm.square()
-        dist.all_reduce(squared, group=mesh.get_group("pp"))
+        dist.all_reduce(squared, group=mesh["pp"].get_group())
         norm = squared.sqrt()
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    for parameters in parameter_groups:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def _total_norm(parameters: Iterable[Tensor]) -> Tensor:
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

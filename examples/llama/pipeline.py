@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from config import TrainConfig
-from parallel import LossFn, build_model
+from parallel import Axes, LossFn, build_model
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -34,13 +33,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, config: TrainConfig, mesh: DeviceMesh, device: torch.device, loss_fn: LossFn
+        self, config: TrainConfig, mesh: Axes, device: torch.device, loss_fn: LossFn
     ) -> None:
         layout = config.layout
         layers = split_layers(config.model.layers, layout.stages)
         stages = [
             _build_stage(config, mesh, device, stage, layers[stage])
-            for stage in range(mesh.get_local_rank("pp"), layout.stages, layout.pp)
+            for stage in range(mesh["pp"].get_local_rank(), layout.stages, layout.pp)
         ]
         self.parts = [stage.submod for stage in stages]
         self._is_first = stages[0].is_first
@@ -70,7 +69,7 @@ def _build_schedule(
 
 
 def _build_stage(
-    config: TrainConfig, mesh: DeviceMesh, device: torch.device, stage: int, layers: range
+    config: TrainConfig, mesh: Axes, device: torch.device, stage: int, layers: range
 ) -> PipelineStage:
     """One stage, told the shapes of its input and output.
 
@@ -93,5 +92,5 @@ def _build_stage(
         device,
         input_args=tokens if stage == 0 else hidden,
         output_args=logits if stage == layout.stages - 1 else hidden,
-        group=mesh.get_group("pp"),
+        group=mesh["pp"].get_group(),
     )

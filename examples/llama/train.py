@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 8 examples/llama/train.py --model debug --tp 2 --pp 2
 
-The ranks form a mesh (pp, dp, tp). Options: `examples/llama/train.py --help`.
+The ranks form a mesh (pp, dp, tp), and experts are spread over parts of dp. Options:
+`examples/llama/train.py --help`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import torch.distributed as dist
 from config import TrainConfig, parse_args
 from data import batches
 from parallel import (
+    Axes,
     GradientAccumulation,
     build_loss,
     build_mesh,
     clip_grad_norm,
     loss_context,
+    split_experts,
 )
 from pipeline import Pipeline
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 
 def init_device(device_type: str | None) -> torch.device:
@@ -40,17 +42,18 @@ def init_device(device_type: str | None) -> torch.device:
 class Trainer:
     """One rank's part of the job."""
 
-    def __init__(self, config: TrainConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, mesh: Axes, device: torch.device) -> None:
         self.config, self.mesh, self.device = config, mesh, device
         runner = Pipeline if config.layout.pp > 1 else GradientAccumulation
         self.runner = runner(config, mesh, device, build_loss(mesh))
-        self.parameters = [p for part in self.runner.parts for p in part.parameters()]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, fused=True)
+        self.parameter_groups = split_experts(self.runner.parts)
+        groups = [{"params": parameters} for parameters in self.parameter_groups if parameters]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
         self.prints = dist.get_rank() == config.printing_rank
 
     def train(self) -> None:
         """Run all steps."""
-        data = batches(self.config, self.mesh.get_local_rank("dp"))
+        data = batches(self.config, self.mesh["dp"].get_local_rank())
         for step, (tokens, labels) in enumerate(data, start=1):
             start = time.perf_counter()
             loss, grad_norm = self.train_step(tokens.to(self.device), labels.to(self.device))
@@ -69,7 +72,7 @@ class Trainer:
             loss = self.runner.forward_backward(tokens, labels)
         grad_norm = None
         if self.config.clip_grad > 0:
-            grad_norm = clip_grad_norm(self.parameters, self.config.clip_grad, self.mesh)
+            grad_norm = clip_grad_norm(self.parameter_groups, self.config.clip_grad, self.mesh)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, grad_norm
@@ -80,7 +83,7 @@ class Trainer:
         """Print one line on the printing rank; the loss is the mean over dp."""
         dp = self.config.layout.dp
         if loss is not None and dp > 1:
-            dist.all_reduce(loss, group=self.mesh.get_group("dp"))
+            dist.all_reduce(loss, group=self.mesh["dp"].get_group())
             loss /= dp
         if not self.prints:
             return

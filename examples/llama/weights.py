@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 _STD = 0.02
-_RESIDUAL_OUTPUTS = ("attention.wo.weight", "ffn.down.weight")
+_RESIDUAL_OUTPUTS = ("attention.wo.weight", ".down.weight")
 
 
 def materialize(model: Llama, device: torch.device, seed: int) -> None:

@@ -53,9 +53,31 @@ LAYOUTS = {
     "pp-ddp": (4, f"--pp 2 --microbatches 2 --dp-mode ddp {CLIP}"),
     "pp-fsdp2": (4, f"--pp 2 --microbatches 2 --schedule interleaved {CLIP}"),
     "tp-pp-fsdp2": (8, f"--tp 2 --pp 2 --sequence-parallel --microbatches 2 {CLIP}"),
+    "moe": (1, f"--experts 8 --batch-size 4 {CLIP}"),
+    "moe-ddp": (2, f"--experts 8 --dp-mode ddp --microbatches 2 {CLIP}"),
+    "moe-fsdp2": (2, f"--experts 8 --microbatches 2 {CLIP}"),
+    "moe-ep": (2, f"--experts 8 --ep 2 --microbatches 2 {CLIP}"),
+    "moe-ep-edp": (4, f"--experts 8 --ep 2 {CLIP}"),
+    "moe-pp-ep": (4, f"--experts 8 --pp 2 --ep 2 --microbatches 2 {CLIP}"),
+    "moe-ep-bf16": (2, f"--experts 8 --ep 2 --batch-size 2 --dtype bf16 {CLIP}"),
+    "moe-limit": (2, f"--experts 8 --capacity-factor 1.25 --batch-size 2 {CLIP}"),
+    "moe-limit-ep": (2, f"--experts 8 --capacity-factor 1.25 --ep 2 --batch-size 2 {CLIP}"),
+    "moe-no-limit-ep": (2, f"--experts 8 --capacity-factor 4 --ep 2 --batch-size 2 {CLIP}"),
+    "moe-forced": (4, f"--experts 8 --ep 4 --force-balance 3 {CLIP}"),
 }
-FP32 = [name for name in LAYOUTS if "bf16" not in name]
+FP32 = [name for name in LAYOUTS if "bf16" not in name and name != "moe-forced"]
 BF16 = [name for name in LAYOUTS if "bf16" in name]
+
+
+def reference_of(name: str) -> str:
+    """The layout of fewer ranks that computes the same. A capacity is counted on each data-parallel
+    rank, so it drops the same tokens only where these are as many."""
+    if name.startswith("moe-limit"):
+        return "moe-limit"
+    if name.startswith("moe"):
+        return "moe"
+    return "reference" if CLIP in LAYOUTS[name][1] else "unclipped"
+
 
 # Runs the script as `python train.py` would, once per layout in the layout's first ranks.
 # torchrun's own store keeps the addresses of ended process groups, so each layout's rank 0 serves
@@ -163,8 +185,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 @pytest.mark.parametrize("name", FP32)
 def test_losses_do_not_depend_on_the_layout(runs: dict[str, Run], name: str) -> None:
     """Every layout's losses equal those of one process, through forward, backward and AdamW."""
-    clipped = CLIP in LAYOUTS[name][1]
-    reference = runs["reference" if clipped else "unclipped"]
+    reference = runs[reference_of(name)]
 
     assert runs[name].losses == pytest.approx(reference.losses, rel=1e-5)
 
@@ -172,7 +193,7 @@ def test_losses_do_not_depend_on_the_layout(runs: dict[str, Run], name: str) -> 
 @pytest.mark.parametrize("name", BF16)
 def test_bf16_follows_fp32(runs: dict[str, Run], name: str) -> None:
     """Computation in bf16 gives the fp32 losses and norms up to bf16's rounding."""
-    reference = runs["reference"]
+    reference = runs[reference_of(name)]
 
     assert runs[name].losses == pytest.approx(reference.losses, rel=1e-2)
     assert runs[name].grad_norms == pytest.approx(reference.grad_norms, rel=2e-2)
@@ -184,7 +205,7 @@ def test_gradient_norm_is_that_of_the_whole_model(runs: dict[str, Run], name: st
 
     AdamW hides a gradient that is wrong by a constant factor; its norm does not.
     """
-    expected = runs["reference"].grad_norms
+    expected = runs[reference_of(name)].grad_norms
 
     assert len(expected) == 3
     assert runs[name].grad_norms == pytest.approx(expected, rel=1e-4)
@@ -195,6 +216,19 @@ def test_llama_learns(runs: dict[str, Run]) -> None:
     losses = runs["reference"].losses
 
     assert losses[0] == pytest.approx(math.log(256), rel=0.01)
+    assert losses[-1] < losses[0]
+
+
+def test_a_capacity_drops_what_is_beyond_it(runs: dict[str, Run]) -> None:
+    """An untrained router is not balanced, so some tokens are not seen by all their experts."""
+    assert runs["moe-limit"].losses != pytest.approx(runs["moe"].losses, rel=1e-5)
+
+
+def test_a_forced_router_takes_other_experts(runs: dict[str, Run]) -> None:
+    """And the model learns all the same."""
+    losses = runs["moe-forced"].losses
+
+    assert losses != pytest.approx(runs["moe"].losses, rel=1e-5)
     assert losses[-1] < losses[0]
 
 
@@ -222,6 +256,14 @@ def test_ddp_example_prints_a_line_per_step() -> None:
         (1, "--hidden 60", "hidden 60 / heads 16: not divisible"),
         (1, "--steps 0", "0 is not 1 or more"),
         (4, "--log-rank 4", "not a rank of world size 4"),
+        (4, "--ep 2", "give --experts"),
+        (4, "--experts 8 --ep 3", "dp 4 / ep 3 is not a whole number"),
+        (4, "--experts 6 --ep 4", "experts 6 / ep 4: not divisible"),
+        (4, "--experts 8 --ep 2 --dp-mode ddp", "choose --dp-mode fsdp2"),
+        (4, "--experts 8 --tp 2", "experts are not sharded over tp"),
+        (4, "--experts 2 --top-k 3", "--top-k 3 of 2 experts"),
+        (4, "--capacity-factor 1", "give --experts"),
+        (4, "--experts 8 --ep 4 --force-balance 5", "from 0 to 4"),
     ],
 )
 def test_impossible_layouts_are_refused(
@@ -242,7 +284,8 @@ def test_impossible_layouts_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("160m", 0.162), ("8b", 8.03), ("70b", 70.6), ("405b", 406)]
+    ("name", "billions"),
+    [("160m", 0.162), ("8b", 8.03), ("70b", 70.6), ("405b", 406), ("8x7b", 46.7)],
 )
 def test_named_models_have_their_published_size(
     llama_config: ModuleType, name: str, billions: float
@@ -250,7 +293,8 @@ def test_named_models_have_their_published_size(
     """Parameters counted from the shape agree with the published model."""
     model = llama_config.MODELS[name]
     attention = 2 * model.hidden * (model.hidden + model.kv_heads * model.head_dim)
-    block = attention + 3 * model.hidden * model.ffn + 2 * model.hidden
+    ffn = 3 * model.hidden * model.ffn * max(model.experts, 1) + model.hidden * model.experts
+    block = attention + ffn + 2 * model.hidden
     total = 2 * model.vocab * model.hidden + model.layers * block + model.hidden
 
     assert total / 1e9 == pytest.approx(billions, rel=5e-3)
