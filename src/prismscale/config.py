@@ -20,11 +20,12 @@ from prismscale.devices.storage import Storage
 from prismscale.durations.faults import Faults
 from prismscale.durations.recosting import CostSettings
 from prismscale.durations.scenario import Scenario, check_compute_scale
+from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
-from prismscale.live.live_spec import CLOCKS, refuse_virtual_gpu
+from prismscale.live.live_spec import CLOCKS, refuse_unfelt, refuse_virtual_gpu
 
 MOST_REAL = 1024
 """Processes that one machine is asked to hold."""
@@ -79,6 +80,8 @@ class JobConfig:
     """Where each rank of a null device writes its checkpoints."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
+    what_ifs: tuple[str, ...] = ()
+    """What is to be otherwise than the program and the cluster are."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_WORLD_SIZE:
@@ -117,6 +120,7 @@ class JobConfig:
         if not self.capture_timeout_s > 0:
             raise UsageError(f"--capture-timeout is {self.capture_timeout_s}; allowed: above 0")
         self.faults.check(self.world_size)
+        refuse_unfelt(WhatIfs.parse(self.what_ifs), self.live, self.device)
 
     def _check_values(self) -> None:
         _choice("values", self.values, VALUES)
@@ -147,6 +151,7 @@ class JobConfig:
             faults=self.faults,
             kernel_costs=costs if self.device == "null" else None,
             captures=captures,
+            what_ifs=self.what_ifs,
         )
 
     def load_cluster(self) -> Cluster:
@@ -213,6 +218,7 @@ class JobConfig:
             self.compute_scale,
             sorted(self.slow.items()),
             sorted(self.hang.items()),
+            list(self.what_ifs),
         ]
         return _digest(parts)
 

@@ -28,6 +28,7 @@ from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.capture.unusual_steps import find_events, store_events
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
@@ -51,6 +52,7 @@ from prismscale.progress import Reporter, SilentReporter, StageUpdate
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.event_cost import event_costs
+from prismscale.sim.hoped import hoped_job
 from prismscale.sim.retime import retime
 
 
@@ -92,17 +94,21 @@ class Job:
             with self._stage("simulate"):
                 scenario = config.scenario(cluster, f"captures/{captures.name}")
                 scenario.save(self.folder.scenario)
-                durations = scenario.durations(graph)
+                alteration = Alteration(scenario=scenario, root=self.folder.root)
+                hoped = hoped_job(graph, alteration)
+                durations = hoped.durations
                 shown = {*config.shown, *config.live, *shown_ranks(graph)}
                 retimed = retime(durations, ranks=shown)
-                costed = () if config.hang else event_costs(stored, scenario, retimed.step_ns)
+                usual_ns = hoped.step_without_ns or retimed.step_ns
+                costed = () if config.hang else event_costs(stored, hoped.scenario, usual_ns)
             observed = []
             if config.live:
-                running = traces if config.hang else self._scheduled(traces, events)
-                observed = self._live(plan, running, groups, cluster, captures, starter)
+                running = alteration.costed_traces(traces)
+                running = running if config.hang else self._scheduled(running, events)
+                observed = self._live(plan, running, groups, alteration, captures, starter)
         result = summarise(
             Findings(
-                graph=graph,
+                graph=durations.graph,
                 durations=durations,
                 retimed=retimed,
                 observed=observed,
@@ -114,6 +120,8 @@ class Job:
                 events=tuple(costed),
                 unmatched=unmatched,
                 switched=switch_counts(captures) if config.values == "real" else None,
+                effects=hoped.effects,
+                step_without_ns=hoped.step_without_ns,
             ),
             command=config.script.command,
             cluster=cluster.name,
@@ -190,18 +198,20 @@ class Job:
         plan: CapturePlan,
         traces: dict[int, RankTrace],
         groups: GroupTable,
-        cluster: Cluster,
+        alteration: Alteration,
         captures: Path,
         starter: Starter,
     ) -> list[Observation]:
-        config, logs = self.config, self.folder.logs
+        config, logs, cluster = self.config, self.folder.logs, alteration.scenario.cluster
         folder = self.folder.observations(config.live_key(cluster)).absolute()
         stage = live_stage(
             config, cluster, starter=starter, captures=captures, folder=folder, logs=logs
         )
         with self._stage("live", silent=config.attach is not None) as update:
             return stage.observe(
-                lambda: assemble(traces, plan.representative_R, groups, alone=config.live),
+                lambda: alteration.ordered(
+                    assemble(traces, plan.representative_R, groups, alone=config.live)
+                ),
                 self.log_line,
                 lambda done: update(done, len(config.live)),
             )

@@ -137,6 +137,7 @@ def live_stage(
             exchange="",
             socket="",
             out=str(folder),
+            what_ifs=config.what_ifs,
         ),
         folder=folder,
         logs=logs,

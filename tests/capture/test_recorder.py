@@ -14,6 +14,7 @@ from torch import distributed as dist
 from prismscale.capture.recorder import Recorder, ordering
 from prismscale.devices.cpu import CpuDevice
 from prismscale.emulation.hook import Collective, GroupHandle
+from prismscale.emulation.step_detection import watch_backward
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
@@ -246,7 +247,7 @@ def test_a_call_site_is_this_line() -> None:
 def test_phases_are_told_apart() -> None:
     """Backward passes by autograd, the optimizer by its hooks."""
     weight = torch.ones(2, requires_grad=True)
-    with Program() as program, program.recorder.watching_backward():
+    with Program() as program, watch_backward(program.recorder):
         program.work(1)
         weight.register_hook(lambda grad: program.work(20))
         weight.sum().backward()

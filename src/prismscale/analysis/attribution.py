@@ -121,5 +121,5 @@ def _cost_of(seen: RankTimeline, trace: RankTrace, row: int) -> tuple[int, str, 
     kind, group_index = int(trace.kind_N[node]), int(trace.group_index_N[node])
     if kind == NodeKind.COMPUTE:
         return kind, "computation", 0
-    name = trace.groups[group_index].name or f"group {group_index}"
+    name = trace.group_label(group_index)
     return kind, name, int(seen.end_ns_N[row] - seen.moves_from_ns_N[row])

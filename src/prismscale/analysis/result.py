@@ -17,6 +17,7 @@ from prismscale.analysis.emulated import (
 )
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.source import NEVER
+from prismscale.durations.what_if.effects import Effect
 from prismscale.errors import FormatError
 from prismscale.graph.trace import MemoryPart
 from prismscale.typed_files import decode
@@ -163,6 +164,11 @@ class RunResult:
     """On a null device: reads of values that do not exist, most frequent first."""
     switched: SwitchCounts | None = None
     """With real values, how the ranks ran."""
+    what_ifs: tuple[Effect, ...] = ()
+    """What was taken to be otherwise, with what it touches; all figures but those of kernels are
+    with it."""
+    step_without_ns: int | None = None
+    """The step without what-ifs; None where there are none."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0

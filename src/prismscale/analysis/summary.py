@@ -32,6 +32,7 @@ from prismscale.analysis.result import (
 from prismscale.analysis.stages import classes_by_stage, stage_name
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.what_if.effects import Effect
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.pipeline import stage_of
 from prismscale.graph.trace import MemoryRecord
@@ -61,6 +62,9 @@ class Findings:
     """What of it could not be put together."""
     switched: SwitchCounts | None = None
     """Where ranks heard real values."""
+    effects: tuple[Effect, ...] = ()
+    """What was taken to be otherwise."""
+    step_without_ns: int | None = None
 
 
 def summarise(
@@ -115,6 +119,8 @@ def summarise(
         stand_ins=stand_in_shares(found.emulated),
         eager_regions=eager_regions(found.emulated),
         values=value_uses(found.emulated),
+        what_ifs=found.effects,
+        step_without_ns=found.step_without_ns,
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )

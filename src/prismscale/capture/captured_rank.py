@@ -14,17 +14,21 @@ from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.stop_rules import CaptureControl, Control, CoRunControl, Ordinary
 from prismscale.capture.witness import Witness, in_place_of
-from prismscale.cost.launch_log import save_launch_log
+from prismscale.cost.launch_log import RecomputedPart, save_launch_log
 from prismscale.devices.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.devices.cuda import CudaMemoryTracker, CudaStreams
-from prismscale.devices.null.launch_reader import launch_log
+from prismscale.devices.null.launch_reader import RecomputedParts, launch_log
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
 from prismscale.devices.select import start_device
 from prismscale.devices.stream_device import StreamDevice
 from prismscale.emulation.hook import CommunicationHook, GroupObserver, GroupObservers
 from prismscale.emulation.script import ignore_breakpoints
-from prismscale.emulation.step_detection import watch_steps
+from prismscale.emulation.step_detection import (
+    watch_backward,
+    watch_recomputation,
+    watch_steps,
+)
 from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import save_trace, save_traces
 from prismscale.graph.trace import RankTrace
@@ -56,10 +60,13 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     control = CaptureControl(
         recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps
     )
+    again: list[RecomputedPart] = []
     memory.start()
     with ExitStack() as stack:
         if emulation is not None:
             stack.enter_context(emulation.around_program())
+            parts = RecomputedParts(emulation.library, emulation.device, again)
+            stack.enter_context(watch_recomputation(parts))
         hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
         _run(stack, spec, device, recorder, hook, recorder, control)
     control.end_memory()
@@ -69,7 +76,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     if emulation is not None and control.followed is None:
         (step,) = control.ordinary().parts()
         # Without the prologue: what is costed anew is the step.
-        log = launch_log(emulation.library).for_trace(
+        log = launch_log(emulation.library, again).for_trace(
             prologue_stop=0, body_start=step.start, body_stop=step.stop
         )
         save_launch_log(log, spec.launches_path)
@@ -118,7 +125,7 @@ def _run(
     # The marker is found from where the program imports.
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))
-    stack.enter_context(recorder.watching_backward())
+    stack.enter_context(watch_backward(recorder))
     stack.enter_context(device.observed(recorder))
     recorder.resume()
     spec.script.run()

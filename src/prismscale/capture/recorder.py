@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-import torch
 from torch.distributed import Work
 
 from prismscale.capture.node_stream import NodeStream, StreamNode
@@ -26,14 +24,13 @@ from prismscale.emulation.backend_memory import take_workspace
 from prismscale.emulation.backend_order import blocks_host, is_in_host_memory, ordering
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Collective
+from prismscale.emulation.step_detection import BACKWARD, FORWARD, OPTIMIZER
 from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import GroupRecord
 from prismscale.host_comm.compute_clock import ProgramTime, moment
 from prismscale.host_comm.local_work import CommunicationLoad, NullLoad
 from prismscale.payload.mirror import PayloadSource
-
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(slots=True)
@@ -192,24 +189,6 @@ class Recorder:
         """A step may end here."""
         self._change_phase(FORWARD)
         self.stream.mark(optimizer)
-
-    @contextmanager
-    def watching_backward(self) -> Iterator[None]:
-        """Tell backward passes from forward ones: rebinds ``torch.autograd.backward``."""
-        original = torch.autograd.backward
-
-        def backward(*args: Any, **kwargs: Any) -> None:
-            self.backward_begins()
-            try:
-                original(*args, **kwargs)
-            finally:
-                self.backward_ended()
-
-        torch.autograd.backward = backward
-        try:
-            yield
-        finally:
-            torch.autograd.backward = original
 
     def resume(self) -> None:
         """Whatever happened since the last cut was not the program's work."""

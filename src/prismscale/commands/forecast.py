@@ -28,6 +28,7 @@ from prismscale.commands.forecast_options import (
     Stalls,
     Steps,
     Variability,
+    WhatIf,
     Workers,
     assumed,
     changes,
@@ -84,6 +85,7 @@ def forecast(
     compute_scale: ComputeScale = None,
     slow: Slow = None,
     kernels: Kernels = None,
+    what_if: WhatIf = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -110,7 +112,7 @@ def forecast(
     where = executor_named(executor, workers=workers, address=address)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow, kernels),
+        changes=changes(cluster, compute_scale, slow, kernels, what_if),
         variation=assumed(communication_cv, stalls),
     )
     model = model_of(recording, method=method, fused=fuse, variability=variability)
@@ -140,6 +142,7 @@ def sensitivity(
     compute_scale: ComputeScale = None,
     slow: Slow = None,
     kernels: Kernels = None,
+    what_if: WhatIf = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -160,7 +163,7 @@ def sensitivity(
     where = executor_named(executor, workers=workers, address=address)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow, kernels),
+        changes=changes(cluster, compute_scale, slow, kernels, what_if),
         variation=assumed(communication_cv, stalls),
     )
     model = model_of(recording, method=method, fused=fuse, variability=variability)

@@ -38,6 +38,15 @@ Kernels = Annotated[
         "--kernels", help="Measured kernel times for a null run.", show_default="the run's"
     ),
 ]
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        help="Something is otherwise: kernel=REGEX xF, overlap=GROUP off, link=nvlink|network xF, "
+        "group=GROUP on network|nvlink, recompute=off, dtype=fp8.",
+        show_default="the run's",
+    ),
+]
 Variability = Annotated[
     str,
     typer.Option(
@@ -90,6 +99,7 @@ def changes(
     compute_scale: float | None,
     slow: list[str] | None,
     kernels: Path | None = None,
+    what_if: list[str] | None = None,
 ) -> Changes:
     """What is to be different from the run's own scenario."""
     return Changes(
@@ -97,6 +107,7 @@ def changes(
         compute_scale=compute_scale,
         slow=dict(slow_rank(text) for text in slow) if slow else None,
         kernels=None if kernels is None else str(kernels),
+        what_ifs=tuple(what_if) if what_if else None,
     )
 
 

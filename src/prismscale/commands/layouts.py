@@ -29,6 +29,7 @@ from prismscale.commands.forecast_options import (
     Stalls,
     Steps,
     Variability,
+    WhatIf,
     Workers,
     assumed,
     changes,
@@ -85,6 +86,7 @@ def place(
     compute_scale: ComputeScale = None,
     slow: Slow = None,
     kernels: Kernels = None,
+    what_if: WhatIf = None,
     variability: Variability = RECORDED,
     communication_cv: CommunicationCv = DEFAULT_CV,
     stalls: Stalls = 0.0,
@@ -98,7 +100,7 @@ def place(
     console = Console(highlight=False)
     recording = load_recording(
         run,
-        changes=changes(cluster, compute_scale, slow, kernels),
+        changes=changes(cluster, compute_scale, slow, kernels, what_if),
         variation=assumed(communication_cv, stalls),
     )
     samples = recording.samples

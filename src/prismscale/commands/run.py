@@ -69,6 +69,14 @@ def run(
         list[str] | None,
         typer.Option(help="Make a rank's computation slower: RANK=FACTOR.", show_default=False),
     ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Something is otherwise, for live ranks too: kernel=REGEX xF, overlap=GROUP off, "
+            "link=nvlink|network xF, group=GROUP on network|nvlink, recompute=off, dtype=fp8.",
+            show_default=False,
+        ),
+    ] = None,
     hang: Annotated[
         list[str] | None,
         typer.Option(help="Stop a rank for ever: RANK@stepN.", show_default=False),
@@ -164,6 +172,7 @@ def run(
         storage=Storage(write_bytes_per_s=storage * 1e9),
         slow=dict(slow_rank(s) for s in slow or []),
         hang=dict(_hang(s) for s in hang or []),
+        what_ifs=tuple(what_if or ()),
     )
     result = perform(
         config,

@@ -141,6 +141,26 @@ class TableCollectiveModel:
         return _interpolate(curve.n_bytes, curve.time_ns, n_bytes)
 
 
+class RescaledCollectives:
+    """Another model's times on a cluster whose links became faster or slower: times what this makes
+    of the analytic model's time. For measured times, which links do not explain."""
+
+    def __init__(self, model: CollectiveModel, before: Cluster, after: Cluster) -> None:
+        self._model = model
+        self._before, self._after = AnalyticCollectiveModel(before), AnalyticCollectiveModel(after)
+
+    def duration_ns(
+        self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """See :meth:`CollectiveModel.duration_ns`."""
+        before_G, after_G = (
+            np.maximum(model.duration_ns(op, n_bytes, ranks_KG), 1)
+            for model in (self._before, self._after)
+        )
+        known_G = self._model.duration_ns(op, n_bytes, ranks_KG)
+        return np.rint(known_G * (after_G / before_G)).astype(np.int64)
+
+
 def collective_model(cluster: Cluster) -> CollectiveModel:
     """The model of ``cluster``: its measurements where it has some, else the analytic model."""
     analytic = AnalyticCollectiveModel(cluster)

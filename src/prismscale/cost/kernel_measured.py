@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel, load_kernel_model
+from prismscale.cost.kernel_changes import KernelChange, changed_kernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import FormatError, UsageError
@@ -124,6 +125,8 @@ class KernelCostSource:
     """File of measurements that replace the model's figures; empty for none."""
     fused: bool = False
     """Elementwise work costs what it does in the kernels that torch.compile makes of it."""
+    changes: tuple[KernelChange, ...] = ()
+    """What-ifs on top of both."""
 
     def model(self, gpu: str) -> KernelModel:
         """The model of ``gpu`` (``h100-sxm``) with these costs.
@@ -132,6 +135,9 @@ class KernelCostSource:
             UsageError: no such GPU or file, or the table is another GPU's.
             FormatError: not a kernel table.
         """
+        return changed_kernels(self._unchanged(gpu), self.changes)
+
+    def _unchanged(self, gpu: str) -> KernelModel:
         modelled = load_kernel_model(gpu, fused=self.fused)
         if not self.table:
             return modelled

@@ -16,7 +16,8 @@ computation, ``S`` signatures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from prismscale.cost.kernel import KernelCost, KernelModel
 from prismscale.errors import FormatError
 from prismscale.graph.parquet import (
+    Header,
     integers,
     list_column,
     lists,
@@ -60,6 +62,18 @@ class NodePath(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecomputedPart:
+    """What a backward pass computes a second time, between two points of a program."""
+
+    first_entry: int
+    stop_entry: int
+    first_node: int
+    """Position in the trace; communications from here on …"""
+    stop_node: int
+    """… and before this one are part of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchLog:
     """The launches of one captured rank, and which of them each node stands for."""
 
@@ -85,11 +99,20 @@ class LaunchLog:
     except for a node of the host, which counts them all."""
     stop_N: NDArray[np.int32]
     """Entry after the last."""
+    recomputed: tuple[RecomputedPart, ...] = ()
 
     @property
     def n_entries(self) -> int:
         """How many launches, and other work of the host."""
         return len(self.signature_E)
+
+    @property
+    def is_recomputed_E(self) -> NDArray[np.bool_]:
+        """Which entries a backward pass makes a second time."""
+        is_recomputed_E = np.zeros(self.n_entries, dtype=bool)
+        for part in self.recomputed:
+            is_recomputed_E[part.first_entry : part.stop_entry] = True
+        return is_recomputed_E
 
     def for_trace(self, *, prologue_stop: int, body_start: int, body_stop: int) -> LaunchLog:
         """This log, whose nodes are positions in a capture's stream, as that of the trace.
@@ -114,8 +137,27 @@ class LaunchLog:
         launches_E = entries["signature_E"] != HOST_ONLY
         used, number_E = np.unique(entries["signature_E"][launches_E], return_inverse=True)
         entries["signature_E"][launches_E] = number_E
-        signatures = tuple(self.signatures[s] for s in used.tolist())
-        return replace(self, signatures=signatures, **entries, **nodes)
+        return replace(
+            self,
+            signatures=tuple(self.signatures[s] for s in used.tolist()),
+            recomputed=tuple(self._parts(start, stop, prologue_stop, body_start, body_stop)),
+            **entries,
+            **nodes,
+        )
+
+    def _parts(
+        self, start: int, stop: int, prologue_stop: int, body_start: int, body_stop: int
+    ) -> Iterator[RecomputedPart]:
+        """Those that lie in the body, in the log and positions of :meth:`for_trace`."""
+        for part in self.recomputed:
+            if body_start <= part.first_node and part.stop_node <= body_stop:
+                moved = body_start - prologue_stop
+                yield RecomputedPart(
+                    first_entry=min(max(part.first_entry - start, 0), stop - start),
+                    stop_entry=min(max(part.stop_entry - start, 0), stop - start),
+                    first_node=part.first_node - moved,
+                    stop_node=part.stop_node - moved,
+                )
 
 
 def costs(
@@ -147,13 +189,18 @@ def recost(
     log: LaunchLog,
     device_ns_of_signature: NDArray[np.int64],
     host_ns_of_signature: NDArray[np.int64],
+    *,
+    recomputes: bool = True,
 ) -> NDArray[np.int64]:
-    """Durations of the log's nodes (N) in nanoseconds, with these costs of its signatures (S)."""
+    """Durations of the log's nodes (N) in nanoseconds, with these costs of its signatures (S);
+    without ``recomputes``, what a backward pass makes a second time costs nothing."""
     launches_E = log.signature_E != HOST_ONLY
     device_ns_E = np.zeros(log.n_entries, dtype=np.int64)
     device_ns_E[launches_E] = device_ns_of_signature[log.signature_E[launches_E]]
     host_ns_E = log.host_only_ns_E.astype(np.int64)
     host_ns_E[launches_E] = host_ns_of_signature[log.signature_E[launches_E]]
+    if not recomputes:
+        device_ns_E[log.is_recomputed_E] = host_ns_E[log.is_recomputed_E] = 0
     host_ns_E1 = np.concatenate([[0], np.cumsum(host_ns_E)])
     # By lane, and in program order within each: the entries of one node are then neighbours.
     order_E = np.argsort(log.lane_E, kind="stable")
@@ -212,7 +259,11 @@ def save_launch_log(log: LaunchLog, path: Path) -> None:
         values = getattr(log, name)
         columns[name] = list_column(np.array([0, len(values)]), values, _SCHEMA.field(name).type)
     table = pa.table(columns, schema=_SCHEMA)
-    write_table(path, table, kind="launch log", header={"signatures": log.signatures})
+    header = {
+        "signatures": log.signatures,
+        "recomputed": [list(astuple(part)) for part in log.recomputed],
+    }
+    write_table(path, table, kind="launch log", header=header)
 
 
 def load_launch_log(path: Path) -> LaunchLog:
@@ -228,9 +279,23 @@ def load_launch_log(path: Path) -> LaunchLog:
         if len(starts) != 2:
             raise FormatError(f"{path}: column {name} must be one list; make it again")
         columns[name] = np.array(values)
-    log = LaunchLog(signatures=header.texts("signatures"), **columns)
+    log = LaunchLog(
+        signatures=header.texts("signatures"), recomputed=tuple(_recomputed(header)), **columns
+    )
     _check(path, log)
     return log
+
+
+def _recomputed(header: Header) -> Iterator[RecomputedPart]:
+    # Logs of before do not say.
+    rows = header.rows("recomputed", (int,) * 4) if header.has("recomputed") else []
+    for row in rows:
+        part = RecomputedPart(
+            **dict(zip((f.name for f in fields(RecomputedPart)), row, strict=True))
+        )
+        if not (0 <= part.first_entry <= part.stop_entry and part.first_node <= part.stop_node):
+            raise header.error("recomputed", "has a part that ends before it begins")
+        yield part
 
 
 def _check(path: Path, log: LaunchLog) -> None:

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.cuda import start_cuda
 from prismscale.devices.null.session import NullEmulation
@@ -13,8 +14,9 @@ from prismscale.devices.rank_spec import RankSpec
 from prismscale.devices.storage import Storage
 
 
-def start_device(spec: RankSpec) -> NullEmulation | None:
-    """Start ``spec.device``; the emulation where the device is not there.
+def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> NullEmulation | None:
+    """Start ``spec.device``; the emulation where the device is not there, with ``changes`` of what
+    its kernels cost.
 
     Raises:
         UsageError: there is no such device here, and it cannot be made up.
@@ -24,7 +26,7 @@ def start_device(spec: RankSpec) -> NullEmulation | None:
             spec.gpu,
             memory_bytes=spec.gpu_memory_bytes,
             devices_per_node=spec.local_world_size,
-            costs=KernelCostSource(table=spec.kernels, fused=spec.fused),
+            costs=KernelCostSource(table=spec.kernels, fused=spec.fused, changes=changes),
             routing=spec.routing,
             stand_ins=spec.stand_ins,
             storage=Storage(write_bytes_per_s=spec.storage_bytes_per_s),

@@ -7,7 +7,7 @@ draws around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,9 @@ class GraphDurations:
     sampled: bool = False
     compute_scale: float = 1.0
     """Factor on all computation: how much faster or slower the target computes."""
+    links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Ranks whose places all groups of a family are taken to have (``[K, 1]``), by family; others
+    have their own."""
 
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
@@ -129,7 +132,8 @@ class GraphDurations:
         )
 
     def _modelled_ns(self, channel: ChannelKey, op: int, n_bytes: int) -> Duration:
-        table = self.graph.families[channel.family].ranks_KG
+        own = self.graph.families[channel.family].ranks_KG
+        table = self.links_of.get(channel.family, own)
         if channel.is_p2p:
             table = table[[channel.source, channel.destination]]
         return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
+from prismscale.cost.kernel import KernelModel
+from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.launch_log import LaunchLog, costs, load_launch_log, recost
 from prismscale.errors import UsageError
-from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import NO_GROUP, RankTrace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,36 +35,87 @@ class CostSettings:
     fused: bool = False
     """Elementwise work is costed as torch.compile fuses it."""
 
+    def model(self, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
+        """Who says so, with what-ifs on top.
+
+        Raises:
+            UsageError: a GPU or file that is not known.
+        """
+        source = KernelCostSource(table=self.kernels, fused=self.fused, changes=changes)
+        return source.model(gpu_key(self.gpu))
+
 
 def launches_path(captures: Path, rank: int) -> Path:
     """Where the log of a captured rank's launches lies."""
     return captures / f"launches-{rank}.parquet"
 
 
-def recosted_graph(graph: JobGraph, captures: Path, asked: CostSettings) -> JobGraph:
-    """``graph`` with its computation at these costs.
+@dataclass(frozen=True, kw_only=True)
+class Recosting:
+    """Gives traces their computation at other costs."""
 
-    Args:
-        graph: of a null run.
-        captures: folder of the traces that it was made of.
-        asked: the costs.
+    captures: Path
+    """Folder of the traces and of the logs beside them."""
+    model: KernelModel
+    recomputes: bool = True
+    """False: what a backward pass computes a second time leaves, its communications included."""
 
-    Raises:
-        UsageError: a GPU that is not known, or logs that are not there.
-        FormatError: damaged files.
-    """
-    model = KernelCostSource(table=asked.kernels, fused=asked.fused).model(gpu_key(asked.gpu))
-    known: dict[int, RankTrace] = {}
-    classes = []
-    for rank_class in graph.classes:
-        trace = rank_class.trace
-        # Classes that share a trace go on sharing it.
-        if id(trace) not in known:
-            rows = [_body_ns(log, trace, *costs(log, model)) for log in _logs(trace, captures)]
-            longest_B = np.max(rows, axis=0)
-            known[id(trace)] = replace(trace, body_ns_SB=longest_B[np.newaxis])
-        classes.append(replace(rank_class, trace=known[id(trace)]))
-    return replace(graph, classes=tuple(classes))
+    def trace(self, trace: RankTrace) -> RankTrace:
+        """``trace`` at these costs.
+
+        Raises:
+            UsageError: logs that are not there, or are of another trace.
+            FormatError: damaged files.
+        """
+        rows, logs = [], list(self.logs(trace))
+        for log in logs:
+            durations = recost(log, *costs(log, self.model), recomputes=self.recomputes)
+            rows.append(_body_ns(log, trace, durations))
+        longest_B = np.max(rows, axis=0)
+        costed = replace(trace, body_ns_SB=longest_B[np.newaxis])
+        return costed if self.recomputes else _without(costed, recomputed_nodes(costed, logs[0]))
+
+    def logs(self, trace: RankTrace) -> Iterator[LaunchLog]:
+        """Of the captured ranks that a class's durations were made of."""
+        for rank in dict.fromkeys(trace.facts.longest_of or (trace.captured_as,)):
+            if rank not in self._known:
+                self._known[rank] = self._load(rank)
+            yield self._known[rank]
+
+    @cached_property
+    def _known(self) -> dict[int, LaunchLog]:
+        return {}
+
+    def _load(self, rank: int) -> LaunchLog:
+        path = launches_path(self.captures, rank)
+        if not path.is_file():
+            raise UsageError(
+                f"{path} is missing, without which other costs need another capture: run the "
+                "program again with what is to change"
+            )
+        return load_launch_log(path)
+
+
+def recomputed_nodes(trace: RankTrace, log: LaunchLog) -> NDArray[np.bool_]:
+    """Communications (N) that a backward pass makes a second time."""
+    is_recomputed_N = np.zeros(trace.n_nodes, dtype=bool)
+    for part in log.recomputed:
+        first, stop = trace.n_prologue + part.first_node, trace.n_prologue + part.stop_node
+        is_recomputed_N[first:stop] = True
+    return is_recomputed_N & trace.communicates_N
+
+
+def _without(trace: RankTrace, leaving_N: NDArray[np.bool_]) -> RankTrace:
+    """``trace`` where some communications are made no more. Their nodes stay, as computation of no
+    time, so that nodes keep their numbers."""
+    if not leaving_N.any():
+        return trace
+    values = {"kind": NodeKind.COMPUTE, "op": 0, "group_index": NO_GROUP, "peer": -1, "bytes": 0}
+    columns = {}
+    for name, value in values.items():
+        columns[f"{name}_N"] = getattr(trace, f"{name}_N").copy()
+        columns[f"{name}_N"][leaving_N] = value
+    return replace(trace, **columns)
 
 
 def gpu_key(name: str) -> str:
@@ -76,20 +130,8 @@ def gpu_key(name: str) -> str:
     return devices[name]
 
 
-def _logs(trace: RankTrace, captures: Path) -> Iterator[LaunchLog]:
-    """Of the captured ranks that a class's durations were made of."""
-    for rank in dict.fromkeys(trace.facts.longest_of or (trace.rank,)):
-        path = launches_path(captures, rank)
-        if not path.is_file():
-            raise UsageError(
-                f"{path} is missing, without which other costs need another capture: run the "
-                "program again with what is to change"
-            )
-        yield load_launch_log(path)
-
-
 def _body_ns(
-    log: LaunchLog, trace: RankTrace, device_ns_S: NDArray[np.int64], host_ns_S: NDArray[np.int64]
+    log: LaunchLog, trace: RankTrace, durations_ns_N: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Durations of the body; the log counts nodes from its beginning."""
     if len(log.node_N) and int(log.node_N[-1]) >= trace.n_body:
@@ -98,5 +140,5 @@ def _body_ns(
             "with --fresh"
         )
     body_ns_B = trace.body_ns_SB[0].copy()
-    body_ns_B[log.node_N] = recost(log, device_ns_S, host_ns_S)
+    body_ns_B[log.node_N] = durations_ns_N
     return body_ns_B

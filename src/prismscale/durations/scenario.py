@@ -8,16 +8,16 @@ capture, as long as the sequence of communications stays what it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prismscale.cluster import Cluster
-from prismscale.cost.collective import collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.recosting import CostSettings
+from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_json
 from prismscale.graph.job_graph import JobGraph
@@ -38,23 +38,39 @@ class Scenario:
     """What gave the graph its computation, on a null device; None where that was measured."""
     captures: str = ""
     """Folder of the traces that the graph was made of, in the run folder."""
+    what_ifs: tuple[str, ...] = ()
+    """See :mod:`prismscale.durations.what_if.forms`."""
 
     def __post_init__(self) -> None:
         check_compute_scale(self.compute_scale)
+        # Here, so that what means nothing is refused before anything runs.
+        WhatIfs.parse(self.what_ifs)
 
-    def durations(self, graph: JobGraph) -> GraphDurations:
-        """The durations of ``graph``: step by step as captured, but for a job that hangs, whose
-        steps are counted.
+    @property
+    def hoped(self) -> WhatIfs:
+        """What the what-ifs mean."""
+        return WhatIfs.parse(self.what_ifs)
+
+    def durations(self, graph: JobGraph, *, counted: bool | None = None) -> GraphDurations:
+        """The durations of ``graph``, which is as :mod:`prismscale.durations.altered` leaves it:
+        step by step as captured, but for a job that hangs, whose steps are counted.
+
+        Args:
+            graph: of the run.
+            counted: whether steps are counted; None: where the job hangs.
 
         Raises:
             UsageError: a slow or hung rank that the job does not have.
         """
+        hoped = self.hoped
+        is_counted = bool(self.faults.hang) if counted is None else counted
         return GraphDurations(
             graph=graph,
-            model=collective_model(self.cluster),
+            model=hoped.communication(self.cluster),
             faults=self.faults,
-            sampled=not self.faults.hang,
+            sampled=not is_counted,
             compute_scale=self.compute_scale,
+            links_of=hoped.links_of(graph, self.cluster),
         )
 
     def changed(
@@ -64,6 +80,7 @@ class Scenario:
         compute_scale: float | None = None,
         slow: Mapping[int, float] | None = None,
         kernels: str | None = None,
+        what_ifs: Sequence[str] | None = None,
     ) -> Scenario:
         """The same scenario but for what is given.
 
@@ -84,6 +101,8 @@ class Scenario:
             found = replace(found, compute_scale=compute_scale)
         if slow is not None:
             found = replace(found, faults=replace(self.faults, slow=dict(slow)))
+        if what_ifs is not None:
+            found = replace(found, what_ifs=tuple(what_ifs))
         return found
 
     def _on(self, cluster: Cluster) -> Scenario:
@@ -107,6 +126,7 @@ class Scenario:
             "hang": {str(r): s for r, s in self.faults.hang.items()},
             "kernel_costs": None if self.kernel_costs is None else asdict(self.kernel_costs),
             "captures": self.captures,
+            "what_ifs": self.what_ifs,
         }
         write_json(path, table)
 
@@ -148,4 +168,6 @@ def _read(table: Any, origin: str) -> Scenario:
         faults=decode(Faults, {"slow": table["slow"], "hang": table["hang"]}, origin),
         kernel_costs=None if costs is None else decode(CostSettings, costs, origin),
         captures=str(table["captures"]),
+        # Files of before have none.
+        what_ifs=tuple(map(str, table.get("what_ifs", ()))),
     )

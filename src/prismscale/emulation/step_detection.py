@@ -1,16 +1,19 @@
-"""Finds training steps without being told: hooks on every optimizer's step.
+"""Finds training steps and their phases without being told: hooks on every optimizer's step, and on
+what begins a backward pass.
 
 What makes a step of these calls: :mod:`prismscale.capture.step_kinds`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
+import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -83,3 +86,88 @@ def _wrap_marker(listener: StepListener, marker: str) -> Callable[[], None]:
 
     setattr(owner, last, wrapped)
     return lambda: setattr(owner, last, original)
+
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+"""Phases of a step, as captures call them."""
+
+
+class BackwardListener(Protocol):
+    """Told about backward passes."""
+
+    def backward_begins(self) -> None:
+        """A backward pass is about to run."""
+        ...
+
+    def backward_ended(self) -> None:
+        """It has run."""
+        ...
+
+
+@contextmanager
+def watch_backward(listener: BackwardListener) -> Iterator[None]:
+    """Tell ``listener`` of backward passes: rebinds ``torch.autograd.backward``."""
+    original = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        listener.backward_begins()
+        try:
+            original(*args, **kwargs)
+        finally:
+            listener.backward_ended()
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+class RecomputationListener(Protocol):
+    """Told when a backward pass computes something again."""
+
+    def recomputation_begins(self) -> None:
+        """What follows on this thread was computed before."""
+        ...
+
+    def recomputation_ended(self) -> None:
+        """What follows is the backward pass again."""
+        ...
+
+
+@contextmanager
+def watch_recomputation(listener: RecomputationListener) -> Iterator[None]:
+    """Tell ``listener`` of activation checkpointing, whoever wrote it: rebinds how
+    ``torch.enable_grad`` is entered and left.
+
+    Gradients are off while autograd runs a backward pass. Who computes a part of the forward pass
+    again there turns them on for it: ``torch.utils.checkpoint`` of both kinds, Megatron's and
+    DeepSpeed's.
+    """
+    kind = torch.enable_grad
+    enter, leave = kind.__enter__, kind.__exit__
+    depth = threading.local()
+    """How many of them are open within a backward pass: one begins in another where layers that are
+    checkpointed hold others."""
+
+    def entering(self: Any) -> None:
+        enter(self)
+        self.is_again = torch._C._current_graph_task_id() != -1
+        if self.is_again:
+            depth.open = getattr(depth, "open", 0) + 1
+            if depth.open == 1:
+                listener.recomputation_begins()
+
+    def leaving(self: Any, *error: Any) -> None:
+        if getattr(self, "is_again", False):
+            self.is_again = False
+            depth.open -= 1
+            if depth.open == 0:
+                listener.recomputation_ended()
+        leave(self, *error)
+
+    kind.__enter__, kind.__exit__ = entering, leaving  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
+from prismscale.durations.altered import Alteration
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
-from prismscale.durations.recosting import recosted_graph
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
 from prismscale.durations.scenario import Scenario, check_compute_scale
@@ -21,12 +21,19 @@ from prismscale.durations.source import (
     scaled,
 )
 from prismscale.durations.stored_events import load_events
+from prismscale.durations.what_if.effects import Effect
+from prismscale.durations.what_if.recorded_steps import (
+    hoped_samples,
+    import_effects,
+    import_scenario,
+)
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.draws.montecarlo import Base
 from prismscale.forecast.draws.variation import Variation
 from prismscale.graph.io import GRAPH_FILE, load_graph
 from prismscale.runfolder import RunFolder
 from prismscale.sim.event_cost import EventCost, event_costs
+from prismscale.sim.hoped import hoped_job
 from prismscale.sim.program import compile_job
 from prismscale.sim.retime import STEPS, retime
 from prismscale.sim.timeline import simulate
@@ -41,6 +48,8 @@ class Changes:
     slow: Mapping[int, float] | None = None
     kernels: str | None = None
     """File of measured kernel times, for a null run."""
+    what_ifs: tuple[str, ...] | None = None
+    """See :mod:`prismscale.durations.what_if.forms`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,8 @@ class Recording:
     """Where the run is to be; None: the import does not say."""
     events: tuple[EventCost, ...] = ()
     """What happens only in some steps."""
+    effects: tuple[Effect, ...] = ()
+    """What each what-if touches."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
 
@@ -95,23 +106,34 @@ def load_recording(
     own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    if scenario.kernel_costs is not None and scenario.kernel_costs != own.kernel_costs:
-        graph = recosted_graph(graph, run.root / scenario.captures, scenario.kernel_costs)
+    alteration = Alteration(scenario=scenario, root=run.root, stored=own.kernel_costs)
+    job = hoped_job(graph, alteration)
+    found = recording_of(job.durations, scenario, variation)
+    found = replace(
+        found,
+        effects=job.effects,
+        notes=(*found.notes, *(effect.sentence() for effect in job.effects)),
+    )
+    if scenario.kernel_costs != own.kernel_costs:
         note = "kernels costed anew; what happens only in some steps is not in the days of training"
-        found = recording_of(scenario.durations(graph), scenario, variation)
         return replace(found, notes=(*found.notes, note))
-    found = recording_of(scenario.durations(graph), scenario, variation)
-    events = event_costs(load_events(run.periodic), scenario, found.base.step_ns)
+    without_ns = found.base.step_ns if job.step_without_ns is None else job.step_without_ns
+    events = event_costs(load_events(run.periodic), job.scenario, without_ns)
     return replace(found, events=tuple(events))
 
 
 def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
     """The run's own, and with the changes."""
     slow, scale, kernels = changes.slow, changes.compute_scale, changes.kernels
+    what_ifs = changes.what_ifs
     if run.scenario.is_file():
         own = Scenario.load(run.scenario)
         return own, own.changed(
-            cluster=changes.cluster, compute_scale=scale, slow=slow, kernels=kernels
+            cluster=changes.cluster,
+            compute_scale=scale,
+            slow=slow,
+            kernels=kernels,
+            what_ifs=what_ifs,
         )
     if run.results.is_file() and run.timeline.is_file():
         raise FormatError(
@@ -124,7 +146,7 @@ def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
             "answer for its communication (--cluster h100-sxm)"
         )
     own = Scenario(cluster=Cluster.load(changes.cluster))
-    return own, own.changed(compute_scale=scale, slow=slow, kernels=kernels)
+    return own, own.changed(compute_scale=scale, slow=slow, kernels=kernels, what_ifs=what_ifs)
 
 
 def recording_of(
@@ -173,10 +195,25 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
     one is the run's step."""
     if changes.kernels is not None:
         raise UsageError("--kernels models a null device's kernels; this is an import")
+    if changes.what_ifs:
+        return _hoped_import(samples, changes)
+    return _recording_of_import(samples, changes, import_scenario(changes.cluster, ()))
+
+
+def _hoped_import(samples: StepSamples, changes: Changes) -> Recording:
+    scenario = import_scenario(changes.cluster, changes.what_ifs or ())
+    without = recording_of_import(samples, replace(changes, what_ifs=None)).base
+    effects = import_effects(samples, scenario, without.durations, without.step_ns)
+    found = _recording_of_import(hoped_samples(samples, scenario), changes, scenario)
+    notes = (*found.notes, *(effect.sentence() for effect in effects))
+    return replace(found, effects=effects, notes=notes)
+
+
+def _recording_of_import(samples: StepSamples, changes: Changes, scenario: Scenario) -> Recording:
     missing: frozenset[tuple[int, int]] = frozenset()
     if changes.cluster is not None:
         missing = _unmeasured(samples)
-        samples = _filled(samples, missing, Cluster.load(changes.cluster))
+        samples = _filled(samples, missing, scenario)
     if changes.compute_scale is not None:
         check_compute_scale(changes.compute_scale)
         samples = _rescaled(samples, changes.compute_scale)
@@ -198,7 +235,7 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
     ]
     middle = int(np.argsort(step_ns_T, kind="stable")[(samples.n_steps - 1) // 2])
     base = replace(bases[middle], step_ns=step_ns_T[middle])
-    cluster = Cluster.load(changes.cluster) if changes.cluster else None
+    cluster = scenario.cluster if changes.cluster else None
     return Recording(samples=samples, base=base, modelled=missing, cluster=cluster)
 
 
@@ -225,10 +262,10 @@ def _unmeasured(samples: StepSamples) -> frozenset[tuple[int, int]]:
 
 
 def _filled(
-    samples: StepSamples, missing: frozenset[tuple[int, int]], cluster: Cluster
+    samples: StepSamples, missing: frozenset[tuple[int, int]], scenario: Scenario
 ) -> StepSamples:
     """The same samples; communication in ``missing`` takes what the cluster's model says."""
-    durations = Scenario(cluster=cluster).durations(samples.graph)
+    durations = scenario.durations(samples.graph)
     classes = list(samples.classes)
     for class_index, node in missing:
         own = classes[class_index]

@@ -181,6 +181,12 @@ class RankTrace(TraceColumns):
         return computes
 
     @property
+    def communicates_N(self) -> NDArray[np.bool_]:
+        """Which nodes are communications."""
+        communicates: NDArray[np.bool_] = self.kind_N != NodeKind.COMPUTE
+        return communicates
+
+    @property
     def compute_ns_S(self) -> NDArray[np.int64]:
         """Computation of each sampled step."""
         total: NDArray[np.int64] = self.body_ns_SB[:, self.computes_B].sum(axis=1)
@@ -222,6 +228,10 @@ class RankTrace(TraceColumns):
         """Call site of ``node`` as ``file:line``, or ``"unknown call site"``."""
         index = int(self.site_N[node])
         return self.sites[index] if index >= 0 else "unknown call site"
+
+    def group_label(self, group_index: int) -> str:
+        """What a group is called in results: as the program calls it, else by its number."""
+        return self.groups[group_index].name or f"group {group_index}"
 
     def describe(self, node: int) -> str:
         """One phrase for error messages: operation, bytes, group, call site."""

@@ -60,6 +60,8 @@ class LiveHook(LiveHookBase):
     """What the emulation cost so far, taken out of logical time."""
     waited_ns: int = 0
     """Logical time spent waiting for communications."""
+    phase_factor: float = 1.0
+    """What-ifs on what the program computes now."""
     _computing_since_ns: int | None = None
     _arrived: tuple[int, int] = (0, 0)
     """When the rank last reached a communication, and how long it had waited by then."""
@@ -192,17 +194,26 @@ class LiveHook(LiveHookBase):
     def stretch(self) -> None:
         """Let logical time pass as if the computation since the last communication had taken
         :attr:`compute_factor` times as long. What comes before the first one is starting up."""
-        since = self._computing_since_ns
-        if self.compute_factor == 1.0 or since is None:
+        since, factor = self._computing_since_ns, self.compute_factor * self.phase_factor
+        if factor == 1.0 or since is None:
             return
         now = self.clock.now_ns()
-        extra = round((self.compute_factor - 1) * (now - since))
+        extra = round((factor - 1) * (now - since))
         if extra < 0:
             # A faster target is no lag, which would be reported.
             self.clock.forgive(-extra)
         else:
             self.clock.wait_until(now + extra)
         self._computing_since_ns = self.clock.now_ns()
+
+    def enter_phase(self, factor: float) -> None:
+        """Computation takes ``factor`` times as long from here on, on top of what it does."""
+        if factor == self.phase_factor:
+            return
+        self.stretch()
+        if self._computing_since_ns is not None:
+            self._computing_since_ns = self.clock.now_ns()
+        self.phase_factor = factor
 
     def step_ended(self) -> None:
         """The program is at the end of a steady step."""

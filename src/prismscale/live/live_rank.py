@@ -18,9 +18,14 @@ from prismscale.devices.cuda import CudaMemoryTracker
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
 from prismscale.devices.select import start_device
+from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.emulation.logical_time import answering_time
 from prismscale.emulation.script import StopProgram, ignore_breakpoints
-from prismscale.emulation.step_detection import watch_steps
+from prismscale.emulation.step_detection import (
+    watch_backward,
+    watch_recomputation,
+    watch_steps,
+)
 from prismscale.errors import StuckError
 from prismscale.graph.io import load_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
@@ -30,6 +35,7 @@ from prismscale.live.clock import Clock, PacedClock, VirtualClock
 from prismscale.live.coordinator.wire import Message, MessageKind, Wire
 from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import LiveHookBase, StepEnd
+from prismscale.live.hoped_hook import HopedHook, LeftOut, OneStream, Phases
 from prismscale.live.host_hook import LiveHook
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
@@ -58,6 +64,8 @@ class LiveControl:
         hang_step: int | None = None,
         emulation: NullEmulation | None = None,
     ) -> None:
+        self.phases: Phases | None = None
+        """What-ifs on phases of the program, where it computes here."""
         self._hang_step = hang_step
         self._emulation = emulation
         self._hook, self.clock, self._memory = hook, clock, memory
@@ -70,10 +78,14 @@ class LiveControl:
         self._marks = 0
 
     def optimizer_begins(self) -> None:
-        """Nothing to note."""
+        """Another phase."""
+        if self.phases is not None:
+            self.phases.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
         """Count; note the end of a step."""
+        if self.phases is not None:
+            self.phases.optimizer_ended()
         self._marks += 1
         if self._emulation is not None:
             self._emulation.optimizer_ended()
@@ -97,6 +109,10 @@ class LiveControl:
         since = self._marks - self._prologue_marks
         return since >= 0 and since % self._period == 0
 
+    def is_steady(self) -> bool:
+        """Whether the prologue has ended."""
+        return self._marks >= self._prologue_marks
+
     def end_memory(self) -> None:
         """Stop tracking memory; safe to call again."""
         if self.memory_record is None:
@@ -108,7 +124,8 @@ def run_live(spec: LiveSpec) -> Observation:
     """Run the program as a live rank."""
     if not spec.attached:
         ignore_breakpoints()
-    emulation = start_device(spec)
+    hoped = WhatIfs.parse(spec.what_ifs)
+    emulation = start_device(spec, hoped.kernels)
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
@@ -138,6 +155,8 @@ def run_live(spec: LiveSpec) -> Observation:
         hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     control = LiveControl(hook, clock, memory, load, trace, spec.steps, spec.hang_step, emulation)
+    if isinstance(hook, LiveHook) and emulation is None and hoped.kernels:
+        control.phases = Phases(hook=hook, hoped=hoped)
     memory.start()
     with ExitStack() as stack:
         # First in, last out: gates open however the program ends.
@@ -148,7 +167,15 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(answering_time(clock.now_ns, clock.pass_ns))
         stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
         answering = hook if emulation is None else emulation.outside.seen_by(hook)
-        stack.enter_context(absent_peers(spec.environment, answering, hook))
+        stream = clock if isinstance(clock, NullClock) else OneStream()
+        felt = HopedHook(answering=answering, payload=payload, hoped=hoped, stream=stream)
+        if emulation is not None and not hoped.recomputes:
+            without_cost = emulation.library.ps_without_cost
+            left = LeftOut(hook=felt, is_steady=control.is_steady, without_cost=without_cost)
+            stack.enter_context(watch_recomputation(left))
+        if control.phases is not None:
+            stack.enter_context(watch_backward(control.phases))
+        stack.enter_context(absent_peers(spec.environment, felt, hook))
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))

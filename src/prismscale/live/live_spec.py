@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prismscale.devices.rank_spec import RankSpec
+from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.errors import UsageError
 
 CLOCKS = ("paced", "virtual")
@@ -34,6 +36,8 @@ class LiveSpec(RankSpec):
     """This rank has the command's terminal: ``breakpoint()`` asks there."""
     hang_step: int | None = None
     """Steady step at whose beginning this rank stops for ever."""
+    what_ifs: tuple[str, ...] = ()
+    """What is to be otherwise: see :mod:`prismscale.durations.what_if.forms`."""
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -61,4 +65,19 @@ def refuse_virtual_gpu(clock: str, device: str) -> None:
         raise UsageError(
             "--clock virtual skips waits, and a GPU computes in real time: use --clock paced "
             "with --device cuda, or --device cpu"
+        )
+
+
+def refuse_unfelt(hoped: WhatIfs, live: Sequence[int], device: str) -> None:
+    """A live rank on a GPU computes as it does: nothing of it can be made faster.
+
+    Raises:
+        UsageError: a what-if that live ranks would have to feel, and cannot.
+    """
+    if device != "cuda" or not live:
+        return
+    if hoped.kernels or hoped.overlaps or not hoped.recomputes:
+        raise UsageError(
+            "--what-if on kernels, overlap or recomputation with --live and --device cuda: the "
+            "program computes there as it is written. Leave out --live, or take --device null"
         )

@@ -22,6 +22,9 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import StepEnd
 from prismscale.live.host_hook import LiveHook, Pending
 
+COMPUTING = 0
+"""The default stream of a device, on which programs compute."""
+
 
 class NullClock:
     """Logical time of the current stream of a null device, since it was made."""
@@ -58,6 +61,19 @@ class NullClock:
             yield
         finally:
             self._library.ps_without_cost(0)
+
+    def before(self) -> None:
+        """What the current stream is given begins after what the computing stream was."""
+        device, _ = self._current()
+        self._library.ps_advance_stream(
+            *self._current(), self._library.ps_stream_time_ns(device, COMPUTING)
+        )
+
+    def after(self) -> None:
+        """What the computing stream is given begins after what the current stream was."""
+        device, _ = self._current()
+        current_ns = self._library.ps_stream_time_ns(*self._current())
+        self._library.ps_advance_stream(device, COMPUTING, current_ns)
 
     def _current(self) -> tuple[int, int]:
         device = self._library.ps_current_device()

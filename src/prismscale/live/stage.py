@@ -123,6 +123,7 @@ class LiveStage:
             live=self.spec.live,
             faults=Faults(slow=self.slow, hang=self.hang),
             compute_scale=self.compute_scale,
+            what_ifs=self.spec.what_ifs,
             follow_speed=self.spec.communication_load,
             socket=str(exchange / "coordinator"),
         )

@@ -80,6 +80,11 @@ class NullSpans:
             self._tell_positions()
             self._library.ps_without_cost(0)
 
+    def n_nodes(self) -> int:
+        """Nodes of the stream so far, with those that the extension has closed by now."""
+        self._drain()
+        return len(self._stream.nodes)
+
     def issue(self, by_host: bool) -> tuple[int, ...]:
         """Cut; the predecessors of what the caller appends next."""
         device, stream = self._current()

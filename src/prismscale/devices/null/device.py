@@ -20,10 +20,16 @@ class NullDevice:
 
     def __init__(self, runtime: NullRuntime) -> None:
         self._library = runtime.library
+        self._spans: NullSpans | None = None
 
     def spans(self, stream: SpanSink, label: str) -> NullSpans:
         """What the extension condenses from now on."""
-        return NullSpans(self._library, stream, label)
+        self._spans = NullSpans(self._library, stream, label)
+        return self._spans
+
+    def n_nodes(self) -> int:
+        """Nodes of the program so far; spans that are open are none yet."""
+        return 0 if self._spans is None else self._spans.n_nodes()
 
     def elapsed_ns(self, began: int, ended: int) -> int:
         """Their difference."""

@@ -3,19 +3,58 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 
-from prismscale.cost.launch_log import HOST_ONLY, LaunchLog
+from prismscale.cost.launch_log import HOST_ONLY, LaunchLog, RecomputedPart
 from prismscale.devices.null.bindings import LAUNCH_ROW, NODE_ROW
+from prismscale.devices.null.device import NullDevice
 
 
-def launch_log(library: ctypes.PyDLL) -> LaunchLog:
-    """What is known now, whose nodes are positions in the stream of the capture."""
+class RecomputedParts:
+    """Notes between which launches and nodes a backward pass computes again (a
+    :class:`~prismscale.emulation.step_detection.RecomputationListener`)."""
+
+    def __init__(
+        self, library: ctypes.PyDLL, device: NullDevice, found: list[RecomputedPart]
+    ) -> None:
+        """``found`` takes them."""
+        self._library, self._device, self._found = library, device, found
+        self._began = (0, 0)
+
+    def recomputation_begins(self) -> None:
+        """From here …"""
+        self._began = self._reached()
+
+    def recomputation_ended(self) -> None:
+        """… up to here."""
+        (first_entry, first_node), (stop_entry, stop_node) = self._began, self._reached()
+        self._found.append(
+            RecomputedPart(
+                first_entry=first_entry,
+                stop_entry=stop_entry,
+                first_node=first_node,
+                stop_node=stop_node,
+            )
+        )
+
+    def _reached(self) -> tuple[int, int]:
+        """Launches and nodes so far."""
+        return _log_sizes(self._library)[0], self._device.n_nodes()
+
+
+def _log_sizes(library: ctypes.PyDLL) -> tuple[int, int]:
     n_launches, n_nodes = ctypes.c_int64(), ctypes.c_int64()
     library.ps_log_sizes(ctypes.byref(n_launches), ctypes.byref(n_nodes))
-    rows = np.empty(n_launches.value, dtype=LAUNCH_ROW)
-    nodes = np.empty(n_nodes.value, dtype=NODE_ROW)
+    return n_launches.value, n_nodes.value
+
+
+def launch_log(library: ctypes.PyDLL, recomputed: Sequence[RecomputedPart] = ()) -> LaunchLog:
+    """What is known now, whose nodes are positions in the stream of the capture."""
+    n_launches, n_nodes = _log_sizes(library)
+    rows = np.empty(n_launches, dtype=LAUNCH_ROW)
+    nodes = np.empty(n_nodes, dtype=NODE_ROW)
     library.ps_log_copy(rows.ctypes.data, nodes.ctypes.data)
     nodes = nodes[np.argsort(nodes["position"], kind="stable")]
     host_only = rows["lane"] == HOST_ONLY
@@ -32,4 +71,5 @@ def launch_log(library: ctypes.PyDLL) -> LaunchLog:
         since_N=nodes["since"].copy(),
         first_N=nodes["first"].copy(),
         stop_N=nodes["stop"].copy(),
+        recomputed=tuple(recomputed),
     )

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from prismscale.cluster import Cluster
-from prismscale.cost.collective import collective_model
-from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.scenario import Scenario
 from prismscale.errors import PrismscaleError
 from prismscale.graph.io import load_graph
 from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
@@ -28,14 +27,17 @@ def serve(spec: CoordinatorSpec) -> None:
     # Before the durations, which are made of a graph without the jitter that ranks share.
     if spec.follow_speed:
         graph, jitter = share_jitter(graph, spec.live, cluster.node_of)
-    model = collective_model(cluster)
-    durations = GraphDurations(
-        graph=graph, model=model, faults=spec.faults, sampled=True, compute_scale=spec.compute_scale
+    scenario = Scenario(
+        cluster=cluster,
+        faults=spec.faults,
+        compute_scale=spec.compute_scale,
+        what_ifs=spec.what_ifs,
     )
+    durations = scenario.durations(graph, counted=False)
     coordinator = Coordinator(
         compile_job(graph),
         durations,
-        model,
+        durations.model,
         spec.live,
         follow_speed=spec.follow_speed,
         jitter=jitter,

@@ -20,5 +20,7 @@ class CoordinatorSpec:
     """Where it is to listen."""
     faults: Faults = field(default_factory=Faults)
     compute_scale: float = 1.0
+    what_ifs: tuple[str, ...] = ()
+    """What is to be otherwise; the graph is so already."""
     follow_speed: bool = False
     """Virtual ranks are as fast or slow as this machine is at the moment."""

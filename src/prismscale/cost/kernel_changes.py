@@ -1,0 +1,134 @@
+"""Kernels at hoped-for costs: what-ifs at the seam of :class:`~prismscale.cost.kernel.KernelModel`.
+
+A change says which calls it touches and what these cost then. Everybody who costs a call asks one
+model, so a stored run that is costed anew and a live rank take the same times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from prismscale.cost.kernel import KernelCost, KernelModel
+from prismscale.cost.kernel_kinds import kind_of
+from prismscale.cost.kernel_signature import FIELD, KernelCall, parse_signature
+from prismscale.errors import UsageError
+
+PRODUCT_DTYPES = {
+    "fp8": "Float8_e4m3fn",
+    "bf16": "BFloat16",
+    "fp16": "Half",
+    "fp32": "Float",
+}
+"""What a product can be computed in, with the element type as C++ spells it."""
+_FLOATS = ("BFloat16", "Half", "Float")
+_MULTIPLE = 16
+"""``torch._scaled_mm`` multiplies 8-bit matrices whose extents are multiples of this."""
+_OPERAND = re.compile(r"(\w+)(\[\d+(?:,\d+)+\].*)")
+"""A matrix, or several: a bias has one extent and stays."""
+
+
+class KernelChange(Protocol):
+    """Some calls cost something else."""
+
+    def touches(self, call: KernelCall) -> bool:
+        """Whether ``call`` is one of them."""
+        ...
+
+    def cost(self, signature: str, model: KernelModel) -> KernelCost:
+        """The cost of a call that is touched, from ``model``, which knows nothing of the change."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelFactor:
+    """Kernels whose kind or operator a pattern names take so much longer, or shorter."""
+
+    pattern: str
+    """Regular expression for all of a kind (``attention_backward``) or operator (``mm``)."""
+    factor: float
+    """On the time on the device; what issuing the kernel takes stays."""
+
+    def touches(self, call: KernelCall) -> bool:
+        """Whether the pattern fits one of the call's names."""
+        kind = kind_of(call)
+        names = (kind, kind.replace("_", " "), call.base, call.name)
+        return any(re.fullmatch(self.pattern, name) for name in names)
+
+    def cost(self, signature: str, model: KernelModel) -> KernelCost:
+        """The model's, times the factor."""
+        cost = model.cost(signature)
+        return replace(cost, device_ns=round(cost.device_ns * self.factor))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductDtype:
+    """Matrix products in another element type. Casting to it is in no figure."""
+
+    name: str
+    """A key of :data:`PRODUCT_DTYPES`."""
+
+    def touches(self, call: KernelCall) -> bool:
+        """Products of floats that have another type now, and extents that the new one can take."""
+        if kind_of(call) != "gemm":
+            return False
+        if call.is_library and call.flag("fp8"):
+            return self.name != "fp8"
+        matrices = [t for t in call.inputs if len(t.sizes) > 1 and t.dtype in _FLOATS]
+        if len(matrices) < 2:
+            return call.is_library and self.name == "fp8" and "extents" in call.arguments
+        if matrices[1].dtype == PRODUCT_DTYPES[self.name]:
+            return False
+        extents = (extent for t in matrices for extent in t.sizes[-2:])
+        return self.name != "fp8" or all(extent % _MULTIPLE == 0 for extent in extents)
+
+    def cost(self, signature: str, model: KernelModel) -> KernelCost:
+        """The model's of the same product in the other type.
+
+        Raises:
+            UsageError: the GPU has no rule for it.
+        """
+        cost = model.cost(self._rewritten(signature))
+        if cost.source == "default":
+            raise UsageError(
+                f"what-if 'dtype={self.name}': no rule says what such products cost on this GPU; "
+                f"allowed are those of {', '.join(PRODUCT_DTYPES)} that it has units for"
+            )
+        return cost
+
+    def _rewritten(self, signature: str) -> str:
+        name, inputs, outputs, arguments = signature.split(FIELD)
+        if parse_signature(signature).is_library:
+            kept = [part for part in arguments.split(";") if part and not part.startswith("fp8=")]
+            arguments = ";".join([*kept, f"fp8={int(self.name == 'fp8')}"])
+        operands = ";".join(self._operand(part) for part in inputs.split(";"))
+        return FIELD.join((name, operands, outputs, arguments))
+
+    def _operand(self, text: str) -> str:
+        found = _OPERAND.fullmatch(text)
+        if found is None or found[1] not in _FLOATS:
+            return text
+        return PRODUCT_DTYPES[self.name] + found[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedKernels:
+    """A model with one change."""
+
+    model: KernelModel
+    change: KernelChange
+
+    def cost(self, signature: str) -> KernelCost:
+        """The changed cost of a call that is touched, else the model's."""
+        if not self.change.touches(parse_signature(signature)):
+            return self.model.cost(signature)
+        return self.change.cost(signature, self.model)
+
+
+def changed_kernels(model: KernelModel, changes: Sequence[KernelChange]) -> KernelModel:
+    """``model`` with all changes, each on top of those before it."""
+    for change in changes:
+        model = ChangedKernels(model=model, change=change)
+    return model

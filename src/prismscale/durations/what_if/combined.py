@@ -1,0 +1,98 @@
+"""Several what-ifs as one change of a job."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import CollectiveModel, RescaledCollectives, collective_model
+from prismscale.cost.kernel_changes import KernelChange, KernelFactor, ProductDtype
+from prismscale.durations.what_if.blocking import blocking
+from prismscale.durations.what_if.forms import (
+    Form,
+    GroupOn,
+    LinkSpeed,
+    OverlapOff,
+    RecomputeOff,
+    WhatIf,
+    parse_what_ifs,
+)
+from prismscale.durations.what_if.meant_groups import is_meant, links_of, meant_nodes
+from prismscale.graph.job_graph import JobGraph
+from prismscale.graph.trace import RankTrace
+
+F = TypeVar("F", bound=Form)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIfs:
+    """What-ifs that hold together."""
+
+    each: tuple[WhatIf, ...] = ()
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> WhatIfs:
+        """From how they are written.
+
+        Raises:
+            UsageError: one that means nothing, or two that contradict each other.
+        """
+        return cls(each=parse_what_ifs(texts))
+
+    @property
+    def kernels(self) -> tuple[KernelChange, ...]:
+        """What kernels cost otherwise. The element type first: factors are on what it gives."""
+        return (*self._all(ProductDtype), *self._all(KernelFactor))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward passes compute again what forward passes did not keep."""
+        return not self._all(RecomputeOff)
+
+    @property
+    def overlaps(self) -> tuple[OverlapOff, ...]:
+        """Groups whose communications block computation."""
+        return self._all(OverlapOff)
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """``cluster`` with its links as they would be."""
+        return reduce(lambda so_far, form: form.on(so_far), self._all(LinkSpeed), cluster)
+
+    def communication(self, cluster: Cluster) -> CollectiveModel:
+        """How long communications would take on ``cluster``."""
+        model = collective_model(cluster)
+        if cluster.measured is None:
+            return collective_model(self.cluster(cluster))
+        if not self._all(LinkSpeed):
+            return model
+        return RescaledCollectives(model, cluster, self.cluster(cluster))
+
+    def links_of(self, graph: JobGraph, cluster: Cluster) -> Mapping[int, NDArray[np.int64]]:
+        """See :func:`prismscale.durations.what_if.meant_groups.links_of`."""
+        return links_of(self._all(GroupOn), graph, cluster)
+
+    def ordered(self, trace: RankTrace) -> RankTrace:
+        """``trace`` with the edges of communications that block its computation."""
+        for form in self.overlaps:
+            trace, _ = blocking(trace, meant_nodes(trace, form.group))
+        return trace
+
+    def blocks(self, label: str) -> bool:
+        """Whether communications of the group of that label block computation."""
+        return any(is_meant(form.group, label) for form in self.overlaps)
+
+    def factor_of(self, label: str) -> float:
+        """On measured computation of that label: a phase of the program, or a kernel."""
+        factors = (f.factor for f in self._all(KernelFactor) if re.fullmatch(f.pattern, label))
+        return math.prod(factors)
+
+    def _all(self, kind: type[F]) -> tuple[F, ...]:
+        return tuple(w.form for w in self.each if isinstance(w.form, kind))

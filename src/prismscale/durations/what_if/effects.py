@@ -1,0 +1,268 @@
+"""What a what-if touches, and what share of the step that is. One that touches nothing is refused.
+
+Axes: ``B`` body nodes of a class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cost.kernel_changes import KernelChange, KernelFactor
+from prismscale.durations.altered import Alteration, labelled_nodes
+from prismscale.durations.source import DurationSource
+from prismscale.durations.what_if.blocking import blocking
+from prismscale.durations.what_if.forms import (
+    LINKS,
+    GroupOn,
+    LinkSpeed,
+    OverlapOff,
+    RecomputeOff,
+    WhatIf,
+)
+from prismscale.durations.what_if.launched import Launched
+from prismscale.durations.what_if.meant_groups import group_labels, meant_nodes
+from prismscale.errors import UsageError
+from prismscale.graph.job_graph import JobGraph, RankClass
+
+MOST_NAMED = 4
+MOST_LISTED = 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effect:
+    """What one what-if touches in the job as it is."""
+
+    text: str
+    """The what-if."""
+    touches: str
+    """What and how much of it, in words."""
+    count: int
+    """Kernels or communications in a step, on the rank that has most."""
+    share: float
+    """Of the step: what they take on a rank, on average over ranks. What runs beside something
+    else counts in full."""
+
+    def sentence(self) -> str:
+        """For notes."""
+        return f"what if {self.text}: {self.touches}, {self.share:.1%} of the step"
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """What a what-if touches, class by class."""
+
+    names: list[Counter[str]] = field(default_factory=list)
+    """What it is called, with how often it comes in a step."""
+    ns: list[float] = field(default_factory=list)
+    """What it takes in a step."""
+
+    def add(self, names: Counter[str], ns: float) -> None:
+        """A class."""
+        self.names.append(names)
+        self.ns.append(ns)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no class has any of it."""
+        return not any(names.total() for names in self.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """What what-ifs would touch in a job."""
+
+    alteration: Alteration
+    """Of the scenario without them."""
+    graph: JobGraph
+    """As that leaves it."""
+    durations: DurationSource
+    step_ns: int
+
+    def of(self, what_if: WhatIf) -> Effect:
+        """What one touches.
+
+        Raises:
+            UsageError: nothing; says what there is.
+        """
+        form, unit = what_if.form, "communications"
+        if isinstance(form, OverlapOff):
+            found = self._overlapping(form)
+        elif isinstance(form, LinkSpeed | GroupOn):
+            found = self._on_links(what_if)
+        elif isinstance(form, RecomputeOff):
+            found, unit = self._recomputed(), "kernels and communications"
+        else:
+            found, unit = self._kernels(form), self._unit
+        if found.is_nothing:
+            raise UsageError(f"what-if {what_if.text!r} touches nothing: {self._why(what_if)}")
+        return self._effect(what_if.text, found, unit)
+
+    def _effect(self, text: str, found: _Found, unit: str) -> Effect:
+        classes = self.graph.classes
+        most = max(found.names, key=lambda names: names.total())
+        named = [f"{name} {count:,}" for name, count in most.most_common(MOST_NAMED)]
+        left = len(most) - len(named)
+        more = f" and {left} more" if left > 0 else ""
+        pairs = list(zip(classes, found.names, strict=True))
+        ranks = sum(c.size for c, names in pairs if names.total())
+        world = self.graph.world_size
+        where = "" if ranks == world else f" on {ranks:,} of {world:,} ranks"
+        spent = sum(c.size * ns for c, ns in zip(classes, found.ns, strict=True))
+        return Effect(
+            text=text,
+            touches=f"{', '.join(named)}{more} {unit} a step{where}",
+            count=most.total(),
+            share=spent / (world * self.step_ns) if self.step_ns else 0.0,
+        )
+
+    def _overlapping(self, form: OverlapOff) -> _Found:
+        known = {
+            id(c.trace): blocking(c.trace, meant_nodes(c.trace, form.group))[1]
+            for c in self.graph.classes
+        }
+        found = _Found()
+        for rank_class in self.graph.classes:
+            self._add_communication(found, rank_class, known[id(rank_class.trace)])
+        return found
+
+    def _on_links(self, what_if: WhatIf) -> _Found:
+        """Communications whose time is another one then."""
+        scenario = replace(self.alteration.scenario, what_ifs=(what_if.text,))
+        alone = scenario.durations(self.graph)
+        found = _Found()
+        for c in self.graph.classes:
+            pairs = zip(self._modelled.body(c.index, 0), alone.body(c.index, 0), strict=True)
+            differs_N = np.zeros(c.trace.n_nodes, dtype=bool)
+            differs_N[c.trace.n_prologue :] = [np.any(was != then) for was, then in pairs]
+            self._add_communication(found, c, differs_N & c.trace.communicates_N)
+        return found
+
+    def _add_communication(
+        self, found: _Found, rank_class: RankClass, touched_N: NDArray[np.bool_]
+    ) -> None:
+        trace = rank_class.trace
+        touched_B = touched_N[trace.n_prologue :]
+        indices = trace.group_index_N[trace.n_prologue :][touched_B].tolist()
+        body = self.durations.body(rank_class.index, 0)
+        spent = sum(float(np.mean(body[b])) for b in np.flatnonzero(touched_B).tolist())
+        found.add(Counter(trace.group_label(i) for i in indices), spent)
+
+    def _kernels(self, change: KernelChange) -> _Found:
+        found = _Found()
+        if self._is_measured:
+            pattern = change.pattern if isinstance(change, KernelFactor) else ""
+            for c in self.graph.classes:
+                touched_B = labelled_nodes(c.trace, pattern)[c.trace.n_prologue :]
+                names = c.trace.label_N[c.trace.n_prologue :][touched_B].tolist()
+                body = self.durations.body(c.index, 0)
+                spent = sum(float(np.mean(body[b])) for b in np.flatnonzero(touched_B).tolist())
+                found.add(Counter(c.trace.labels[name] for name in names), spent)
+            return found
+        for c in self.graph.classes:
+            names, spent = self._launched[id(c.trace)].touched(change)
+            found.add(names, spent)
+        return found
+
+    def _recomputed(self) -> _Found:
+        found = _Found()
+        for c in self.graph.classes:
+            if self._is_measured:
+                found.add(Counter(), 0.0)
+            else:
+                found.add(*self._launched[id(c.trace)].recomputed())
+        return found
+
+    @cached_property
+    def _modelled(self) -> DurationSource:
+        return self.alteration.scenario.durations(self.graph)
+
+    @property
+    def _is_measured(self) -> bool:
+        return self.alteration.scenario.kernel_costs is None
+
+    @property
+    def _unit(self) -> str:
+        return "computations" if self._is_measured else "kernels"
+
+    @cached_property
+    def _launched(self) -> dict[int, Launched]:
+        """What the ranks of a class launch, by the class's trace."""
+        recosting = self.alteration.recosting
+        traces = {id(c.trace): c.trace for c in self.graph.classes}
+        return {
+            key: Launched(log=next(iter(recosting.logs(trace))), model=recosting.model)
+            for key, trace in traces.items()
+        }
+
+    def _why(self, what_if: WhatIf) -> str:
+        """What there is."""
+        form = what_if.form
+        if isinstance(form, OverlapOff | GroupOn):
+            return self._why_not_group(form)
+        if isinstance(form, LinkSpeed):
+            return f"no communication that is modelled takes another time. {self._links()}"
+        if isinstance(form, RecomputeOff):
+            return (
+                "the captures tell of nothing that a backward pass computes a second time; those "
+                "of an earlier version do not tell (run the program again with --fresh)"
+            )
+        if self._is_measured:
+            return f"computation was measured; it is called {_listed(self._labels())}"
+        kinds, operators = Counter[str](), Counter[str]()
+        for launched in self._launched.values():
+            kinds += launched.kinds
+            operators += launched.operators
+        return (
+            f"there are kernels of the kinds {_listed(_by_count(kinds))}, of the operators "
+            f"{_listed(_by_count(operators))}"
+        )
+
+    def _labels(self) -> list[str]:
+        """Of computation."""
+        found: set[str] = set()
+        for trace in (c.trace for c in self.graph.classes):
+            used = np.unique(trace.label_N[trace.n_prologue :][trace.computes_B]).tolist()
+            found |= {trace.labels[n] for n in used}
+        return sorted(found)
+
+    def _why_not_group(self, form: OverlapOff | GroupOn) -> str:
+        meant = any(meant_nodes(c.trace, form.group).any() for c in self.graph.classes)
+        if not meant:
+            labels = group_labels(self.graph)
+            there = f"there are {_listed(labels)}" if labels else "no group does"
+            return f"no group of that name communicates in a step; {there}"
+        if isinstance(form, OverlapOff):
+            return "its communications block computation already"
+        return (
+            "its communications take the same time there: they go that way already, or were "
+            f"measured. {self._links()}"
+        )
+
+    def _links(self) -> str:
+        """Which groups use which link."""
+        cluster = self.alteration.scenario.cluster
+        told = []
+        for name in ("nvlink", "network"):
+            form = LinkSpeed(link=LINKS[name], factor=0.5)
+            used = self._on_links(WhatIf(text=f"link={name} x0.5", form=form))
+            labels = sorted(set().union(*used.names))
+            rate = getattr(cluster, LINKS[name]).bandwidth_bytes_per_s / 1e9
+            groups = _listed(labels) or "no group"
+            told.append(f"{name} ({LINKS[name]}, {rate:,.1f} GB/s): {groups}")
+        return "Modelled communications by link: " + "; ".join(told)
+
+
+def _by_count(names: Counter[str]) -> list[str]:
+    return [name for name, _ in names.most_common()]
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
+    return ", ".join(known[:MOST_LISTED]) + more

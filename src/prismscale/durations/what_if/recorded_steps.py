@@ -1,0 +1,84 @@
+"""What-ifs on steps that were recorded elsewhere: an import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from prismscale.cluster import Cluster
+from prismscale.durations.altered import Alteration
+from prismscale.durations.samples import ClassSamples, StepSamples
+from prismscale.durations.scenario import Scenario
+from prismscale.durations.source import DurationSource, scaled
+from prismscale.durations.what_if.effects import Effect, Effects
+from prismscale.durations.what_if.forms import GroupOn, LinkSpeed
+from prismscale.errors import UsageError
+from prismscale.graph.job_graph import RankClass
+
+ANY_CLUSTER = "h100-sxm"
+"""Where nobody asks the cluster."""
+
+
+def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
+    """On what an import is timed.
+
+    Args:
+        cluster: whose model answers for communication that was not measured; None: nothing is
+            modelled.
+        what_ifs: of the import.
+
+    Raises:
+        UsageError: a what-if on links, where nobody says which.
+    """
+    scenario = Scenario(cluster=Cluster.load(cluster or ANY_CLUSTER), what_ifs=tuple(what_ifs))
+    for what_if in scenario.hoped.each:
+        if cluster is None and isinstance(what_if.form, LinkSpeed | GroupOn):
+            raise UsageError(
+                f"what-if {what_if.text!r}: communication of this import was measured; with "
+                "--cluster, what was not takes its time from a model, and its links may change"
+            )
+    return scenario
+
+
+def hoped_samples(samples: StepSamples, scenario: Scenario) -> StepSamples:
+    """The same steps with what-ifs on their computation and its order.
+
+    Raises:
+        UsageError: what only a null device's capture tells.
+    """
+    if not scenario.what_ifs:
+        return samples
+    graph = Alteration(scenario=scenario, root=Path()).graph(samples.graph)
+    classes = [
+        _hoped(rank_class, own, scenario)
+        for rank_class, own in zip(graph.classes, samples.classes, strict=True)
+    ]
+    return replace(samples, graph=graph, classes=tuple(classes), observed_step_ns_T=None)
+
+
+def _hoped(rank_class: RankClass, own: ClassSamples, scenario: Scenario) -> ClassSamples:
+    trace = rank_class.trace
+    factors = [scenario.hoped.factor_of(label) for label in trace.labels]
+    labels = trace.label_N[trace.n_prologue :].tolist()
+    nodes = zip(own.body_ns, labels, trace.computes_B.tolist(), strict=True)
+    body = [
+        scaled(ns_TX, factors[label]) if computes and factors[label] != 1 else ns_TX
+        for ns_TX, label, computes in nodes
+    ]
+    return replace(own, body_ns=tuple(np.asarray(ns) for ns in body))
+
+
+def import_effects(
+    samples: StepSamples, scenario: Scenario, durations: DurationSource, step_ns: int
+) -> tuple[Effect, ...]:
+    """What each what-if touches in an import that takes ``durations`` without them.
+
+    Raises:
+        UsageError: nothing.
+    """
+    plain = Alteration(scenario=replace(scenario, what_ifs=()), root=Path())
+    effects = Effects(alteration=plain, graph=samples.graph, durations=durations, step_ns=step_ns)
+    return tuple(effects.of(what_if) for what_if in scenario.hoped.each)
