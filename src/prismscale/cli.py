@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def _run() -> typer.Typer:
     from prismscale.commands import run
-    from prismscale.commands.program_arguments import OPEN, ProgramCommand
+    from prismscale.program_arguments import OPEN, ProgramCommand
 
     command = typer.Typer(add_completion=False)
     command.command(cls=ProgramCommand, context_settings=OPEN)(run.run)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from prismscale import run_options
 from prismscale.cli import Unwound
-from prismscale.commands import run as run_command
 from prismscale.config import JobConfig
 from prismscale.errors import ScriptError, StorageError
 from prismscale.job import Job
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobConfig]:
         seen.append(JobConfig(**fields))  # type: ignore[arg-type]
         raise Stop
 
-    monkeypatch.setattr(run_command, "JobConfig", keep)
+    monkeypatch.setattr(run_options, "JobConfig", keep)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.draws.variation import COMMUNICATION_CV, Variation
 from prismscale.forecast.recording import Changes
+from prismscale.run_options import slow_rank
 
 Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
 ClusterName = Annotated[
@@ -109,18 +109,6 @@ def changes(
         kernels=None if kernels is None else str(kernels),
         what_ifs=tuple(what_if) if what_if else None,
     )
-
-
-def slow_rank(text: str) -> tuple[int, float]:
-    """``17=1.3`` as a rank and its factor.
-
-    Raises:
-        UsageError: something else.
-    """
-    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
-    if found is None:
-        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
-    return int(found[1]), float(found[2])
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from prismscale.commands.program_arguments import ModuleOption, ProgramArgument, script_of
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
 from prismscale.files import write_json
+from prismscale.program_arguments import ModuleOption, ProgramArgument, script_of
 from prismscale.progress import TerminalReporter
 from prismscale.validation.gpu_items import DEFAULT_ITEMS, ITEMS, GpuItem, chosen_items
 from prismscale.validation.gpu_runs import GpuRuns

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prismscale.commands.program_arguments import OPEN, ProgramCommand
 from prismscale.commands.validate_gpu import validate_gpu
+from prismscale.program_arguments import OPEN, ProgramCommand
 from prismscale.validation.accuracy_page import renew, section
 from prismscale.validation.rows import finish
 from prismscale.validation.suite import REMARKS, validate

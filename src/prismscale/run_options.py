@@ -1,0 +1,288 @@
+"""What ``prismscale run`` is told, as options of a command line.
+
+The options are the parameters of :func:`job_config`. ``run`` has them by :func:`with_options_of`,
+and so has whoever else makes runs: :func:`parse` reads a list of arguments as ``run`` does, and
+:func:`arguments_of` writes one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import typer.main
+
+from prismscale.api import DEFAULT_OUT
+from prismscale.config import JobConfig
+from prismscale.devices.routing import Routing
+from prismscale.devices.stand_in_file import StandInFile
+from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
+from prismscale.errors import UsageError
+from prismscale.graph.parquet import MAX_WORLD_SIZE
+from prismscale.program_arguments import (
+    OPEN,
+    ModuleOption,
+    ProgramArgument,
+    ProgramCommand,
+    script_of,
+)
+
+PROGRAM = "program"
+"""The parameter that takes the script and its arguments."""
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def job_config(
+    program: ProgramArgument = None,
+    world_size: Annotated[
+        int, typer.Option(help="Ranks of the target job.", show_default=False)
+    ] = 0,
+    cluster: Annotated[
+        str, typer.Option(help="Target cluster: a preset's name or a TOML file.")
+    ] = "h100-sxm",
+    live: Annotated[
+        str, typer.Option(help="Ranks to run live, for example 0,512.", show_default="none")
+    ] = "",
+    attach: Annotated[
+        int | None,
+        typer.Option(
+            help="Live rank that gets the terminal: breakpoint() asks there.", show_default="none"
+        ),
+    ] = None,
+    module: ModuleOption = "",
+    out: Annotated[Path, typer.Option(help="Run folder.")] = DEFAULT_OUT,
+    device: Annotated[
+        str,
+        typer.Option(help="Where programs compute: cpu, cuda, or null (a GPU that is not there)."),
+    ] = "cpu",
+    clock: Annotated[
+        str, typer.Option(help="paced: waits take real time; virtual: they are skipped.")
+    ] = "paced",
+    steps: Annotated[int, typer.Option(help="Steady steps of each live rank.")] = 8,
+    samples: Annotated[int, typer.Option(help="Steady steps measured in each capture.")] = 4,
+    watch_steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps in which a null device's program is watched for what happens now and then."
+        ),
+    ] = 12,
+    show: Annotated[
+        str, typer.Option(help="More ranks on the timeline.", show_default="one a stage")
+    ] = "",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="Make a rank's computation slower: RANK=FACTOR.", show_default=False),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Something is otherwise, for live ranks too: kernel=REGEX xF, overlap=GROUP off, "
+            "link=nvlink|network xF, group=GROUP on network|nvlink, recompute=off, dtype=fp8.",
+            show_default=False,
+        ),
+    ] = None,
+    hang: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop a rank for ever: RANK@stepN.", show_default=False),
+    ] = None,
+    compute_scale: Annotated[float, typer.Option(help="Factor on all measured computation.")] = 1.0,
+    kernels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Kernel times measured by profile-kernels, for --device null.",
+            show_default="modelled",
+        ),
+    ] = None,
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused",
+            help="Lower nothing that torch.compile is asked for: cost elementwise work by a rule "
+            "of fusion, on --device null.",
+        ),
+    ] = False,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="Tokens by expert on --device null: uniform, zipf:S, or a CSV file of loads."
+        ),
+    ] = "uniform",
+    stand_in: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="FILE.py or MODULE=FILE.py: imported in place of an extension that exists only as "
+            "a CUDA binary, on --device null; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    storage: Annotated[
+        float, typer.Option(help="GB/s that each rank writes of a checkpoint, on --device null.")
+    ] = WRITE_BYTES_PER_S / 1e9,
+    step_marker: Annotated[
+        str,
+        typer.Option(
+            help="module:function that ends a step; by default optimizer steps are found.",
+            show_default=False,
+        ),
+    ] = "",
+    max_captures: Annotated[int, typer.Option(help="Most ranks to capture.")] = 128,
+    capture_timeout: Annotated[float, typer.Option(help="Seconds for one capture.")] = 1800.0,
+    values: Annotated[
+        str,
+        typer.Option(
+            help="What other ranks send: answered (made up by rules) or real (all ranks run, a few "
+            "at a time)."
+        ),
+    ] = "answered",
+    slots: Annotated[
+        int,
+        typer.Option(
+            help="With --values real, ranks that run at a time.", show_default="one a core"
+        ),
+    ] = 0,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not track memory.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Redo stages that are done.")] = False,
+) -> JobConfig:
+    """The job that the options of ``prismscale run`` ask for.
+
+    Raises:
+        UsageError: an option, or a combination of them, that cannot be used.
+    """
+    return JobConfig(
+        script=script_of(module, program or [], "prismscale run --world-size N"),
+        world_size=_required_world_size(world_size),
+        cluster=cluster,
+        out=out,
+        live=_ranks(live, "--live"),
+        attach=attach,
+        device=device,
+        clock=clock,
+        steps=steps,
+        samples=samples,
+        watched_steps=watch_steps,
+        shown=_ranks(show, "--show"),
+        step_marker=step_marker or None,
+        max_captures=max_captures,
+        capture_timeout_s=capture_timeout,
+        memory=not no_memory,
+        values=values,
+        slots=slots,
+        fresh=fresh,
+        compute_scale=compute_scale,
+        kernels=kernels,
+        fused=fused,
+        routing=Routing.parse(routing),
+        stand_ins=tuple(StandInFile.parse(text) for text in stand_in or []),
+        storage=Storage(write_bytes_per_s=storage * 1e9),
+        slow=dict(slow_rank(s) for s in slow or []),
+        hang=dict(_hang(s) for s in hang or []),
+        what_ifs=tuple(what_if or ()),
+    )
+
+
+def with_options_of(
+    source: Callable[..., Any], *, without: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Gives a command that takes ``**given`` the parameters of ``source``, but for some, after its
+    own."""
+
+    def give(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        named = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = inspect.signature(source, eval_str=True).parameters.values()
+        shared = [p for p in more if p.name not in without]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*named, *shared)]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return give
+
+
+@cache
+def _parser() -> Any:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command("run", cls=ProgramCommand, context_settings=OPEN)(job_config)
+    return typer.main.get_command(app)
+
+
+def option_parameters() -> dict[str, Any]:
+    """Each option of ``run`` (``--cluster``) with the command line's parameter that it sets."""
+    options = (p for p in _parser().params if p.opts[0].startswith("-"))
+    return {name: p for p in options for name in p.opts}
+
+
+def parse(arguments: Sequence[str]) -> JobConfig:
+    """The job that ``prismscale run`` with these arguments would run.
+
+    Raises:
+        UsageError: arguments that ``run`` would refuse.
+    """
+    try:
+        config: JobConfig = _parser().main(
+            list(arguments), prog_name="prismscale run", standalone_mode=False
+        )
+    except typer.TyperException as error:
+        raise UsageError(error.format_message().rstrip(".")) from error
+    return config
+
+
+def option_arguments(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The options of ``run`` that give these values of :func:`job_config`'s parameters: each
+    option with all its arguments, itself among them. What is as by default is left out."""
+    for parameter in _parser().params:
+        value = given.get(parameter.name, parameter.default)
+        if parameter.name == PROGRAM or value in (parameter.default, None):
+            continue
+        name = parameter.opts[0]
+        if parameter.is_flag:
+            yield name, [name]
+        elif parameter.multiple:
+            yield name, [text for one in value for text in (name, str(one))]
+        else:
+            yield name, [name, str(value)]
+
+
+def _required_world_size(given: int) -> int:
+    if given == 0:
+        raise UsageError("--world-size is missing: how many ranks does the target job have?")
+    return given
+
+
+def _ranks(text: str, option: str) -> tuple[int, ...]:
+    """``0,8-10`` → (0, 8, 9, 10)."""
+    return tuple(_expand(text.split(","), option)) if text else ()
+
+
+def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
+    for part in parts:
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if found is None:
+            raise UsageError(f"{option} {part!r} is not a rank; give for example 0,512 or 0-3")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 0 <= last - first < MAX_WORLD_SIZE:
+            raise UsageError(f"{option} {part!r} is not a range of ranks; give for example 0-3")
+        yield from range(first, last + 1)
+
+
+def _hang(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)@(?:step)?(\d+)", text)
+    if found is None:
+        raise UsageError(f"--hang {text!r}: give RANK@stepN, for example 17@step3")
+    return int(found[1]), int(found[2])
+
+
+def slow_rank(text: str) -> tuple[int, float]:
+    """``17=1.3`` as a rank and its factor.
+
+    Raises:
+        UsageError: something else.
+    """
+    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
+    if found is None:
+        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
+    return int(found[1]), float(found[2])
