@@ -26,7 +26,7 @@ RUN_OPTIONS = [
         "--steps",
         "--storage",
     ),
-    *("--values", "--watch-steps", "--world-size", "-m"),
+    *("--values", "--watch-steps", "--what-if", "--world-size", "-m"),
 ]
 TORCHLESS = [
     *("analysis", "cluster", "cost", "durations", "errors", "files", "forecast", "formats"),

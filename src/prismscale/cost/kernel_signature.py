@@ -6,8 +6,8 @@ separated by the unit separator, U+001F::
     aten::addmm ␟ Float[16];Float[8,4];Float[4,16]@1,4 ␟ Float[8,16] ␟ name=1;dims=0,1
 
 Tensor lists are flattened. A tensor is ``dtype[sizes]``, then ``@strides`` where it is not
-contiguous, then ``!cpu`` where it lies in host memory, or ``!peer`` where it lies in that of another
-GPU. A tensor that is not there is ``none``.
+contiguous, then ``!cpu`` where it lies in host memory, or ``!peer`` where it lies in that of
+another GPU. A tensor that is not there is ``none``.
 
 Kernels of a library's stand-in say themselves how they are costed. Their overload is the kind of
 kernel, and three arguments have its extents: see ``prismscale.devices.null.libraries.launches``::

@@ -20,7 +20,7 @@ from prismscale.emulation.background import is_background
 from prismscale.emulation.hook import Collective, GroupObservers
 from prismscale.emulation.install import install
 from prismscale.emulation.script import StopProgram, ignore_breakpoints
-from prismscale.emulation.step_detection import watch_steps
+from prismscale.emulation.step_detection import watch_backward, watch_steps
 from prismscale.emulation.work import completed
 from prismscale.errors import UsageError
 from prismscale.graph.io import save_trace
@@ -126,7 +126,7 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
         stack.enter_context(install(spec.environment, hook, observer, keys))
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
-        stack.enter_context(recorder.watching_backward())
+        stack.enter_context(watch_backward(recorder))
         stack.enter_context(device.observed(recorder))
         recorder.resume()
         spec.script.run()

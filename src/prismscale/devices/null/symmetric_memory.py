@@ -26,7 +26,7 @@ from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.libraries.launches import launch, memory
 
 _OWN, _PEERS = 1 << 44, 1 << 43
-"""First addresses of this GPU's symmetric memory, and of that of others (``csrc/signature.cpp``)."""
+"""First addresses of this GPU's symmetric memory, and of others' (``csrc/signature.cpp``)."""
 _GRANULARITY = 2 << 20
 """CUDA maps memory that others see in pieces of this size."""
 _SIGNAL_PAD_BYTES = 2048
@@ -81,7 +81,7 @@ class Handle:
             raise RuntimeError(
                 f"symmetric memory of {self.buffer_size} bytes has no room for {stop} bytes"
             )
-        stride = torch._prims_common.make_contiguous_strides_for(sizes)
+        stride = torch._prims_common.make_contiguous_strides_for(tuple(sizes))
         empty = torch.empty(0, dtype=dtype, device=self.device)
         return empty.set_(self._storage_of(rank), offset, sizes, stride)
 

@@ -94,9 +94,7 @@ Float8BlockScaleTensorFormat: Any = _int_enum(
     "Float8BlockScaleTensorFormat", ["GEMM_READY", "COMPACT"], start=0
 )
 NVTERoutingMapFormat: Any = _int_enum("NVTERoutingMapFormat", ["BYTEMAP", "BITMAP_U8"], start=0)
-NVTEQBHistogramMode: Any = _int_enum(
-    "NVTEQBHistogramMode", ["TWO_KERNEL", "FUSED_ATOMIC"], start=0
-)
+NVTEQBHistogramMode: Any = _int_enum("NVTEQBHistogramMode", ["TWO_KERNEL", "FUSED_ATOMIC"], start=0)
 NVTEScalingMode: Any = _int_enum(
     "NVTEScalingMode",
     [

@@ -219,7 +219,11 @@ def _instance(
         storage: Any = import_module(f"{_TENSORS}storage.{module}_storage")
         return _made(getattr(storage, f"{name}Storage"), content)
     tensors: Any = import_module(f"{_TENSORS}{module}")
-    content |= {"shape": shape, "dtype": dtype, "device": torch.device("cuda", torch.cuda.current_device())}
+    content |= {
+        "shape": shape,
+        "dtype": dtype,
+        "device": torch.device("cuda", torch.cuda.current_device()),
+    }
     return _made(getattr(tensors, name), content)
 
 

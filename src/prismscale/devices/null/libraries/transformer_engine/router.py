@@ -1,0 +1,125 @@
+"""The router's kernels. Their arguments are given by name, and differ from version to version.
+
+Source: pytorch/csrc/extensions/router.cpp of Transformer Engine 2.9 to 2.18.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import empty_as
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
+
+_TE = "transformer_engine::"
+_BITS_A_BYTE = 8
+
+
+def fused_topk_with_score_function_fwd(
+    logits: Tensor, *_: Any, routing_map_format: int = 0, topk_indices: Any = None, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, map of routes, and what the backward pass needs; the map is a byte or a bit
+    an expert, or the indices that are to be filled."""
+    probs = empty_as(logits.shape, logits.dtype)
+    routes = _routes(logits, routing_map_format) if topk_indices is None else topk_indices
+    kept = empty_as(logits.shape, _kept_dtype(logits))
+    launch(f"{_TE}fused_topk_fwd", memory("softmax"), reads=[logits], writes=[probs, routes, kept])
+    return probs, routes, kept
+
+
+def fused_score_for_moe_aux_loss_fwd(
+    logits: Tensor, *_: Any, routing_map_format: int = 0, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, map of routes, and what the backward pass needs."""
+    dtype = _kept_dtype(logits)
+    scores, kept = empty_as(logits.shape, dtype), empty_as(logits.shape, dtype)
+    routes = _routes(logits, routing_map_format)
+    writes = [scores, routes, kept]
+    launch(f"{_TE}fused_score_fwd", memory("softmax"), reads=[logits], writes=writes)
+    return scores, routes, kept
+
+
+def _kept_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float32 if is_since(2, 13) else logits.dtype
+
+
+def _routes(logits: Tensor, routing_map_format: int) -> Tensor:
+    if not int(routing_map_format):
+        return empty_as(logits.shape, torch.bool)
+    return empty_as((*logits.shape[:-1], -(-logits.shape[-1] // _BITS_A_BYTE)), torch.uint8)
+
+
+def fused_topk_with_score_function_bwd(
+    *_: Any,
+    routing_map: Tensor,
+    intermediate_output: Tensor,
+    grad_probs: Tensor,
+    grad_logits: Tensor | None = None,
+    **__: Any,
+) -> Tensor:
+    """Gradient of the logits, into ``grad_logits`` from 2.13 on."""
+    reads = [routing_map, intermediate_output, grad_probs]
+    return _gradient("fused_topk_bwd", reads, grad_logits)
+
+
+def fused_score_for_moe_aux_loss_bwd(
+    *_: Any,
+    intermediate_output: Tensor,
+    grad_scores: Tensor,
+    grad_logits: Tensor | None = None,
+    **__: Any,
+) -> Tensor:
+    """As :func:`fused_topk_with_score_function_bwd`."""
+    return _gradient("fused_score_bwd", [intermediate_output, grad_scores], grad_logits)
+
+
+def _gradient(name: str, reads: list[Tensor], grad_logits: Tensor | None) -> Tensor:
+    grad = reads[-1]
+    if grad_logits is None:
+        grad_logits = empty_as(grad.shape, grad.dtype)
+    launch(_TE + name, memory("softmax_backward"), reads=reads, writes=[grad_logits])
+    return grad_logits
+
+
+def fused_moe_aux_loss_fwd(
+    probs: Tensor, tokens_per_expert: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    """The loss, and constants for its gradient."""
+    loss = empty_as((), probs.dtype)
+    constants = empty_as((2,) if is_since(2, 16) else (), torch.float32)
+    launch(
+        f"{_TE}fused_moe_aux_loss_fwd",
+        memory("reduction"),
+        reads=[probs, tokens_per_expert],
+        writes=[loss, constants],
+    )
+    return loss, constants
+
+
+# The library's own name of the argument.
+def fused_moe_aux_loss_bwd(
+    Const_buf: Tensor,
+    tokens_per_expert: Tensor,
+    num_rows: int,
+    num_cols: int,
+    grad_aux_loss: Tensor,
+) -> Tensor:
+    """Gradient of the probabilities."""
+    out = empty_as((num_rows, num_cols), grad_aux_loss.dtype)
+    reads = [Const_buf, tokens_per_expert, grad_aux_loss]
+    launch(f"{_TE}fused_moe_aux_loss_bwd", memory("pointwise"), reads=reads, writes=[out])
+    return out
+
+
+FUNCTIONS = {
+    "fused_topk_with_score_function_fwd": fused_topk_with_score_function_fwd,
+    "fused_topk_with_score_function_bwd": fused_topk_with_score_function_bwd,
+    "fused_score_for_moe_aux_loss_fwd": fused_score_for_moe_aux_loss_fwd,
+    "fused_score_for_moe_aux_loss_bwd": fused_score_for_moe_aux_loss_bwd,
+    "fused_moe_aux_loss_fwd": fused_moe_aux_loss_fwd,
+    "fused_moe_aux_loss_fwd_graph_safe": fused_moe_aux_loss_fwd,
+    "fused_moe_aux_loss_bwd": fused_moe_aux_loss_bwd,
+}
