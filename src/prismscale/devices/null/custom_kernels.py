@@ -3,7 +3,8 @@
 A Triton kernel writes into tensors that the program made, so its shapes are known without a rule.
 Every launch becomes one op ``triton::<name>`` over the tensors it was given: their values are
 forgotten, and its time is that of the bytes they hold, unless a table of measured kernels has it.
-Nothing is compiled and no configuration is tuned: the first one counts.
+Nothing is compiled and no configuration is tuned: the first one counts. Kernels of known libraries
+have rules of cost (:mod:`prismscale.devices.null.libraries.triton_kernels`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from prismscale.devices.null.libraries import launches
+from prismscale.devices.null.libraries.triton_kernels import known_cost
 
 _CUDA_SOURCES = (".cu", ".cuh")
 _library: torch.library.Library
@@ -88,7 +92,7 @@ def _replace_launches(jit: Any) -> None:
         for hook in self.pre_run_hooks:
             hook(*args, **named)
         if not warmup:
-            launch(self.fn.__name__, [*args, *named.values()])
+            launch(self.fn.__name__, [*args, *named.values()], module=self.fn.__module__)
 
     jit.JITFunction.run = run
 
@@ -107,10 +111,13 @@ def _replace_tuning(autotuner: Any) -> None:
     autotuner.Autotuner.run = run
 
 
-def launch(name: str, arguments: Iterable[Any]) -> None:
-    """Run ``triton::<name>`` over the tensors among ``arguments``; without any, do nothing."""
+def launch(name: str, arguments: Iterable[Any], *, module: str = "") -> None:
+    """Run ``triton::<name>``, a kernel of ``module``, over the tensors among ``arguments``; without
+    any, do nothing."""
     tensors = list(_tensors(arguments))
-    if tensors:
+    if tensors and (cost := known_cost(module, name, tensors)):
+        launches.launch(f"triton::{name}", cost, writes=tensors)
+    elif tensors:
         with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
             _op(name)(tensors)
 
