@@ -65,6 +65,17 @@ def test_a_scatters_chunks_come_apart(tmp_path: Path) -> None:
     assert [t.tolist() for t in taken] == [c.tolist() for c in chunks]
 
 
+def test_only_the_rows_for_a_reader_are_offered_to_it(tmp_path: Path) -> None:
+    """Of an uneven all_to_all: rank 7 is the third member, and has fewer rows itself."""
+    rows = torch.arange(12.0).view(6, 2)
+    sender = call(2, rows, op=CollectiveOp.ALL_TO_ALL)
+    sender.input_splits = (1, 0, 3, 2)
+    exchange(tmp_path, 2).offer("m", sender, [7])
+    receiver = call(7, torch.empty(2, 2), op=CollectiveOp.ALL_TO_ALL)
+    taken = exchange(tmp_path, 7).take("m", 2, receiver)
+    assert [t.tolist() for t in taken] == [rows[1:4].flatten().tolist()]
+
+
 def test_a_contribution_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     """In communications that the coordinator does not announce."""
     tensor = torch.ones(2)

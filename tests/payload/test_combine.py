@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.combine import combine, stand_in, weights
+from prismscale.payload.combine import combine, rows_for, stand_in, weights
 from prismscale.payload.mirror import MirrorPayload
 
 SIZE = 4
@@ -67,6 +67,28 @@ def run(
     flat = {m: [t.clone().reshape(-1) for t in ts] for m, ts in inputs.items()}
     combine(collective, flat)
     return outputs
+
+
+def exchange(
+    inputs: dict[int, Sequence[Tensor]],
+    outputs: Sequence[Tensor],
+    splits: dict[int, Sequence[int]] | None = None,
+    output_splits: Sequence[int] = (),
+) -> None:
+    """An all_to_all on rank 3, to which every live member gives its rows for it."""
+    calls = {
+        m: Collective(
+            op=CollectiveOp.ALL_TO_ALL,
+            group=group(m),
+            inputs=tuple(ts),
+            outputs=tuple(outputs),
+            n_bytes=0,
+            input_splits=splits[m] if splits else (),
+            output_splits=output_splits,
+        )
+        for m, ts in inputs.items()
+    }
+    combine(calls[3], {m: [rows_for(c, 3)] for m, c in calls.items()})
 
 
 def given_by(shape: Sequence[int] = (SIZE, 2)) -> dict[int, Sequence[Tensor]]:
@@ -143,8 +165,20 @@ def test_an_exchange_is_the_transpose(as_list: bool) -> None:
     """Row 3 of every member."""
     inputs = {m: list(ts[0]) if as_list else [ts[0]] for m, ts in given_by().items()}
     out = torch.empty(SIZE, 2).long()
-    run(CollectiveOp.ALL_TO_ALL, inputs, list(out) if as_list else [out.view(-1)])
+    exchange(inputs, list(out) if as_list else [out.view(-1)])
     assert torch.equal(out, torch.stack([t[3] for t in everybody()]))
+
+
+def test_members_of_an_exchange_send_as_many_rows_as_they_like() -> None:
+    """Live rank 1 gives rank 3 two of its five rows; rank 3 keeps one of its own three; virtual
+    members give what the live ones do that they follow."""
+    splits = {1: (0, 3, 0, 2), 3: (1, 1, 0, 1)}
+    inputs = {m: [torch.arange(2 * sum(s)).view(-1, 2) + 100 * m] for m, s in splits.items()}
+    sent = {m: splits[stand_in(m, LIVE)][3] for m in range(SIZE)}
+    out = torch.empty(sum(sent.values()), 2).long()
+    exchange(inputs, [out], splits, output_splits=tuple(sent.values()))
+    rows = {1: inputs[1][0][3:], 3: inputs[3][0][2:]}
+    assert torch.equal(out, torch.cat([rows[stand_in(m, LIVE)] for m in range(SIZE)]))
 
 
 def test_a_received_message_is_the_senders() -> None:

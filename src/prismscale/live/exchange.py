@@ -19,6 +19,7 @@ from prismscale.errors import StorageError, StuckError
 from prismscale.files import await_file
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.trace_cursor import describe
+from prismscale.payload.combine import rows_for
 
 POLL_S = 0.001
 
@@ -45,8 +46,8 @@ class Exchange:
         return [r for r in ranks if r in self.live and r != self.rank]
 
     def offer(self, instance: str, collective: Collective, readers: Sequence[int]) -> None:
-        """Write this rank's inputs for each reader. ``instance`` names the communication alike on
-        every rank.
+        """Write this rank's inputs for each reader; of an all_to_all, its rows for that one.
+        ``instance`` names the communication alike on every rank.
 
         Raises:
             StorageError: shared memory is full.
@@ -56,7 +57,7 @@ class Exchange:
             part = path.with_suffix(".part")
             try:
                 with part.open("wb") as file:
-                    for tensor in collective.inputs:
+                    for tensor in self._given(collective, reader):
                         file.write(_raw(tensor))
                 # A reader looks for the name alone. Nothing is synced as in files.py: this is
                 # memory.
@@ -71,8 +72,8 @@ class Exchange:
     def take(self, instance: str, writer: int, collective: Collective) -> list[torch.Tensor]:
         """Read and remove what ``writer`` contributed: its inputs, flat, one for each of ours.
 
-        A peer's inputs have the sizes of ours in every symmetric collective; where they do not
-        (scatter's root, uneven all_to_all), they come as equal parts or as one flat tensor.
+        A peer's inputs have the sizes of ours in every symmetric collective; where they do not, they
+        come as equal parts (scatter's root) or as one flat tensor (its rows for us of an all_to_all).
 
         Raises:
             StuckError: the writer never comes to this communication.
@@ -85,12 +86,20 @@ class Exchange:
         like = collective.inputs or collective.outputs
         flat = torch.frombuffer(data, dtype=like[0].dtype) if data else like[0].new_empty(0)
         sizes = [t.numel() for t in like]
+        if collective.op is CollectiveOp.ALL_TO_ALL:
+            return [flat]
         if sum(sizes) == flat.numel():
             return list(flat.split(sizes))
         size = collective.group.size
         if collective.op == CollectiveOp.SCATTER and flat.numel() % size == 0:
             return list(flat.chunk(size))
         return [flat]
+
+    @staticmethod
+    def _given(collective: Collective, reader: int) -> Sequence[torch.Tensor]:
+        if collective.op is CollectiveOp.ALL_TO_ALL:
+            return [rows_for(collective, collective.group.ranks.index(reader))]
+        return collective.inputs
 
     def _await(self, path: Path, writer: int, collective: Collective) -> None:
         if not await_file(path, self.patience_s, poll_s=POLL_S):

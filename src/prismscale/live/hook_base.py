@@ -18,7 +18,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import CommunicationLoad
 from prismscale.live.exchange import Exchange
 from prismscale.live.trace_cursor import TraceCursor
-from prismscale.payload.combine import combine
+from prismscale.payload.combine import combine, rows_for
 from prismscale.payload.mirror import PayloadSource
 
 
@@ -94,7 +94,9 @@ def combine_with_peers(
         group.ranks.index(peer): exchange.take(instance, peer, collective)
         for peer in exchange.peers(collective)
     }
-    if not collective.op.is_p2p:
+    if collective.op is CollectiveOp.ALL_TO_ALL:
+        contributions[group.group_rank] = [rows_for(collective, group.group_rank)]
+    elif not collective.op.is_p2p:
         own = collective.inputs or collective.outputs
         contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
     device = collective.outputs[0].device if collective.outputs else torch.device("cpu")

@@ -26,7 +26,7 @@ from prismscale.payload.arithmetic import (
 )
 
 Contributions = Mapping[int, Sequence[torch.Tensor]]
-"""By group rank of each live member: its inputs."""
+"""By group rank of each live member: its inputs; of an all_to_all, only its rows for this rank."""
 
 
 def stand_in(group_rank: int, live: Sequence[int]) -> int:
@@ -123,15 +123,18 @@ def _gather(collective: Collective, contributions: Contributions, live: Sequence
             slot.copy_(contributions[stand_in(member, live)][i].view(slot.shape))
 
 
+def rows_for(collective: Collective, member: int) -> torch.Tensor:
+    """What this rank sends to one member of an all_to_all, flat."""
+    rows = _split(collective.inputs, collective.input_splits, collective.group.size)
+    return rows[member].detach().reshape(-1)
+
+
 def _all_to_all(collective: Collective, contributions: Contributions, live: Sequence[int]) -> None:
-    size, mine = collective.group.size, collective.group.group_rank
-    outputs = _split(collective.outputs, collective.output_splits, size)
-    for member in range(size):
-        # A peer's own split is not known here: its rows for us are taken to be where ours are.
-        source = contributions[stand_in(member, live)]
-        rows = _split(source, collective.input_splits, size)[mine].reshape(-1)
-        target = outputs[member]
+    outputs = _split(collective.outputs, collective.output_splits, collective.group.size)
+    for member, target in enumerate(outputs):
+        (rows,) = contributions[stand_in(member, live)]
         flat = target.new_zeros(target.numel())
+        # Not those of the member that it stands for, where that one sends another number.
         n = min(flat.numel(), rows.numel())
         flat[:n] = rows[:n]
         target.copy_(flat.view(target.shape))
