@@ -35,6 +35,12 @@ def _forecast() -> Callable[..., None]:
     return forecast
 
 
+def _what_if() -> Callable[..., None]:
+    from prismscale.commands.what_if.what_if_command import what_if
+
+    return what_if
+
+
 def _sensitivity() -> Callable[..., None]:
     from prismscale.commands.forecast import sensitivity
 
@@ -98,6 +104,7 @@ def _validations() -> typer.Typer:
 COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "run": _run,
     "forecast": _forecast,
+    "what-if": _what_if,
     "sensitivity": _sensitivity,
     "place": _place,
     "explore": _explore,

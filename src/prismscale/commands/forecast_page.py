@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from prismscale.commands.layouts_page import layouts_section
+from prismscale.commands.what_if.what_if_page import what_if_section
 from prismscale.files import write_text
 from prismscale.report.folder import read_run, write_page
 from prismscale.report.html import Section, fragment, render_page
@@ -58,6 +59,7 @@ def sections_of(found: Mapping[str, Any]) -> list[Section]:
         (title, build(found[name]) + _notes(found[name]["notes"]))
         for name, title, build in (
             ("step", "Forecast", _forecast),
+            ("what_if", "What if", what_if_section),
             ("sensitivity", "Sensitivity", _sensitivity),
             ("placement", "Placement", _placement),
             ("layouts", "Layouts", layouts_section),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.result import EventResult, LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence, eager_sentence
-from prismscale.report.units import counted, percent, signed_percent, size, span
+from prismscale.report.units import counted, duration, percent, signed_percent, size, span
 from prismscale.sim.steady import MOST_STEPS
 
 FEW_SAMPLES = 3
@@ -154,7 +154,7 @@ def watched_sentence(result: RunResult) -> str:
 
 def warnings_of(result: RunResult) -> list[str]:
     """What a reader must know before believing the figures; most serious first."""
-    found = [*_hang_warnings(result), *_live_warnings(result)]
+    found = [*_hang_warnings(result), *_what_if_warnings(result), *_live_warnings(result)]
     low, high = result.step_spread_ns
     if not (result.hung or result.varies or result.settled_after):
         found.append(
@@ -186,6 +186,19 @@ def _hang_warnings(result: RunResult) -> list[str]:
             f"… and {counted(left, 'more group')} that {'waits' if left == 1 else 'wait'}."
         )
     return found
+
+
+def _what_if_warnings(result: RunResult) -> list[str]:
+    if result.step_without_ns is None:
+        return []
+    without = duration(result.step_without_ns)
+    found = [
+        f"What if {effect.text}: {effect.touches}, {percent(effect.share)} of the step."
+        for effect in result.what_ifs
+    ]
+    by = "" if result.hung else f", {signed_percent(result.step_ns / result.step_without_ns - 1)}"
+    listed = " Kernels are listed as captured." if result.kernels else ""
+    return [*found, f"Without the step takes {without}{by} with it.{listed}"]
 
 
 def _live_warnings(result: RunResult) -> list[str]:

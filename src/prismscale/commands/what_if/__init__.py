@@ -1,0 +1,1 @@
+"""``prismscale what-if``: the command, its tables, and its section of the report."""
