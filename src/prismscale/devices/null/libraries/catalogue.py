@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from prismscale.devices.null.libraries import (
     apex,
+    causal_conv1d,
     flash_attention_2,
     flash_attention_3,
     grouped_gemm,
+    mamba_ssm,
     transformer_engine,
 )
 from prismscale.devices.null.libraries.stand_in import StandIn
@@ -20,4 +22,6 @@ def stand_ins() -> tuple[StandIn, ...]:
         flash_attention_2.stand_in(),
         flash_attention_3.stand_in(),
         grouped_gemm.stand_in(),
+        mamba_ssm.stand_in(),
+        causal_conv1d.stand_in(),
     )
