@@ -1,4 +1,4 @@
-"""Megatron-LM's own ``pretrain_gpt.py``, unmodified, with the flags of production, at 64 and 1,024 ranks.
+"""Megatron-LM's own ``pretrain_gpt.py``, unmodified, with flags of production, 64 and 1,024 ranks.
 
     python bench/megatron_lm.py --megatron DIR [--case NAME]… [--json PATH]
 
@@ -28,8 +28,8 @@ LIMIT_S = 5400
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 SHARED = """--use-mcore-models --bf16 --use-distributed-optimizer --overlap-grad-reduce
-    --overlap-param-gather --sequence-parallel --use-flash-attn --untie-embeddings-and-output-weights
-    --disable-bias-linear --swiglu --position-embedding-type rope --attention-dropout 0.0
+    --overlap-param-gather --sequence-parallel --use-flash-attn
+    --untie-embeddings-and-output-weights --disable-bias-linear --swiglu --position-embedding-type rope --attention-dropout 0.0
     --hidden-dropout 0.0 --micro-batch-size 1 --clip-grad 1.0 --weight-decay 0.1 --adam-beta1 0.9
     --adam-beta2 0.95 --lr 1.5e-4 --min-lr 1.0e-5 --lr-decay-style cosine --train-iters 50
     --lr-warmup-iters 10 --cross-entropy-loss-fusion --manual-gc --mock-data

@@ -17,8 +17,8 @@ What is not theirs: torch 2.10. A cuBLAS handle on Blackwell had 8,320 KiB then 
 
 Not scored are the layouts of records by which something was found: that workspace; a defect of the
 emulation (arguments of tuned Triton kernels were kept); and that it is SimuMax's scripts that were
-recorded, which read the loss of every microbatch where Megatron-LM's own read it from the second step
-on, so that memory that other streams use is free earlier.
+recorded, which read the loss of every microbatch where Megatron-LM's own read it from the second
+step on, so that memory that other streams use is free earlier.
 """
 
 from __future__ import annotations

@@ -73,9 +73,7 @@ def test_a_scan_keeps_its_state_every_2048_positions() -> None:
     out, states, gated = scan_cuda.fwd(u, u, matrix, b, b, None, u, None, True)
     assert out.shape == gated.shape == u.shape
     assert (states.shape, states.dtype) == ((BATCH, CHANNELS, 2, 2 * STATES), torch.float32)
-    grads = scan_cuda.bwd(
-        *(u, u, matrix, b, b, None, u, None, u, states, out, None, True, False)
-    )
+    grads = scan_cuda.bwd(*(u, u, matrix, b, b, None, u, None, u, states, out, None, True, False))
     du, ddelta, da, db, dc, dd, dbias, dz = grads
     assert (du.shape, ddelta.shape, da.shape, dz.shape) == (u.shape, u.shape, matrix.shape, u.shape)
     assert (db.dtype, dc.shape, dd, dbias) == (b.dtype, b.shape, None, None)
