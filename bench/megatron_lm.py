@@ -29,7 +29,8 @@ ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 SHARED = """--use-mcore-models --bf16 --use-distributed-optimizer --overlap-grad-reduce
     --overlap-param-gather --sequence-parallel --use-flash-attn
-    --untie-embeddings-and-output-weights --disable-bias-linear --swiglu --position-embedding-type rope --attention-dropout 0.0
+    --untie-embeddings-and-output-weights --disable-bias-linear --swiglu
+    --position-embedding-type rope --attention-dropout 0.0
     --hidden-dropout 0.0 --micro-batch-size 1 --clip-grad 1.0 --weight-decay 0.1 --adam-beta1 0.9
     --adam-beta2 0.95 --lr 1.5e-4 --min-lr 1.0e-5 --lr-decay-style cosine --train-iters 50
     --lr-warmup-iters 10 --cross-entropy-loss-fusion --manual-gc --mock-data

@@ -72,8 +72,8 @@ class Exchange:
     def take(self, instance: str, writer: int, collective: Collective) -> list[torch.Tensor]:
         """Read and remove what ``writer`` contributed: its inputs, flat, one for each of ours.
 
-        A peer's inputs have the sizes of ours in every symmetric collective. Where they do not, they
-        come as equal parts (scatter's root) or as one flat tensor (its rows for us of an
+        A peer's inputs have the sizes of ours in every symmetric collective. Where they do not,
+        they come as equal parts (scatter's root) or as one flat tensor (its rows for us of an
         all_to_all).
 
         Raises:
