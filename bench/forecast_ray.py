@@ -17,12 +17,10 @@ from prismscale.cost.collective import NullCollectiveModel
 from prismscale.forecast.draws.executor import RayCluster, Serial
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.validation.rows import Row, finish
+from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
-COSTS = PassCosts(
-    forward_ns=10**7, input_gradient_ns=10**7, weight_gradient_ns=10**7, optimizer_ns=10**6
-)
+COSTS = PassCosts(forward_ns=10**7, backward_ns=2 * 10**7, optimizer_ns=10**6)
 
 
 def main() -> int:

@@ -53,10 +53,13 @@ def _place() -> Callable[..., None]:
     return place
 
 
-def _explore() -> Callable[..., None]:
-    from prismscale.commands.layouts import explore
+def _explore() -> typer.Typer:
+    from prismscale.commands.explore import explore
+    from prismscale.program_arguments import OPEN, ProgramCommand
 
-    return explore
+    command = typer.Typer(add_completion=False)
+    command.command(cls=ProgramCommand, context_settings=OPEN)(explore)
+    return command
 
 
 def _health() -> Callable[..., None]:

@@ -42,10 +42,12 @@ class ScriptError(PrismscaleError):
 
     exit_code = 3
 
-    def __init__(self, message: str, *, rank: int, traceback: str = "") -> None:
+    def __init__(self, message: str, *, rank: int, traceback: str = "", said: str = "") -> None:
+        """``said`` is what the program itself said, without where and when."""
         super().__init__(message)
         self.rank = rank
         self.traceback = traceback
+        self.said = said
 
 
 class GraphError(PrismscaleError):

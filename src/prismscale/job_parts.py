@@ -44,9 +44,13 @@ COMPILES = ("torch.compile(", "flex_attention")
 
 def fork_server(config: JobConfig, logs: Path) -> ForkServer:
     """Starts all ranks of a job, captured and live."""
+    return ForkServer(preload=preloaded(config), log=logs / "fork-server.log")
+
+
+def preloaded(config: JobConfig) -> tuple[str, ...]:
+    """What the ranks of a job find imported."""
     compiles = config.script.mentions(COMPILES) and not config.fused
-    preload = (*PRELOADED, *(PRELOADED_TO_COMPILE if compiles else ()))
-    return ForkServer(preload=preload, log=logs / "fork-server.log")
+    return (*PRELOADED, *(PRELOADED_TO_COMPILE if compiles else ()))
 
 
 def capture_runner(

@@ -43,23 +43,8 @@ class RunFolder:
             UsageError: a folder that is not a run's, or that another run uses.
             StorageError: it cannot be created.
         """
-        with _writing(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            marker = self.root / MARKER
-            if not marker.exists() and any(self.root.iterdir()):
-                raise UsageError(
-                    f"{self.root} holds files that are not a run's; choose an empty --out"
-                )
-            handle = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                # The lock goes with the descriptor, however this process ends.
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"{self.root} is in use by another run; wait for it or choose another --out"
-                ) from None
-            with _writing(self.root):
+        with owned(self.root, marker=MARKER, whose="a run") as root:
+            with _writing(root):
                 if fresh:
                     self._clear()
                 self._prepare()
@@ -68,9 +53,7 @@ class RunFolder:
             finally:
                 # How the run ended matters more; the next one tries again.
                 with suppress(OSError):
-                    remove_parts(self.root)
-        finally:
-            os.close(handle)
+                    remove_parts(root)
 
     def captures(self, key: str) -> Path:
         """Traces of one program, created if need be."""
@@ -147,6 +130,40 @@ class RunFolder:
             path.unlink(missing_ok=True)
         remove_parts(self.root)
         self.logs.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def owned(root: Path, *, marker: str, whose: str) -> Iterator[Path]:
+    """Create a folder, or take one that was created so before. Nobody else may use it while the
+    block runs.
+
+    Args:
+        root: the folder.
+        marker: file in it by which it is known again.
+        whose: what makes such folders: ``a run``.
+
+    Raises:
+        UsageError: a folder of something else, or one that is in use.
+        StorageError: it cannot be created.
+    """
+    with _writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        path = root / marker
+        if not path.exists() and any(root.iterdir()):
+            raise UsageError(f"{root} holds files that are not {whose}'s; choose an empty --out")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            # The lock goes with the descriptor, however this process ends.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            another = whose.replace("a ", "another ", 1)
+            raise UsageError(
+                f"{root} is in use by {another}; wait for it or choose another --out"
+            ) from None
+        yield root
+    finally:
+        os.close(handle)
 
 
 @contextmanager

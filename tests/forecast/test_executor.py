@@ -11,12 +11,12 @@ from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import LocalProcesses, RayCluster, Serial, executor_named
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
 
 def test_draws_do_not_depend_on_the_number_of_workers():
     """Serial, one and two processes: the same draws bit for bit."""
-    costs = PassCosts(forward_ns=10**6, input_gradient_ns=10**6, weight_gradient_ns=10**6)
+    costs = PassCosts(forward_ns=10**6, backward_ns=2 * 10**6)
     graph = build_layout(Layout(tp=1, pp=2, dp=2, microbatches=2), costs)
     source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation())
     config = MonteCarlo(draws=300)

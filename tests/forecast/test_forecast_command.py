@@ -74,19 +74,6 @@ def test_placement_moves_a_slow_node_off_the_loaded_stage(app, run, tmp_path):
     assert "forecast-placement" in (run / "report.html").read_text()
 
 
-def test_explore_prints_every_layout(app, tmp_path):
-    """Possible layouts with figures, impossible ones with a reason."""
-    (tmp_path / "job.toml").write_text(
-        "world_size = 8\nlayers = 4\nglobal_batch = 16\nmicro_batch = 1\n"
-        "[costs]\nforward_ns = 1e6\ninput_gradient_ns = 1e6\nweight_gradient_ns = 1e6\n"
-        "[bytes]\nboundary = 1000\ngradients = 1000\nstate = 1000\nactivations = 1000\n"
-    )
-    arguments = ("--pp", "2,8", "--draws", 20, "--executor", "serial")
-    text = invoke(app, "explore", tmp_path / "job.toml", *arguments)
-    assert "PP2" in text
-    assert "do not" in text
-
-
 def test_communication_that_was_not_measured_needs_a_cluster(graph, tmp_path):
     """A captured graph has no communication times: they come from the cluster's model, or not."""
     save_graph(graph, tmp_path / "graph")
@@ -194,9 +181,6 @@ def test_a_bad_option_names_itself(app, run, tmp_path):
         (("sensitivity", run, "--estimator", "x"), "own, salib"),
         (("place", run, "--nodes", tmp_path / "n.csv", "--quantile", "2"), "between 0 and 1"),
         (("place", run, "--nodes", tmp_path / "n.csv", "--hot", "a"), "--hot 'a'"),
-        (("explore", run, "--tp", "x", "--cluster", "h100-sxm"), "--tp 'x'"),
-        (("explore", run, "--schedule", "1f2b", "--cluster", "h100-sxm"), "did you mean 1f1b"),
-        (("explore", run, "--pp", "0", "--cluster", "h100-sxm"), "at least 1"),
     ):
         with pytest.raises(UsageError, match=says):
             invoke(app, *arguments)

@@ -20,7 +20,6 @@ addEventListener("load", () => setTimeout(() => {
     cdf: count("#plot-forecast-cdf .scatterlayer .js-line"),
     tornado: count("#plot-forecast-tornado .bars .point path"),
     map: count("#plot-forecast-placement .heatmaplayer image"),
-    layouts: count("#plot-forecast-layouts .scatterlayer .point"),
     images: count("main img"),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     text: document.querySelector("main").innerText,
@@ -31,7 +30,7 @@ addEventListener("load", () => setTimeout(() => {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run with all four sections, opened on a narrow screen; a node's name is markup."""
+    """A run with all three sections, opened on a narrow screen; a node's name is markup."""
     folder = tmp_path_factory.mktemp("forecast")
     app, run = forecast_app(), recorded_run(small_graph(), folder / "run")
     draws = ("--draws", 50, "--seed", 1)
@@ -39,23 +38,20 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     invoke(app, "sensitivity", run, *draws, "--executor", "serial", "--method", "fitted")
     (folder / "n.csv").write_text(f"node,factor\n{EVIL},1.3\nb,1\nc,1\nd,1\n")
     invoke(app, "place", run, "--nodes", folder / "n.csv", "--hot", "1.1,1.5")
-    explored = ("--cluster", "h100-sxm", "--schedule", "1f1b,gpipe", "--pp", "2,3")
-    invoke(app, "explore", run, *draws, *explored, "--executor", "serial")
     return open_page((run / "report.html").read_text(), PROBE, folder)
 
 
 def test_every_section_is_drawn(seen: dict[str, Any]) -> None:
-    """Density, CDF, tornado, map of nodes, and two layouts with p50 and p95 each."""
+    """Density, CDF, tornado and map of nodes."""
     assert seen["density"] > 5
     assert seen["cdf"] == 1
     assert seen["tornado"] >= 3
     assert seen["map"] == 1
-    assert seen["layouts"] == 4
 
 
 def test_tables_say_what_the_plots_show(seen: dict[str, Any]) -> None:
-    """Guarantees, indices, the cost of a slow node, and why a layout cannot be."""
-    for words in ("step, p95", "with interactions", "one slow node at", "ranks do not divide"):
+    """Guarantees, indices, and the cost of a slow node."""
+    for words in ("step, p95", "with interactions", "one slow node at"):
         assert words in seen["text"]
 
 

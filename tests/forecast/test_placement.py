@@ -9,7 +9,6 @@ from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.forecast.placement.node_placement import (
     Evaluator,
     count_placements,
@@ -18,6 +17,7 @@ from prismscale.forecast.placement.node_placement import (
     place,
 )
 from prismscale.forecast.placement.nodes import ClusterNode, read_nodes
+from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
 PP, DP = 3, 2
 NODE_SLOTS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
@@ -28,9 +28,7 @@ REPLICAS = [replica for replica in range(DP) for _ in range(PP)]
 def source_for():
     """An unbalanced pipeline: the last stage has more work."""
     layout = Layout(tp=1, pp=PP, dp=DP, microbatches=4)
-    costs = PassCosts(
-        forward_ns=10**6, input_gradient_ns=10**6, weight_gradient_ns=10**6, last_stage_ns=10**6
-    )
+    costs = PassCosts(forward_ns=10**6, backward_ns=2 * 10**6, last_stage_ns=10**6)
     graph = build_layout(layout, costs)
     still = Variation(compute_cv=0.0, communication_cv=0.0)
     source = vary(graph, median_durations(graph, NullCollectiveModel()), still)

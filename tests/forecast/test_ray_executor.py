@@ -10,7 +10,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import RayCluster, Serial
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import median_durations
+from prismscale.validation.synthetic_job import median_durations
 from support.forecast_jobs import small_graph
 
 

@@ -9,11 +9,11 @@ from prismscale.forecast.distributions.duration_distribution import Normal, ks_d
 from prismscale.forecast.distributions.scaling import carry_over, tail_growth, widest_of
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
+from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
 
 def drawn_at(dp, draws):
-    costs = PassCosts(forward_ns=10**6, input_gradient_ns=10**6, weight_gradient_ns=10**6)
+    costs = PassCosts(forward_ns=10**6, backward_ns=2 * 10**6)
     graph = build_layout(Layout(tp=1, pp=2, dp=dp, microbatches=4), costs)
     source = vary(graph, median_durations(graph, NullCollectiveModel()), Variation(compute_cv=0.1))
     return draw_steps(graph, source, MonteCarlo(draws=draws, steps=1)).step_ns_D

@@ -14,13 +14,6 @@ from prismscale.forecast.draws.lockstep import fuse
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.draws.sampling import DistributionDraws, NodeDistribution
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import (
-    Layout,
-    Move,
-    PassCosts,
-    build_layout,
-    median_durations,
-)
 from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import load_recording
 from prismscale.forecast.sensitivity import ablate, factors_of
@@ -30,6 +23,13 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import collect_groups
 from prismscale.graph.io import save_graph
 from prismscale.graph.node import CollectiveOp
+from prismscale.validation.synthetic_job import (
+    Layout,
+    Move,
+    PassCosts,
+    build_layout,
+    median_durations,
+)
 from support.forecast_jobs import recorded_run, small_graph
 
 
@@ -131,8 +131,7 @@ def test_a_fused_graph_is_frozen_before_it_is_fused():
     """Tensor-parallel collectives can be made steady alone although chains hold them."""
     costs = PassCosts(
         forward_ns=10**6,
-        input_gradient_ns=10**6,
-        weight_gradient_ns=10**6,
+        backward_ns=2 * 10**6,
         forward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**20),) * 2,
         backward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**20),) * 2,
     )

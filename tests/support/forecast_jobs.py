@@ -15,9 +15,9 @@ from prismscale.commands import layouts
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import save_samples
-from prismscale.forecast.layouts.layout import Layout, PassCosts, build_layout, median_durations
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
+from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
 STEPS = 20
 
@@ -25,16 +25,14 @@ STEPS = 20
 def forecast_app() -> typer.Typer:
     """The forecast commands alone."""
     found = typer.Typer(pretty_exceptions_enable=False)
-    for command in (commands.forecast, commands.sensitivity, layouts.place, layouts.explore):
+    for command in (commands.forecast, commands.sensitivity, layouts.place):
         found.command()(command)
     return found
 
 
 def small_graph(**kwargs: int) -> JobGraph:
     """Two pipeline stages, of which the last has more work, and two replicas."""
-    costs = PassCosts(
-        forward_ns=10**6, input_gradient_ns=10**6, weight_gradient_ns=10**6, last_stage_ns=10**6
-    )
+    costs = PassCosts(forward_ns=10**6, backward_ns=2 * 10**6, last_stage_ns=10**6)
     return build_layout(Layout(**{"tp": 1, "pp": 2, "dp": 2, "microbatches": 2, **kwargs}), costs)
 
 

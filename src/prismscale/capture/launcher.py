@@ -102,9 +102,15 @@ class CaptureRunner:
         with Children() as children:
             while waiting or children.running:
                 while waiting and children.running < self.jobs:
-                    name = next(iter(waiting))
-                    started[name] = waiting.pop(name)
-                    self._start(children, started[name], add)
+                    name, spec = next(iter(waiting.items()))
+                    if spec.trace_path.exists():
+                        add(self._captured_before(spec.trace_path))
+                    elif self.starter.has_room():
+                        started[name] = spec
+                        self._start(children, spec)
+                    else:
+                        break
+                    del waiting[name]
                 if self.spec.communication_load:
                     self._add_ballast(children)
                 for child in children.finished():
@@ -115,12 +121,7 @@ class CaptureRunner:
                 self._refuse_slow(children)
                 time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
 
-    def _start(
-        self, children: Children, spec: CaptureSpec, add: Callable[[RankTrace], None]
-    ) -> None:
-        if spec.trace_path.exists():
-            add(self._captured_before(spec.trace_path))
-            return
+    def _start(self, children: Children, spec: CaptureSpec) -> None:
         spec.save(spec.path)
         spec.error_path.unlink(missing_ok=True)
         kind = "slice" if spec.slice else "capture"

@@ -1,4 +1,4 @@
-"""Forecasts in a run's ``report.html``: distribution, guarantees, sensitivity, placement, layouts.
+"""Forecasts in a run's ``report.html``: distribution, guarantees, sensitivity, placement.
 
 The sections are made from the ``forecast`` member of ``results.json``, so each command renews the
 whole of them.
@@ -14,7 +14,6 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from prismscale.commands.layouts_page import layouts_section
 from prismscale.commands.what_if.what_if_page import what_if_section
 from prismscale.files import write_text
 from prismscale.report.folder import read_run, write_page
@@ -39,8 +38,8 @@ _NOTES = "<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>"
 
 
 def write_forecast(run: Path, found: Mapping[str, Any]) -> None:
-    """Put the sections of a forecast into the run's report; a folder that holds no run (an import,
-    a job file's layouts) gets a report of them alone.
+    """Put the sections of a forecast into the run's report; a folder that holds no run (an
+    import) gets a report of them alone.
 
     Raises:
         StorageError: the report cannot be written. FormatError: the run's files are damaged.
@@ -62,7 +61,6 @@ def sections_of(found: Mapping[str, Any]) -> list[Section]:
             ("what_if", "What if", what_if_section),
             ("sensitivity", "Sensitivity", _sensitivity),
             ("placement", "Placement", _placement),
-            ("layouts", "Layouts", layouts_section),
         )
         if name in found
     ]

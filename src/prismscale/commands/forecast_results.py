@@ -22,7 +22,6 @@ from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
 from prismscale.files import write_json
 from prismscale.forecast.draws.montecarlo import MonteCarlo
-from prismscale.forecast.layouts.explore import Candidate
 from prismscale.forecast.model import Model
 from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
 from prismscale.runfolder import RunFolder
@@ -93,18 +92,6 @@ def promise_json(
         "measured_ns": list(measured.step_ns),
         "pools": [_pool_json(model, i) for i in range(len(model.fitted))],
         "notes": [*model.notes, *measured.notes],
-    }
-
-
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    """A layout."""
-    drawn = candidate.draws
-    return {
-        "layout": candidate.name,
-        "p50_ns": drawn.quantile_ns(0.5) if drawn else None,
-        "p95_ns": drawn.quantile_ns(0.95) if drawn else None,
-        "peak_bytes": candidate.peak_bytes,
-        "why_not": candidate.why_not,
     }
 
 

@@ -19,11 +19,9 @@ from prismscale.forecast.guarantees import (
     TrainingTime,
     young_interval_s,
 )
-from prismscale.forecast.layouts.explore import Candidate
 from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex
-from prismscale.report.units import size
 from prismscale.sim.event_cost import EventCost
 
 MOST_FACTORS = 12
@@ -113,20 +111,6 @@ def print_sensitivity(console: Console, found: Sensitivity, sobol: Sequence[Sobo
     console.print(
         f"as it is: p50 {found.base_p50_ns / 1e6:,.3f}, p95 {found.base_p95_ns / 1e6:,.3f} ms"
     )
-
-
-def print_layouts(console: Console, found: Sequence[Candidate]) -> None:
-    """Layouts, the fastest first, and why the others cannot be."""
-    figures = [Column(h, justify="right") for h in ("p50, ms", "p95, ms", "peak")]
-    table = Table(Column("layout", no_wrap=True), *figures, "")
-    for candidate in found:
-        peak = "" if candidate.peak_bytes is None else size(candidate.peak_bytes)
-        if candidate.draws is None:
-            table.add_row(candidate.name, "", "", peak, f"[red]{candidate.why_not}[/]")
-            continue
-        p50, p95 = (candidate.draws.quantile_ns(q) / 1e6 for q in (0.5, 0.95))
-        table.add_row(candidate.name, f"{p50:,.2f}", f"{p95:,.2f}", peak, "")
-    console.print(table)
 
 
 def print_placement(

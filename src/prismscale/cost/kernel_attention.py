@@ -49,6 +49,11 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
 
 
+def attention_flops(call: KernelCall) -> float:
+    """Operations of a forward call, without those that a mask leaves out."""
+    return _scores(call, backward=False).flops
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
     """The matrices of scores that a call computes."""

@@ -78,7 +78,9 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
         )
     if found is None:
         how = f"{ending(code)} during {stage}, without a Python error"
-        return ScriptError(f"rank {rank} {how}; {output}", rank=rank)
+        # What a signal ended has said nothing about it.
+        said = child.log_tail() or ending(code) if code > 0 else ""
+        return ScriptError(f"rank {rank} {how}; {output}", rank=rank, said=said)
     summary = str(found["summary"])
     if found["ours"]:
         who = f"rank {rank}"
@@ -86,12 +88,15 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
         return _OURS.get(found["kind"], PrismscaleError)(text)
     if found["kind"] == SystemExit.__name__:
         return ScriptError(
-            f"the program gave up on rank {rank} during {stage} ({summary}); {output}", rank=rank
+            f"the program gave up on rank {rank} during {stage} ({summary}); {output}",
+            rank=rank,
+            said=child.log_tail(),
         )
     return ScriptError(
         f"the program failed on rank {rank} during {stage}: {summary}",
         rank=rank,
         traceback=found["traceback"],
+        said=summary,
     )
 
 

@@ -24,15 +24,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from prismscale.errors import PrismscaleError
 from prismscale.processes.children import (
     Child,
     Children,
+    Process,
     Program,
     die_with_parent,
     ending,
@@ -48,15 +49,42 @@ _LOST = -signal.SIGTERM
 """Exit status of a fork whose server is gone: the kernel has asked it to end."""
 
 
+class Server(Process, Protocol):
+    """The server's process, for its client."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 class ForkServer:
     """The client's side: a context whose server starts with the first fork."""
 
-    def __init__(self, *, preload: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            preload: modules that every fork finds imported.
+            log: what the server prints.
+            environment: of the server and its forks; None: this process's.
+        """
         self._preload = tuple(preload)
         self._log = log
-        self._server: subprocess.Popen[bytes] | None = None
+        self._environment = environment
+        self._server: Server | None = None
         self._socket: socket.socket | None = None
         self._loss_told = False
+
+    @classmethod
+    def connected(cls, server: Server, connection: socket.socket, log: Path) -> ForkServer:
+        """The client of a server that runs already."""
+        client = cls(preload=(), log=log)
+        client._server, client._socket = server, connection
+        return client
 
     def __enter__(self) -> ForkServer:
         return self
@@ -67,6 +95,10 @@ class ForkServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server, and whoever it has started."""
         self._hang_up()
         if self._server is not None:
             try:
@@ -79,6 +111,10 @@ class ForkServer:
     def slots(self) -> int:
         """See :class:`prismscale.processes.starter.Starter`."""
         return cores()
+
+    def has_room(self) -> bool:
+        """See :class:`prismscale.processes.starter.Starter`."""
+        return True
 
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` as a fork; see :class:`prismscale.processes.starter.Starter`.
@@ -154,6 +190,7 @@ class ForkServer:
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=subprocess.STDOUT,
+                    env=None if self._environment is None else dict(self._environment),
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
                 )
@@ -266,7 +303,7 @@ def _send(connection: socket.socket, answer: int | None) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _run(module: str, arguments: list[str]) -> int:
+def run_module(module: str, arguments: list[str]) -> int:
     """What ``python -m module arguments`` does, in a fork."""
     if "numpy" in sys.modules:
         # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
@@ -283,7 +320,7 @@ def main(arguments: list[str]) -> int:
     for module in arguments[1:]:
         importlib.import_module(module)
     fork = serve(connection)
-    return 0 if fork is None else _run(*fork)
+    return 0 if fork is None else run_module(*fork)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ class Starter(Protocol):
     def slots(self) -> int:
         """How many ranks have a place of their own, side by side: a core, or a machine."""
 
+    def has_room(self) -> bool:
+        """Whether one more may start now, as far as others on this machine are concerned."""
+
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` among ``children``."""
 
@@ -32,6 +35,10 @@ class Spawner:
     def slots(self) -> int:
         """See :class:`Starter`."""
         return cores()
+
+    def has_room(self) -> bool:
+        """See :class:`Starter`."""
+        return True
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""

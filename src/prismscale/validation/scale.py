@@ -22,21 +22,20 @@ from prismscale.forecast.draws.lockstep import FusedGraph, fuse
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.forecast.layouts.layout import (
+from prismscale.graph.node import CollectiveOp
+from prismscale.validation.goodness import ks_two_sample
+from prismscale.validation.rows import Row
+from prismscale.validation.synthetic_job import (
     Layout,
     Move,
     PassCosts,
     build_layout,
     median_durations,
 )
-from prismscale.graph.node import CollectiveOp
-from prismscale.validation.goodness import ks_two_sample
-from prismscale.validation.rows import Row
 
 COSTS = PassCosts(
     forward_ns=10**7,
-    input_gradient_ns=10**7,
-    weight_gradient_ns=10**7,
+    backward_ns=2 * 10**7,
     optimizer_ns=2 * 10**7,
     forward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**25),) * 16,
     backward_moves=(Move(CollectiveOp.ALL_REDUCE, 2**25),) * 16,

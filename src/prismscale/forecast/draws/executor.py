@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,9 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from prismscale.errors import UsageError
 from prismscale.processes.children import die_with_parent
-
-ANSWER_WITHIN_S = 5.0
-"""How long a Ray cluster may take to answer at all."""
+from prismscale.processes.ray_cluster import connected_ray
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -118,46 +115,13 @@ class RayCluster:
         Raises:
             UsageError: Ray is not installed, or there is no cluster at the address.
         """
-        ray = _import_ray()
-        ours = not ray.is_initialized()
-        if ours:
-            _check_reachable(self.address)
-            try:
-                ray.init(address=self.address, log_to_driver=False)
-            except ConnectionError as error:
-                raise UsageError(f"no Ray cluster at '{self.address}': {error}") from error
-        try:
+        with connected_ray(self.address) as ray:
             # Tasks that only wait for a core hold no data, so one reference serves them all.
             reference = ray.put(shared)
             remote = ray.remote(function).options(scheduling_strategy="SPREAD")
             waiting = [remote.remote(reference, task) for task in tasks]
             for result in waiting:
                 yield ray.get(result)
-        finally:
-            if ours:
-                ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Ray itself asks an address that does not answer again and again for minutes."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
-        with socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S):
-            pass
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"no Ray cluster at '{address}': {error}") from error
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError(
-            "--executor ray needs Ray: pip install 'prismscale[ray]', or use --executor local"
-        ) from error
-    return ray
 
 
 def executor_named(

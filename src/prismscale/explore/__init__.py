@@ -1,0 +1,1 @@
+"""Explore by running: many command lines of one program, each captured, side by side."""

@@ -1,0 +1,132 @@
+"""What became of one point of a sweep: its figures, or why there are none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from prismscale.errors import PrismscaleError, ScriptError, StorageError
+from prismscale.typed_files import load_json, save_json
+
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
+_FRAMES = str.maketrans(dict.fromkeys("╭╮╰╯│─┌┐└┘━┃┏┓┗┛", " "))
+_TELLING = re.compile(r"error|invalid|unrecogni[sz]ed|unknown|required|must|cannot", re.IGNORECASE)
+_FIRST_SENTENCE = re.compile(r"(.*?[.!?])\s+[A-Z]", re.DOTALL)
+
+
+class Status(Enum):
+    """How a point ended."""
+
+    DONE = "done"
+    TOO_LARGE = "does not fit"
+    """The program ran out of the GPU's memory."""
+    REFUSED = "refused"
+    """The program or the product refused it, and would again."""
+    BROKEN = "broken"
+    """Something else than the point itself ended it: it is run again by a second command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One point. What is not known is None, or empty."""
+
+    WHAT = "the outcome of a point"
+
+    key: str
+    """Changes whenever the point would have to be run again."""
+    status: Status
+    reason: str = ""
+    """Why it has no figures, in the words of the program or of the product."""
+    error: str = ""
+    """Kind of error."""
+    world_size: int = 0
+    cluster: str = ""
+    step_ns: int | None = None
+    """As ``prismscale run`` shows it."""
+    p50_ns: int | None = None
+    p95_ns: int | None = None
+    tokens_per_step: int | None = None
+    tokens_given: bool = False
+    """Said by the user; else found."""
+    mfu: float | None = None
+    """Model FLOPs utilisation, 0 … 1."""
+    peak_bytes: int | None = None
+    """Highest allocated of any captured rank."""
+    reserved_bytes: int | None = None
+    """Highest held by torch's allocator."""
+    held_bytes: int | None = None
+    """That, and what others hold on the same GPU, where it is fullest."""
+    memory_bytes: int | None = None
+    """Of the GPU."""
+    computation: float | None = None
+    """Share of the step, over all ranks, as are the next three."""
+    exposed: float | None = None
+    """Communication that nothing hides."""
+    bubble: float | None = None
+    skew: float | None = None
+    captured: int = 0
+    """Ranks that ran the program."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPU's memory is enough; None where that is not known."""
+        if self.status is Status.TOO_LARGE:
+            return False
+        if self.held_bytes is None or self.memory_bytes is None:
+            return None
+        return self.held_bytes <= self.memory_bytes
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the whole job."""
+        if not self.tokens_per_step or not self.step_ns:
+            return None
+        return self.tokens_per_step / (self.step_ns / 1e9)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a second command takes it as it is."""
+        return self.status is not Status.BROKEN
+
+    def save(self, path: Path) -> None:
+        """Write as JSON. Raises :class:`StorageError`."""
+        save_json(self, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what :meth:`save` wrote. Raises :class:`FormatError`."""
+        return load_json(cls, path, cls.WHAT)
+
+
+def failed(key: str, error: PrismscaleError) -> Outcome:
+    """The outcome of a point that ``error`` ended."""
+    said = error.said if isinstance(error, ScriptError) else ""
+    reason = sentence(said) if said else str(error).partition("\n")[0]
+    return Outcome(key=key, status=_status(error, said), reason=reason, error=type(error).__name__)
+
+
+def _status(error: PrismscaleError, said: str) -> Status:
+    if isinstance(error, StorageError) or type(error) is PrismscaleError:
+        return Status.BROKEN
+    if isinstance(error, ScriptError):
+        if not said:
+            return Status.BROKEN  # ended by a signal, such as that of a host without memory
+        if _OUT_OF_MEMORY.search(said):
+            return Status.TOO_LARGE
+    return Status.REFUSED
+
+
+def sentence(said: str) -> str:
+    """The line that tells most: of an error its first sentence, of the end of an output the last
+    line that speaks of an error, or the last line at all."""
+    lines = [line.translate(_FRAMES).strip() for line in said.splitlines()]
+    lines = [line for line in lines if any(c.isalnum() for c in line)]
+    if not lines:
+        return said.strip()
+    telling = [line for line in lines if _TELLING.search(line)]
+    line = (telling or lines)[-1] if len(lines) > 1 else lines[0]
+    first = _FIRST_SENTENCE.match(line)
+    return first[1] if first else line

@@ -1,0 +1,149 @@
+"""The language of ``--where``: which points of a sweep are wanted.
+
+An expression over the varied names: numbers, quoted text, ``+ - * / // %``, comparisons (chained,
+too), ``in (…)``, ``and``, ``or``, ``not`` and parentheses. It is read with Python's parser and
+walked here; nothing of it is executed, and there are no calls, attributes, indices or powers.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prismscale.errors import UsageError, did_you_mean
+
+LONGEST = 1_000
+"""Characters of an expression: deeper ones would end Python's parser."""
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+_MEND = "allowed: names, numbers, 'text', + - * / // %, comparisons, in (…), and, or, not"
+
+
+class Condition:
+    """A condition that was read and found to be in the language."""
+
+    def __init__(self, text: str, names: Iterable[str]) -> None:
+        """
+        Args:
+            text: the expression; empty for one that always holds.
+            names: that it may use.
+
+        Raises:
+            UsageError: not an expression of the language, or a name that is not among ``names``.
+        """
+        self.text = text.strip()
+        if len(self.text) > LONGEST:
+            raise UsageError(f"--where has {len(self.text):,} characters; allowed: {LONGEST:,}")
+        try:
+            self._tree = ast.parse(self.text or "True", mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
+            raise UsageError(f"--where {shown!r} is no condition: {error}; {_MEND}") from error
+        _check(self._tree, frozenset(names), self.text)
+
+    def holds(self, values: Mapping[str, str]) -> bool:
+        """Whether it holds for these values by name: what looks like a number is one.
+
+        Raises:
+            UsageError: values that cannot be compared or calculated with.
+        """
+        try:
+            return bool(_value(self._tree, values))
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
+            shown = ", ".join(f"{name}={value}" for name, value in values.items())
+            raise UsageError(f"--where {self.text!r} cannot be told for {shown}: {error}") from None
+
+
+def _check(node: ast.expr, names: frozenset[str], text: str) -> None:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str()):
+            return
+        case ast.Name(id=name):
+            if name not in names:
+                raise UsageError(f"--where knows no {name!r}; {did_you_mean(name, names)}")
+            return
+        case ast.BoolOp(values=parts) | ast.Tuple(elts=parts):
+            inner = parts
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            inner = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            inner = [left, right]
+        case ast.Compare(left=left, ops=ops, comparators=rest) if all(
+            type(op) in _COMPARISONS for op in ops
+        ):
+            inner = [left, *rest]
+        case _:
+            part = ast.get_source_segment(text, node) or text
+            raise UsageError(f"--where {text!r}: {part!r} is not in its language; {_MEND}")
+    for one in inner:
+        _check(one, names, text)
+
+
+def _value(node: ast.expr, values: Mapping[str, str]) -> Any:
+    match node:
+        case ast.Constant(value=constant):
+            return number_or_text(constant) if isinstance(constant, str) else constant
+        case ast.Name(id=name):
+            return number_or_text(values[name])
+        case ast.Tuple(elts=parts):
+            return tuple(_value(part, values) for part in parts)
+        case ast.BoolOp(op=ast.And(), values=parts):
+            return all(_value(part, values) for part in parts)
+        case ast.BoolOp(values=parts):
+            return any(_value(part, values) for part in parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, values)
+        case ast.UnaryOp(operand=operand):
+            return -_number(_value(operand, values))
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _number(_value(left, values)), _number(_value(right, values))
+            return _ARITHMETIC[type(op)](a, b)
+        case ast.Compare(left=left, ops=ops, comparators=rest):
+            return _compared(_value(left, values), ops, rest, values)
+    raise AssertionError(node)  # what _check lets through ends above
+
+
+def _compared(
+    left: Any, ops: list[ast.cmpop], rest: list[ast.expr], values: Mapping[str, str]
+) -> bool:
+    for op, node in zip(ops, rest, strict=True):
+        right = _value(node, values)
+        if not _COMPARISONS[type(op)](left, right):
+            return False
+        left = right
+    return True
+
+
+def _number(value: Any) -> Any:
+    # Text times a number would be as much text as somebody likes.
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def number_or_text(text: str) -> int | float | str:
+    """``64`` and ``0.5`` as numbers, anything else as it is."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,1 +1,0 @@
-"""Other layouts of a job, composed by rules."""
