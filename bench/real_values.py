@@ -5,8 +5,8 @@
 Each case runs an example twice on this machine, unmodified: under ``torchrun`` with as many
 processes as ranks, and through ``prismscale run --values real`` in two slots. After every optimizer
 step ``programs/followed.py`` notes what each rank's parameters came to, so that whatever a rank
-hears from others shows one step later. How many bytes each rank says to whom, and in which order, is
-compared with what ``prismscale run`` records of ranks that run alone. Times are no figures here:
+hears from others shows one step later. How many bytes each rank says to whom, and in which order,
+is compared with what ``prismscale run`` records of ranks that run alone. Times are no figures here:
 processes share the cores.
 """
 

@@ -12,8 +12,8 @@ from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import DurationCallback, LocalWork
 from prismscale.payload.arithmetic import kind_of
+from prismscale.switching.outcomes import fill, reduced
 from prismscale.switching.questions import Questions
-from prismscale.switching.results import fill, reduced
 from prismscale.switching.stored_values import RESULT, Given, StoredValues
 
 

@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError, MismatchError
 from prismscale.graph.node import CollectiveOp
-from prismscale.switching.results import fill, reduced
+from prismscale.switching.outcomes import fill, reduced
 from prismscale.switching.stored_values import RESULT, Given, StoredValues
 
 SIZE = 3
