@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from prismscale.devices.null.libraries import (
     apex,
+    bitsandbytes,
     causal_conv1d,
+    deepspeed_ops,
     flash_attention_2,
     flash_attention_3,
     grouped_gemm,
@@ -24,4 +26,6 @@ def stand_ins() -> tuple[StandIn, ...]:
         grouped_gemm.stand_in(),
         mamba_ssm.stand_in(),
         causal_conv1d.stand_in(),
+        bitsandbytes.stand_in(),
+        deepspeed_ops.stand_in(),
     )

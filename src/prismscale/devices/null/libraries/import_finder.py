@@ -50,7 +50,10 @@ class StandInFinder(MetaPathFinder):
         if stand_in is not None and _is_here(stand_in.python):
             return ModuleSpec(fullname, _Maker(self, stand_in), is_package=False)
         if fullname in self._around:
-            return spec_executed_within(fullname, self._around.pop(fullname).around[fullname])
+            stand_in = self._around.pop(fullname)
+            if not stand_in.modules:
+                self._used[stand_in.name] = stand_in
+            return spec_executed_within(fullname, stand_in.around[fullname])
         return None
 
     def make(self, name: str, stand_in: StandIn) -> ModuleType:

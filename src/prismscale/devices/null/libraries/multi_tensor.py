@@ -34,12 +34,6 @@ def launches_of(lists: Lists, chunk_size: int) -> int:
 def functions(library: str) -> dict[str, Callable[..., Any]]:
     """The functions of ``library``, by the names that its extension gives them."""
 
-    def run(name: str, chunk_size: int, lists: Lists, *, written: Sequence[int], kind: str) -> None:
-        cost = memory(kind, launches=launches_of(lists, chunk_size))
-        reads = [tensor for each in lists for tensor in each]
-        writes = [tensor for index in written for tensor in lists[index]]
-        launch(f"{library}::{name}", cost, reads=reads, writes=writes)
-
     def scale(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
         """The second list is the first, scaled."""
         cost = memory("foreach", launches=launches_of(lists, chunk_size))
@@ -68,28 +62,28 @@ def functions(library: str) -> dict[str, Callable[..., Any]]:
         name = "multi_tensor_unscale_l2norm"
         return _l2norm(library, name, chunk_size, lists, bool(per_tensor))
 
-    def adam(name: str) -> Callable[..., None]:
-        def step(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
-            """Gradients, parameters, two moments and, where it is kept, a master copy."""
-            written = range(1, len(lists))
-            run(name, chunk_size, lists, written=list(written), kind="optimizer")
-
-        return step
-
-    def sgd(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
-        """Gradients, parameters, momenta and, where they differ, parameters in 16 bits."""
-        written = list(range(1, len(lists)))
-        run("multi_tensor_sgd", chunk_size, lists, written=written, kind="optimizer")
-
+    names = [f"multi_tensor_{name}" for name in (*_ADAMS, "sgd")]
     return {
         "multi_tensor_scale": scale,
         "multi_tensor_scale_tensor": scale,
         "multi_tensor_axpby": axpby,
         "multi_tensor_l2norm": l2norm,
         "multi_tensor_unscale_l2norm": unscale_l2norm,
-        "multi_tensor_sgd": sgd,
-        **{f"multi_tensor_{name}": adam(f"multi_tensor_{name}") for name in _ADAMS},
+        **{name: update(library, name) for name in names},
     }
+
+
+def update(library: str, name: str) -> Callable[..., None]:
+    """An optimizer's step over lists of gradients, parameters, moments and, where there is one, a
+    copy of the parameters in another type. All but the gradients are written."""
+
+    def step(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
+        cost = memory("optimizer", launches=launches_of(lists, chunk_size))
+        reads = [tensor for each in lists for tensor in each]
+        writes = [tensor for each in lists[1:] for tensor in each]
+        launch(f"{library}::{name}", cost, reads=reads, writes=writes)
+
+    return step
 
 
 def _l2norm(

@@ -26,7 +26,8 @@ class StandIn:
     namespace: str
     """Of its kernels: ``transformer_engine`` of ``transformer_engine::layernorm_fwd``."""
     modules: Mapping[str, Callable[[], ModuleType]]
-    """How the modules that stand in are made, by name."""
+    """How the modules that stand in are made, by name. Empty where the binary is no module; then
+    the stand-in is used once a module of :attr:`around` is imported."""
     python: str = ""
     """Top-level package of the library's Python code. The modules are answered for only where it
     is installed: what is not installed here is not installed on the cluster either."""
