@@ -70,6 +70,18 @@ for step in range(9):
     step_ends()
 """
 )
+KILLED = (
+    HEAD
+    + """
+import signal
+open(f"pid-{rank}", "w").write(str(os.getpid()))
+for step in range(9):
+    dist.barrier()
+    if rank == 0 and step == 3:
+        os.kill(int(open("pid-3").read()), signal.SIGKILL)
+    step_ends()
+"""
+)
 
 
 def run(folder: Path, program: str, *more: object) -> tuple[int, str, str]:
@@ -121,4 +133,15 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
     assert code == 3
     assert "rank 2" in err
     assert "bad batch" in err
+    assert left_running("real-values") == []
+
+
+def test_a_rank_that_is_killed_while_others_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Suspended or waiting, it will never send what they wait for."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(tmp_path, KILLED)
+    assert code == 3
+    assert "rank 3" in err
     assert left_running("real-values") == []
