@@ -30,6 +30,7 @@ class TensorMeta:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
     on_cpu: bool = False
+    on_peer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,7 @@ def _tensor(text: str) -> TensorMeta:
         shape=_integers(shape),
         strides=_integers(strides) if strides else None,
         on_cpu=place == "cpu",
+        on_peer=place == "peer",
     )
 
 

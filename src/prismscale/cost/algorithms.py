@@ -217,8 +217,8 @@ def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> CostBreak
 
 
 def exchange_of_signals(at: TopologyFootprint, cluster: Cluster) -> CostBreakdown:
-    """A word from each member into the memory of each other one, and back that it was seen
-    (``CUDASymmetricMemory``'s ``put_signal`` and ``wait_signal``), without the kernel around it."""
+    """A word from each member into the memory of each other one, and back that it was seen (torch's
+    ``CUDASymmetricMemory``); the kernel around it is apart."""
     link = cluster.intra_node if at.nodes == 1 else cluster.inter_node
     return CostBreakdown(
         base_ns=0.0,

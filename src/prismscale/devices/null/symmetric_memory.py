@@ -26,7 +26,7 @@ from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.libraries.launches import launch, memory
 
 _OWN, _PEERS = 1 << 44, 1 << 43
-"""First addresses of this GPU's symmetric memory, and of others' (``csrc/signature.cpp``)."""
+"""First addresses of this GPU's symmetric memory, and of that of others: ``csrc/signature.cpp``."""
 _GRANULARITY = 2 << 20
 """CUDA maps memory that others see in pieces of this size."""
 _SIGNAL_PAD_BYTES = 2048
@@ -50,15 +50,14 @@ class _Piece:
 
 
 class Handle:
-    """What ``rendezvous`` returns: an allocation with those of all members of a group."""
+    """What ``rendezvous`` returns: an allocation with those of all members of a group. It keeps
+    none of them from being given back."""
 
-    def __init__(self, tensor: torch.Tensor, piece: _Piece, group: Any) -> None:
-        self._storage = tensor.untyped_storage()
+    def __init__(self, device: torch.device, piece: _Piece, group: Any) -> None:
+        self.device = device
         self._piece = piece
         self._group = group
-        self._peers: dict[int, torch.UntypedStorage] = {}
-        self._pad = tensor.new_empty(0, dtype=torch.uint8).set_(self._storage)
-        self.device = tensor.device
+        self._storages: dict[int, torch.UntypedStorage] = {}
         self.rank, self.world_size = group.rank(), group.size()
         self.offset = 0
         self.multicast_ptr = 0
@@ -66,6 +65,7 @@ class Handle:
         self.signal_pad_size = _SIGNAL_PAD_BYTES
         self.buffer_ptrs = [self._address(rank) for rank in range(self.world_size)]
         self.signal_pad_ptrs = [address + piece.n_bytes for address in self.buffer_ptrs]
+        self._pad = self.get_buffer(self.rank, (0,), torch.uint8)
 
     def get_buffer(
         self,
@@ -105,11 +105,9 @@ class Handle:
         self._group.symm_mem_barrier(channel)
 
     def _storage_of(self, rank: int) -> torch.UntypedStorage:
-        if rank == self.rank:
-            return self._storage
-        if rank not in self._peers:
-            self._peers[rank] = _storage(self._address(rank), self.device, self.buffer_size)
-        return self._peers[rank]
+        if rank not in self._storages:
+            self._storages[rank] = _storage(self._address(rank), self.device, self.buffer_size)
+        return self._storages[rank]
 
     def _address(self, rank: int) -> int:
         return (_OWN if rank == self.rank else _PEERS) + self._piece.offset
@@ -173,7 +171,7 @@ class SymmetricMemory:
         if handle is None:
             group: Any = distributed_c10d._resolve_process_group(distributed_c10d.GroupName(name))
             self._check_nodes(group.handle.ranks)
-            handle = self._handles[address, name] = Handle(tensor, piece, group)
+            handle = self._handles[address, name] = Handle(tensor.device, piece, group)
         return handle
 
     def is_symm_mem_tensor(self, tensor: torch.Tensor) -> bool:
