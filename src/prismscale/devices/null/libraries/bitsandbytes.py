@@ -48,7 +48,7 @@ def stand_in() -> StandIn:
 @contextmanager
 def _library_in_place(_: Any) -> Iterator[None]:
     load = ctypes.cdll.LoadLibrary
-    ctypes.cdll.LoadLibrary = lambda name: NativeLibrary()  # type: ignore[method-assign,assignment]
+    ctypes.cdll.LoadLibrary = lambda name: NativeLibrary()  # type: ignore[method-assign,assignment,return-value]
     try:
         yield
     finally:
