@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prismscale.analysis.payload_use import PayloadKind
 from prismscale.capture.capture_spec import DEVICES
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel
@@ -26,6 +27,7 @@ from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
 from prismscale.live.live_spec import CLOCKS, refuse_unfelt, refuse_virtual_gpu
+from prismscale.payload.rules.rule_file import RuleFile
 
 MOST_REAL = 1024
 """Processes that one machine is asked to hold."""
@@ -78,6 +80,11 @@ class JobConfig:
     """For extensions that exist only as CUDA binaries, on a null device."""
     storage: Storage = field(default_factory=Storage)
     """Where each rank of a null device writes its checkpoints."""
+    payload: str = ""
+    """First source of what absent peers contribute: a :class:`PayloadKind`; empty: the user's
+    rules where there are any, else what captured ranks sent."""
+    rules: RuleFile | None = None
+    """The user's rules for it."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
     what_ifs: tuple[str, ...] = ()
@@ -89,6 +96,7 @@ class JobConfig:
         _choice("device", self.device, DEVICES)
         _choice("clock", self.clock, CLOCKS)
         self._check_values()
+        self._check_payload()
         refuse_virtual_gpu(self.clock, self.device)
         for rank in (*self.live, *self.shown):
             if not 0 <= rank < self.world_size:
@@ -135,6 +143,29 @@ class JobConfig:
                 f"--values real runs every rank, and there are {self.world_size:,}; allowed: up to "
                 f"{MOST_REAL:,}. Without it a few ranks stand for all"
             )
+
+    def _check_payload(self) -> None:
+        if self.payload:
+            _choice("payload", self.payload, tuple(kind.value for kind in PayloadKind))
+        by_rules = self.payload_kind is PayloadKind.RULES
+        if by_rules and self.rules is None:
+            raise UsageError("--payload rules: give the rules too, --rules FILE")
+        if self.rules is not None and not by_rules:
+            raise UsageError(
+                f"--payload {self.payload} asks no rules: leave out --rules {self.rules.path}"
+            )
+        if self.values == "real" and (self.payload or self.rules):
+            given = "--rules" if self.rules else "--payload"
+            raise UsageError(
+                f"{given} is about ranks that are not there; with --values real all are"
+            )
+
+    @property
+    def payload_kind(self) -> PayloadKind:
+        """The first source of what absent peers contribute."""
+        if self.payload:
+            return PayloadKind(self.payload)
+        return PayloadKind.RULES if self.rules else PayloadKind.RECORDED
 
     @property
     def faults(self) -> Faults:
@@ -204,6 +235,8 @@ class JobConfig:
             self.storage.write_bytes_per_s,
             repr(self.routing),
             [stand_in.digest for stand_in in self.stand_ins],
+            self.payload_kind.value,
+            self.rules.digest if self.rules else "",
         ]
         return _digest(parts)
 

@@ -42,6 +42,7 @@ from prismscale.job_parts import (
     emulated_ranks,
     fork_server,
     live_stage,
+    payload_uses,
     switch_counts,
     switching_stage,
 )
@@ -87,6 +88,7 @@ class Job:
                 verify(graph)
                 save_graph(graph, self.folder.graph)
                 emulated = emulated_ranks(config, captures, traces)
+                payloads = payload_uses(config, captures, traces)
                 events = find_events(captures, traces)
                 stored, unmatched = store_events(
                     events, traces, plan.representative_R, groups, emulated, self.folder.periodic
@@ -117,6 +119,8 @@ class Job:
                 memory={r: t.memory for r, t in sorted(traces.items()) if t.memory is not None},
                 captured=tuple(sorted(traces)),
                 emulated=emulated,
+                payload=config.payload_kind,
+                payloads=payloads,
                 events=tuple(costed),
                 unmatched=unmatched,
                 switched=switch_counts(captures) if config.values == "real" else None,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import Emulated
+from prismscale.analysis.payload_use import PayloadUses, all_uses, refuse_idle_rules
 from prismscale.analysis.switched import SwitchCounts
-from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.capture_spec import CaptureSpec, payload_path
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
@@ -120,6 +121,21 @@ def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> t
     return tuple(Emulated.load(captures / f"rank-{rank}.null.json") for rank in sorted(ranks))
 
 
+def payload_uses(
+    config: JobConfig, captures: Path, ranks: Iterable[int]
+) -> tuple[PayloadUses, ...]:
+    """From where captured ranks had what absent peers contribute.
+
+    Raises:
+        UsageError: a rule was for none of their communications.
+    """
+    if config.values == "real":
+        return ()
+    found = tuple(PayloadUses.load(payload_path(captures, rank)) for rank in sorted(ranks))
+    refuse_idle_rules(all_uses(found))
+    return found
+
+
 def live_stage(
     config: JobConfig,
     cluster: Cluster,
@@ -165,6 +181,8 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "step_marker": config.step_marker,
         "communication_load": cluster.processor_communicates,
         "payloads": str(captures / "payloads"),
+        "payload": config.payload_kind,
+        "rules": config.rules.path if config.rules else "",
         "gpu": cluster.device.name,
         "gpu_memory_bytes": cluster.device.memory_bytes,
         "kernels": str(config.kernels.absolute()) if config.kernels else "",

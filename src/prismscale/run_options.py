@@ -24,6 +24,7 @@ from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.errors import UsageError
 from prismscale.graph.parquet import MAX_WORLD_SIZE
+from prismscale.payload.rules.rule_file import RuleFile
 from prismscale.program_arguments import (
     OPEN,
     ModuleOption,
@@ -145,6 +146,20 @@ def job_config(
             help="With --values real, ranks that run at a time.", show_default="one a core"
         ),
     ] = 0,
+    payload: Annotated[
+        str,
+        typer.Option(
+            help="First source of what absent peers send: rules, recorded (what captured ranks "
+            "sent), or mirror (what the rank itself does).",
+            show_default="recorded, or rules with --rules",
+        ),
+    ] = "",
+    rules: Annotated[
+        str,
+        typer.Option(
+            help="FILE.py or FILE.toml with rules for what absent peers send.", show_default="none"
+        ),
+    ] = "",
     no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not track memory.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo stages that are done.")] = False,
 ) -> JobConfig:
@@ -172,6 +187,8 @@ def job_config(
         memory=not no_memory,
         values=values,
         slots=slots,
+        payload=payload,
+        rules=RuleFile.parse(rules) if rules else None,
         fresh=fresh,
         compute_scale=compute_scale,
         kernels=kernels,

@@ -16,7 +16,9 @@ RUN_OPTIONS = [
     *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
     *(
         "--out",
+        "--payload",
         "--routing",
+        "--rules",
         "--samples",
         "--show",
         "--slots",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prismscale.analysis.payload_use import PayloadUse
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
@@ -25,3 +27,5 @@ class Observation:
     step_peak_bytes: tuple[int, ...] = ()
     reserved_bytes: int | None = None
     """Highest bytes held by the caching allocator, where there is one."""
+    payloads: tuple[PayloadUse, ...] = ()
+    """From where it had what absent peers contribute."""

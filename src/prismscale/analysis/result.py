@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
     ValueUse,
     coverage,
 )
+from prismscale.analysis.payload_use import PayloadKind, PayloadUse
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.source import NEVER
 from prismscale.durations.what_if.effects import Effect
@@ -169,6 +170,10 @@ class RunResult:
     with it."""
     step_without_ns: int | None = None
     """The step without what-ifs; None where there are none."""
+    payload: PayloadKind = PayloadKind.RECORDED
+    """The first source that was asked for what absent peers contribute."""
+    payloads: tuple[PayloadUse, ...] = ()
+    """From where captured and live ranks had what absent peers contribute, and how often."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0

@@ -21,6 +21,7 @@ from prismscale.analysis.emulated import (
     value_uses,
 )
 from prismscale.analysis.observation import Observation
+from prismscale.analysis.payload_use import PayloadKind, PayloadUse, PayloadUses, all_uses
 from prismscale.analysis.result import (
     ClassResult,
     EventResult,
@@ -56,6 +57,10 @@ class Findings:
     captured: tuple[int, ...]
     emulated: tuple[Emulated, ...] = ()
     """Of captured ranks, where the device was not there."""
+    payload: PayloadKind = PayloadKind.RECORDED
+    """The first source of what absent peers contribute."""
+    payloads: tuple[PayloadUses, ...] = ()
+    """Of captured ranks: from where they had what absent peers contribute."""
     events: tuple[EventCost, ...] = ()
     """What happens only in some steps."""
     unmatched: tuple[str, ...] = ()
@@ -119,11 +124,18 @@ def summarise(
         stand_ins=stand_in_shares(found.emulated),
         eager_regions=eager_regions(found.emulated),
         values=value_uses(found.emulated),
+        payload=found.payload,
+        payloads=_payloads(found),
         what_ifs=found.effects,
         step_without_ns=found.step_without_ns,
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )
+
+
+def _payloads(found: Findings) -> tuple[PayloadUse, ...]:
+    live = (PayloadUses(uses=observed.payloads) for observed in found.observed)
+    return all_uses([*found.payloads, *live])
 
 
 def _events(found: Findings) -> tuple[EventResult, ...]:

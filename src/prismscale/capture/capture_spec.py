@@ -68,9 +68,19 @@ class CaptureSpec(RankSpec):
         return Path(self.out) / f"rank-{self.rank}.null.json"
 
     @property
+    def payload_path(self) -> Path:
+        """Where it is said what absent peers contributed from where."""
+        return payload_path(Path(self.out), self.rank)
+
+    @property
     def error_path(self) -> Path:
         """Where a failure is described."""
         return Path(self.out) / f"rank-{self.rank}.error.json"
+
+
+def payload_path(folder: Path, rank: int) -> Path:
+    """Where it is said from where a captured rank had what absent peers contribute."""
+    return folder / f"rank-{rank}.payload.json"
 
 
 def unusual_path(folder: Path, rank: int) -> Path:

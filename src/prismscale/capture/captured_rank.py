@@ -35,9 +35,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.host_comm.cohort_peers import CohortLoad
 from prismscale.host_comm.local_work import CommunicationLoad, DeferredLoad, GlooLoad, NullLoad
 from prismscale.payload.absent_peers import absent_peers
-from prismscale.payload.chain import rank_payload
-from prismscale.payload.mirror import PayloadSource
-from prismscale.payload.objects import MIRROR
+from prismscale.payload.chain import RankPayload, payload_of
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 
@@ -48,7 +46,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     emulation = start_device(spec)
     device, tracker = _instruments(spec.device, emulation)
     memory = tracker if spec.track_memory else NullMemoryTracker()
-    payload = rank_payload(Path(spec.payloads), emulation, is_captured_now=spec.is_captured_now)
+    payload = payload_of(spec, emulation, spec.is_captured_now)
     load = GlooLoad() if spec.communication_load else NullLoad()
     if spec.slice:
         return _capture_in_slice(spec, device, payload, load)
@@ -68,8 +66,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             parts = RecomputedParts(emulation.library, emulation.device, again)
             stack.enter_context(watch_recomputation(parts))
         hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
-        _run(stack, spec, device, recorder, hook, recorder, control)
+        _run(stack, spec, device, recorder, payload, hook, recorder, control)
     control.end_memory()
+    payload.uses().save(spec.payload_path)
     trace = trace_of(spec, control, recorder, device)
     if control.followed is None:
         _save_unusual(spec, control.ordinary(), recorder, device)
@@ -91,14 +90,15 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
 
 
 def _capture_in_slice(
-    spec: CaptureSpec, device: CaptureDevice, payload: PayloadSource, alone: CommunicationLoad
+    spec: CaptureSpec, device: CaptureDevice, payload: RankPayload, alone: CommunicationLoad
 ) -> RankTrace:
     """Run the program beside other captured ranks: see :mod:`prismscale.host_comm.cohort_peers`."""
     cohort = CohortLoad(spec.rank, spec.slice, Path(spec.out), alone)
     recorder = Recorder(device, payload, load=cohort)
     control = CoRunControl(recorder, marks=spec.marks, samples=spec.samples)
     with ExitStack() as stack:
-        _run(stack, spec, device, recorder, recorder, GroupObservers(cohort, recorder), control)
+        observer = GroupObservers(cohort, recorder)
+        _run(stack, spec, device, recorder, payload, recorder, observer, control)
     # Before the trace is made: see [Note: when a node is final].
     cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
     trace = trace_of(spec, control, recorder, device)
@@ -115,13 +115,15 @@ def _run(
     spec: CaptureSpec,
     device: CaptureDevice,
     recorder: Recorder,
+    payload: RankPayload,
     hook: CommunicationHook,
     observer: GroupObserver,
     control: Control,
 ) -> None:
     """Run the program with everything in place that ``stack`` is to take away."""
-    stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
-    stack.enter_context(absent_peers(spec.environment, hook, observer))
+    stack.enter_context(payload.in_force(Path(spec.payloads)))
+    noting = payload.rules.noting_sites(hook)
+    stack.enter_context(absent_peers(spec.environment, noting, observer))
     # The marker is found from where the program imports.
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))

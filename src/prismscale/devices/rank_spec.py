@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from prismscale.analysis.payload_use import PayloadKind
 from prismscale.devices.routing import Routing
 from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S
@@ -36,6 +37,10 @@ class RankSpec:
     """Folder of recorded payloads, shared by all ranks of a job."""
     out: str
     """Folder for what the rank leaves."""
+    payload: PayloadKind = PayloadKind.RECORDED
+    """The first source of what absent peers contribute."""
+    rules: str = ""
+    """File of the user's rules for it; empty for none."""
     gpu: str = ""
     """Name of the GPU that a null device pretends to be."""
     gpu_memory_bytes: int = 0

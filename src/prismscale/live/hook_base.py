@@ -18,7 +18,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import CommunicationLoad
 from prismscale.live.exchange import Exchange
 from prismscale.live.trace_cursor import TraceCursor
-from prismscale.payload.combine import combine, rows_for
+from prismscale.payload.combine import own_part, part_of
 from prismscale.payload.mirror import PayloadSource
 
 
@@ -90,22 +90,19 @@ def combine_with_peers(
     group = collective.group
     if collective.op == CollectiveOp.SEND:
         return
-    contributions = {
-        group.ranks.index(peer): exchange.take(instance, peer, collective)
+    parts = {
+        group.ranks.index(peer): part_of(collective, exchange.take(instance, peer, collective))
         for peer in exchange.peers(collective)
     }
-    if collective.op is CollectiveOp.ALL_TO_ALL:
-        contributions[group.group_rank] = [rows_for(collective, group.group_rank)]
-    elif not collective.op.is_p2p:
-        own = collective.inputs or collective.outputs
-        contributions[group.group_rank] = [t.detach().reshape(-1) for t in own]
+    if not collective.op.is_p2p:
+        parts[group.group_rank] = own_part(collective)
     device = collective.outputs[0].device if collective.outputs else torch.device("cpu")
     if device.type != "cpu":
-        contributions = {m: [t.to(device) for t in ts] for m, ts in contributions.items()}
+        parts = {m: [t.to(device) for t in ts] for m, ts in parts.items()}
     rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
     with torch.no_grad():
         # The root is virtual: no live rank has what it sends.
-        if rooted and collective.root not in contributions:
+        if rooted and collective.root not in parts:
             payload.fill(collective)
         else:
-            combine(collective, contributions)
+            payload.fill_among(collective, parts)

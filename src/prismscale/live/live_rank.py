@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,7 @@ from prismscale.live.overlap import Overlap
 from prismscale.live.stream_hook import streamed_hook
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.absent_peers import absent_peers
-from prismscale.payload.chain import rank_payload
-from prismscale.payload.objects import MIRROR
+from prismscale.payload.chain import payload_of
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 from prismscale.typed_files import save_json
@@ -134,7 +134,7 @@ def run_live(spec: LiveSpec) -> Observation:
     origin_ns, others = _wait_for_go(wire)
     clock = _clock(spec, origin_ns, emulation)
     cursor = TraceCursor(trace)
-    payload = rank_payload(Path(spec.payloads), emulation)
+    payload = payload_of(spec, emulation)
     exchange_of = Exchange if emulation is None else HostExchange
     exchange = exchange_of(folder=Path(spec.exchange), rank=spec.rank, live=frozenset(spec.live))
     parts: dict[str, Any] = {
@@ -165,7 +165,7 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(emulation.around_program())
         elif isinstance(clock, VirtualClock):
             stack.enter_context(answering_time(clock.now_ns, clock.pass_ns))
-        stack.enter_context(MIRROR.shared_in(Path(spec.payloads)))
+        stack.enter_context(payload.in_force(Path(spec.payloads)))
         answering = hook if emulation is None else emulation.outside.seen_by(hook)
         stream = clock if isinstance(clock, NullClock) else OneStream()
         felt = HopedHook(answering=answering, payload=payload, hoped=hoped, stream=stream)
@@ -175,7 +175,7 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(watch_recomputation(left))
         if control.phases is not None:
             stack.enter_context(watch_backward(control.phases))
-        stack.enter_context(absent_peers(spec.environment, felt, hook))
+        stack.enter_context(absent_peers(spec.environment, payload.rules.noting_sites(felt), hook))
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
@@ -184,7 +184,8 @@ def run_live(spec: LiveSpec) -> Observation:
         steps = hook.finish()
     control.end_memory()
     wire.send(Message(MessageKind.BYE))
-    return _observation(spec.rank, hook, steps, control.memory_record)
+    seen = _observation(spec.rank, hook, steps, control.memory_record)
+    return replace(seen, payloads=payload.uses().uses)
 
 
 def _observation(

@@ -44,32 +44,49 @@ def weights(size: int, live: Sequence[int]) -> dict[int, int]:
 
 def combine(collective: Collective, contributions: Contributions) -> None:
     """Write what the group's members produce together into ``collective.outputs``."""
+    write_parts(collective, {m: part_of(collective, given) for m, given in contributions.items()})
+
+
+def part_of(collective: Collective, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What a member that contributes ``given`` contributes to this rank's outputs."""
+    if collective.op is CollectiveOp.REDUCE_SCATTER:
+        return [_part(given, i, collective) for i in range(len(collective.outputs))]
+    if collective.op is CollectiveOp.SCATTER and given:
+        mine = collective.group.group_rank
+        return given[mine : mine + 1]
+    return given
+
+
+def own_part(collective: Collective) -> Sequence[torch.Tensor]:
+    """What this rank contributes to its own outputs."""
+    if collective.op is CollectiveOp.ALL_TO_ALL:
+        return [rows_for(collective, collective.group.group_rank)]
+    own = collective.inputs or collective.outputs
+    return part_of(collective, [t.detach().reshape(-1) for t in own])
+
+
+def write_parts(collective: Collective, parts: Contributions) -> None:
+    """Write into ``collective.outputs`` what members contribute to this rank's outputs."""
     op, group = collective.op, collective.group
-    live = sorted(contributions)
-    if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE):
-        if op == CollectiveOp.ALL_REDUCE or collective.root == group.group_rank:
-            for i, output in enumerate(collective.outputs):
-                parts = {m: contributions[m][i] for m in live}
-                _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
-    elif op == CollectiveOp.REDUCE_SCATTER:
+    live = sorted(parts)
+    if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER) or (
+        op is CollectiveOp.REDUCE and collective.root == group.group_rank
+    ):
         for i, output in enumerate(collective.outputs):
-            parts = {m: _part(contributions[m], i, collective) for m in live}
-            _reduce_into(output, parts, group.group_rank, collective.reduce_op, group.size)
+            part = {m: parts[m][i] for m in live}
+            _reduce_into(output, part, group.group_rank, collective.reduce_op, group.size)
     elif op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER):
-        _gather(collective, contributions, live)
-    elif op == CollectiveOp.BROADCAST:
-        source = contributions[stand_in(collective.root, live)]
-        for output, value in zip(collective.outputs, source, strict=True):
-            output.copy_(value.view(output.shape))
-    elif op == CollectiveOp.SCATTER:
-        if collective.root in contributions:
-            chunk = contributions[collective.root][group.group_rank]
-            collective.outputs[0].copy_(chunk.view(collective.outputs[0].shape))
-    elif op == CollectiveOp.ALL_TO_ALL:
-        _all_to_all(collective, contributions, live)
-    elif op == CollectiveOp.RECV:
-        for output, value in zip(collective.outputs, contributions[collective.root], strict=True):
-            output.copy_(value.view(output.shape))
+        _gather(collective, parts, live)
+    elif op is CollectiveOp.ALL_TO_ALL:
+        _all_to_all(collective, parts, live)
+    elif op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV):
+        sender = collective.root
+        if op is CollectiveOp.BROADCAST:
+            sender = stand_in(sender, live)
+        values = parts.get(sender)
+        if values is not None:
+            for output, value in zip(collective.outputs, values, strict=True):
+                output.copy_(value.view(output.shape))
 
 
 def _reduce_into(

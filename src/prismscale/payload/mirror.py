@@ -15,6 +15,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload import objects
 from prismscale.payload.arithmetic import BLOCK_NUMEL, chunk, in_float32, reduce_copies
+from prismscale.payload.combine import Contributions, write_parts
 from prismscale.payload.pipeline_vote import PipelineVote
 
 _RECEIVED_STD = 0.02
@@ -29,7 +30,12 @@ class PayloadSource(Protocol):
     """Gives the outputs of a communication the values that absent peers would contribute."""
 
     def fill(self, collective: Collective) -> None:
-        """Define every output of ``collective``."""
+        """Define every output of ``collective``, of whose members only this rank is here."""
+        ...
+
+    def fill_among(self, collective: Collective, parts: Contributions) -> None:
+        """The same where more are: ``parts`` is what each of them, this rank too, contributes to
+        this rank's outputs."""
         ...
 
 
@@ -52,6 +58,10 @@ class CompositePayload:
         """Define every output."""
         if not any(rule.offer(collective) for rule in self._rules):
             self._otherwise.fill(collective)
+
+    def fill_among(self, collective: Collective, parts: Contributions) -> None:
+        """Rules are for those who are alone."""
+        self._otherwise.fill_among(collective, parts)
 
 
 class MirrorPayload:
@@ -103,6 +113,10 @@ class MirrorPayload:
             return
         with torch._C._AutoDispatchBelowADInplaceOrView():
             fill(collective)
+
+    def fill_among(self, collective: Collective, parts: Contributions) -> None:
+        """Absent members contribute what one of those does who are here."""
+        write_parts(collective, parts)
 
     def _answers_object(self, collective: Collective) -> bool:
         is_absent = collective.root != collective.group.group_rank

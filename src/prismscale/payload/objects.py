@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import distributed_c10d
 
 from prismscale.emulation.background import is_background
 from prismscale.emulation.call_site import call_site
+from prismscale.emulation.hook import GroupHandle
 from prismscale.errors import UsageError
 from prismscale.payload import checkpoint_plans
 from prismscale.payload.object_lengths import Call, ObjectLengths, rounded
@@ -42,6 +43,26 @@ from prismscale.payload.pipeline_shapes import StageMetadata
 
 Pickled = tuple[torch.Tensor, torch.Tensor]
 """The bytes of an object, and how many they are, as torch makes them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuledObjects:
+    """What a rule says of an object collective."""
+
+    objects: list[Any] = field(default_factory=list)
+    must_arrive: str = ""
+    """Nothing but recorded bytes will do; why, for an error. Empty: :attr:`objects` arrive."""
+
+
+class ObjectRules(Protocol):
+    """What a user says of object collectives."""
+
+    def objects(
+        self, op: str, group: GroupHandle, objects: Sequence[Any], root: int = -1
+    ) -> RuledObjects | None:
+        """What arrives on this rank, which passed ``objects`` in: as many objects, or one of each
+        member; None where nothing is said. ``root``: group rank of who sends; -1: all do."""
+        ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,6 +80,8 @@ class ObjectCall:
     """These objects arrive, whatever the bytes say."""
     stands_in: bool = False
     """The bytes that arrived were made up here."""
+    must_arrive: str = ""
+    """Why bytes must not be made up; empty: they may."""
     pickles: list[Pickled] = field(default_factory=list)
     taken: int = 0
 
@@ -83,6 +106,13 @@ class ObjectCall:
             return rounded(own)
         return lengths.agreed(self.shared, min(index, len(self.objects) - 1), own)
 
+    def follow(self, ruled: RuledObjects | None) -> None:
+        """What a rule says arrives, whatever the bytes say."""
+        if ruled is not None and ruled.must_arrive:
+            self.must_arrive = ruled.must_arrive
+        elif ruled is not None:
+            self.objects, self.is_certain = ruled.objects, True
+
     def stand_in(self) -> Any:
         """The object in place of the next one to be unpickled."""
         self.taken += 1
@@ -96,10 +126,16 @@ class ObjectMirror:
         self._threads = threading.local()
         self.stages = StageMetadata()
         self.lengths = ObjectLengths()
+        self.rules: ObjectRules | None = None
 
     @property
     def _call(self) -> ObjectCall | None:
         return getattr(self._threads, "call", None)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether an object collective is under way on this thread."""
+        return self._call is not None
 
     @property
     def _gathered(self) -> dict[Any, Any]:
@@ -127,6 +163,11 @@ class ObjectMirror:
                 "captured rank each), or give static shapes (PipelineStage(input_args=…, "
                 "output_args=…))"
             )
+        if call.must_arrive:
+            raise UsageError(
+                f"{call.must_arrive}, and the rank that sends it was not captured: only ranks that "
+                "are captured leave what they send (--max-captures)"
+            )
         for output in outputs:
             if output.dtype is torch.uint8:
                 output.zero_()
@@ -138,8 +179,9 @@ class ObjectMirror:
         return True
 
     def forget(self) -> None:
-        """Drop what the last emulated rank gave."""
+        """Drop what the last emulated rank gave, and what its user said."""
         self._gathered.clear()
+        self.rules = None
         self.lengths.forget()
 
     @contextmanager
@@ -155,6 +197,18 @@ class ObjectMirror:
         finally:
             self._threads.call = None
 
+    def _ruled(self, call: ObjectCall, op: str, group: Any, source: tuple[Any, Any] | None) -> None:
+        """Let ``call`` follow the user's rule, if there is one. ``source``: the rank that sends, by
+        its global and by its group rank, as the program said it; None: all do."""
+        handle = getattr(group or distributed_c10d.GroupMember.WORLD, "handle", None)
+        if self.rules is None or handle is None or is_background():
+            return
+        root = -1
+        if source is not None:
+            global_rank, group_rank = source
+            root = handle.ranks.index(global_rank or 0) if group_rank is None else group_rank
+        call.follow(self.rules.objects(op, handle, call.objects, root))
+
     def wrapped(self) -> dict[str, Callable[..., Any]]:
         """torch's object collectives, by name, that tell this mirror what they expect."""
         rooted = (self._broadcast, self._scatter, self._receive, self._send)
@@ -169,6 +223,7 @@ class ObjectMirror:
         def broadcast_object_list(object_list: list[Any], *rest: Any, **named: Any) -> Any:
             group = _group_of(named, rest, position=1)
             call = ObjectCall(objects=list(object_list))
+            self._ruled(call, original.__name__, group, _source(named, rest, 0, 3))
             with self.calling(call, "broadcast", group):
                 return original(object_list, *rest, **named)
 
@@ -186,6 +241,7 @@ class ObjectMirror:
             inputs = named.get("scatter_object_input_list", rest[0] if rest else None)
             is_certain = inputs is None and checkpoint_plans.is_plan(own)
             call = ObjectCall(objects=[checkpoint_plans.coordinated(own)], is_certain=is_certain)
+            self._ruled(call, original.__name__, group, _source(named, rest, 1, 3))
             with self.calling(call, "scatter", group):
                 return original(scatter_object_output_list, *rest, **named)
 
@@ -223,7 +279,10 @@ class ObjectMirror:
         ) -> Any:
             group = _group_of(named, rest, position=1)
             self._gathered[group] = obj
-            with self.calling(ObjectCall(objects=[obj], may_cut=True), "gather", group):
+            call = ObjectCall(objects=[obj], may_cut=True)
+            if object_gather_list is not None:
+                self._ruled(call, original.__name__, group, None)
+            with self.calling(call, "gather", group):
                 original(obj, object_gather_list, *rest, **named)
             if object_gather_list is not None:
                 checkpoint_plans.correct_gathered(
@@ -238,7 +297,9 @@ class ObjectMirror:
         @functools.wraps(original)
         def all_gather_object(object_list: list[Any], obj: Any, *rest: Any, **named: Any) -> Any:
             group = _group_of(named, rest, position=0)
-            with self.calling(ObjectCall(objects=[obj], may_cut=True), "all_gather", group):
+            call = ObjectCall(objects=[obj], may_cut=True)
+            self._ruled(call, original.__name__, group, None)
+            with self.calling(call, "all_gather", group):
                 original(object_list, obj, *rest, **named)
 
         return all_gather_object
@@ -279,6 +340,15 @@ def _pickled_length(item: Any) -> int:
     to_tensor: Any = distributed_c10d._object_to_tensor
     plain = getattr(to_tensor, "__wrapped__", to_tensor)
     return int(plain(item, "cpu", None)[0].numel())
+
+
+def _source(
+    named: dict[str, Any], rest: Sequence[Any], position: int, group_position: int
+) -> tuple[Any, Any]:
+    """Global and group rank of who sends, given by name or in ``rest``; None where not given."""
+    src = named.get("src", rest[position] if len(rest) > position else None)
+    of_group = rest[group_position] if len(rest) > group_position else None
+    return src, named.get("group_src", of_group)
 
 
 def _group_of(named: dict[str, Any], rest: Sequence[Any], *, position: int) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.payload_use import PayloadKind
 from prismscale.analysis.result import EventResult, LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence, eager_sentence
 from prismscale.report.units import counted, duration, percent, signed_percent, size, span
@@ -171,6 +172,12 @@ def warnings_of(result: RunResult) -> list[str]:
         found.append(coverage_sentence(result))
     if result.eager_regions:
         found.append(eager_sentence(result))
+    if result.payload is PayloadKind.MIRROR:
+        found.append(
+            "With --payload mirror a rank hears itself where others would speak: where the program "
+            "decides by what it hears (sizes, flags, votes, tokens by expert), it may decide "
+            "otherwise than in the job."
+        )
     untracked = [s.name for s in result.stages if s.peak_bytes is None]
     if untracked:
         where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"
@@ -224,6 +231,28 @@ def _live_warnings(result: RunResult) -> list[str]:
                 f"{who} made {calls} that its capture did not; the collective model alone answered."
             )
     return found
+
+
+_SOURCES = {
+    PayloadKind.RULES: "rule",
+    PayloadKind.RECORDED: "what captured ranks sent",
+    PayloadKind.MIRROR: "what the rank itself does",
+}
+
+
+def payload_rows(result: RunResult) -> list[tuple[str, str]]:
+    """Where that came from which absent peers contribute, and to how many communications."""
+    rows = []
+    for use in result.payloads:
+        rule = f" '{use.name}' ({use.where})" if use.name else ""
+        rows.append((f"{_SOURCES[use.kind]}{rule}", f"{use.communications:,}"))
+    return rows
+
+
+def payload_sentences(result: RunResult) -> list[str]:
+    """The same in one line for each source."""
+    rows = zip(payload_rows(result), result.payloads, strict=True)
+    return [f"{name}: {counted(use.communications, 'communication')}" for (name, _), use in rows]
 
 
 def value_sentences(result: RunResult) -> list[str]:

@@ -31,6 +31,7 @@ from prismscale.report.remarks import (
     outside_sentence,
     part_names,
     parts_of,
+    payload_rows,
     watched_sentence,
 )
 from prismscale.report.units import Scale, duration, percent, seconds, signed_percent, size
@@ -50,6 +51,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
         _memory(result, timeline),
         *([_kernels(result)] if result.kernels else []),
         *([_values(result)] if result.values else []),
+        *([_payloads(result)] if result.payloads else []),
         _classes(result),
         _sources(result),
         _data(result),
@@ -271,6 +273,10 @@ def _events(result: RunResult) -> Section:
     ]
     html = _block("events", rows=rows, watched=watched_sentence(result))
     return Section(title="What happens only in some steps", html=html, order=25)
+
+
+def _payloads(result: RunResult) -> Section:
+    return Section(title="Payloads", html=_block("payloads", rows=payload_rows(result)), order=65)
 
 
 def _values(result: RunResult) -> Section:

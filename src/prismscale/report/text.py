@@ -32,6 +32,7 @@ from prismscale.report.remarks import (
     outside_sentence,
     part_names,
     parts_of,
+    payload_sentences,
     value_sentences,
     warnings_of,
     watched_sentence,
@@ -250,6 +251,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
         grid.add_row("Stand-ins", Text("\n".join(stand_in_sentences(result))))
     if result.values:
         grid.add_row("Values", Text("\n".join(value_sentences(result))))
+    if result.payloads:
+        grid.add_row("Payloads", Text("\n".join(payload_sentences(result))))
     for n, warning in enumerate(warnings_of(result)):
         label = Text("Warnings" if n == 0 else "", style="bold yellow")
         grid.add_row(label, Text(warning, style="yellow"))

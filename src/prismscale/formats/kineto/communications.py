@@ -54,7 +54,7 @@ ITEM_BYTES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Communication:
+class ProfiledCommunication:
     """What is known of the communication that a kernel performs."""
 
     op: CollectiveOp
@@ -78,7 +78,7 @@ class ProfiledCommunications:
             spans[span.lane].append(span)
         self._spans = {k: sorted(v, key=lambda a: a.start_ns) for k, v in spans.items()}
 
-    def of_kernel(self, kernel: Activity) -> Communication | None:
+    def of_kernel(self, kernel: Activity) -> ProfiledCommunication | None:
         """The communication of a device activity; None where it is none."""
         if not kernel.name.lower().startswith(("nccl", "rccl", "void nccl", "mscclkernel")):
             return None
@@ -93,7 +93,7 @@ class ProfiledCommunications:
         group = str(args.get("Process Group Name", ""))
         ranks = _ranks(args.get("Process Group Ranks")) or self._events.group_ranks.get(group, ())
         peer = args.get("Dst Rank" if op is CollectiveOp.SEND else "Src Rank", -1)
-        return Communication(
+        return ProfiledCommunication(
             op=op,
             n_bytes=_bytes(args, op, len(ranks) or self._events.world_size or 1),
             group=group,

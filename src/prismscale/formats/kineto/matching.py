@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
-from prismscale.formats.kineto.communications import Communication
+from prismscale.formats.kineto.communications import ProfiledCommunication
 from prismscale.formats.kineto.rank import CLOCK_JUMP_NS, GAP, RankSteps
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import HOST
@@ -84,7 +84,7 @@ def match(ranks: Sequence[RankSteps], global_ranks: Sequence[int]) -> Matched:
 
 
 def _group_key(
-    rank: RankSteps, known: Communication, index: int, index_of: Mapping[int, int]
+    rank: RankSteps, known: ProfiledCommunication, index: int, index_of: Mapping[int, int]
 ) -> GroupKey:
     """The group, cut to recorded ranks; all of them where the trace names none."""
     named = tuple(index_of[r] for r in known.ranks if r in index_of)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
-from prismscale.formats.kineto.communications import Communication, ProfiledCommunications
+from prismscale.formats.kineto.communications import ProfiledCommunication, ProfiledCommunications
 from prismscale.formats.kineto.events import WAITS, Activity, RankEvents
 from prismscale.graph.trace import HOST
 
@@ -41,7 +41,7 @@ class ProfiledNode:
     lane: str
     preds: list[int] = field(default_factory=list)
     """Positions in the step; ``-1 - n`` is position ``n`` of the step before."""
-    communication: Communication | None = None
+    communication: ProfiledCommunication | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ def _host(step: _Step, before: int, until_ns: int) -> int:
 
 def _launch(
     step: _Step,
-    communication: Communication | None,
+    communication: ProfiledCommunication | None,
     kernel: Activity,
     host: int,
     streams: dict[str, list[int]],

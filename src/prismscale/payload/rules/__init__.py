@@ -1,0 +1,1 @@
+"""What a user says of values that absent peers contribute."""
