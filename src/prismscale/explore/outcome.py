@@ -14,7 +14,9 @@ from prismscale.typed_files import load_json, save_json
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 _FRAMES = str.maketrans(dict.fromkeys("╭╮╰╯│─┌┐└┘━┃┏┓┗┛", " "))
 _TELLING = re.compile(r"error|invalid|unrecogni[sz]ed|unknown|required|must|cannot", re.IGNORECASE)
-_FIRST_SENTENCE = re.compile(r"(.*?[.!?])\s+[A-Z]", re.DOTALL)
+_BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+LONGEST = 160
+"""Characters of a reason, but for a first sentence that has more."""
 
 
 class Status(Enum):
@@ -120,7 +122,7 @@ def _status(error: PrismscaleError, said: str) -> Status:
 
 
 def sentence(said: str) -> str:
-    """The line that tells most: of an error its first sentence, of the end of an output the last
+    """The line that tells most: of an error its first sentences, of the end of an output the last
     line that speaks of an error, or the last line at all."""
     lines = [line.translate(_FRAMES).strip() for line in said.splitlines()]
     lines = [line for line in lines if any(c.isalnum() for c in line)]
@@ -128,5 +130,9 @@ def sentence(said: str) -> str:
         return said.strip()
     telling = [line for line in lines if _TELLING.search(line)]
     line = (telling or lines)[-1] if len(lines) > 1 else lines[0]
-    first = _FIRST_SENTENCE.match(line)
-    return first[1] if first else line
+    found, *more = _BETWEEN_SENTENCES.split(line)
+    for one in more:
+        if len(found) + 1 + len(one) > LONGEST:
+            break
+        found = f"{found} {one}"
+    return found

@@ -11,14 +11,14 @@ from rich.table import Column, Table
 from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.ranking import Explored, Ranking
 from prismscale.explore.sweep_folder import SweepFolder
-from prismscale.report.units import counted, digits, duration, percent, size
+from prismscale.report.units import Scale, counted, duration, percent, size
 
 MOST_ROWS = 40
 """More are in the files."""
 MOST_REASONS = 12
 LONGEST_NAME, LONGEST_VALUE = 8, 15
 GIB = 2**30
-FIGURES = ("p50, s", "p95, s", "tok/s", "MFU", "GiB", "comm", "bubble")
+FIGURES = ("tok/s", "MFU", "GiB", "comm", "bubble")
 
 
 def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> None:
@@ -26,9 +26,12 @@ def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> No
     names = list(ranking.rows[0].point.values)
     short = short_names(names)
     front = {row.point.digest for row in ranking.front}
+    longest = max((row.outcome.p95_ns or 0 for row in ranking.rows), default=0)
+    scale = Scale.of(longest)
+    times = (f"p50, {scale.unit}", f"p95, {scale.unit}")
     table = Table(
         *(Column(escape(s), max_width=LONGEST_VALUE, overflow="fold") for s in short),
-        *(Column(figure, justify="right", no_wrap=True) for figure in FIGURES),
+        *(Column(figure, justify="right", no_wrap=True) for figure in (*times, *FIGURES)),
         Column("", no_wrap=True),
         box=None,
         padding=(0, 1, 0, 0),
@@ -37,7 +40,7 @@ def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> No
     for row in ranking.rows[:MOST_ROWS]:
         cells = (escape(value) or "–" for value in row.point.values.values())
         mark = "*" if row.point.digest in front else ""
-        table.add_row(*cells, *_figures(row.outcome), mark)
+        table.add_row(*cells, *_figures(row.outcome, scale), mark)
     console.print(table)
     left = len(ranking.rows) - MOST_ROWS
     if left > 0:
@@ -67,25 +70,21 @@ def short_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _figures(outcome: Outcome) -> list[str]:
+def _figures(outcome: Outcome, scale: Scale) -> list[str]:
     if outcome.status is not Status.DONE:
-        return [f"[red]{outcome.status.value}[/]", *[""] * (len(FIGURES) - 1)]
+        return [f"[red]{outcome.status.value}[/]", *[""] * (len(FIGURES) + 1)]
     held = "–" if outcome.held_bytes is None else f"{outcome.held_bytes / GIB:.1f}"
     if outcome.fits is False:
         held = f"[red]{held}[/]"
     return [
-        _seconds(outcome.p50_ns),
-        _seconds(outcome.p95_ns),
+        scale.figure(outcome.p50_ns or 0),
+        scale.figure(outcome.p95_ns or 0),
         "–" if outcome.tokens_per_s is None else _count(outcome.tokens_per_s),
         "–" if outcome.mfu is None else f"{100 * outcome.mfu:.1f}%",
         held,
         _share(outcome.exposed),
         _share(outcome.bubble),
     ]
-
-
-def _seconds(ns: int | None) -> str:
-    return "–" if ns is None else digits(ns / 1e9)
 
 
 def _count(value: float) -> str:

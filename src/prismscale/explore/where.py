@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -53,7 +54,9 @@ class Condition:
         if len(self.text) > LONGEST:
             raise UsageError(f"--where has {len(self.text):,} characters; allowed: {LONGEST:,}")
         try:
-            self._tree = ast.parse(self.text or "True", mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of spellings such as 4and 5
+                self._tree = ast.parse(self.text or "True", mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
             raise UsageError(f"--where {shown!r} is no condition: {error}; {_MEND}") from error
