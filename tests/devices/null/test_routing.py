@@ -58,6 +58,18 @@ def test_selecting_by_the_map_agrees_with_its_counts() -> None:
     assert len(torch.split(chosen, counts.tolist())) == 3
 
 
+def test_counts_of_many_experts_on_many_ranks_stay_known() -> None:
+    """256 experts over 64 ranks: each rank gathers what all of them send to its experts."""
+    logits = torch.randn(TOKENS, 256, device="cuda")
+    _, indices = torch.topk(logits, k=8, dim=1)
+    counts = torch.zeros_like(logits).int().scatter(1, indices, 1).bool().sum(dim=0).long()
+    gathered = torch.empty(64, 256, dtype=torch.int64, device="cuda")
+    gathered.copy_(counts)  # as an all-gather fills it
+    own = gathered.view(1, 64, 256).transpose(0, 1)[:, :, 4:8].contiguous()
+
+    assert own.sum(dim=(0, 1)).tolist() == [64 * TOKENS * 8 // 256] * 4
+
+
 def test_a_users_routing_spreads_the_counts() -> None:
     """Loads by expert come from the policy; the total stays."""
     ledger = active().ledger

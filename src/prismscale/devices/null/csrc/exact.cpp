@@ -233,9 +233,9 @@ std::optional<at::Tensor> known_value(const at::Tensor& tensor) {
   return cpu;
 }
 
-bool set_known(const at::Tensor& tensor, const at::Tensor& value) {
+bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host) {
   at::Tensor cpu;
-  if (tensor.numel() > kShadowElements || !stand_in(tensor, true, false, cpu)) {
+  if (tensor.numel() > kShadowElements || !stand_in(tensor, true, from_host, cpu)) {
     forget(tensor);
     return false;
   }

@@ -59,7 +59,7 @@ void written_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                       c10::ArrayRef<c10::IValue> outputs);
 void written_in_graph(const at::Tensor& tensor);
 std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
-bool set_known(const at::Tensor& tensor, const at::Tensor& value);
+bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host = false);
 
 // workspaces.cpp: bytes that the real kernel of this call takes from the allocator and gives back.
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);

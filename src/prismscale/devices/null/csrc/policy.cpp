@@ -157,7 +157,7 @@ void histogram_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   const Tensor result = stack->back().toTensor();
   if (known_value(result) || result.numel() > kShadowElements) return;
   ask("aten::histc", Question::kHistogram, elements);
-  set_known(result, spread(elements, result.numel(), result.scalar_type()));
+  set_known(result, spread(elements, result.numel(), result.scalar_type()), true);
 }
 
 Tensor counted_bins(
@@ -171,7 +171,9 @@ Tensor counted_bins(
   const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
   const Tensor result = new_contiguous({bins}, dtype, index);
   ask("aten::bincount", Question::kHistogram, self.numel());
-  if (!weighted && bins <= kShadowElements) set_known(result, spread(self.numel(), bins, dtype));
+  if (!weighted && bins <= kShadowElements) {
+    set_known(result, spread(self.numel(), bins, dtype), true);
+  }
   return result;
 }
 
@@ -258,7 +260,8 @@ void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   const double share = *allocation->uniform;
   if (kCounts && share > 0.0 && share < 1.0) {
     const auto marks = static_cast<int64_t>(share * static_cast<double>(self.numel()) + 0.5);
-    set_known(result, spread(marks, result.numel(), result.scalar_type()).view(result.sizes()));
+    const Tensor counts = spread(marks, result.numel(), result.scalar_type());
+    set_known(result, counts.view(result.sizes()), true);
     return;
   }
   const double times = kCounts ? static_cast<double>(self.numel() / result.numel()) : 1.0;

@@ -21,7 +21,9 @@ struct Allocation {
   int device = 0;
   size_t bytes = 0;
   c10::Storage shadow;     // undefined: the value is unknown
-  bool from_host = false;  // the shadow follows from a copy from the host
+  // The shadow follows from a copy from the host, or from the user's routing of tokens: programs
+  // take sizes from counts of many experts on many ranks.
+  bool from_host = false;
   // Every element has this value (masks of finite, NaN or infinite elements, of any size); between
   // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
