@@ -9,7 +9,9 @@ from prismscale.explore.ranking import Explored, rank
 MEMORY = 100
 
 
-def row(name: str, step_ns: int | None, held: int | None = 50, tokens: int | None = None) -> Explored:
+def row(
+    name: str, step_ns: int | None, held: int | None = 50, tokens: int | None = None
+) -> Explored:
     """A point of this name; without a step the program refused it."""
     outcome = Outcome(
         key="",

@@ -77,7 +77,7 @@ def test_arguments_change_together(script: str) -> None:
     """With braces around everything; of run and of the program alike."""
     found = points(script, "{--world-size 64 --tp 2,--world-size 128 --tp 4}", args="--tp 1")
     assert [p.arguments[-1] for p in found] == ["2", "4"]
-    assert ["--world-size", "128"] == list(found[1].arguments[2:4])
+    assert list(found[1].arguments[2:4]) == ["--world-size", "128"]
     assert found[1].arguments.count("--world-size") == 1
 
 

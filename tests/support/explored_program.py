@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PROGRAM = '''
+PROGRAM = """
 import argparse
 import os
 
@@ -48,7 +48,7 @@ for step in range(5):
         dist.all_reduce(parameter.grad)
     optimizer.step()
     optimizer.zero_grad()
-'''
+"""
 TOKENS = 4 * 128
 """Of one tensor-parallel group's step."""
 WORLD = 4
