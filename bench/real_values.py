@@ -60,7 +60,7 @@ CASES = (
     Case(
         name="experts, EP 4",
         world_size=8,
-        args=("--experts", "8", "--ep", "4", "--dp-mode", "ddp", "--clip-grad", "1.0"),
+        args=("--experts", "8", "--ep", "4", "--clip-grad", "1.0"),
     ),
 )
 
