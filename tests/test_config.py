@@ -47,6 +47,7 @@ ALL = JobConfig(
     routing=Routing(exponent=1.5),
     stand_ins=(StandInFile(module="my_kernels", path=__file__),),
     storage=Storage(write_bytes_per_s=3e9),
+    variability="none",
     slow={1: 2.0},
     hang={4: 5},
 )
@@ -54,7 +55,8 @@ ALL = JobConfig(
 ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
     --clock virtual --samples 5 --watch-steps 6 --steps 7 --show 3 --step-marker marker:step_ends
     --max-captures 9 --capture-timeout 10 --no-memory --fresh --compute-scale 1.5
-    --kernels kernels.json --fused --routing zipf:1.5 --storage 3 --slow 1=2 --hang 4@step5
+    --kernels kernels.json --fused --routing zipf:1.5 --storage 3
+    --variability none --slow 1=2 --hang 4@step5
     --stand-in my_kernels={__file__} -m train 7"""
 NOT_IN_PYTHON = {
     "attach": "for a debugger in a terminal",

@@ -20,7 +20,7 @@ from prismscale.config import JobConfig
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleWarning, StuckError, UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
-from prismscale.forecast.model import RECORDED, model_of
+from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import Changes, load_recording
 from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
@@ -143,7 +143,7 @@ class Run:
         *,
         draws: int = 1000,
         seed: int = 0,
-        variability: str = RECORDED,
+        variability: str | None = None,
         cluster: str | None = None,
         compute_scale: float | None = None,
         slow: Mapping[int, float] | None = None,
@@ -154,7 +154,9 @@ class Run:
         Args:
             draws: how many.
             seed: of the random numbers.
-            variability: ``recorded``, or ``none``: every draw is the run's step.
+            variability: for a run on the null device a profile, a preset's name or a TOML file;
+                ``recorded``; ``none``: every draw is the run's step. None: the run's profile if it
+                has one, else as recorded.
             cluster: preset or TOML file in place of the run's.
             compute_scale: factor on all computation, in place of the run's.
             slow: factor on a rank's computation, by rank, in place of the run's.
@@ -169,9 +171,10 @@ class Run:
             compute_scale=compute_scale,
             slow=None if slow is None else dict(slow),
             kernels=None if kernels is None else str(kernels),
+            variability=variability,
         )
-        model = model_of(load_recording(self.folder, changes=changes), variability=variability)
-        config = MonteCarlo(draws=draws, seed=seed, steps=model.steps)
+        model = model_of(load_recording(self.folder, changes=changes))
+        config = model.drawn(MonteCarlo(draws=draws, seed=seed))
         drawn = draw_steps(model.graph, model.source, config, base=model.base)
         return Forecast(step_ns_D=drawn.step_ns_D, base_ns=model.step_ns, notes=model.notes)
 
@@ -200,6 +203,7 @@ def run(
     hang: Mapping[int, int] | None = None,
     kernels: Path | str | None = None,
     fused: bool = False,
+    variability: str | None = None,
     step_marker: str | None = None,
     memory: bool = True,
     fresh: bool = False,
@@ -222,6 +226,8 @@ def run(
         kernels: measured kernel times that go before a null device's model.
         fused: lower nothing that torch.compile is asked for, and cost elementwise work by a rule
             of fusion, on a null device.
+        variability: profile that forecasts of a null run take, a preset's name or a TOML file;
+            ``none`` for none; None: the cluster's.
         step_marker: ``module:function`` that ends a step; None: optimizer steps are found.
         memory: follow allocations.
         fresh: capture again.
@@ -243,6 +249,7 @@ def run(
         hang=dict(hang or {}),
         kernels=None if kernels is None else Path(kernels),
         fused=fused,
+        variability=variability,
         step_marker=step_marker,
         memory=memory,
         fresh=fresh,

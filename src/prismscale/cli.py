@@ -48,7 +48,7 @@ def _sensitivity() -> Callable[..., None]:
 
 
 def _place() -> Callable[..., None]:
-    from prismscale.commands.layouts import place
+    from prismscale.commands.place import place
 
     return place
 

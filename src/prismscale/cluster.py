@@ -122,6 +122,9 @@ class Cluster:
     """Sharpness of the smooth minimum of NVLink and network bandwidth; ∞ is the plain minimum."""
     algorithms: Mapping[str, AlgorithmTuning] = field(default_factory=dict)
     measured: Measured | None = None
+    variability: str = ""
+    """Variability profile of what a model answers: a preset's name or a TOML file; empty for none.
+    See :mod:`prismscale.cost.variability`."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each figure comes from."""
 

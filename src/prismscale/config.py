@@ -85,6 +85,8 @@ class JobConfig:
     rules where there are any, else what captured ranks sent."""
     rules: RuleFile | None = None
     """The user's rules for it."""
+    variability: str | None = None
+    """Variability profile that forecasts of a null run take; None: the cluster's."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
     what_ifs: tuple[str, ...] = ()
@@ -176,7 +178,7 @@ class JobConfig:
         """What the job's graph is timed with, which was made of ``captures`` in the run folder."""
         table = str(self.kernels.absolute()) if self.kernels else ""
         costs = CostSettings(gpu=cluster.device.name, kernels=table, fused=self.fused)
-        return Scenario(
+        scenario = Scenario(
             cluster=cluster,
             compute_scale=self.compute_scale,
             faults=self.faults,
@@ -184,14 +186,18 @@ class JobConfig:
             captures=captures,
             what_ifs=self.what_ifs,
         )
+        named = cluster.variability if self.device == "null" else ""
+        given = self.variability if self.variability is not None else named
+        return scenario.changed(variability=given) if given else scenario
 
     def load_cluster(self) -> Cluster:
         """The target cluster.
 
         Raises:
             UsageError: there is none of that name, the world does not fill its nodes, a null
-                device cannot pretend to be its GPU, or the kernel times are another GPU's.
-            FormatError: the file of kernel times cannot be read.
+                device cannot pretend to be its GPU, the kernel times are another GPU's, or there is
+                no such variability profile.
+            FormatError: the file of kernel times, or the profile, cannot be read.
         """
         cluster = Cluster.load(self.cluster)
         RankEnvironment(
@@ -199,6 +205,7 @@ class JobConfig:
         )
         if self.device == "null":
             self._kernel_model(cluster)
+        self.scenario(cluster, "")  # refuses a variability profile that cannot be
         return cluster
 
     def _kernel_model(self, cluster: Cluster) -> KernelModel:

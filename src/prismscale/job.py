@@ -130,6 +130,7 @@ class Job:
             command=config.script.command,
             cluster=cluster.name,
             device=config.device,
+            variability=scenario.variability.name if scenario.variability else "",
             wall_s=self.wall_s,
             peak_rss_bytes=footprint.peak_bytes,
         )

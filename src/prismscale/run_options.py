@@ -22,6 +22,7 @@ from prismscale.config import JobConfig
 from prismscale.devices.routing import Routing
 from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
+from prismscale.durations.slow_ranks import slow_ranks
 from prismscale.errors import UsageError
 from prismscale.graph.parquet import MAX_WORLD_SIZE
 from prismscale.payload.rules.rule_file import RuleFile
@@ -77,7 +78,11 @@ def job_config(
     ] = "",
     slow: Annotated[
         list[str] | None,
-        typer.Option(help="Make a rank's computation slower: RANK=FACTOR.", show_default=False),
+        typer.Option(
+            help="Make ranks' computation slower: RANK=FACTOR, 8-15=FACTOR, or @FILE of such "
+            "lines.",
+            show_default=False,
+        ),
     ] = None,
     what_if: Annotated[
         list[str] | None,
@@ -124,6 +129,14 @@ def job_config(
     storage: Annotated[
         float, typer.Option(help="GB/s that each rank writes of a checkpoint, on --device null.")
     ] = WRITE_BYTES_PER_S / 1e9,
+    variability: Annotated[
+        str | None,
+        typer.Option(
+            help="Variability profile of forecasts on --device null: a preset's name, a TOML file, "
+            "or none.",
+            show_default="the cluster's",
+        ),
+    ] = None,
     step_marker: Annotated[
         str,
         typer.Option(
@@ -196,7 +209,8 @@ def job_config(
         routing=Routing.parse(routing),
         stand_ins=tuple(StandInFile.parse(text) for text in stand_in or []),
         storage=Storage(write_bytes_per_s=storage * 1e9),
-        slow=dict(slow_rank(s) for s in slow or []),
+        variability=variability,
+        slow=slow_ranks(slow or []),
         hang=dict(_hang(s) for s in hang or []),
         what_ifs=tuple(what_if or ()),
     )
@@ -291,15 +305,3 @@ def _hang(text: str) -> tuple[int, int]:
     if found is None:
         raise UsageError(f"--hang {text!r}: give RANK@stepN, for example 17@step3")
     return int(found[1]), int(found[2])
-
-
-def slow_rank(text: str) -> tuple[int, float]:
-    """``17=1.3`` as a rank and its factor.
-
-    Raises:
-        UsageError: something else.
-    """
-    found = re.fullmatch(r"(\d+)=(\d+\.?\d*)", text)
-    if found is None:
-        raise UsageError(f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3")
-    return int(found[1]), float(found[2])

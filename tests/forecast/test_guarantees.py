@@ -1,17 +1,10 @@
-"""Quantiles with confidence, slow steps, and days to train on machines that fail."""
+"""Quantiles with confidence, and slow steps."""
 
 import numpy as np
 import pytest
 
 from prismscale.errors import UsageError
-from prismscale.forecast.guarantees import (
-    TrainingPlan,
-    daly_interval_s,
-    quantile_estimates,
-    slowdown_probability,
-    training_time,
-    young_interval_s,
-)
+from prismscale.forecast.guarantees import quantile_estimates, slowdown_probability
 
 
 def steps(n=2_000, mean=1e9, std=5e7, seed=0):
@@ -42,60 +35,18 @@ def test_slow_steps_are_counted():
     assert found.low < 0.1 < found.high
 
 
-def test_nothing_fails_without_a_failure_rate():
-    """Without failures the days are the sum of the steps."""
-    found = training_time(steps(), TrainingPlan(steps=86_400))
-    assert found.days(0.5) == pytest.approx(1.0, rel=1e-2)
-    assert not found.failures_D.any()
+def test_steps_of_one_run_say_less_than_steps_of_many():
+    """Where steps of a run are alike, the interval is as wide as that of one step of each."""
+    of_runs = steps(50, seed=1)
+    alike = np.repeat(of_runs[:, np.newaxis], 8, axis=1)
+    few, many = (quantile_estimates(a, [0.5])[0.5] for a in (of_runs, alike))
+    assert many.high - many.low == pytest.approx(few.high - few.low, rel=0.25)
+    one, all_of_it = (slowdown_probability(a, 1.01) for a in (of_runs, alike))
+    assert one.value == all_of_it.value
+    assert all_of_it.low == pytest.approx(one.low, abs=0.02)
 
 
-def test_expected_time_with_failures_matches_the_formula():
-    """Mean completion time of restarted segments is (M + R) (e^(L/M) - 1) each (Daly, eq. 13 form,
-    with the restart itself exposed to failures)."""
-    plan = TrainingPlan(
-        steps=864_000,
-        nodes=100,
-        mtbf_hours=1_000,
-        checkpoint_s=120,
-        restart_s=300,
-        interval_s=3_600,
-    )
-    found = training_time(np.full(10, 10**9), plan, draws=4_000)
-    mtbf, length = plan.job_mtbf_s, 3_600 + 120
-    fail, again = 1 - np.exp(-length / mtbf), length + 300
-    lost_first = mtbf - length * np.exp(-length / mtbf) / fail
-    fail_again = 1 - np.exp(-again / mtbf)
-    lost_again = mtbf - again * np.exp(-again / mtbf) / fail_again
-    retries = fail_again / (1 - fail_again)
-    each = length + fail * (lost_first + retries * lost_again + 300)
-    expected = (240 * each - 120) / 86_400
-    assert found.days_D.mean() == pytest.approx(expected, rel=3e-3)
-
-
-def test_daly_beats_other_intervals():
-    """Simulated days are fewest at Daly's interval, against half and twice of it."""
-    base = {"steps": 864_000, "nodes": 1_000, "mtbf_hours": 20_000.0, "checkpoint_s": 300.0}
-    best = daly_interval_s(300.0, TrainingPlan(**base).job_mtbf_s)
-    days = {
-        factor: training_time(
-            np.full(10, 10**9), TrainingPlan(**base, interval_s=best * factor)
-        ).days_D.mean()
-        for factor in (0.4, 1.0, 2.5)
-    }
-    assert min(days, key=days.get) == 1.0
-
-
-def test_daly_is_near_young_for_cheap_checkpoints():
-    """For checkpoints much cheaper than the time between failures both agree."""
-    assert daly_interval_s(10, 1e6) == pytest.approx(young_interval_s(10, 1e6), rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"steps": 0}, {"steps": 1, "mtbf_hours": 0.0}, {"steps": 1, "restart_s": -1.0}]
-)
-def test_impossible_plans_are_refused(bad):
-    """Numbers that mean nothing are named."""
-    with pytest.raises(UsageError, match="must be"):
-        TrainingPlan(**bad)
-    with pytest.raises(UsageError):
+def test_impossible_quantiles_are_refused():
+    """They lie between 0 and 1."""
+    with pytest.raises(UsageError, match="between 0 and 1"):
         quantile_estimates(steps(), [1.5])

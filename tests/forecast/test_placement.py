@@ -1,12 +1,19 @@
 """Nodes of unequal speed on stages and replicas."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from prismscale.cluster import Cluster
 from prismscale.cost.collective import NullCollectiveModel
+from prismscale.cost.variability import VariabilityProfile
+from prismscale.durations.faults import Faults
+from prismscale.durations.scenario import Scenario
+from prismscale.durations.slow_ranks import slow_lines, slow_ranks
 from prismscale.errors import FormatError, UsageError
+from prismscale.forecast.draws.quotient import quotient_of
 from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.forecast.placement.node_placement import (
@@ -16,8 +23,18 @@ from prismscale.forecast.placement.node_placement import (
     hot_node_study,
     place,
 )
-from prismscale.forecast.placement.nodes import ClusterNode, read_nodes
+from prismscale.forecast.placement.nodes import (
+    ClusterNode,
+    nodes_of_profile,
+    read_nodes,
+    read_sniff_test,
+)
+from prismscale.forecast.placement.placed_steps import PlacedSteps
+from prismscale.forecast.recording import recording_of
+from prismscale.graph.pipeline import pipeline_places
+from prismscale.sim.retime import retime
 from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
+from support.jobs import pipeline_job
 
 PP, DP = 3, 2
 NODE_SLOTS = [(stage * DP + replica,) for replica in range(DP) for stage in range(PP)]
@@ -94,7 +111,7 @@ def test_placements_are_counted_up_to_symmetry():
 def test_a_hot_node_costs_most_on_the_loaded_stage(source_for):
     """The study covers every node slot and factor, and ranks node slots as the load does."""
     evaluate, _ = evaluator(source_for, np.ones(6))
-    found = hot_node_study(evaluate.with_factors, 6, [1.1, 1.5])
+    found = hot_node_study(lambda rows: [evaluate.with_factors(r) for r in rows], 6, [1.1, 1.5])
     assert len(found) == 12
     by_slot = {h.node_slot: h.slowdown for h in found if h.factor == 1.5}
     assert max(by_slot, key=by_slot.get) % PP == PP - 1
@@ -121,6 +138,118 @@ def test_bad_node_files_name_the_line(tmp_path, text, says):
     (tmp_path / "n.csv").write_text(text)
     with pytest.raises(FormatError, match=says):
         read_nodes(tmp_path / "n.csv")
+
+
+SNIFFED = """\
+[2026-05-07 10:00:00] iteration 90 | lm loss 2.1
+INFO:megatron:============================================================
+INFO:megatron:  GPU sniff test -- iteration 100
+INFO:megatron:  GEMM throughput (8192x8192x8192, bf16) [TFLOP/s/GPU]: median=700.00, mean=690.00, min=500.00, max=705.00
+WARNING:megatron:    OUTLIER rank 9 (node-b): 500.00 (-28.6%)
+INFO:megatron:  GEMM throughput (4096x4096x16384, bf16) [TFLOP/s/GPU]: median=600.00, mean=600.00, min=590.00, max=610.00
+INFO:megatron:  All-reduce busbw (global PG, size=16, 268 MB) [GB/s]: median=300.00, mean=300.00, min=100.00, max=301.00
+WARNING:megatron:    OUTLIER rank 2 (node-a): 100.00 (-66.7%)
+INFO:megatron:  Result: OUTLIERS DETECTED
+"""  # noqa: E501
+
+
+def test_a_sniff_test_tells_slow_nodes(tmp_path):
+    """By its matrix products, on average over them; bandwidths of groups are no device's speed."""
+    log = tmp_path / "train.log"
+    earlier = SNIFFED.replace("rank 9 (node-b)", "rank 1 (node-a)")
+    log.write_text(earlier + SNIFFED)
+    nodes = read_sniff_test(log, 16, 8)
+    assert [n.name for n in nodes] == ["node of rank 0", "node-b"]
+    assert [n.factor for n in nodes] == pytest.approx([1.0, (1.4 + 1.0) / 2])
+    assert read_sniff_test(log, 8192, 8)[-1].factor == 1.0
+    with pytest.raises(FormatError, match=r"line 14: rank 9 .* in a job of 8 ranks"):
+        read_sniff_test(log, 8, 8)
+    log.write_text("node,factor\na,1\n")
+    assert read_sniff_test(log, 16, 8) is None
+
+
+def test_nodes_are_drawn_from_a_profile():
+    """As slow as the slowest of their devices; the same seed gives the same nodes."""
+    profile = VariabilityProfile.load("measured")
+    nodes = nodes_of_profile(profile, 500, 8, seed=1)
+    factors = np.array([n.factor for n in nodes])
+    cv = profile.kernel("gemm").spatial_cv
+    assert factors.mean() == pytest.approx(1 + 1.42 * cv, abs=0.002)
+    assert nodes == nodes_of_profile(profile, 500, 8, seed=1)
+    with pytest.raises(UsageError, match="do not differ"):
+        nodes_of_profile(VariabilityProfile(name="even"), 2, 8)
+
+
+def null_like_run():
+    """A pipeline whose tensor-parallel ranks cannot differ, as on the null device."""
+    graph = pipeline_job(3, 2, 2, 4)
+    scenario = Scenario(cluster=Cluster.load("h100-sxm"))
+    recording = recording_of(scenario.durations(graph), scenario)
+    return graph, scenario, recording
+
+
+def test_many_placements_at_once_have_the_steps_of_slow_runs():
+    """Each to the nanosecond what ``run --slow`` re-times, whole nodes of two ranks."""
+    graph, scenario, recording = null_like_run()
+    slots = [(r, r + 1) for r in range(0, 12, 2)]
+    nodes = [ClusterNode(name=str(i), factor=f) for i, f in enumerate([1, 1.1, 1.3, 1, 1.2, 1])]
+    small = quotient_of(recording.samples, recording.base, 8)
+    rng = np.random.default_rng(0)
+    placements = [rng.permutation(6).tolist() for _ in range(5)]
+    for base, fused in ((small.base, small.fused), (recording.base, None)):
+        costs = PlacedSteps(base, fused, slots, nodes)
+        for placed in costs.many(placements):
+            slow = {r: nodes[n].factor for s, n in enumerate(placed.node_S) for r in slots[s]}
+            slowed = replace(scenario, faults=Faults(slow=slow))
+            assert placed.step_ns == retime(slowed.durations(graph)).step_ns
+
+
+def test_searching_by_steps_comes_near_the_optimum():
+    """Chains side by side reach 0.98 of the best of all."""
+    _, _, recording = null_like_run()
+    slots = [(r, r + 1) for r in range(0, 12, 2)]
+    factors = [1.3, 1.02, 1.1, 1.0, 1.05, 1.2]
+    nodes = [ClusterNode(name=str(i), factor=f) for i, f in enumerate(factors)]
+    stage_R, replica_R = pipeline_places(recording.samples.graph)
+    slots.sort(key=lambda slot: (replica_R[slot[0]], stage_R[slot[0]]))
+    replicas = [int(replica_R[slot[0]]) for slot in slots]
+    costs = PlacedSteps(recording.base, None, slots, nodes)
+    best = place(costs, nodes, replicas, exhaustive=True).best.step_ns
+    found = place(costs, nodes, replicas, exhaustive=False, rounds=100).best.step_ns
+    assert best / found >= 0.98
+
+
+def test_nodes_must_hold_whole_sets():
+    """One rank of a tensor-parallel pair on another node: they cannot be drawn as one."""
+    _, _, recording = null_like_run()
+    small = quotient_of(recording.samples, recording.base, 8)
+    nodes = [ClusterNode(name=str(i), factor=1.0) for i in range(12)]
+    with pytest.raises(UsageError, match="drawn as one"):
+        PlacedSteps(small.base, small.fused, [(r,) for r in range(12)], nodes)
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [(["17=1.3"], {17: 1.3}), (["2-4=1.5", "3=2"], {2: 1.5, 3: 2.0, 4: 1.5})],
+)
+def test_slow_ranks_are_named_or_ranged(texts, found):
+    """Later ones rule."""
+    assert slow_ranks(texts) == found
+
+
+def test_slow_ranks_come_from_a_file(tmp_path):
+    """As ``place`` writes it; a bad one says how to write it."""
+    (tmp_path / "a.slow").write_text(slow_lines([(0, 1), (2, 3)], [1.25, 1.0]))
+    assert slow_ranks([f"@{tmp_path / 'a.slow'}"]) == {0: 1.25, 1: 1.25, 2: 1.0, 3: 1.0}
+    (tmp_path / "a.slow").write_text("@a.slow\n")
+    for text, says in (
+        (f"@{tmp_path / 'a.slow'}", "names another file"),
+        (f"@{tmp_path / 'b.slow'}", "cannot be read"),
+        ("7-3=1.2", "give RANK=FACTOR"),
+        ("x=1", "give RANK=FACTOR"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            slow_ranks([text])
 
 
 def test_too_few_nodes_are_refused(source_for):

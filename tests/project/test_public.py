@@ -28,7 +28,7 @@ RUN_OPTIONS = [
         "--steps",
         "--storage",
     ),
-    *("--values", "--watch-steps", "--what-if", "--world-size", "-m"),
+    *("--values", "--variability", "--watch-steps", "--what-if", "--world-size", "-m"),
 ]
 TORCHLESS = [
     *("analysis", "cluster", "cost", "durations", "errors", "files", "forecast", "formats"),

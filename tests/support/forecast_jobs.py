@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from prismscale.commands import forecast as commands
-from prismscale.commands import layouts
+from prismscale.commands.place import place
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import save_samples
@@ -25,7 +25,7 @@ STEPS = 20
 def forecast_app() -> typer.Typer:
     """The forecast commands alone."""
     found = typer.Typer(pretty_exceptions_enable=False)
-    for command in (commands.forecast, commands.sensitivity, layouts.place):
+    for command in (commands.forecast, commands.sensitivity, place):
         found.command()(command)
     return found
 

@@ -162,6 +162,7 @@ def report_run(
         command=command,
         cluster="h100-sxm",
         device="cpu",
+        variability="",
         wall_s={"capture": 41.7, "assemble": 0.4, "simulate": 0.25, "live": 133.1},
         peak_rss_bytes=1_930 * MIB,
     )

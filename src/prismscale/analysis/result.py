@@ -174,6 +174,8 @@ class RunResult:
     """The first source that was asked for what absent peers contribute."""
     payloads: tuple[PayloadUse, ...] = ()
     """From where captured and live ranks had what absent peers contribute, and how often."""
+    variability: str = ""
+    """Name of the variability profile that forecasts of this run take; empty for none."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0

@@ -78,6 +78,7 @@ def summarise(
     command: str,
     cluster: str,
     device: str,
+    variability: str,
     wall_s: dict[str, float],
     peak_rss_bytes: int,
 ) -> RunResult:
@@ -95,6 +96,7 @@ def summarise(
         world_size=graph.world_size,
         cluster=cluster,
         device=device,
+        variability=variability,
         step_ns=found.retimed.step_ns,
         step_spread_ns=(int(simulated.min()), int(simulated.max())),
         sampled_steps=len(simulated) if found.durations.n_samples > 1 else 1,

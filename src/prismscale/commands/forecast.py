@@ -5,34 +5,41 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 
 from prismscale.commands.forecast_options import (
-    DEFAULT_CV,
     Address,
+    CheckpointS,
     ClusterName,
     CommunicationCv,
     ComputeScale,
     Draws,
     ExecutorName,
+    Failures,
     Fuse,
+    IntervalS,
     Kernels,
     Memory,
     Method,
+    MtbfHours,
+    Nodes,
+    RepairHours,
+    ReplaceS,
+    RestartS,
     Run,
     Seed,
     Slow,
+    Spares,
     Stalls,
     Steps,
+    TrainSteps,
     Variability,
     WhatIf,
     Workers,
-    assumed,
     changes,
     draws_config,
+    recording,
 )
 from prismscale.commands.forecast_results import measured_ns, plain, promise_json, save_section
 from prismscale.commands.forecast_tables import (
@@ -42,26 +49,28 @@ from prismscale.commands.forecast_tables import (
     print_notes,
     print_promise,
     print_sensitivity,
+    print_spread,
 )
 from prismscale.errors import UsageError
 from prismscale.forecast.distributions.scaling import tail_growth
 from prismscale.forecast.draws.executor import Executor, executor_named
+from prismscale.forecast.draws.montecarlo import Draws as DrawnSteps
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.sampling import DistributionDraws
-from prismscale.forecast.guarantees import (
-    TrainingPlan,
-    quantile_estimates,
-    slowdown_probability,
-    training_time,
-)
-from prismscale.forecast.model import RECORDED, Model, model_of
-from prismscale.forecast.recording import load_recording
+from prismscale.forecast.guarantees import quantile_estimates, slowdown_probability
+from prismscale.forecast.model import Model, model_of
+from prismscale.forecast.modelled.profile_draws import SOURCES, ProfileDraws
+from prismscale.forecast.run_spread import RunSpread, VariationShare, variation_shares
 from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
 from prismscale.forecast.sobol import ESTIMATORS, SobolIndex, sobol_indices
+from prismscale.forecast.training import TrainingPlan, best_interval_s, training_time
+from prismscale.forecast.training_plan import Machines, PlannedTraining, training_plan
 from prismscale.progress import TerminalReporter
 
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 GROWTH = (1, 2, 4, 8)
+FEWER, FEWEST_DRAWS = 4, 256
+"""How many times fewer draws tell what sources do, and how many at least."""
 LEADING = 4
 """Factors for which Sobol indices are estimated."""
 
@@ -71,24 +80,30 @@ def forecast(
     draws: Draws = 1000,
     quantile: Annotated[float, typer.Option(help="That is promised.")] = 0.95,
     slower: Annotated[float, typer.Option(help="P(step > this × median).")] = 1.1,
-    train_steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 100_000,
-    nodes: Annotated[int, typer.Option(help="Machines that can fail.")] = 1,
-    mtbf_hours: Annotated[
-        float | None, typer.Option(help="Between failures of one node.", show_default="never")
-    ] = None,
-    checkpoint_s: Annotated[float, typer.Option(help="To write a checkpoint.")] = 60.0,
-    restart_s: Annotated[float, typer.Option(help="From a failure to the first step.")] = 600.0,
-    interval_s: Annotated[
-        float | None, typer.Option(help="Between checkpoints.", show_default="Daly's optimum")
-    ] = None,
+    train_steps: TrainSteps = 100_000,
+    nodes: Nodes = None,
+    failures: Failures = None,
+    mtbf_hours: MtbfHours = None,
+    checkpoint_s: CheckpointS = None,
+    restart_s: RestartS = 600.0,
+    replace_s: ReplaceS = 0.0,
+    spares: Spares = None,
+    repair_hours: RepairHours = 24.0,
+    interval_s: IntervalS = None,
+    shares: Annotated[
+        bool,
+        typer.Option(
+            "--shares/--no-shares", help="What each source of a profile does to p95 - p50."
+        ),
+    ] = True,
     cluster: ClusterName = None,
     compute_scale: ComputeScale = None,
     slow: Slow = None,
     kernels: Kernels = None,
     what_if: WhatIf = None,
-    variability: Variability = RECORDED,
-    communication_cv: CommunicationCv = DEFAULT_CV,
-    stalls: Stalls = 0.0,
+    variability: Variability = None,
+    communication_cv: CommunicationCv = None,
+    stalls: Stalls = None,
     method: Method = "auto",
     steps: Steps = None,
     seed: Seed = 0,
@@ -100,35 +115,39 @@ def forecast(
 ) -> None:
     """The step time as a distribution: quantiles, the chance of slow steps, days of training."""
     console = Console(highlight=False)
-    plan = TrainingPlan(
-        steps=train_steps,
+    machines = Machines(
         nodes=nodes,
+        failures=failures,
         mtbf_hours=mtbf_hours,
         checkpoint_s=checkpoint_s,
         restart_s=restart_s,
+        replace_s=replace_s,
+        spares=spares,
+        repair_hours=repair_hours,
         interval_s=interval_s,
     )
     config = draws_config(draws, seed, steps, memory)
     where = executor_named(executor, workers=workers, address=address)
-    recording = load_recording(
-        run,
-        changes=changes(cluster, compute_scale, slow, kernels, what_if),
-        variation=assumed(communication_cv, stalls),
-    )
-    model = model_of(recording, method=method, fused=fuse, variability=variability)
-    config = replace(config, steps=steps or model.steps)
-    with TerminalReporter(console).stage("draw") as update:
+    asked = changes(cluster, compute_scale, slow, kernels, variability, what_if)
+    found = recording(run, asked, communication_cv, stalls)
+    planned = training_plan(found, machines, train_steps)
+    model = model_of(found, method=method, fused=fuse)
+    config = model.drawn(config)
+    reporter = TerminalReporter(console)
+    with reporter.stage("draw") as update:
         drawn = draw_steps(
             model.graph, model.source, config, base=model.base, executor=where, progress=update
-        ).step_ns_D
-    plan = replace(plan, extra_ns=sum(event.per_step_ns for event in recording.events))
-    promise = _promise(drawn, plan, quantile, slower, seed)
-    measured = measured_ns(run, recording.samples)
+        )
+    promise = _promise(drawn, planned, model.step_ns, quantile, slower, seed)
+    sources = _sources(model, config, where, reporter) if shares else ()
+    measured = measured_ns(run, found.samples)
     print_base(console, model.step_ns)
     print_promise(console, promise)
-    notes = [*event_notes(recording.events), *model.notes, *measured.notes]
+    if promise.spread is not None:
+        print_spread(console, promise.spread, sources)
+    notes = [*event_notes(found.events), *model.notes, *measured.notes, *planned.notes]
     print_notes(console, notes)
-    save_section(run, "step", promise_json(promise, model, config, measured))
+    save_section(run, "step", promise_json(promise, model, config, measured, sources, notes))
 
 
 def sensitivity(
@@ -143,9 +162,9 @@ def sensitivity(
     slow: Slow = None,
     kernels: Kernels = None,
     what_if: WhatIf = None,
-    variability: Variability = RECORDED,
-    communication_cv: CommunicationCv = DEFAULT_CV,
-    stalls: Stalls = 0.0,
+    variability: Variability = None,
+    communication_cv: CommunicationCv = None,
+    stalls: Stalls = None,
     method: Method = "auto",
     steps: Steps = None,
     seed: Seed = 0,
@@ -161,13 +180,9 @@ def sensitivity(
     console = Console(highlight=False)
     config = draws_config(draws, seed, steps, memory)
     where = executor_named(executor, workers=workers, address=address)
-    recording = load_recording(
-        run,
-        changes=changes(cluster, compute_scale, slow, kernels, what_if),
-        variation=assumed(communication_cv, stalls),
-    )
-    model = model_of(recording, method=method, fused=fuse, variability=variability)
-    config = replace(config, steps=steps or model.steps)
+    asked = changes(cluster, compute_scale, slow, kernels, variability, what_if)
+    model = model_of(recording(run, asked, communication_cv, stalls), method=method, fused=fuse)
+    config = model.drawn(config)
     names, freeze = factors_of(model.whole or model.source, model.fused)
     reporter = TerminalReporter(console)
     with reporter.stage("freeze") as update:
@@ -210,15 +225,54 @@ def _indices(
 
 
 def _promise(
-    step_ns_D: NDArray[np.int64], plan: TrainingPlan, quantile: float, slower: float, seed: int
+    drawn: DrawnSteps,
+    planned: PlannedTraining,
+    base_ns: int,
+    quantile: float,
+    slower: float,
+    seed: int,
 ) -> Guarantee:
+    steps_AT, plan = drawn.by_run_AT, planned.plan
+    has_runs = steps_AT.shape[1] > 1 and len(steps_AT) > 1
+    together = steps_AT if has_runs else drawn.step_ns_D
     return Guarantee(
-        step_ns_D=step_ns_D,
+        step_ns_D=drawn.step_ns_D,
+        base_ns=base_ns,
         plan=plan,
+        gpus=planned.gpus,
         quantile=quantile,
         slower=slower,
-        quantiles=quantile_estimates(step_ns_D, sorted({*QUANTILES, quantile}), seed=seed),
-        slow=slowdown_probability(step_ns_D, slower),
-        whole=training_time(step_ns_D, plan, seed=seed),
-        growth=tail_growth(step_ns_D, GROWTH),
+        quantiles=quantile_estimates(together, sorted({*QUANTILES, quantile}), seed=seed),
+        slow=slowdown_probability(together, slower),
+        whole=training_time(together, plan, seed=seed),
+        best_interval_s=_best_interval(drawn, plan, seed),
+        spread=RunSpread.of(steps_AT) if has_runs else None,
+        growth=tail_growth(drawn.step_ns_D, GROWTH),
     )
+
+
+def _best_interval(drawn: DrawnSteps, plan: TrainingPlan, seed: int) -> float | None:
+    if plan.fleet is None:
+        return None
+    work_s = (float(drawn.step_ns_D.mean()) + plan.extra_ns) * plan.steps / 1e9
+    return best_interval_s(work_s, plan, seed=seed)
+
+
+def _sources(
+    model: Model, config: MonteCarlo, where: Executor, reporter: TerminalReporter
+) -> tuple[VariationShare, ...]:
+    """Each source of a profile, switched off in turn; nothing where there is no profile."""
+    source = model.source
+    if not isinstance(source, ProfileDraws):
+        return ()
+    # Many runs of few steps: most of what differs, differs between runs.
+    draws = max(config.draws // FEWER, min(config.draws, FEWEST_DRAWS))
+    fewer = replace(config, draws=draws, steps=None, counted=2)
+    with reporter.stage("sources") as update:
+
+        def draw(name: str | None) -> DrawnSteps:
+            update(SOURCES.index(name) + 1 if name else 0, len(SOURCES))
+            own = source if name is None else source.without(name)
+            return draw_steps(model.graph, own, fewer, base=model.base, executor=where)
+
+        return variation_shares(draw, SOURCES)

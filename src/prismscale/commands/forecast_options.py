@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from prismscale.durations.slow_ranks import slow_ranks
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.draws.variation import COMMUNICATION_CV, Variation
-from prismscale.forecast.recording import Changes
-from prismscale.run_options import slow_rank
+from prismscale.forecast.recording import Changes, Recording, load_recording
 
 Run = Annotated[Path, typer.Argument(help="Run folder, captured or imported.")]
 ClusterName = Annotated[
@@ -29,7 +29,9 @@ ComputeScale = Annotated[
 Slow = Annotated[
     list[str] | None,
     typer.Option(
-        "--slow", help="Ranks whose computation is slower: RANK=FACTOR.", show_default="the run's"
+        "--slow",
+        help="Ranks whose computation is slower: RANK=FACTOR, 8-15=FACTOR, or @FILE of such lines.",
+        show_default="the run's",
     ),
 ]
 Kernels = Annotated[
@@ -48,9 +50,12 @@ WhatIf = Annotated[
     ),
 ]
 Variability = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--variability", help="recorded: as recorded and assumed; none: every draw the run's step."
+        "--variability",
+        help="A profile for a null run: a preset's name or a TOML file; recorded: as recorded and "
+        "assumed; none: every draw the run's step.",
+        show_default="the run's profile, else recorded",
     ),
 ]
 Draws = Annotated[int, typer.Option("--draws", help="Monte Carlo draws.")]
@@ -74,14 +79,60 @@ Workers = Annotated[int | None, typer.Option("--workers", help="Processes.", sho
 Address = Annotated[str | None, typer.Option("--address", help="Of a Ray cluster, or auto.")]
 Fuse = Annotated[bool, typer.Option("--fuse/--no-fuse", help="Draw lockstep ranks as one.")]
 CommunicationCv = Annotated[
-    float,
-    typer.Option("--communication-cv", help="Variation of communication that was not measured."),
+    float | None,
+    typer.Option(
+        "--communication-cv",
+        help="Variation of communication that was not measured, without a profile.",
+        show_default=f"{COMMUNICATION_CV}",
+    ),
 ]
 Stalls = Annotated[
-    float, typer.Option("--stalls", help="Share of unmeasured communication that stalls, to 10×.")
+    float | None,
+    typer.Option(
+        "--stalls",
+        help="Share of unmeasured communication that stalls, to 10×, without a profile.",
+        show_default="none",
+    ),
 ]
 
-DEFAULT_CV = COMMUNICATION_CV
+TrainSteps = Annotated[int, typer.Option("--train-steps", help="Steps of the whole training.")]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", help="Machines that can fail.", show_default="the run's"),
+]
+Failures = Annotated[
+    str | None,
+    typer.Option(
+        "--failures",
+        help="How often machines fail: a published fleet (llama3-405b, rsc-1, rsc-2), a TOML file, "
+        "or none.",
+        show_default="llama3-405b on GPUs",
+    ),
+]
+MtbfHours = Annotated[
+    float | None,
+    typer.Option("--mtbf-hours", help="Between failures of one node.", show_default="the fleet's"),
+]
+CheckpointS = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-s", help="To write a checkpoint.", show_default="the program's, else 60"
+    ),
+]
+RestartS = Annotated[float, typer.Option("--restart-s", help="From a failure to the first step.")]
+ReplaceS = Annotated[
+    float, typer.Option("--replace-s", help="What putting in another node adds to that.")
+]
+Spares = Annotated[
+    int | None, typer.Option("--spares", help="Nodes that stand ready.", show_default="enough")
+]
+RepairHours = Annotated[
+    float, typer.Option("--repair-hours", help="Until a node that failed is a spare again.")
+]
+IntervalS = Annotated[
+    float | None,
+    typer.Option("--interval-s", help="Between checkpoints.", show_default="Daly's optimum"),
+]
 
 
 def draws_config(draws: int, seed: int, steps: int | None, memory_gb: float) -> MonteCarlo:
@@ -89,9 +140,30 @@ def draws_config(draws: int, seed: int, steps: int | None, memory_gb: float) -> 
     return MonteCarlo(draws=draws, seed=seed, steps=steps, memory_bytes=int(memory_gb * 1e9))
 
 
-def assumed(communication_cv: float, stalls: float = 0.0) -> Variation:
-    """Variation of what was not measured."""
-    return Variation(communication_cv=communication_cv, stall_probability=stalls)
+def assumed(communication_cv: float | None, stalls: float | None = None) -> Variation:
+    """Variation of what was not measured, where no profile says it."""
+    cv = COMMUNICATION_CV if communication_cv is None else communication_cv
+    return Variation(communication_cv=cv, stall_probability=stalls or 0.0)
+
+
+def recording(
+    run: Path, asked: Changes, communication_cv: float | None, stalls: float | None
+) -> Recording:
+    """The run with what is to be different.
+
+    Raises:
+        UsageError: see :func:`load_recording`; or constants beside a profile.
+    """
+    found = load_recording(run, changes=asked, variation=assumed(communication_cv, stalls))
+    if found.modelled_job is not None:
+        for option, value in (("--communication-cv", communication_cv), ("--stalls", stalls)):
+            if value is not None:
+                raise UsageError(
+                    f"{option} is a constant in place of a profile, and this run has one "
+                    f"('{found.modelled_job.profile.name}'): add --variability recorded, or write "
+                    "a profile of your own"
+                )
+    return found
 
 
 def changes(
@@ -99,15 +171,17 @@ def changes(
     compute_scale: float | None,
     slow: list[str] | None,
     kernels: Path | None = None,
+    variability: str | None = None,
     what_if: list[str] | None = None,
 ) -> Changes:
     """What is to be different from the run's own scenario."""
     return Changes(
         cluster=cluster,
         compute_scale=compute_scale,
-        slow=dict(slow_rank(text) for text in slow) if slow else None,
+        slow=slow_ranks(slow) if slow else None,
         kernels=None if kernels is None else str(kernels),
         what_ifs=tuple(what_if) if what_if else None,
+        variability=variability,
     )
 
 

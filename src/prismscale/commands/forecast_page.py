@@ -71,7 +71,8 @@ def sections_of(found: Mapping[str, Any]) -> list[Section]:
 
 
 def _forecast(forecast: Mapping[str, Any]) -> str:
-    return _distribution(forecast) + _guarantees(forecast) + _pools(forecast["pools"])
+    parts = (_distribution, _guarantees, _spread, _training)
+    return "".join(part(forecast) for part in parts) + _pools(forecast["pools"])
 
 
 def _distribution(forecast: Mapping[str, Any]) -> str:
@@ -132,6 +133,35 @@ def _guarantees(forecast: Mapping[str, Any]) -> str:
         if w["width"] > 1 and w["resolved"]
     ]
     return fragment(_TABLE, head=("guarantee", "value", "95 % interval"), rows=rows)
+
+
+def _spread(forecast: Mapping[str, Any]) -> str:
+    """What differs from step to step and from run to run, and by which source; nothing where draws
+    do not tell."""
+    spread = forecast["spread"]
+    if spread is None:
+        return ""
+    rows = [
+        ("median step over the step without variation", f"{forecast['variation_cost']:+.2%}"),
+        ("from step to step of one run, CV", f"{spread['within_cv']:.2%}"),
+        ("from run to run, on other machines, CV", f"{spread['between_cv']:.2%}"),
+        *((f"{s['name']}, of p95 - p50", f"{s['share']:.0%}") for s in forecast["sources"]),
+    ]
+    return fragment(_TABLE, head=("variation", ""), rows=rows)
+
+
+def _training(forecast: Mapping[str, Any]) -> str:
+    """Where the days of training go."""
+    training = forecast["training"]
+    rows = [(name, f"{days:,.2f}") for name, days in training["parts_days"].items() if days]
+    rows.append(("GPU-hours", f"{training['gpu_hours']:,.0f}"))
+    for name, key in (
+        ("used", "checkpoint_interval_s"),
+        ("with the fewest days", "best_interval_s"),
+    ):
+        if training[key] is not None:
+            rows.append((f"seconds between checkpoints, {name}", f"{training[key]:,.0f}"))
+    return fragment(_TABLE, head=("the training, on average", "days"), rows=rows)
 
 
 def _pools(pools: Sequence[Mapping[str, Any]]) -> str:

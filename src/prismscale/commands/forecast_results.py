@@ -23,7 +23,8 @@ from prismscale.errors import FormatError
 from prismscale.files import write_json
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.model import Model
-from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
+from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
+from prismscale.forecast.run_spread import VariationShare
 from prismscale.runfolder import RunFolder
 
 MEMBER = "forecast"
@@ -70,28 +71,39 @@ def save_section(run: Path, section: str, values: dict[str, Any]) -> None:
 
 
 def promise_json(
-    promise: Guarantee, model: Model, config: MonteCarlo, measured: MeasuredSteps
+    promise: Guarantee,
+    model: Model,
+    config: MonteCarlo,
+    measured: MeasuredSteps,
+    sources: Sequence[VariationShare],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     """What ``prismscale forecast`` says."""
-    whole = promise.whole
+    whole, spread = promise.whole, promise.spread
     return {
-        "draws": config.draws,
+        "draws": len(promise.step_ns_D),
         "seed": config.seed,
         "step_without_variation_ns": model.step_ns,
         "quantile": promise.quantile,
         "quantiles_ns": {f"{q:g}": plain(e) for q, e in promise.quantiles.items()},
         "slowdown": {"factor": promise.slower, **plain(promise.slow)},
+        "variation_cost": promise.variation,
+        "spread": None if spread is None else plain(spread),
+        "sources": [plain(source) for source in sources],
         "training": {
             "steps": promise.plan.steps,
             "days": {f"{q:g}": whole.days(q) for q in promise.quantiles},
             "failures": float(np.median(whole.failures_D)),
             "checkpoint_interval_s": whole.interval_s if np.isfinite(whole.interval_s) else None,
+            "best_interval_s": promise.best_interval_s,
+            "parts_days": promise.parts_days,
+            "gpu_hours": float(whole.days_D.mean()) * 24 * promise.gpus,
         },
         "width": [plain(g) for g in promise.growth],
         "step_ns": _thinned(promise.step_ns_D),
         "measured_ns": list(measured.step_ns),
         "pools": [_pool_json(model, i) for i in range(len(model.fitted))],
-        "notes": [*model.notes, *measured.notes],
+        "notes": list(notes),
     }
 
 
@@ -102,6 +114,7 @@ def placement_json(
     hot: Sequence[HotNode],
     stage_S: Sequence[int],
     notes: Sequence[str],
+    tails: Sequence[PlacedTail] = (),
 ) -> dict[str, Any]:
     """The best placement, node slot by node slot, and what one slow node costs."""
     return {
@@ -111,6 +124,7 @@ def placement_json(
         "worst_ns": study.worst.step_ns,
         "tried": study.tried,
         "exhaustive": study.exhaustive,
+        "tails": [plain(tail) for tail in tails],
         "node_slots": [
             {
                 "ranks": list(node_slot),

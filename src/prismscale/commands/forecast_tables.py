@@ -12,16 +12,18 @@ from rich.table import Column, Table
 
 from prismscale.durations.samples import StepSamples
 from prismscale.forecast.distributions.scaling import TailAtWidth
-from prismscale.forecast.guarantees import (
-    DAY_S,
-    Estimate,
-    TrainingPlan,
-    TrainingTime,
-    young_interval_s,
-)
-from prismscale.forecast.placement.node_placement import HotNode, PlacementStudy
+from prismscale.forecast.guarantees import Estimate
+from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
+from prismscale.forecast.run_spread import RunSpread, VariationShare
 from prismscale.forecast.sensitivity import Sensitivity
 from prismscale.forecast.sobol import SobolIndex
+from prismscale.forecast.training import (
+    DAY_S,
+    TrainingPlan,
+    TrainingTime,
+    daly_interval_s,
+    young_interval_s,
+)
 from prismscale.sim.event_cost import EventCost
 
 MOST_FACTORS = 12
@@ -35,13 +37,40 @@ class Guarantee:
     """What a forecast says."""
 
     step_ns_D: NDArray[np.int64]
+    base_ns: int
+    """Without variation."""
     plan: TrainingPlan
+    gpus: int
     quantile: float
     slower: float
     quantiles: Mapping[float, Estimate]
     slow: Estimate
     whole: TrainingTime
+    best_interval_s: float | None
+    """Between checkpoints, of the simulated law; None where nothing fails."""
+    spread: RunSpread | None
+    """None where draws do not tell runs from steps."""
     growth: Sequence[TailAtWidth]
+
+    @property
+    def variation(self) -> float:
+        """What variation costs: the median step over the one without, minus 1."""
+        return float(np.median(self.step_ns_D)) / self.base_ns - 1 if self.base_ns else 0.0
+
+    @property
+    def parts_days(self) -> dict[str, float]:
+        """What the mean training goes into."""
+        whole, plan = self.whole, self.plan
+        still = self.base_ns * plan.steps / 1e9 / DAY_S
+        events = plan.extra_ns * plan.steps / 1e9 / DAY_S
+        return {
+            "steps without variation": still,
+            "variation": float(whole.steps_D.mean()) - still - events,
+            "periodic events": events,
+            "checkpoints": float(whole.checkpoints_D.mean()),
+            "work done again": float(whole.redone_D.mean()),
+            "restarts, other nodes": float(whole.down_D.mean()),
+        }
 
 
 def print_base(console: Console, step_ns: int) -> None:
@@ -56,6 +85,12 @@ def print_promise(console: Console, promise: Guarantee) -> None:
         interval = f"{estimate.low / 1e6:,.3f} … {estimate.high / 1e6:,.3f}"
         table.add_row(f"p{q * 100:g}", f"{estimate.value / 1e6:,.3f}", interval)
     console.print(table)
+    if promise.variation:
+        gap_ms = (float(np.median(promise.step_ns_D)) - promise.base_ns) / 1e6
+        console.print(
+            f"variation costs {promise.variation:.2%}: p50 is {gap_ms:,.3f} ms above the step "
+            "without it"
+        )
     slow, plan, whole = promise.slow, promise.plan, promise.whole
     console.print(
         f"P(step > {promise.slower:g} × median) = {slow.value:.2%} "
@@ -68,13 +103,44 @@ def print_promise(console: Console, promise: Guarantee) -> None:
         f"{plan.steps:,} steps: p50 {whole.days(0.5):,.2f}, {name} "
         f"{whole.days(promise.quantile):,.2f} days; {every:,.2f} if every step took its {name}"
     )
-    if plan.mtbf_hours is not None:
+    _print_parts(console, promise)
+    if promise.best_interval_s is not None:
         young = young_interval_s(plan.checkpoint_s, plan.job_mtbf_s)
+        daly = daly_interval_s(plan.checkpoint_s, plan.job_mtbf_s)
         console.print(
-            f"{np.median(whole.failures_D):.0f} failures, a checkpoint every "
-            f"{whole.interval_s:,.0f} s (Young: {young:,.0f} s)"
+            f"{np.median(whole.failures_D):.0f} failures; a checkpoint every "
+            f"{whole.interval_s:,.0f} s (Young: {young:,.0f}, Daly: {daly:,.0f}, fewest days "
+            f"simulated: {promise.best_interval_s:,.0f} s)"
         )
-    _print_growth(console, promise.growth)
+    if promise.spread is None:
+        _print_growth(console, promise.growth)
+
+
+def _print_parts(console: Console, promise: Guarantee) -> None:
+    """Where the days go, and the GPU-hours."""
+    table = Table("the training, on average", Column("days", justify="right"), "")
+    parts = promise.parts_days
+    total = sum(parts.values())
+    for name, days in parts.items():
+        if days:
+            table.add_row(name, f"{days:,.2f}", f"{days / total:.1%}")
+    table.add_row("all", f"{total:,.2f}", f"{total * 24 * promise.gpus:,.0f} GPU-hours")
+    console.print(table)
+
+
+def print_spread(console: Console, spread: RunSpread, sources: Sequence[VariationShare]) -> None:
+    """What differs from step to step and from run to run, and what each source does to it."""
+    console.print(
+        f"from step to step of one run: CV {spread.within_cv:.2%}, p95 {spread.within_p95:.2%} "
+        f"above the median; from run to run, on other machines: CV {spread.between_cv:.2%}"
+    )
+    if not sources:
+        return
+    share = Column("of p95 - p50", justify="right")
+    table = Table("variation", share, Column("p50 without it, ms", justify="right"))
+    for source in sorted(sources, key=lambda s: -s.share):
+        table.add_row(source.name, f"{source.share:.0%}", f"{source.p50_ns / 1e6:,.3f}")
+    console.print(table)
 
 
 def _print_growth(console: Console, growth: Sequence[TailAtWidth]) -> None:
@@ -114,9 +180,10 @@ def print_sensitivity(console: Console, found: Sensitivity, sobol: Sequence[Sobo
 
 
 def print_placement(
-    console: Console, study: PlacementStudy, samples: StepSamples, quantile: float
+    console: Console, study: PlacementStudy, samples: StepSamples, quantile: float | None
 ) -> None:
-    """The best placement, node slot by node slot, and what it gains."""
+    """The best placement, node slot by node slot, and what it gains. ``quantile``: by which
+    placements were compared; None: by the step without other variation."""
     table = Table("stage", "replica", "ranks", "node", "factor")
     placed = list(zip(study.node_slots, study.best.node_S, strict=True))
     for node_slot, n in placed[:MOST_NODE_SLOTS]:
@@ -128,11 +195,24 @@ def print_placement(
     if len(placed) > MOST_NODE_SLOTS:
         console.print(f"… and {len(placed) - MOST_NODE_SLOTS} more in results.json and report.html")
     how = "all different ones" if study.exhaustive else "search"
+    what = "step without other variation" if quantile is None else f"p{quantile * 100:g}"
     console.print(
-        f"p{quantile * 100:g}: given order {study.given.step_ns / 1e6:,.3f} ms, best "
+        f"{what}: given order {study.given.step_ns / 1e6:,.3f} ms, best "
         f"{study.best.step_ns / 1e6:,.3f} ms ({study.gain:.3f}× faster), worst seen "
         f"{study.worst.step_ns / 1e6:,.3f} ms; {study.tried} placements tried ({how})"
     )
+
+
+def print_placed_tails(console: Console, tails: Sequence[PlacedTail], quantile: float) -> None:
+    """How the shown placements vary."""
+    if not tails:
+        return
+    heads = ("as run --slow shows it, ms", "p50, ms", f"p{quantile * 100:g}, ms")
+    table = Table("placement", *(Column(h, justify="right") for h in heads))
+    for tail in tails:
+        figures = (tail.step_ns, tail.p50_ns, tail.far_ns)
+        table.add_row(tail.name, *(f"{ns / 1e6:,.3f}" for ns in figures))
+    console.print(table)
 
 
 def print_hot_nodes(

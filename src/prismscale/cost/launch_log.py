@@ -178,6 +178,11 @@ def costs(
     return np.array(device_ns_S, dtype=np.int64), np.array(host_ns_S, dtype=np.int64)
 
 
+def kinds(log: LaunchLog, model: KernelModel) -> list[str]:
+    """Kind of kernel of each signature (S)."""
+    return [_cost(model, signature).kind for signature in log.signatures]
+
+
 def _cost(model: KernelModel, signature: str) -> KernelCost:
     if signature.startswith(REPLAYED):
         return replace(model.cost(signature.removeprefix(REPLAYED)), host_ns=0)
@@ -202,13 +207,8 @@ def recost(
     if not recomputes:
         device_ns_E[log.is_recomputed_E] = host_ns_E[log.is_recomputed_E] = 0
     host_ns_E1 = np.concatenate([[0], np.cumsum(host_ns_E)])
-    # By lane, and in program order within each: the entries of one node are then neighbours.
-    order_E = np.argsort(log.lane_E, kind="stable")
+    order_E, first_N, stop_N = _by_lane(log)
     device_ns_E1 = np.concatenate([[0], np.cumsum(device_ns_E[order_E])])
-    place_E = log.lane_E[order_E] * np.int64(log.n_entries + 1) + order_E
-    lane_start_N = log.lane_N * np.int64(log.n_entries + 1)
-    first_N = np.searchsorted(place_E, lane_start_N + log.first_N)
-    stop_N = np.searchsorted(place_E, lane_start_N + log.stop_N)
 
     # max(host until k + device from k on) = device until stop + max(host until k - device until k)
     lead_ns_E = host_ns_E1[1:][order_E] - device_ns_E1[:-1]
@@ -217,6 +217,37 @@ def recost(
     work_ns_N = device_ns_E1[stop_N] - device_ns_E1[first_N]
     host_ns_N = host_ns_E1[log.stop_N] - host_ns_E1[log.first_N]
     return np.choose(log.path_N, [work_ns_N, launch_ns_N, host_ns_N])
+
+
+def sums_over_nodes(
+    log: LaunchLog, values_VS: NDArray[np.float64], *, recomputes: bool = True
+) -> NDArray[np.float64]:
+    """Sums (V, N) over the launches of each node on a stream, given values of each signature; 0 for
+    the host's nodes. Without ``recomputes``, what a backward pass makes a second time counts 0."""
+    order_E, first_N, stop_N = _by_lane(log)
+    signature_E = log.signature_E[order_E]
+    counts_E = signature_E != HOST_ONLY
+    if not recomputes:
+        counts_E &= ~log.is_recomputed_E[order_E]
+    values_VE = np.where(counts_E, values_VS[:, signature_E], 0.0)
+    before_VE1 = np.concatenate(
+        [np.zeros((len(values_VS), 1)), np.cumsum(values_VE, axis=1)], axis=1
+    )
+    found = before_VE1[:, stop_N] - before_VE1[:, first_N]
+    return np.where(log.path_N == NodePath.HOST, 0.0, found)
+
+
+def _by_lane(
+    log: LaunchLog,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Entries by lane, and in program order within each, so that those of one node are neighbours;
+    the first entry of each node (N) in that order, and the one after its last."""
+    order_E = np.argsort(log.lane_E, kind="stable")
+    place_E = log.lane_E[order_E] * np.int64(log.n_entries + 1) + order_E
+    lane_start_N = log.lane_N * np.int64(log.n_entries + 1)
+    first_N = np.searchsorted(place_E, lane_start_N + log.first_N)
+    stop_N = np.searchsorted(place_E, lane_start_N + log.stop_N)
+    return order_E, first_N, stop_N
 
 
 def _most(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prismscale.errors import UsageError
 
 
@@ -24,6 +27,12 @@ class Faults:
         for rank, step in self.hang.items():
             if step < 0:
                 raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
+
+    def factors(self, world_size: int) -> NDArray[np.float64]:
+        """Factor on the computation of every rank."""
+        factor_R = np.ones(world_size)
+        factor_R[list(self.slow)] = list(self.slow.values())
+        return factor_R
 
     def check(self, world_size: int) -> None:
         """Refuse ranks that do not exist."""

@@ -139,9 +139,7 @@ class GraphDurations:
         return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))
 
     def _slow_factors(self, rank_class: RankClass) -> NDArray[np.float64] | None:
-        factors = np.ones(rank_class.size)
-        for rank, factor in self.faults.slow.items():
-            factors[rank_class.members_M == rank] = factor
+        factors = self.faults.factors(self.graph.world_size)[rank_class.members_M]
         return None if (factors == 1).all() else factors
 
     def _hang_steps(self, rank_class: RankClass) -> dict[int, NDArray[np.bool_]]:

@@ -76,7 +76,11 @@ class Recosting:
         return costed if self.recomputes else _without(costed, recomputed_nodes(costed, logs[0]))
 
     def logs(self, trace: RankTrace) -> Iterator[LaunchLog]:
-        """Of the captured ranks that a class's durations were made of."""
+        """Of the captured ranks that a class's durations were made of.
+
+        Raises:
+            UsageError: logs that are not there. FormatError: damaged files.
+        """
         for rank in dict.fromkeys(trace.facts.longest_of or (trace.captured_as,)):
             if rank not in self._known:
                 self._known[rank] = self._load(rank)

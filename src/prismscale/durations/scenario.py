@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.cluster import Cluster
+from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.recosting import CostSettings
@@ -24,6 +25,8 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.scenario/1"
+RECORDED, NONE = WITHOUT_PROFILE = ("recorded", "none")
+"""What can be said of variability besides a profile: as recorded, or none at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,9 @@ class Scenario:
     """Folder of the traces that the graph was made of, in the run folder."""
     what_ifs: tuple[str, ...] = ()
     """See :mod:`prismscale.durations.what_if.forms`."""
+    variability: VariabilityProfile | None = None
+    """How unsteady what a model answered is; None: forecasts vary it by a constant, or not at
+    all."""
 
     def __post_init__(self) -> None:
         check_compute_scale(self.compute_scale)
@@ -81,15 +87,20 @@ class Scenario:
         slow: Mapping[int, float] | None = None,
         kernels: str | None = None,
         what_ifs: Sequence[str] | None = None,
+        variability: str | None = None,
     ) -> Scenario:
         """The same scenario but for what is given.
 
         Raises:
-            UsageError: a value that cannot be, or kernel times where none were modelled.
+            UsageError: a value that cannot be, or kernel times or a variability profile where no
+                kernels were modelled.
+            FormatError: a damaged variability profile.
         """
         found = self
+        if variability is not None:
+            found = replace(found, variability=self._profile(variability))
         if cluster is not None:
-            found = self._on(Cluster.load(cluster))
+            found = found._on(Cluster.load(cluster))
         if kernels is not None:
             if found.kernel_costs is None:
                 raise UsageError(
@@ -100,10 +111,21 @@ class Scenario:
         if compute_scale is not None:
             found = replace(found, compute_scale=compute_scale)
         if slow is not None:
-            found = replace(found, faults=replace(self.faults, slow=dict(slow)))
+            found = replace(found, faults=replace(found.faults, slow=dict(slow)))
         if what_ifs is not None:
             found = replace(found, what_ifs=tuple(what_ifs))
         return found
+
+    def _profile(self, given: str) -> VariabilityProfile | None:
+        if given in WITHOUT_PROFILE:
+            return None
+        profile = VariabilityProfile.load(given)
+        if self.kernel_costs is None:
+            raise UsageError(
+                f"--variability {given} varies kernels that a model answered; the computation of "
+                f"this run was measured: allowed are {', '.join(WITHOUT_PROFILE)}"
+            )
+        return profile
 
     def _on(self, cluster: Cluster) -> Scenario:
         if cluster.processor_communicates != self.cluster.processor_communicates:
@@ -127,6 +149,7 @@ class Scenario:
             "kernel_costs": None if self.kernel_costs is None else asdict(self.kernel_costs),
             "captures": self.captures,
             "what_ifs": self.what_ifs,
+            "variability": None if self.variability is None else self.variability.to_toml(),
         }
         write_json(path, table)
 
@@ -170,4 +193,10 @@ def _read(table: Any, origin: str) -> Scenario:
         captures=str(table["captures"]),
         # Files of before have none.
         what_ifs=tuple(map(str, table.get("what_ifs", ()))),
+        # Runs of versions that had no profiles do not name one.
+        variability=_profile(table.get("variability"), origin),
     )
+
+
+def _profile(text: str | None, origin: str) -> VariabilityProfile | None:
+    return None if text is None else VariabilityProfile.from_toml(text, origin=origin)

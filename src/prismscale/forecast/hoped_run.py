@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from prismscale.analysis.attribution import Breakdown, break_down
 from prismscale.analysis.stages import classes_by_stage, stage_name
@@ -12,9 +11,8 @@ from prismscale.durations.what_if.effects import Effect
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.montecarlo import Base, MonteCarlo, draw_steps
-from prismscale.forecast.draws.variation import Variation
-from prismscale.forecast.model import RECORDED, model_of
-from prismscale.forecast.recording import Changes, Recording, load_recording
+from prismscale.forecast.model import model_of
+from prismscale.forecast.recording import Changes, Recording
 from prismscale.progress import StageUpdate
 from prismscale.sim.timeline import Timeline, simulate, simulate_steady
 
@@ -64,12 +62,11 @@ class HopedRun:
 class HopedRuns:
     """Evaluates what-ifs on one run."""
 
-    run: Path
+    load: Callable[[Changes], Recording]
+    """Reads the run with what is to be different."""
     changes: Changes
     """Of both sides."""
     config: MonteCarlo
-    variation: Variation | None = None
-    variability: str = RECORDED
     method: str = "auto"
     executor: Executor | None = None
 
@@ -98,13 +95,12 @@ class HopedRuns:
         )
 
     def _recording(self, what_ifs: Sequence[str]) -> Recording:
-        changes = replace(self.changes, what_ifs=tuple(what_ifs))
-        return load_recording(self.run, variation=self.variation, changes=changes)
+        return self.load(replace(self.changes, what_ifs=tuple(what_ifs)))
 
     def _side(self, recording: Recording) -> Side:
-        model = model_of(recording, method=self.method, variability=self.variability)
+        model = model_of(recording, method=self.method)
         # The same seed on both sides: what differs is not chance.
-        config = replace(self.config, steps=self.config.steps or model.steps)
+        config = model.drawn(self.config)
         drawn = draw_steps(
             model.graph, model.source, config, base=model.base, executor=self.executor
         )

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.durations.scenario import NONE, RECORDED, WITHOUT_PROFILE
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.fitting import FittedPool, fit_distributions
 from prismscale.forecast.draws.lockstep import FusedGraph, fuse
-from prismscale.forecast.draws.montecarlo import Base, DrawSource, SteadyDraws
+from prismscale.forecast.draws.montecarlo import Base, DrawSource, MonteCarlo, SteadyDraws
 from prismscale.forecast.draws.quotient import quotient_of
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes
 from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
+from prismscale.forecast.modelled.modelled_job import DrawnJob, Modelled, drawn_job
+from prismscale.forecast.modelled.profile_draws import ProfileDraws
 from prismscale.forecast.recording import Recording
 from prismscale.graph.job_graph import JobGraph
 
@@ -24,8 +27,9 @@ fitted distributions."""
 AHEAD_OF_FITTED = 4
 """Steps drawn from distributions where a job must settle first."""
 METHODS = ("auto", "steps", "fitted")
-RECORDED, NONE = "recorded", "none"
-VARIABILITIES = (RECORDED, NONE)
+RUN_STEPS = 8
+"""Steps that count of each drawn run of a null job: enough to tell runs from steps, and few enough
+for many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,7 @@ class Model:
     """A graph and the distribution of its durations."""
 
     graph: JobGraph
-    source: DistributionDraws | ReplayDraws | SteadyDraws
+    source: DistributionDraws | ReplayDraws | SteadyDraws | ProfileDraws
     step_ns: int
     """The step without variation, as ``prismscale run`` shows it."""
     base: Base | None = None
@@ -45,15 +49,35 @@ class Model:
     fused."""
     fused: FusedGraph | None = None
     fitted: tuple[FittedPool, ...] = ()
+    counted: int = 1
+    """Steps of each draw that count."""
+    job: DrawnJob | None = None
+    """The draws of a null run."""
     notes: tuple[str, ...] = ()
+
+    def drawn(self, config: MonteCarlo) -> MonteCarlo:
+        """``config`` with as many steps as these draws need, where it does not say."""
+        if config.steps is None:
+            return replace(config, steps=self.steps, counted=self.counted)
+        # The first step of a run makes its ranks enter the next at different times.
+        return replace(config, counted=min(self.counted, max(config.steps - 1, 1)))
 
     def slowed(self, factor_R: NDArray[np.float64]) -> tuple[DrawSource, Base | None]:
         """The same draws with each rank's computation multiplied by a further factor, and what they
         go on from then."""
+        if self.job is not None:
+            job = self.job.slowed(factor_R)
+            if job is None:
+                raise UsageError(
+                    "ranks that are drawn as one differ in speed; give whole nodes, or --no-fuse"
+                )
+            return job.source, job.base
         base = None if self.base is None else self.base.slowed(factor_R)
         source = self.source
         if isinstance(source, SteadyDraws):
             return replace(source, base=source.base.slowed(factor_R)), base
+        if isinstance(source, ProfileDraws):
+            raise UsageError("draws of a null run are slowed with their job")
         own = factor_R if source.factor_R is None else factor_R * source.factor_R
         return replace(source, factor_R=own), base
 
@@ -63,7 +87,7 @@ def model_of(
     *,
     method: str = "auto",
     fused: bool = True,
-    variability: str = RECORDED,
+    variability: str | None = None,
 ) -> Model:
     """How durations are drawn.
 
@@ -72,16 +96,19 @@ def model_of(
         ``auto``: distributions
             where every rank was recorded, and in fewer than :data:`ENOUGH_STEPS` steps.
         fused: draw ranks as one that move together.
-        variability: ``none`` holds every duration: all draws are the run's step.
+        variability: ``none`` holds every duration: all draws are the run's step; ``recorded``
+            leaves a null run's profile aside; None: as the recording says.
 
     Raises:
         UsageError: an unknown method or variability. FormatError: impossible durations.
     """
-    for given, allowed in ((method, METHODS), (variability, VARIABILITIES)):
+    for given, allowed in ((method, METHODS), (variability or RECORDED, WITHOUT_PROFILE)):
         if given not in allowed:
             raise UsageError(f"unknown choice '{given}'; allowed: {', '.join(allowed)}")
-    if variability == NONE:
+    if variability == NONE or recording.is_still:
         return _still(recording)
+    if recording.modelled_job is not None and variability != RECORDED:
+        return _profiled(recording, recording.modelled_job, fused=fused)
     few = recording.samples.n_steps < ENOUGH_STEPS and not recording.is_captured
     if method == "fitted" or (method == "auto" and few):
         return _by_distributions(recording, fused=fused)
@@ -96,6 +123,25 @@ def _still(recording: Recording) -> Model:
         step_ns=base.step_ns,
         base=base,
         notes=(*recording.notes, "variation is off: every draw is the run's step"),
+    )
+
+
+def _profiled(recording: Recording, modelled: Modelled, *, fused: bool) -> Model:
+    """All durations were modelled: drawn around what the model says, on every rank."""
+    job = drawn_job(modelled, recording.base, fused=fused)
+    notes = list(recording.notes)
+    if job.fused is not None:
+        notes.append(
+            f"sets of {job.fused.set_size} ranks that meet after every few kernels, drawn as one"
+        )
+    return Model(
+        graph=job.source.graph,
+        source=job.source,
+        step_ns=recording.base.step_ns,
+        base=job.base,
+        counted=RUN_STEPS,
+        job=job,
+        notes=tuple(notes),
     )
 
 

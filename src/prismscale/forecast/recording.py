@@ -7,19 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
 from prismscale.durations.altered import Alteration
+from prismscale.durations.composition import compositions
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import has_samples, load_samples
-from prismscale.durations.scenario import Scenario, check_compute_scale
-from prismscale.durations.source import (
-    LaterDurations,
-    scaled,
-)
+from prismscale.durations.scenario import NONE, WITHOUT_PROFILE, Scenario, check_compute_scale
+from prismscale.durations.source import LaterDurations, scaled
 from prismscale.durations.stored_events import load_events
 from prismscale.durations.what_if.effects import Effect
 from prismscale.durations.what_if.recorded_steps import (
@@ -30,6 +27,7 @@ from prismscale.durations.what_if.recorded_steps import (
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.draws.montecarlo import Base
 from prismscale.forecast.draws.variation import Variation
+from prismscale.forecast.modelled.modelled_job import Modelled
 from prismscale.graph.io import GRAPH_FILE, load_graph
 from prismscale.runfolder import RunFolder
 from prismscale.sim.event_cost import EventCost, event_costs
@@ -50,6 +48,9 @@ class Changes:
     """File of measured kernel times, for a null run."""
     what_ifs: tuple[str, ...] | None = None
     """See :mod:`prismscale.durations.what_if.forms`."""
+    variability: str | None = None
+    """``none``, ``recorded``, or a variability profile for a null run: a preset's name or a TOML
+    file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,10 @@ class Recording:
     """What happens only in some steps."""
     effects: tuple[Effect, ...] = ()
     """What each what-if touches."""
+    modelled_job: Modelled | None = None
+    """How unsteady a null run is; None: durations vary as recorded."""
+    is_still: bool = False
+    """Asked to be without variation."""
     notes: tuple[str, ...] = ()
     """Where durations come from, for people."""
 
@@ -94,6 +99,11 @@ def load_recording(
         FormatError: damaged files, or those of an older version.
     """
     changes = changes or Changes(cluster=cluster)
+    found = _read(folder, variation, changes)
+    return replace(found, is_still=changes.variability == NONE)
+
+
+def _read(folder: Path, variation: Variation | None, changes: Changes) -> Recording:
     run = RunFolder(root=folder)
     graph_folder = run.graph if run.graph.is_dir() else folder
     if not (graph_folder / GRAPH_FILE).is_file():
@@ -108,7 +118,7 @@ def load_recording(
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
     alteration = Alteration(scenario=scenario, root=run.root, stored=own.kernel_costs)
     job = hoped_job(graph, alteration)
-    found = recording_of(job.durations, scenario, variation)
+    found = _profiled(recording_of(job.durations, scenario, variation), alteration)
     found = replace(
         found,
         effects=job.effects,
@@ -120,6 +130,21 @@ def load_recording(
     without_ns = found.base.step_ns if job.step_without_ns is None else job.step_without_ns
     events = event_costs(load_events(run.periodic), job.scenario, without_ns)
     return replace(found, events=tuple(events))
+
+
+def _profiled(found: Recording, alteration: Alteration) -> Recording:
+    """The same recording, as unsteady as the scenario's profile says."""
+    scenario = alteration.scenario
+    profile = scenario.variability
+    if profile is None or scenario.kernel_costs is None:
+        return found
+    modelled = Modelled(
+        profile=profile,
+        compositions=compositions(found.samples.graph, alteration.recosting),
+        devices_per_node=scenario.cluster.devices_per_node,
+    )
+    note = f"durations are modelled, and vary as the profile '{profile.name}' says"
+    return replace(found, modelled_job=modelled, notes=(note,))
 
 
 def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
@@ -134,6 +159,7 @@ def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
             slow=slow,
             kernels=kernels,
             what_ifs=what_ifs,
+            variability=changes.variability,
         )
     if run.results.is_file() and run.timeline.is_file():
         raise FormatError(
@@ -146,7 +172,13 @@ def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
             "answer for its communication (--cluster h100-sxm)"
         )
     own = Scenario(cluster=Cluster.load(changes.cluster))
-    return own, own.changed(compute_scale=scale, slow=slow, kernels=kernels, what_ifs=what_ifs)
+    return own, own.changed(
+        compute_scale=scale,
+        slow=slow,
+        kernels=kernels,
+        what_ifs=what_ifs,
+        variability=changes.variability,
+    )
 
 
 def recording_of(
@@ -158,7 +190,7 @@ def recording_of(
     base = Base(
         graph=durations.graph,
         plain=LaterDurations(durations=even, first=retimed.first_row),
-        factor_R=_factors(durations.graph.world_size, durations.faults.slow),
+        factor_R=durations.faults.factors(durations.graph.world_size),
         step_ns=retimed.step_ns,
         steps=None if retimed.steady is not None else STEPS,
     )
@@ -195,6 +227,11 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
     one is the run's step."""
     if changes.kernels is not None:
         raise UsageError("--kernels models a null device's kernels; this is an import")
+    if changes.variability not in (None, *WITHOUT_PROFILE):
+        raise UsageError(
+            f"--variability {changes.variability}: an import was measured; allowed are "
+            f"{', '.join(WITHOUT_PROFILE)}"
+        )
     if changes.what_ifs:
         return _hoped_import(samples, changes)
     return _recording_of_import(samples, changes, import_scenario(changes.cluster, ()))
@@ -217,8 +254,9 @@ def _recording_of_import(samples: StepSamples, changes: Changes, scenario: Scena
     if changes.compute_scale is not None:
         check_compute_scale(changes.compute_scale)
         samples = _rescaled(samples, changes.compute_scale)
-    Faults(slow=changes.slow or {}).check(samples.graph.world_size)
-    factor_R = _factors(samples.graph.world_size, changes.slow or {})
+    faults = Faults(slow=changes.slow or {})
+    faults.check(samples.graph.world_size)
+    factor_R = faults.factors(samples.graph.world_size)
     bases = [
         Base(
             graph=samples.graph,
@@ -237,13 +275,6 @@ def _recording_of_import(samples: StepSamples, changes: Changes, scenario: Scena
     base = replace(bases[middle], step_ns=step_ns_T[middle])
     cluster = scenario.cluster if changes.cluster else None
     return Recording(samples=samples, base=base, modelled=missing, cluster=cluster)
-
-
-def _factors(world_size: int, slow: Mapping[int, float]) -> NDArray[np.float64]:
-    factor_R = np.ones(world_size)
-    for rank, factor in slow.items():
-        factor_R[rank] = factor
-    return factor_R
 
 
 def _unmeasured(samples: StepSamples) -> frozenset[tuple[int, int]]:

@@ -28,8 +28,10 @@ from prismscale.forecast.draws.montecarlo import (
 )
 from prismscale.forecast.draws.replay import ReplayDraws
 from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
+from prismscale.forecast.modelled.profile_draws import SOURCES, ProfileDraws
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.node import NodeKind
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.pipeline import pipeline_places
 
 Freeze = Callable[[Sequence[str]], DrawSource]
 """The same draws with some factors frozen."""
@@ -61,15 +63,19 @@ class Sensitivity:
 
 
 def factors_of(
-    source: DistributionDraws | ReplayDraws | SteadyDraws, fused: FusedGraph | None = None
+    source: DistributionDraws | ReplayDraws | SteadyDraws | ProfileDraws,
+    fused: FusedGraph | None = None,
 ) -> tuple[list[str], Freeze]:
-    """What can be frozen: each kernel and collective by name, and each stage's computation.
+    """What can be frozen: each kernel and collective by name, and each stage's computation. Of a
+    null run kinds of kernels, collectives by group, stages, and the sources of its profile.
 
     Args:
         fused: freeze in ``source``, the distributions of its origin, and fuse what is left.
     """
     if isinstance(source, SteadyDraws):
         raise UsageError("--variability none leaves nothing whose variation could be told")
+    if isinstance(source, ProfileDraws):
+        return _profile_factors(source)
     if isinstance(source, DistributionDraws):
         return _distribution_factors(source, fused)
     return _replay_factors(source)
@@ -163,6 +169,40 @@ def _replay_factors(source: ReplayDraws) -> tuple[list[str], Freeze]:
         return replace(source, frozen=frozenset().union(*(by_name[n] for n in names)))
 
     return list(by_name), freeze
+
+
+def _profile_factors(source: ProfileDraws) -> tuple[list[str], Freeze]:
+    kinds = {f"{kind} kernels": kind for kind in source.varying_kinds()}
+    nodes = _profile_nodes(source)
+    sources = {f"{name} variation": name for name in SOURCES if name not in source.off}
+
+    def freeze(names: Sequence[str]) -> DrawSource:
+        _check(names, {**kinds, **nodes, **sources})
+        left = source.without(*(sources[n] for n in names if n in sources))
+        still = frozenset().union(*(nodes[n] for n in names if n in nodes))
+        return left.steadied(frozenset(kinds[n] for n in names if n in kinds), still)
+
+    return [*kinds, *nodes, *sources], freeze
+
+
+def _profile_nodes(source: ProfileDraws) -> Mapping[str, set[tuple[int, int]]]:
+    """(class, body node) of the collectives of each group, and of each stage's computation."""
+    graph = source.graph
+    stage_R, _ = pipeline_places(graph)
+    stages = len(np.unique(stage_R))
+    found: dict[str, set[tuple[int, int]]] = {}
+    for rank_class in graph.classes:
+        trace = rank_class.trace
+        stage = int(stage_R[rank_class.members_M[0]])
+        for b, computes in enumerate(trace.computes_B.tolist()):
+            i = trace.n_prologue + b
+            if computes and stages > 1:
+                found.setdefault(f"stage {stage} computation", set()).add((rank_class.index, b))
+            elif not computes and trace.kind_N[i] != NodeKind.RECV:  # the sender's is drawn
+                group = trace.groups[int(trace.group_index_N[i])].name or "group"
+                name = f"{CollectiveOp(int(trace.op_N[i])).spelling} {group}"
+                found.setdefault(name, set()).add((rank_class.index, b))
+    return found
 
 
 def _check(names: Sequence[str], known: Mapping[str, object]) -> None:

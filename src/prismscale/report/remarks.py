@@ -143,6 +143,16 @@ def event_source(event: EventResult) -> str:
     return ", ".join(part for part in (written, event.site) if part) or "–"
 
 
+def variability_sentence(result: RunResult) -> str:
+    """What the step leaves out, and who tells it; empty where no profile does."""
+    if not result.variability or result.hung:
+        return ""
+    return (
+        f"The step is one without variation; prismscale forecast draws it as the profile "
+        f"'{result.variability}' says."
+    )
+
+
 def watched_sentence(result: RunResult) -> str:
     """What was not looked at."""
     if not result.watched_steps:

@@ -32,6 +32,7 @@ from prismscale.report.remarks import (
     part_names,
     parts_of,
     payload_rows,
+    variability_sentence,
     watched_sentence,
 )
 from prismscale.report.units import Scale, duration, percent, seconds, signed_percent, size
@@ -246,7 +247,8 @@ def _classes(result: RunResult) -> Section:
 
 def _sources(result: RunResult) -> Section:
     rows = [(s.source, percent(s.share), s.error) for s in result.sources]
-    return Section(title="Durations", html=_block("sources", rows=rows), order=60)
+    html = _block("sources", rows=rows, variation=variability_sentence(result))
+    return Section(title="Durations", html=html, order=60)
 
 
 def _kernels(result: RunResult) -> Section:

@@ -34,6 +34,7 @@ from prismscale.report.remarks import (
     parts_of,
     payload_sentences,
     value_sentences,
+    variability_sentence,
     warnings_of,
     watched_sentence,
 )
@@ -245,6 +246,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
     grid.add_row("Durations", _sources(result))
     if result.kernels and result.watched_steps:
         grid.add_row("Steps", Text(watched_sentence(result)))
+    if variation := variability_sentence(result):
+        grid.add_row("Variation", Text(variation))
     if result.kernels:
         grid.add_row("Kernels", Text(coverage_sentence(result)))
     if result.stand_ins:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from prismscale.durations.samples import StepSamples
+from prismscale.durations.scenario import NONE
 from prismscale.errors import FormatError
 from prismscale.forecast.distributions.duration_distribution import (
     Gamma,
@@ -25,7 +26,7 @@ from prismscale.forecast.distributions.scaling import tail_growth, widest_of
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, regimes_of
 from prismscale.forecast.draws.sampling import DistributionDraws, NodeDistribution
-from prismscale.forecast.model import NONE, model_of
+from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import Changes, recording_of_import
 from prismscale.formats.straggler import read_straggler
 from prismscale.formats.straggler.rank_programs import BARRIER_LABEL

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 from prismscale.commands.forecast_options import (
-    DEFAULT_CV,
     Address,
     ClusterName,
     CommunicationCv,
@@ -25,9 +24,9 @@ from prismscale.commands.forecast_options import (
     Steps,
     Variability,
     Workers,
-    assumed,
     changes,
     draws_config,
+    recording,
 )
 from prismscale.commands.forecast_results import plain, save_section
 from prismscale.commands.forecast_tables import print_notes
@@ -35,7 +34,6 @@ from prismscale.commands.what_if.what_if_table import print_hoped
 from prismscale.forecast.draws.executor import executor_named
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.hoped_run import HopedRun, HopedRuns, Side
-from prismscale.forecast.model import RECORDED
 from prismscale.progress import TerminalReporter
 
 
@@ -54,9 +52,9 @@ def what_if(
     compute_scale: ComputeScale = None,
     slow: Slow = None,
     kernels: Kernels = None,
-    variability: Variability = RECORDED,
-    communication_cv: CommunicationCv = DEFAULT_CV,
-    stalls: Stalls = 0.0,
+    variability: Variability = None,
+    communication_cv: CommunicationCv = None,
+    stalls: Stalls = None,
     method: Method = "auto",
     steps: Steps = None,
     seed: Seed = 0,
@@ -69,11 +67,9 @@ def what_if(
     console = Console(highlight=False)
     config = draws_config(draws, seed, steps, memory)
     runs = HopedRuns(
-        run=run,
-        changes=changes(cluster, compute_scale, slow, kernels),
+        load=lambda asked: recording(run, asked, communication_cv, stalls),
+        changes=changes(cluster, compute_scale, slow, kernels, variability),
         config=config,
-        variation=assumed(communication_cv, stalls),
-        variability=variability,
         method=method,
         executor=executor_named(executor, workers=workers, address=address),
     )

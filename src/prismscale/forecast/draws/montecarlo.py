@@ -85,16 +85,22 @@ class MonteCarlo:
     draws: int = 1000
     seed: int = 0
     steps: int | None = None
-    """Consecutive steps a draw; the last one counts. 1 is enough where a step ends at a barrier of
-    all ranks, for then the next begins as this one did. None: see [Note: drawn steps]."""
+    """Consecutive steps a draw; the last :attr:`counted` count. 1 is enough where a step ends at a
+    barrier of all ranks, for then the next begins as this one did. None: see [Note: drawn
+    steps]."""
+    counted: int = 1
+    """How many of a draw's steps count, the last ones: each is one of :attr:`draws`. They share
+    what belongs to a run: its devices, its links."""
     memory_bytes: int = 2**30
     """Of one worker, for times and durations."""
 
     def __post_init__(self) -> None:
-        for name in ("draws", "steps", "memory_bytes"):
+        for name in ("draws", "steps", "counted", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; at least 1 is needed")
+        if self.steps is not None and self.steps < self.counted:
+            raise UsageError(f"{self.counted} of {self.steps} steps count; draw at least as many")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +145,21 @@ class Drawing:
     source: DrawSource
     steps: int
     """Drawn, after those of :attr:`start`."""
+    counted: int = 1
+    """Of these, the last ones."""
     start: Start | None = None
     """Where draws begin; None: at time 0, all ranks together."""
 
 
 def drawing(
-    job: JobProgram, source: DrawSource, *, base: Base | None, steps: int | None = None
+    job: JobProgram,
+    source: DrawSource,
+    *,
+    base: Base | None,
+    steps: int | None = None,
+    counted: int = 1,
 ) -> Drawing:
-    """How draws come to the step that counts.
+    """How draws come to the steps that count.
 
     [Note: drawn steps] A step depends on how ranks enter it. So draws go on from where the run
     without variation stands: from the settled job, or from as many steps as leave the drawn ones
@@ -157,19 +170,20 @@ def drawing(
     Args:
         base: the run without variation; None: begin at time 0.
         steps: to draw; None: :data:`DRAWN_STEPS`, or the run's own where it has fewer.
+        counted: how many of these count, the last ones.
     """
+    wanted = steps or DRAWN_STEPS + counted - 1
     if base is None:
-        return Drawing(job=job, source=source, steps=steps or DRAWN_STEPS)
+        return Drawing(job=job, source=source, steps=wanted, counted=counted)
     if base.steps is None:
         start = settle(job, base.durations)
         # A whole cycle at least: the step is a mean over it.
-        return Drawing(
-            job=job, source=source, steps=max(steps or DRAWN_STEPS, start.cycle), start=start
-        )
-    drawn = min(steps or DRAWN_STEPS, base.steps)
+        drawn = max(wanted, start.cycle + counted - 1)
+        return Drawing(job=job, source=source, steps=drawn, counted=counted, start=start)
+    drawn = min(wanted, base.steps)
     before = base.steps - drawn
     start_or_none = simulated(job, base.durations, before) if before else None
-    return Drawing(job=job, source=source, steps=drawn, start=start_or_none)
+    return Drawing(job=job, source=source, steps=drawn, counted=counted, start=start_or_none)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +191,13 @@ class Draws:
     """Step times of all draws."""
 
     step_ns_D: NDArray[np.int64]
+    """Steps that count of one draw stand in a row."""
     config: MonteCarlo
+
+    @property
+    def by_run_AT(self) -> NDArray[np.int64]:
+        """The same by run (``A``) and the steps of each that count (``T``)."""
+        return self.step_ns_D.reshape(-1, self.config.counted)
 
     def quantile_ns(self, q: float) -> float:
         """Quantile of the step time."""
@@ -203,18 +223,18 @@ def draw_steps(
     chunks = chunks_of(config, bytes_per_draw(job))
     results: list[NDArray[np.int64]] = []
     done = 0
-    shared = drawing(job, source, base=base, steps=config.steps)
+    shared = drawing(job, source, base=base, steps=config.steps, counted=config.counted)
     for step_ns_D in (executor or Serial()).map(run_chunk, shared, chunks):
         results.append(step_ns_D)
         done += len(step_ns_D)
         if progress is not None:
-            progress(done, config.draws)
+            progress(min(done, config.draws), config.draws)
     return Draws(step_ns_D=np.concatenate(results), config=config)
 
 
 def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
-    """Step times ``[D]`` of one chunk: the period of the last simulated step (of as many as a cycle
-    of the settled job has)."""
+    """Step times of one chunk, draw by draw: the periods of the last steps (of each as many as a
+    cycle of the settled job has)."""
     start = shared.start
     before = start.steps if start else 0
     # Row 0: the end of the step before the drawn ones.
@@ -235,7 +255,9 @@ def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
     )
     engine.run()
     cycle = start.cycle if start else 1
-    return np.rint((ends_TD[-1] - ends_TD[-1 - cycle]) / cycle).astype(np.int64)
+    before_TD = ends_TD[-shared.counted - cycle : -cycle]
+    step_ns_TD = np.rint((ends_TD[-shared.counted :] - before_TD) / cycle).astype(np.int64)
+    return step_ns_TD.T.ravel()
 
 
 def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:
@@ -249,10 +271,11 @@ def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:
             f"one draw needs about {draw_bytes:,} bytes, the budget is {config.memory_bytes:,}; "
             "raise the budget (--memory)"
         )
-    size = min(config.memory_bytes // draw_bytes, MOST_DRAWS_A_CHUNK, config.draws)
-    starts = range(0, config.draws, size)
+    runs = -(-config.draws // config.counted)
+    size = min(config.memory_bytes // draw_bytes, MOST_DRAWS_A_CHUNK, runs)
+    starts = range(0, runs, size)
     return [
-        Chunk(index=i, draws=min(size, config.draws - first), seed=config.seed)
+        Chunk(index=i, draws=min(size, runs - first), seed=config.seed)
         for i, first in enumerate(starts)
     ]
 

@@ -47,7 +47,7 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
     """The smaller job along the largest groups within one node whose members cannot be told apart;
     None where there are none."""
     graph = samples.graph
-    for group_index in _group_indices(graph, devices_per_node):
+    for group_index in group_indices_within_nodes(graph, devices_per_node):
         # Every node stays a node: only ranks become fewer.
         whole = [tuple((b,) for b in range(c.trace.n_body)) for c in graph.classes]
         try:
@@ -56,8 +56,8 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
         except PrismscaleError:
             # The sets do not fit the job's other groups.
             continue
-        factor_S = _of_sets(fused, base.factor_R)
-        if small is None or factor_S is None or not _messages_stay(fused):
+        factor_S = factors_of_sets(fused, base.factor_R)
+        if small is None or factor_S is None or not messages_stay(fused):
             continue
         plain = QuotientDurations(fused=fused, origin=base.plain)
         found = replace(base, graph=fused.graph, plain=plain, factor_R=factor_S)
@@ -65,7 +65,7 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
     return None
 
 
-def _group_indices(graph: JobGraph, devices_per_node: int) -> list[int]:
+def group_indices_within_nodes(graph: JobGraph, devices_per_node: int) -> list[int]:
     """Group indices whose groups lie within a class and within a node, the largest groups first."""
     sizes = {}
     for group_index in groups_within_classes(graph):
@@ -76,7 +76,7 @@ def _group_indices(graph: JobGraph, devices_per_node: int) -> list[int]:
     return sorted(sizes, key=lambda group_index: -sizes[group_index])
 
 
-def _messages_stay(fused: FusedGraph) -> bool:
+def messages_stay(fused: FusedGraph) -> bool:
     """Whether groups that carry messages keep their positions, which name the peers."""
     for rank_class in fused.origin.classes:
         for group_index in message_groups(rank_class.trace):
@@ -112,7 +112,7 @@ class QuotientDurations:
                 out.append(duration[..., first_F])
             else:
                 family = rank_class.slots[group_indices[b]].family
-                out.append(duration[..., _first_of_each(self.fused.fused_group[family])])
+                out.append(duration[..., first_of_each(self.fused.fused_group[family])])
         return out
 
 
@@ -154,7 +154,7 @@ def _class(fused: FusedGraph, own: ClassSamples, class_index: int) -> ClassSampl
             by_member = True
         else:
             became_G = fused.fused_group[rank_class.slots[group_indices[b]].family]
-            kept = ns_TX[:, _first_of_each(became_G)]
+            kept = ns_TX[:, first_of_each(became_G)]
             same = bool((kept[:, became_G] == ns_TX).all())
         if not same:
             return None
@@ -164,7 +164,7 @@ def _class(fused: FusedGraph, own: ClassSamples, class_index: int) -> ClassSampl
     return replace(own, body_ns=tuple(body), column_M=column_F)
 
 
-def _of_sets(fused: FusedGraph, factor_R: NDArray[np.float64]) -> NDArray[np.float64] | None:
+def factors_of_sets(fused: FusedGraph, factor_R: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """The factor of each set; None where its members differ."""
     factor_S = np.ones(fused.graph.world_size)
     for own, small, large in zip(
@@ -177,6 +177,6 @@ def _of_sets(fused: FusedGraph, factor_R: NDArray[np.float64]) -> NDArray[np.flo
     return factor_S
 
 
-def _first_of_each(became_G: NDArray[np.int64]) -> NDArray[np.int64]:
+def first_of_each(became_G: NDArray[np.int64]) -> NDArray[np.int64]:
     """By fused group, the first group that became it."""
     return np.unique(became_G, return_index=True)[1].astype(np.int64)

@@ -2,11 +2,13 @@
 
 A *node_slot* is a set of ranks that one node hosts (a tensor-parallel group, or several); a
 placement gives every node slot a node. A node's factor multiplies all computation of its ranks.
-Placements are compared by a quantile of the step time on the engine, all on the same draws.
+Placements are compared by a quantile of the step time on the engine, all on the same draws, or by
+the step without variation (:mod:`.placed_steps`).
 
 Exhaustive search goes through placements that differ: replicas of the pipeline are interchangeable
 as a whole where they draw from the same pools, and so are nodes of equal speed. Beyond that,
-simulated annealing over swaps of two nodes (Kirkpatrick et al., Science 220, 1983).
+simulated annealing over swaps of two nodes (Kirkpatrick et al., Science 220, 1983), in as many
+chains as are evaluated at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +71,35 @@ class PlacementStudy:
         return self.worst.step_ns / self.best.step_ns - 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedTail:
+    """How a placement's step varies."""
+
+    name: str
+    step_ns: float
+    """Without other variation than its nodes' speed."""
+    p50_ns: float
+    far_ns: float
+    """The quantile that was asked for."""
+
+
+class PlacementCosts(Protocol):
+    """What placements cost."""
+
+    batch: int
+    """How many are best evaluated at once."""
+    node_slots: tuple[tuple[int, ...], ...]
+
+    @property
+    def tried(self) -> int:
+        """Different placements that were evaluated."""
+        ...
+
+    def many(self, placements: Sequence[Sequence[int]]) -> list[NodePlacement]:
+        """Evaluate placements, given by the node on each slot."""
+        ...
+
+
 class Evaluator:
     """Step time of a placement: the same draws for every one."""
 
@@ -108,12 +140,17 @@ class Evaluator:
         self._factor_N = np.array([n.factor for n in nodes])
         self._chunk = Chunk(index=0, draws=draws, seed=seed)
         self._steps, self._quantile = steps, quantile
+        self.batch = 1
         self._known: dict[tuple[float, ...], float] = {}
 
     def __call__(self, node_S: Sequence[int]) -> NodePlacement:
         """Evaluate a placement; those of equal factors are computed once."""
         step_ns = self.with_factors(self._factor_N[list(node_S)])
         return NodePlacement(node_S=tuple(node_S), step_ns=step_ns)
+
+    def many(self, placements: Sequence[Sequence[int]]) -> list[NodePlacement]:
+        """Evaluate placements."""
+        return [self(node_S) for node_S in placements]
 
     def with_factors(self, factor_S: Floats) -> float:
         """The quantile of the step time in ns, given the factor of every node slot."""
@@ -132,7 +169,7 @@ class Evaluator:
 
 
 def place(
-    evaluate: Evaluator,
+    costs: PlacementCosts,
     nodes: Sequence[ClusterNode],
     replica_S: Sequence[int],
     *,
@@ -143,16 +180,18 @@ def place(
     """Find a good placement.
 
     Args:
+        costs: of placements.
         nodes: in the given order: node ``i`` sits on node slot ``i`` to begin with.
         replica_S: replica of each node slot. Replicas hold equally many node slots, in the order of
-        stages. rounds: evaluations of the search. exhaustive: True or False to insist; None tries
-        all where they are few.
+            stages.
+        rounds: evaluations of the search.
+        exhaustive: True or False to insist; None tries all where they are few.
 
     Raises:
         UsageError: exhaustive search was asked for, and there are too many placements; or replicas
             of different sizes.
     """
-    given = evaluate(range(len(replica_S)))
+    (given,) = costs.many([range(len(replica_S))])
     every = exhaustive
     count = count_placements(nodes, replica_S)
     if every is None:
@@ -160,16 +199,18 @@ def place(
     if every:
         if count > 100 * MOST_EXHAUSTIVE:
             raise UsageError(f"{count:,} different placements are too many to try all")
-        seen = [given, *(evaluate(p) for p in different_placements(nodes, replica_S))]
+        seen = [given, *costs.many(list(different_placements(nodes, replica_S)))]
     else:
-        seen = list(_anneal(evaluate, given, nodes, rounds, np.random.default_rng(seed)))
+        starts = costs.many(_starts(nodes, replica_S))
+        rng = np.random.default_rng(seed)
+        seen = [given, *starts, *_anneal(costs, [given, *starts], nodes, rounds, rng)]
     return PlacementStudy(
         nodes=tuple(nodes),
-        node_slots=evaluate.node_slots,
+        node_slots=costs.node_slots,
         given=given,
         best=min(seen, key=lambda p: p.step_ns),
         worst=max(seen, key=lambda p: p.step_ns),
-        tried=evaluate.tried,
+        tried=costs.tried,
         exhaustive=every,
     )
 
@@ -236,37 +277,61 @@ def _filled(held: Mapping[float, int], node_slots: int, width: int) -> Iterator[
         left[filled.pop()] += 1
 
 
+def _starts(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> list[list[int]]:
+    """Orders to begin with: quick nodes first or last, replica by replica or stage by stage, so
+    that slow ones share few replicas or few stages."""
+    n = len(replica_S)
+    ascending = np.argsort([node.factor for node in nodes], kind="stable").tolist()[:n]
+    seen: Counter[int] = Counter()
+    place_S = []
+    for replica in replica_S:
+        place_S.append(seen[replica])
+        seen[replica] += 1
+    by_replica = sorted(range(n), key=lambda s: (replica_S[s], place_S[s]))
+    by_stage = sorted(range(n), key=lambda s: (place_S[s], replica_S[s]))
+    found = []
+    for slots in (by_replica, by_stage):
+        for order in (ascending, ascending[::-1]):
+            node_of = dict(zip(slots, order, strict=True))
+            found.append([node_of[s] for s in range(n)])
+    return found
+
+
 def _anneal(
-    evaluate: Evaluator,
-    given: NodePlacement,
+    costs: PlacementCosts,
+    starts: Sequence[NodePlacement],
     nodes: Sequence[ClusterNode],
     rounds: int,
     rng: np.random.Generator,
 ) -> Iterator[NodePlacement]:
-    """All placements on the way, from the given one and from the slowest nodes put last or
-    first."""
-    n_nodes, n_node_slots = len(nodes), len(given.node_S)
+    """All placements on the way. Chains begin at the starts, the quickest ones first."""
+    n_nodes, n_slots = len(nodes), len(starts[0].node_S)
     factors = [n.factor for n in nodes]
-    ascending = np.argsort(factors, kind="stable").tolist()
-    starts = [given, evaluate(ascending[:n_node_slots]), evaluate(ascending[:n_node_slots][::-1])]
-    yield from starts
-    current = min(starts, key=lambda p: p.step_ns)
-    spare = [n for n in range(n_nodes) if n not in current.node_S]
-    order = [*current.node_S, *spare]
+    ranked = sorted(starts, key=lambda p: p.step_ns)
+    chains = [ranked[i % len(ranked)] for i in range(costs.batch)]
+    # Behind those that are placed stand the spare ones.
+    orders = [[*c.node_S, *(n for n in range(n_nodes) if n not in set(c.node_S))] for c in chains]
     temperature = FIRST_TEMPERATURE
-    for _ in range(rounds):
-        i, j = int(rng.integers(n_node_slots)), int(rng.integers(n_nodes))
-        if factors[order[i]] == factors[order[j]]:
-            continue
-        order[i], order[j] = order[j], order[i]
-        tried = evaluate(order[:n_node_slots])
-        yield tried
-        worse = tried.step_ns / current.step_ns - 1
-        if worse <= 0 or rng.random() < math.exp(-worse / temperature):
-            current = tried
-        else:
-            order[i], order[j] = order[j], order[i]
+    for _ in range(-(-rounds // costs.batch)):
+        swaps = [(int(rng.integers(n_slots)), int(rng.integers(n_nodes))) for _ in chains]
+        moved = [
+            i for i, (a, b) in enumerate(swaps) if factors[orders[i][a]] != factors[orders[i][b]]
+        ]
+        for i in moved:
+            _swap(orders[i], swaps[i])
+        for i, tried in zip(moved, costs.many([orders[i][:n_slots] for i in moved]), strict=True):
+            yield tried
+            worse = tried.step_ns / chains[i].step_ns - 1
+            if worse <= 0 or rng.random() < math.exp(-worse / temperature):
+                chains[i] = tried
+            else:
+                _swap(orders[i], swaps[i])
         temperature *= COOLING
+
+
+def _swap(order: list[int], places: tuple[int, int]) -> None:
+    a, b = places
+    order[a], order[b] = order[b], order[a]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,7 +346,7 @@ class HotNode:
 
 
 def hot_node_study(
-    evaluate_with: Callable[[Floats], float],
+    evaluate_with: Callable[[Sequence[Floats]], Sequence[float]],
     n_node_slots: int,
     factors: Sequence[float],
     *,
@@ -290,17 +355,17 @@ def hot_node_study(
     """The step with one node slower, at each node slot, for every factor.
 
     Args:
-        evaluate_with: step time in ns, given a factor for every node slot.
+        evaluate_with: step times in ns, given the factors of every node slot, placement by
+            placement.
         node_slots: which to make slow; None for all.
     """
-    base = evaluate_with(np.ones(n_node_slots))
-    found = []
-    for factor in factors:
-        for node_slot in range(n_node_slots) if node_slots is None else node_slots:
-            factor_S = np.ones(n_node_slots)
-            factor_S[node_slot] = factor
-            step = evaluate_with(factor_S)
-            found.append(
-                HotNode(node_slot=node_slot, factor=factor, step_ns=step, slowdown=step / base - 1)
-            )
-    return found
+    slots = range(n_node_slots) if node_slots is None else node_slots
+    asked = [(factor, slot) for factor in factors for slot in slots]
+    factor_PS = np.ones((1 + len(asked), n_node_slots))
+    for row, (factor, slot) in enumerate(asked, start=1):
+        factor_PS[row, slot] = factor
+    base, *steps = evaluate_with(list(factor_PS))
+    return [
+        HotNode(node_slot=slot, factor=factor, step_ns=step, slowdown=step / base - 1)
+        for (factor, slot), step in zip(asked, steps, strict=True)
+    ]

@@ -1,9 +1,10 @@
-"""Machines of unequal speed."""
+"""Machines of unequal speed: from a list, a health check, a log, a recording, or a profile."""
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.distributions.pools import rank_factors
+from prismscale.forecast.modelled.device_speeds import slowness
+
+_SNIFF_TEST = "GPU sniff test"
+_METRIC = re.compile(r"(?P<name>\S[^\[\]]*) \[[^\]]+\]: median=(?P<median>[\d.]+), mean=")
+_OUTLIER = re.compile(r"OUTLIER rank (?P<rank>\d+)(?: \((?P<node>[^)]*)\))?: (?P<value>[\d.]+) ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,70 @@ def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
         return tuple(nodes)
     middle = statistics.median(n.factor for n in nodes)
     return tuple(ClusterNode(name=n.name, factor=n.factor / middle) for n in nodes)
+
+
+def read_sniff_test(path: Path, world_size: int, per_node: int) -> tuple[ClusterNode, ...] | None:
+    """Nodes from a log that holds Megatron-LM's GPU sniff test (``--gpu-sniff-test-interval``);
+    None where it holds none.
+
+    The test times matrix products on every rank, and logs those that are more than 10 % off the
+    median; all others count as median. Of several tests the last one counts. A node is as slow as
+    its slowest device, on average over the products.
+
+    Raises:
+        UsageError: the file cannot be read. FormatError: a rank that the job does not have.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read '{path}': {error}") from error
+    starts = [i for i, line in enumerate(lines) if _SNIFF_TEST in line]
+    if not starts:
+        return None
+    factors, names, median = [np.ones(world_size)], {}, 0.0
+    for number, line in enumerate(lines[starts[-1] :], start=starts[-1] + 1):
+        if found := _METRIC.search(line):
+            # Bandwidths of groups say nothing about one device.
+            median = float(found["median"]) if "GEMM throughput" in found["name"] else 0.0
+            factors += [np.ones(world_size)] if median else []
+        elif (found := _OUTLIER.search(line)) and median:
+            rank, value = int(found["rank"]), float(found["value"])
+            if rank >= world_size or value <= 0:
+                raise FormatError(
+                    f"{path}, line {number}: rank {rank} at {value:g} in a job of {world_size} "
+                    "ranks; give the log of a test on as many"
+                )
+            factors[-1][rank] = median / value
+            names[rank // per_node] = found["node"] or ""
+    mean_R = np.mean(factors[1:] or factors, axis=0)
+    return tuple(
+        ClusterNode(
+            name=names.get(n) or f"node of rank {n * per_node}",
+            factor=float(mean_R[n * per_node : (n + 1) * per_node].max()),
+        )
+        for n in range(-(-world_size // per_node))
+    )
+
+
+def nodes_of_profile(
+    profile: VariabilityProfile, count: int, per_node: int, *, seed: int = 0
+) -> tuple[ClusterNode, ...]:
+    """Nodes as a variability profile has them: each as slow as its slowest device is at matrix
+    products.
+
+    Raises:
+        UsageError: the profile's devices are all alike.
+    """
+    cv = profile.kernel("gemm").spatial_cv
+    if not cv:
+        raise UsageError(f"devices of the profile '{profile.name}' do not differ (spatial_cv)")
+    rng = np.random.default_rng(seed)
+    node_R = np.repeat(np.arange(count), per_node)
+    slowest_N = slowness(rng, 1, node_R, profile.node_share)[0].reshape(count, per_node).max(axis=1)
+    return tuple(
+        ClusterNode(name=f"drawn node {n}", factor=round(float(1 + cv * z), 6))
+        for n, z in enumerate(slowest_N.tolist())
+    )
 
 
 def nodes_of_recording(

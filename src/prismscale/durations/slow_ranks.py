@@ -1,0 +1,50 @@
+"""Slow ranks as people write them: ``RANK=FACTOR``, of one rank or a range, in a row or a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from prismscale.errors import UsageError
+from prismscale.graph.parquet import MAX_WORLD_SIZE
+
+
+def slow_ranks(texts: Iterable[str]) -> dict[int, float]:
+    """``17=1.3``, ``8-15=1.3``, or ``@FILE`` of such lines, as factors by rank.
+
+    Raises:
+        UsageError: something else, or a file that cannot be read.
+    """
+    found: dict[int, float] = {}
+    for text in texts:
+        if text.startswith("@"):
+            found.update(slow_ranks(_lines(Path(text[1:]))))
+            continue
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?=(\d+\.?\d*)", text)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(
+                f"--slow {text!r}: give RANK=FACTOR, for example 17=1.3 or 8-15=1.3, or @FILE"
+            )
+        ranks = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(ranks) > MAX_WORLD_SIZE:
+            raise UsageError(f"--slow {text!r}: jobs have {MAX_WORLD_SIZE:,} ranks at most")
+        found.update(dict.fromkeys(ranks, float(match[3])))
+    return found
+
+
+def slow_lines(ranks: Sequence[Sequence[int]], factors: Sequence[float]) -> str:
+    """What ``--slow @FILE`` reads: ranks of each node, in a row, and its factor."""
+    return "".join(
+        f"{own[0]}-{own[-1]}={factor:.9g}\n" for own, factor in zip(ranks, factors, strict=True)
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--slow @{path}: cannot be read: {error}") from error
+    if any(line.startswith("@") for line in lines):
+        raise UsageError(f"--slow @{path}: names another file; write RANK=FACTOR lines")
+    return lines

@@ -1,0 +1,1 @@
+"""Draws around modelled durations: what a variability profile says, on every rank of a job."""

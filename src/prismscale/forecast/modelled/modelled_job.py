@@ -1,0 +1,104 @@
+"""A null run as it is drawn: its durations, what they are made of, and how unsteady that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cost.variability import VariabilityProfile
+from prismscale.durations.composition import Composition
+from prismscale.forecast.draws.lockstep import FusedGraph
+from prismscale.forecast.draws.montecarlo import Base
+from prismscale.forecast.draws.quotient import (
+    QuotientDurations,
+    factors_of_sets,
+    first_of_each,
+)
+from prismscale.forecast.modelled.lockstep_sets import lockstep_sets
+from prismscale.forecast.modelled.profile_draws import ProfileDraws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """What a model answered of a run, and how unsteady that is."""
+
+    profile: VariabilityProfile
+    compositions: tuple[Composition, ...]
+    """By class."""
+    devices_per_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnJob:
+    """The draws of a job, and the run without variation that they go on from."""
+
+    source: ProfileDraws
+    base: Base
+    fused: FusedGraph | None
+    """Where one member stands for a set of ranks."""
+
+    def slowed(self, factor_R: NDArray[np.float64]) -> DrawnJob | None:
+        """The same job with a further factor on the computation of each rank of the whole job; None
+        where ranks of one set differ."""
+        own = factor_R if self.fused is None else factors_of_sets(self.fused, factor_R)
+        if own is None:
+            return None
+        before = self.source.factor_R
+        source = replace(self.source, factor_R=own if before is None else own * before)
+        return replace(self, source=source, base=self.base.slowed(own))
+
+
+def drawn_job(modelled: Modelled, base: Base, *, fused: bool = True) -> DrawnJob:
+    """How a job is drawn.
+
+    Args:
+        base: the whole job without variation.
+        fused: draw ranks that meet after every few kernels as one, where there are such.
+    """
+    sets = (
+        lockstep_sets(base.graph, modelled.compositions, modelled.devices_per_node)
+        if fused
+        else None
+    )
+    factor_S = None if sets is None else factors_of_sets(sets, base.factor_R)
+    if sets is None or factor_S is None:
+        return _rank_by_rank(modelled, base)
+    plain = QuotientDurations(fused=sets, origin=base.plain)
+    pairs = zip(sets.origin.families, sets.graph.families, strict=True)
+    classes = zip(sets.origin.classes, sets.classes, strict=True)
+    source = ProfileDraws(
+        graph=sets.graph,
+        plain=plain,
+        profile=modelled.profile,
+        compositions=modelled.compositions,
+        ranks_CKM=tuple(c.members_M[own.members_KF] for c, own in classes),
+        groups_FKG=tuple(
+            family.ranks_KG[:, first_of_each(became_G)]
+            for family, became_G in zip(sets.origin.families, sets.fused_group, strict=True)
+        ),
+        parallel_F=tuple(whole.n_groups // small.n_groups for whole, small in pairs),
+        devices_per_node=modelled.devices_per_node,
+        step_ns=base.step_ns,
+        factor_R=factor_S,
+    )
+    small = replace(base, graph=sets.graph, plain=plain, factor_R=factor_S)
+    return DrawnJob(source=source, base=small, fused=sets)
+
+
+def _rank_by_rank(modelled: Modelled, base: Base) -> DrawnJob:
+    graph = base.graph
+    source = ProfileDraws(
+        graph=graph,
+        plain=base.plain,
+        profile=modelled.profile,
+        compositions=modelled.compositions,
+        ranks_CKM=tuple(c.members_M[np.newaxis] for c in graph.classes),
+        groups_FKG=tuple(family.ranks_KG for family in graph.families),
+        parallel_F=(1,) * len(graph.families),
+        devices_per_node=modelled.devices_per_node,
+        step_ns=base.step_ns,
+        factor_R=base.factor_R,
+    )
+    return DrawnJob(source=source, base=base, fused=None)

@@ -1,0 +1,72 @@
+"""Nodes that stop for a moment: everything that their devices do then is later.
+
+Array axes: ``D`` draws, ``E`` stalls, ``M`` members of a class, ``B`` body nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cost.variability import StallVariation
+
+Delays = dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]]
+"""By body node: draws, members and nanoseconds of the stalls that fall into it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStalls:
+    """The stalls of one step of all draws."""
+
+    draw_E: NDArray[np.int64]
+    machine_E: NDArray[np.int64]
+    """Node of the cluster."""
+    when_E: NDArray[np.float64]
+    """Share of the step's work that is done by then."""
+    ns_E: NDArray[np.int64]
+
+    @classmethod
+    def drawn(
+        cls,
+        rng: np.random.Generator,
+        stalls: StallVariation,
+        *,
+        draws: int,
+        machines: int,
+        step_s: float,
+    ) -> StepStalls:
+        """A Poisson process of each machine, over as long as the step takes."""
+        expected = stalls.per_node_hour / 3600 * step_s * machines
+        count = int(rng.poisson(expected * draws)) if expected else 0
+        return cls(
+            draw_E=rng.integers(0, draws, count),
+            machine_E=rng.integers(0, machines, count),
+            when_E=rng.random(count),
+            ns_E=np.rint(rng.exponential(stalls.mean_s * 1e9, count)).astype(np.int64),
+        )
+
+    def delays(
+        self, machine_M: NDArray[np.int64], nodes: NDArray[np.int64], done_N: NDArray[np.float64]
+    ) -> Delays:
+        """Of the members of a class.
+
+        Args:
+            machine_M: where each member sits.
+            nodes: body nodes that take a device's time, in order.
+            done_N: share of the step's work that is done when each of them ends.
+        """
+        found: Delays = {}
+        if not len(self.draw_E) or not len(nodes):
+            return found
+        order_M = np.argsort(machine_M, kind="stable")
+        first_E = np.searchsorted(machine_M[order_M], self.machine_E)
+        stop_E = np.searchsorted(machine_M[order_M], self.machine_E, side="right")
+        node_E = nodes[np.minimum(np.searchsorted(done_N, self.when_E), len(nodes) - 1)]
+        for e in np.flatnonzero(stop_E > first_E).tolist():
+            members = order_M[first_E[e] : stop_E[e]]
+            rows = np.full(len(members), self.draw_E[e])
+            delay = np.full(len(members), self.ns_E[e])
+            found.setdefault(int(node_E[e]), []).append((rows, members, delay))
+        return found

@@ -1,0 +1,109 @@
+"""A training's plan from what the run shows and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prismscale.cluster import Cluster
+from prismscale.errors import UsageError
+from prismscale.forecast.fleet import NO_FAILURES, Fleet
+from prismscale.forecast.recording import Recording
+from prismscale.forecast.training import TrainingPlan
+from prismscale.sim.event_cost import EventCost
+
+USUAL_FLEET = "llama3-405b"
+"""Whose machines fail as often as the target's, where nobody says."""
+CHECKPOINT_S = 60.0
+"""To write one, where neither the program does nor anybody says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """What is asked of the machines; None: as the run shows, or as usual."""
+
+    nodes: int | None = None
+    failures: str | None = None
+    """A fleet's name, a TOML file, or ``none``."""
+    mtbf_hours: float | None = None
+    """Between failures of one node, in place of a fleet."""
+    checkpoint_s: float | None = None
+    restart_s: float = 600.0
+    replace_s: float = 0.0
+    spares: int | None = None
+    repair_hours: float = 24.0
+    interval_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.failures is not None and self.mtbf_hours is not None:
+            raise UsageError("--failures and --mtbf-hours say the same thing; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """A plan, and where its figures come from."""
+
+    plan: TrainingPlan
+    gpus: int
+    """Devices that are paid for as long as the training lasts."""
+    notes: tuple[str, ...]
+
+
+def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedTraining:
+    """The plan of a training of so many steps.
+
+    Raises:
+        UsageError: figures that cannot be, or an unknown fleet. FormatError: a damaged fleet.
+    """
+    world_size, cluster = recording.samples.graph.world_size, recording.cluster
+    per_node = cluster.devices_per_node if cluster else 1
+    nodes = asked.nodes
+    if nodes is None:
+        nodes = -(-world_size // per_node) if cluster else 1
+    fleet = _fleet(asked, cluster)
+    saves = _saving(recording.events)
+    checkpoint_s = asked.checkpoint_s
+    if checkpoint_s is None:
+        # One that nothing waits for still has to be begun.
+        checkpoint_s = max(saves.extra_ns / 1e9, 1e-3) if saves else CHECKPOINT_S
+    plan = TrainingPlan(
+        steps=steps,
+        extra_ns=sum(e.per_step_ns for e in recording.events if e is not saves),
+        nodes=nodes,
+        fleet=fleet,
+        checkpoint_s=checkpoint_s,
+        restart_s=asked.restart_s,
+        replace_s=asked.replace_s,
+        spares=asked.spares,
+        repair_hours=asked.repair_hours,
+        interval_s=asked.interval_s,
+    )
+    notes = []
+    if fleet is not None:
+        notes.append(
+            f"{nodes:,} nodes fail as those of {fleet.name} did: one every "
+            f"{plan.job_mtbf_s / 3600:,.1f} hours, {fleet.replacing_share:.0%} of them replaced"
+        )
+    if saves is not None and asked.checkpoint_s is None:
+        notes.append(
+            f"a checkpoint takes {checkpoint_s:,.3f} s, as the program's does, which comes every "
+            f"{saves.facts.every} steps"
+        )
+    return PlannedTraining(plan=plan, gpus=world_size, notes=tuple(notes))
+
+
+def _fleet(asked: Machines, cluster: Cluster | None) -> Fleet | None:
+    if asked.mtbf_hours is not None:
+        return Fleet.of_mtbf(asked.mtbf_hours)
+    if asked.failures == NO_FAILURES:
+        return None
+    if asked.failures is not None:
+        return Fleet.load(asked.failures)
+    known = cluster is not None and not cluster.processor_communicates
+    return Fleet.load(USUAL_FLEET) if known else None
+
+
+def _saving(events: Sequence[EventCost]) -> EventCost | None:
+    """The event in which the program writes its checkpoints, if it does so again and again."""
+    saving = (e for e in events if e.facts.checkpoint_bytes and e.rate)
+    return max(saving, key=lambda e: e.facts.checkpoint_bytes, default=None)
