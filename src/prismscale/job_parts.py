@@ -40,12 +40,18 @@ memory. ``torch._dynamo`` is what takes the time there."""
 
 PRELOADED_TO_COMPILE = ("torch._inductor.compile_fx",)
 """What ``torch.compile`` imports: as long as half of what all others do, so for those who ask."""
+LEARNED = (
+    *PRELOADED_TO_COMPILE,
+    *("aiohttp", "huggingface_hub", "networkx", "pandas", "requests", "sympy", "tyro", "yaml"),
+)
+"""What later ranks find imported if the first ones did import it: what takes long, asks for no
+device and no rank, and makes no tensor while it is imported."""
 COMPILES = ("torch.compile(", "flex_attention")
 
 
 def fork_server(config: JobConfig, logs: Path) -> ForkServer:
     """Starts all ranks of a job, captured and live."""
-    return ForkServer(preload=preloaded(config), log=logs / "fork-server.log")
+    return ForkServer(preload=preloaded(config), learn=LEARNED, log=logs / "fork-server.log")
 
 
 def preloaded(config: JobConfig) -> tuple[str, ...]:

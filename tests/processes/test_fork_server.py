@@ -27,10 +27,11 @@ def main(arguments):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    """One that has imported ``colorsys``; its forks can import ``forked``."""
+    """One that has imported ``colorsys`` and may learn ``cmd``; its forks can import ``forked``."""
     (tmp_path / "forked.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    with ForkServer(preload=["colorsys"], log=tmp_path / "server.log") as server:
+    log = tmp_path / "server.log"
+    with ForkServer(preload=["colorsys"], learn=["cmd", "no_such_module"], log=log) as server:
         yield server
 
 
@@ -60,6 +61,22 @@ def test_what_is_preloaded_is_there(server: ForkServer, tmp_path: Path) -> None:
     """Before the fork's first line."""
     child = ended(server, tmp_path, "print('colorsys' in sys.modules, sys.argv[1:] == arguments)")
     assert child.log_tail() == "True True"
+
+
+def test_what_one_fork_imported_is_there_for_the_next(server: ForkServer, tmp_path: Path) -> None:
+    """Of what may be learned; the first one pays for it."""
+    code = "print('cmd' in sys.modules, 'calendar' in sys.modules); import cmd, calendar"
+    assert ended(server, tmp_path, code).log_tail() == "False False"
+    assert ended(server, tmp_path, code).log_tail() == "True False"
+
+
+def test_a_module_of_the_programs_own_is_not_learned(server: ForkServer, tmp_path: Path) -> None:
+    """It only has the name of one that may be."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "cmd.py").touch()
+    own = f"sys.path.insert(0, {str(tmp_path / 'own')!r}); import cmd; print(cmd.__file__)"
+    assert ended(server, tmp_path, own).log_tail() == str(tmp_path / "own" / "cmd.py")
+    assert ended(server, tmp_path, "print('cmd' in sys.modules)").log_tail() == "False"
 
 
 def test_a_fork_leads_its_session(server: ForkServer, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from prismscale.api import perform
 from prismscale.errors import PrismscaleError, StorageError
 from prismscale.explore.figures import Asked, figures
 from prismscale.explore.outcome import Outcome, failed
+from prismscale.job_parts import LEARNED
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.forked_server import split
@@ -95,7 +96,7 @@ def main(arguments: list[str]) -> int:
     """Entry; returns the exit code, also in the ranks' processes: see :func:`.split`."""
     die_with_parent()
     spec = PointSpec.load(Path(arguments[0]))
-    server = split(Path(spec.log))
+    server = split(Path(spec.log), learn=LEARNED)
     if isinstance(server, int):
         return server
     signal.signal(signal.SIGTERM, _end)

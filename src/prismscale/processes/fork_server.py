@@ -10,12 +10,15 @@ thread pools, no autograd thread and no CUDA context exists yet (what threads th
 and Arrow's allocator, their libraries renew after a fork). It answers one request at a time over a
 socket pair and collects an exit status only when asked for it, so that a process number stays taken
 for as long as its owner may signal it.
+
+Ranks of one program import the same. A fork tells in the end which of some modules it has imported,
+and the server imports them before it forks again: see ``learn``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -25,9 +28,10 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from prismscale.errors import PrismscaleError
 from prismscale.processes.children import (
@@ -45,6 +49,8 @@ from prismscale.processes.starter import cores
 _GRACE_S = 3.0
 _POLL_S = 0.005
 _MESSAGE_BYTES = 1 << 16
+_LEARN = "--learn"
+"""Before the modules that are learned, among the server's arguments."""
 _LOST = -signal.SIGTERM
 """Exit status of a fork whose server is gone: the kernel has asked it to end."""
 
@@ -64,15 +70,18 @@ class ForkServer:
         *,
         preload: Sequence[str],
         log: Path,
+        learn: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
             preload: modules that every fork finds imported.
             log: what the server prints.
+            learn: modules that forks find imported once one of them has imported them.
             environment: of the server and its forks; None: this process's.
         """
         self._preload = tuple(preload)
+        self._learn = tuple(learn)
         self._log = log
         self._environment = environment
         self._server: Server | None = None
@@ -186,7 +195,7 @@ class ForkServer:
             with theirs:
                 command = [sys.executable, "-m", __name__, str(theirs.fileno())]
                 self._server = subprocess.Popen(
-                    [*command, *self._preload],
+                    [*command, *self._preload, _LEARN, *self._learn],
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=subprocess.STDOUT,
@@ -231,32 +240,76 @@ class Fork:
         return code
 
 
-def serve(connection: socket.socket) -> tuple[str, list[str]] | None:
+class Forked(NamedTuple):
+    """What a fork is to do, once it is there."""
+
+    module: str
+    arguments: list[str]
+    learn: tuple[str, ...]
+    """Modules of which to tell, in the end, which are imported."""
+    tell: int
+    """Descriptor of a pipe for that."""
+
+
+def serve(connection: socket.socket, learn: Sequence[str] = ()) -> Forked | None:
     """Fork on request until the client is gone, then end all forks that still run.
 
-    Returns once in each fork, with the module to run and its arguments, and once in the server.
+    Returns once in each fork, with what it is to do, and once in the server.
     """
-    running: set[int] = set()
+    running: dict[int, int] = {}
+    learned: dict[str, str] = {}
     while (received := _receive(connection)) is not None:
         request, output = received
         if output is None:
             pid = int(request["poll"])
             status = _status(pid)
-            if status is not None:
-                running.discard(pid)
+            if status is not None and pid in running:
+                learned.update(_told(running.pop(pid)))
             _send(connection, status)
             continue
+        _import_learned(learned)
+        hear, tell = os.pipe()
         pid = _fork(connection, output)
         if pid == 0:
-            return str(request["fork"]), list(request["arguments"])
-        # The fork has its own; this one would stay open for every later fork.
+            for descriptor in (hear, *running.values()):
+                os.close(descriptor)
+            return Forked(
+                module=str(request["fork"]),
+                arguments=list(request["arguments"]),
+                learn=tuple(learn),
+                tell=tell,
+            )
+        # The fork has its own; these would stay open for every later fork.
         os.close(output)
-        running.add(pid)
+        os.close(tell)
+        running[pid] = hear
         _send(connection, pid)
     for pid in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     return None
+
+
+def _told(hear: int) -> dict[str, str]:
+    """Modules that a fork which has ended had imported, and from where; nothing where it was
+    ended."""
+    # Its own children may still hold the other end.
+    os.set_blocking(hear, False)
+    with open(hear, "rb", buffering=0) as pipe:
+        return dict(json.loads(pipe.read(_MESSAGE_BYTES) or b"{}"))
+
+
+def _import_learned(learned: Mapping[str, str]) -> None:
+    """Import what forks imported, if it is the same here: a program may have a module of its own
+    that is called so."""
+    for name in learned.keys() - sys.modules.keys():
+        with contextlib.suppress(ImportError):
+            if _origin(importlib.util.find_spec(name)) == learned[name]:
+                importlib.import_module(name)
+
+
+def _origin(spec: ModuleSpec | None) -> str:
+    return (spec.origin if spec is not None else None) or ""
 
 
 def _fork(connection: socket.socket, output: int) -> int:
@@ -303,24 +356,31 @@ def _send(connection: socket.socket, answer: int | None) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def run_module(module: str, arguments: list[str]) -> int:
-    """What ``python -m module arguments`` does, in a fork."""
+def run_module(forked: Forked) -> int:
+    """What ``python -m module arguments`` does, in a fork; returns the exit code."""
     if "numpy" in sys.modules:
         # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
         importlib.import_module("numpy").random.seed()
-    program = importlib.import_module(module)
-    sys.argv = [str(program.__file__), *arguments]
-    return int(program.main(arguments))
+    program = importlib.import_module(forked.module)
+    sys.argv = [str(program.__file__), *forked.arguments]
+    code = int(program.main(forked.arguments))
+    known = {name: sys.modules[name] for name in forked.learn if name in sys.modules}
+    imported = {name: _origin(module.__spec__) for name, module in known.items()}
+    # Whoever would hear it may be gone.
+    with contextlib.suppress(OSError):
+        os.write(forked.tell, json.dumps(imported).encode())
+    return code
 
 
 def main(arguments: list[str]) -> int:
     """Entry of the server, and of every fork; returns the exit code."""
     die_with_parent()
     connection = socket.socket(fileno=int(arguments[0]))
-    for module in arguments[1:]:
+    place = arguments.index(_LEARN)
+    for module in arguments[1:place]:
         importlib.import_module(module)
-    fork = serve(connection)
-    return 0 if fork is None else run_module(*fork)
+    forked = serve(connection, arguments[place + 1 :])
+    return 0 if forked is None else run_module(forked)
 
 
 if __name__ == "__main__":

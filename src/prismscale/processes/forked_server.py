@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +57,15 @@ class OwnFork:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def split(log: Path) -> ForkServer | int:
+def split(log: Path, *, learn: Sequence[str] = ()) -> ForkServer | int:
     """Split this process, which has computed nothing yet, into a client and a server of forks.
 
     Returns the client in the half that goes on. In the other half, and in each of its forks, it
     returns when they have ended, with their exit code: the caller exits with it.
+
+    Args:
+        log: what the server prints.
+        learn: modules that forks find imported once one of them has imported them.
 
     Raises:
         StorageError: the log cannot be written.
@@ -81,5 +86,5 @@ def split(log: Path) -> ForkServer | int:
         die_with_parent()
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
-    fork = serve(theirs)
-    return 0 if fork is None else run_module(*fork)
+    forked = serve(theirs, learn)
+    return 0 if forked is None else run_module(forked)
