@@ -35,7 +35,7 @@ _RETRIES = 5
 """Lost nodes that one point survives."""
 
 
-class _Folders(NamedTuple):
+class OnNode(NamedTuple):
     """What every point needs to know, on whatever node."""
 
     working: str
@@ -45,7 +45,7 @@ class _Folders(NamedTuple):
     """Ranks of one point side by side."""
 
 
-class _Returned(NamedTuple):
+class Returned(NamedTuple):
     """What a node sends back."""
 
     outcome: Outcome
@@ -77,10 +77,10 @@ class RayPoints:
         with connected_ray(self.address) as ray:
             cores = [int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"]]
             n_places = self.workers or max(1, min(max(cores), sum(cores) // len(tasks)))
-            shared = _Folders(
+            shared = OnNode(
                 working=os.getcwd(), environment=passed_on(os.environ), n_places=n_places
             )
-            remote = ray.remote(_run_on_node).options(
+            remote = ray.remote(run_on_node).options(
                 num_cpus=n_places, max_retries=_RETRIES, scheduling_strategy="SPREAD"
             )
             # No more at a time than run, and one ahead for each: results wait in Ray's memory.
@@ -105,7 +105,7 @@ def _portable(task: PointTask) -> PointTask:
     return replace(task, folder=Path(task.folder.name))
 
 
-def _run_on_node(shared: _Folders, task: PointTask, asked: Asked) -> _Returned:
+def run_on_node(shared: OnNode, task: PointTask, asked: Asked) -> Returned:
     """Run one point in a folder of its own; called by Ray on a node.
 
     Raises:
@@ -126,7 +126,7 @@ def _run_on_node(shared: _Folders, task: PointTask, asked: Asked) -> _Returned:
             environment={**own, **shared.environment},
         )
         ((_, outcome),) = runner.run([here], asked)
-        return _Returned(outcome=outcome, files=_files(here.folder))
+        return Returned(outcome=outcome, files=_files(here.folder))
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -136,7 +136,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def _received(ray: Any, reference: Any, task: PointTask) -> Ran:
     try:
-        found: _Returned = ray.get(reference)
+        found: Returned = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, PrismscaleError):
             raise error.cause from None
