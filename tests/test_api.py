@@ -91,6 +91,10 @@ class NotingStarter:
     slots: int = 2
     seen: list[str] = field(default_factory=list)
 
+    def has_room(self) -> bool:
+        """See :class:`prismscale.processes.starter.Starter`."""
+        return True
+
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`prismscale.processes.starter.Starter`."""
         self.seen.append(program.name)

@@ -17,8 +17,11 @@ from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import Storage
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
+from prismscale.payload.rules.rule_file import RuleFile
 from support.runs import prismscale, write_program
 
+RULES = __file__
+"""Any Python: rules are read when ranks run."""
 LEAST = JobConfig(
     script=Script(target=__file__), world_size=16, cluster="h100-sxm", out=DEFAULT_OUT
 )
@@ -50,15 +53,23 @@ ALL = JobConfig(
     variability="none",
     slow={1: 2.0},
     hang={4: 5},
+    what_ifs=("dtype=fp8",),
+    payload="rules",
+    rules=RuleFile(path=RULES),
 )
 """A job of which everything is told."""
 ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
     --clock virtual --samples 5 --watch-steps 6 --steps 7 --show 3 --step-marker marker:step_ends
     --max-captures 9 --capture-timeout 10 --no-memory --fresh --compute-scale 1.5
     --kernels kernels.json --fused --routing zipf:1.5 --storage 3
-    --variability none --slow 1=2 --hang 4@step5
+    --variability none --what-if dtype=fp8 --payload rules --rules {RULES} --slow 1=2 --hang 4@step5
     --stand-in my_kernels={__file__} -m train 7"""
 NOT_IN_PYTHON = {
+    "values": "for programs whose branches depend on values",
+    "slots": "the same",
+    "payload": "for what absent peers say, which the command reports",
+    "rules": "the same",
+    "what_ifs": "asked of runs, by prismscale what-if",
     "attach": "for a debugger in a terminal",
     "clock": "for a look at live ranks without their waits",
     "shown": "for a look at the timeline",
@@ -94,12 +105,22 @@ def test_what_is_not_told_is_the_same_everywhere(asked: list[JobConfig]) -> None
     assert asked == [LEAST, LEAST]
 
 
+ONLY_ALONE = {"values", "slots"}
+"""Fields that allow no others beside them."""
+
+
 def test_everything_can_be_told_on_the_command_line(asked: list[JobConfig]) -> None:
     """A field that is new needs an option, and its place in this test."""
-    alike = [f.name for f in fields(JobConfig) if getattr(ALL, f.name) == getattr(LEAST, f.name)]
-    assert alike == []
+    alike = {f.name for f in fields(JobConfig) if getattr(ALL, f.name) == getattr(LEAST, f.name)}
+    assert alike == ONLY_ALONE
     prismscale("run", *ALL_WORDS.split())
     assert asked == [ALL]
+
+
+def test_real_values_are_told_on_the_command_line(asked: list[JobConfig]) -> None:
+    """On a processor, where they exist."""
+    prismscale("run", "--world-size", 16, "--values", "real", "--slots", 3, __file__)
+    assert asked == [replace(LEAST, values="real", slots=3)]
 
 
 def test_python_can_tell_all_but_what_is_left_out(asked: list[JobConfig]) -> None:

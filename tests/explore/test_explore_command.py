@@ -56,7 +56,8 @@ def test_a_row_is_what_run_shows(ended: Ended, out: Path, script: Path, tmp_path
     done = prismscale("run", "--out", tmp_path / "run", *arguments)
     assert done.code == 0, done.err
     alone, explored_too = results(tmp_path / "run"), results(out / row["folder"])
-    for name in alone.keys() - {"wall_s", "peak_rss_bytes"}:
+    # How far a witness runs before it is recognised depends on who runs beside it.
+    for name in alone.keys() - {"wall_s", "peak_rss_bytes", "payloads"}:
         assert alone[name] == explored_too[name], name
     assert row["step_ns"] == alone["step_ns"]
     assert row["reserved_bytes"] == alone["stages"][0]["reserved_bytes"]
@@ -78,7 +79,7 @@ def test_tokens_and_operations_are_found(ended: Ended, out: Path) -> None:
     one, two = rows["tp=1 gib=0"], rows["tp=2 gib=0"]
     assert one["tokens_per_step"] == WORLD * TOKENS
     assert two["tokens_per_step"] == WORLD // 2 * TOKENS
-    assert one["tokens_per_s"] == one["tokens_per_step"] / one["step_ns"] * 1e9
+    assert one["tokens_per_s"] == pytest.approx(one["tokens_per_step"] / one["step_ns"] * 1e9)
     # Two products forward, each twice as much backward; float32 without tensor cores.
     flops = 3 * WORLD * TOKENS * 2 * (32 * 128 + 128 * 1000)
     assert one["mfu"] == pytest.approx(flops / (WORLD * 66.9e12 * one["step_ns"] / 1e9))

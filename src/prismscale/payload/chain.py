@@ -14,13 +14,17 @@ from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.rank_spec import RankSpec
 from prismscale.emulation.hook import Collective
 from prismscale.payload.combine import Contributions
-from prismscale.payload.mirror import MirrorPayload, PayloadRule, PayloadSource
+from prismscale.payload.mirror import (
+    MirrorPayload,
+    PayloadRule,
+    PayloadSource,
+    absent_members,
+)
 from prismscale.payload.null_integers import ZeroIntegers, exact_value
 from prismscale.payload.objects import MIRROR
 from prismscale.payload.recorded import RecordedPayload
 from prismscale.payload.rules.rule_book import RuleBook
 from prismscale.payload.rules.rule_file import RuleFile
-from prismscale.payload.rules.values import absent_members
 
 
 class RankPayload:
@@ -45,11 +49,11 @@ class RankPayload:
         """Define every output."""
         # Also where a rule answers: senders and receivers count what they say alike.
         is_recorded = self._recorded is not None and self._recorded.offer(collective)
-        if self.rules.offer(
+        if self.rules.rules and self.rules.offer(
             collective, lambda: self._mirror.fill(collective), is_recorded=is_recorded
         ):
             return
-        if absent_members(collective, {}):
+        if absent_members(collective, ()):
             self._answered[PayloadKind.RECORDED if is_recorded else PayloadKind.MIRROR] += 1
         if is_recorded or (self._of_device is not None and self._of_device.offer(collective)):
             return

@@ -6,7 +6,7 @@ tensors allowed. Meta tensors have no values and are left alone. No output is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 import torch
@@ -23,7 +23,18 @@ _RECEIVED_STD = 0.02
 _SEED = 0x5EED
 
 _IMPLAUSIBLE = 1 << 32
-_FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
+FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
+
+
+def absent_members(collective: Collective, here: Container[int]) -> list[int]:
+    """Group ranks of those not in ``here`` from whom something arrives on this rank."""
+    group, op = collective.group, collective.op
+    if op in (CollectiveOp.SEND, CollectiveOp.BARRIER) or not collective.outputs:
+        return []
+    if op is CollectiveOp.REDUCE and collective.root != group.group_rank:
+        return []
+    members = [collective.root] if op in FROM_ONE else range(group.size)
+    return [m for m in members if m != group.group_rank and m not in here]
 
 
 class PayloadSource(Protocol):
@@ -109,7 +120,7 @@ class MirrorPayload:
             return
         if (outputs or collective.inputs)[0].is_meta or self._vote.offer(collective):
             return
-        if collective.op in _FROM_ONE and self._answers_object(collective):
+        if collective.op in FROM_ONE and self._answers_object(collective):
             return
         with torch._C._AutoDispatchBelowADInplaceOrView():
             fill(collective)

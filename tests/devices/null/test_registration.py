@@ -14,7 +14,10 @@ import torch
 from support.null_program import null_program
 
 KEYS = ("CUDA", "SparseCUDA", "SparseCsrCUDA", "QuantizedCUDA", "NestedTensorCUDA")
-NOT_KERNELS = ("registration.cpp", "c10d/Ops.cpp", "torch/_native/registry.py")
+NOT_KERNELS = (
+    *("registration.cpp", "c10d/Ops.cpp", "torch/_native/registry.py"),
+    "prismscale/devices/null/flex/operators.py",
+)
 """Where what may be registered for CUDA comes from: here, calls of process groups, Python."""
 
 FAKE_DRIVER = """

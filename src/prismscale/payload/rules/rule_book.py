@@ -13,12 +13,12 @@ from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
 from prismscale.errors import PrismscaleError, UsageError
 from prismscale.payload.combine import Contributions
+from prismscale.payload.mirror import absent_members
 from prismscale.payload.objects import MIRROR, RuledObjects
 from prismscale.payload.rules.rule import Communication, Rule
 from prismscale.payload.rules.values import (
     OWN,
     ValueOf,
-    absent_members,
     in_host_memory,
     write_said,
 )

@@ -12,25 +12,14 @@ from prismscale.emulation.hook import Collective
 from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.combine import Contributions, own_part, write_parts
+from prismscale.payload.mirror import FROM_ONE
 from prismscale.payload.rules.rule import Rule
 
 OWN = "own"
 """What a rule says of a peer that contributes what this rank does."""
-FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV})
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 """What a tensor holds; None where nobody knows."""
 Tensors = Sequence[torch.Tensor]
-
-
-def absent_members(collective: Collective, here: Contributions) -> list[int]:
-    """Group ranks of those not in ``here`` from whom something arrives on this rank."""
-    group, op = collective.group, collective.op
-    if op in (CollectiveOp.SEND, CollectiveOp.BARRIER) or not collective.outputs:
-        return []
-    if op is CollectiveOp.REDUCE and collective.root != group.group_rank:
-        return []
-    members = [collective.root] if op in FROM_ONE else range(group.size)
-    return [m for m in members if m != group.group_rank and m not in here]
 
 
 def in_host_memory(collective: Collective, value_of: ValueOf) -> Collective | None:
