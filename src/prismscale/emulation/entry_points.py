@@ -295,6 +295,15 @@ class EntryPoints:
     alltoall_base = all_to_all_single
 
     @_entry
+    def exchange(self, like: torch.Tensor, n_bytes: int, *, asynchronous: bool) -> Any:
+        """all_to_all of ``n_bytes`` by a library's own kernels on the device of ``like``. What its
+        outputs hold is the library's business."""
+        nothing = (like[:0],)
+        return self._issue(
+            CollectiveOp.ALL_TO_ALL, nothing, nothing, n_bytes, asynchronous=asynchronous
+        )
+
+    @_entry
     def alltoall(self, output: Any, input: Any, opts: Any = None, timeout: Any = None) -> Any:
         """all_to_all of one tensor for each member."""
         inputs, outputs = tensors_of(input), tensors_of(output)

@@ -6,6 +6,7 @@ from prismscale.devices.null.libraries import (
     apex,
     bitsandbytes,
     causal_conv1d,
+    deep_ep,
     deepspeed_ops,
     flash_attention_2,
     flash_attention_3,
@@ -28,4 +29,5 @@ def stand_ins() -> tuple[StandIn, ...]:
         causal_conv1d.stand_in(),
         bitsandbytes.stand_in(),
         deepspeed_ops.stand_in(),
+        deep_ep.stand_in(),
     )

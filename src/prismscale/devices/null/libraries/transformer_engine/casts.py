@@ -1,7 +1,7 @@
 """Casts to and from 8-bit floats, with their scales.
 
-Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.9 to
-2.18.
+Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.9
+to 2.18.
 """
 
 from __future__ import annotations
