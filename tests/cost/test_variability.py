@@ -76,4 +76,5 @@ def test_noise_averages_out_over_long_steps_and_drift_does_not() -> None:
     regimes = RegimeVariation(cv_of_one_second=0.004, drift_cv=0.001)
 
     assert regimes.step_cv(0.25) == pytest.approx(0.00806, rel=1e-3)
+    assert regimes.step_cv(1e-3) == regimes.step_cv(0.15)
     assert regimes.step_cv(10_000) == pytest.approx(0.001, rel=1e-2)

@@ -114,8 +114,10 @@ def place(
     console = Console(highlight=False)
     asked = changes(cluster, compute_scale, slow, kernels, variability, what_if)
     found = recording(run, asked, communication_cv, stalls)
-    model = model_of(found, method=method, fused=found.modelled_job is not None)
     slots = _node_slots(found.samples, _per_node(found, ranks_per_node))
+    # Where a node of the cluster is several slots, ranks of one set may sit in different ones.
+    whole = found.cluster is None or len(slots.ranks[0]) >= found.cluster.devices_per_node
+    model = model_of(found, method=method, fused=whole and found.modelled_job is not None)
     listed, own_R = _nodes(nodes, found, slots.ranks, seed)
     subject = _PlacedJob(
         recording=found, model=model, slots=slots, nodes=listed, own_R=own_R, quantile=quantile
@@ -181,9 +183,8 @@ def _by_steps(
 ) -> tuple[PlacementStudy, list[HotNode]]:
     """A null run: many placements in one pass."""
     found = subject.recording
-    per_node = found.cluster.devices_per_node if found.cluster else 1
     # Ranks that cannot differ: their nodes' factors are all that tells ranks apart.
-    small = quotient_of(found.samples, found.base, per_node)
+    small = quotient_of(found.samples, found.base, len(subject.slots.ranks[0]))
     base, fused = (small.base, small.fused) if small else (found.base, None)
     costs = PlacedSteps(base, fused, subject.slots.ranks, subject.nodes)
     study = find_placement(costs, subject.nodes, subject.slots.replica_S, seed=seed, rounds=rounds)

@@ -30,6 +30,8 @@ DEFAULT = "default"
 """Stands for every kind of kernel that a profile does not name."""
 NVLINK, RAIL, PODS = SCOPES = ("nvlink", "rail", "pods")
 """Within a node; between nodes of one pod, card to card; between pods."""
+SHORTEST_STEP_S = 0.15
+"""Of the steps whose noise was measured: shorter ones are taken to vary as much."""
 MOST_CV = 0.5
 """A larger one is no device's: GPUs of one fleet vary by 14 % at most (PRISM)."""
 
@@ -104,7 +106,8 @@ class RegimeVariation:
 
     def step_cv(self, step_s: float) -> float:
         """Of a step that takes so many seconds, within one run."""
-        return float((self.cv_of_one_second**2 / max(step_s, 1e-3) + self.drift_cv**2) ** 0.5)
+        counted_s = max(step_s, SHORTEST_STEP_S)
+        return float((self.cv_of_one_second**2 / counted_s + self.drift_cv**2) ** 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,9 @@ def _slots_of_ranks(
     ):
         slot_KF = slot_R[large.members_M[own.members_KF]]
         if (slot_KF != slot_KF[0]).any():
-            raise UsageError("a node holds part of the ranks that are drawn as one; use --no-fuse")
+            raise UsageError(
+                "a node holds part of the ranks that are drawn as one: ranks of one set go together"
+            )
         found[small.members_M] = slot_KF[0]
     return found
 
