@@ -361,9 +361,13 @@ def run_module(forked: Forked) -> int:
     if "numpy" in sys.modules:
         # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
         importlib.import_module("numpy").random.seed()
+    own = os.getpid()
     program = importlib.import_module(forked.module)
     sys.argv = [str(program.__file__), *forked.arguments]
     code = int(program.main(forked.arguments))
+    if os.getpid() != own:
+        # A fork that ``program`` made of itself: see :mod:`.forked_server`.
+        return code
     known = {name: sys.modules[name] for name in forked.learn if name in sys.modules}
     imported = {name: _origin(module.__spec__) for name, module in known.items()}
     # Whoever would hear it may be gone.
