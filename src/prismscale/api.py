@@ -20,6 +20,7 @@ from prismscale.config import JobConfig
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleWarning, StuckError, UsageError
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.hoped_run import HopedRun, HopedRuns
 from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import Changes, load_recording
 from prismscale.graph.io import load_graph
@@ -148,6 +149,7 @@ class Run:
         compute_scale: float | None = None,
         slow: Mapping[int, float] | None = None,
         kernels: Path | str | None = None,
+        what_ifs: Sequence[str] | None = None,
     ) -> Forecast:
         """Draw the step time; what is given is changed without another capture.
 
@@ -161,9 +163,11 @@ class Run:
             compute_scale: factor on all computation, in place of the run's.
             slow: factor on a rank's computation, by rank, in place of the run's.
             kernels: measured kernel times, for runs on the null device.
+            what_ifs: something that is otherwise, for example ``kernel=attention.* x0.5``; see
+                ``docs/what-if.md``.
 
         Raises:
-            UsageError: a change that needs another capture, or values that cannot be.
+            UsageError: a what-if that touches nothing, a change that needs another capture, or values that cannot be.
             FormatError: damaged files, or those of an older version.
         """
         changes = Changes(
@@ -172,11 +176,32 @@ class Run:
             slow=None if slow is None else dict(slow),
             kernels=None if kernels is None else str(kernels),
             variability=variability,
+            what_ifs=None if what_ifs is None else tuple(what_ifs),
         )
         model = model_of(load_recording(self.folder, changes=changes))
         config = model.drawn(MonteCarlo(draws=draws, seed=seed))
         drawn = draw_steps(model.graph, model.source, config, base=model.base)
         return Forecast(step_ns_D=drawn.step_ns_D, base_ns=model.step_ns, notes=model.notes)
+
+    def what_if(self, *what_ifs: str, draws: int = 400, seed: int = 0) -> HopedRun:
+        """The run beside what it would be, without another capture.
+
+        Args:
+            what_ifs: for example ``kernel=attention.* x0.5``; several hold together. See
+                ``docs/what-if.md``.
+            draws: how many of the step time, of each side.
+            seed: of the random numbers, the same for both.
+
+        Raises:
+            UsageError: one that means or touches nothing, or that needs another capture.
+        """
+        config = MonteCarlo(draws=draws, seed=seed)
+        runs = HopedRuns(
+            load=lambda asked: load_recording(self.folder, changes=asked),
+            changes=Changes(),
+            config=config,
+        )
+        return runs.compare(what_ifs)
 
     def _repr_html_(self) -> str:
         found = self.result
@@ -201,6 +226,7 @@ def run(
     compute_scale: float = 1.0,
     slow: Mapping[int, float] | None = None,
     hang: Mapping[int, int] | None = None,
+    what_ifs: Sequence[str] = (),
     kernels: Path | str | None = None,
     fused: bool = False,
     variability: str | None = None,
@@ -223,6 +249,7 @@ def run(
         compute_scale: factor on all computation.
         slow: factor on a rank's computation, by rank.
         hang: steady step at whose beginning a rank stops for ever, by rank.
+        what_ifs: something that is otherwise, for live ranks too: see ``docs/what-if.md``.
         kernels: measured kernel times that go before a null device's model.
         fused: lower nothing that torch.compile is asked for, and cost elementwise work by a rule
             of fusion, on a null device.
@@ -247,6 +274,7 @@ def run(
         compute_scale=compute_scale,
         slow=dict(slow or {}),
         hang=dict(hang or {}),
+        what_ifs=tuple(what_ifs),
         kernels=None if kernels is None else Path(kernels),
         fused=fused,
         variability=variability,

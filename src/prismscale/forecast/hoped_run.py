@@ -70,7 +70,7 @@ class HopedRuns:
     method: str = "auto"
     executor: Executor | None = None
 
-    def compare(self, what_ifs: Sequence[str], update: StageUpdate) -> HopedRun:
+    def compare(self, what_ifs: Sequence[str], update: StageUpdate | None = None) -> HopedRun:
         """The run without any what-if, and with these.
 
         Raises:
@@ -86,7 +86,8 @@ class HopedRuns:
         sides = []
         for done, recording in enumerate((self._recording(()), hoped)):
             sides.append(self._side(recording))
-            update(done + 1, 2)
+            if update is not None:
+                update(done + 1, 2)
         return HopedRun(
             before=sides[0],
             after=sides[1],

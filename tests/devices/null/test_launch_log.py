@@ -12,12 +12,14 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 from span_programs import DEPTH, MOST_NS, PROGRAM, Condensed, observed
+from torch.utils.checkpoint import checkpoint
 
 from prismscale.capture.node_stream import NodeStream
 from prismscale.cost.kernel import KernelCost, KernelModel, load_kernel_model
 from prismscale.cost.launch_log import (
     LaunchLog,
     NodePath,
+    RecomputedPart,
     costs,
     load_launch_log,
     recost,
@@ -26,8 +28,9 @@ from prismscale.cost.launch_log import (
 from prismscale.devices.null.condensed_spans import NOT_HELD
 from prismscale.devices.null.device import NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
-from prismscale.devices.null.launch_reader import launch_log
+from prismscale.devices.null.launch_reader import RecomputedParts, launch_log
 from prismscale.devices.null.runtime import active
+from prismscale.emulation.step_detection import watch_recomputation
 from prismscale.errors import FormatError
 from prismscale.graph.node import NodeKind
 
@@ -163,14 +166,21 @@ def logged() -> LaunchLog:
     return log.for_trace(prologue_stop=2, body_start=2, body_stop=len(condensed.nodes.nodes))
 
 
+def part(first_entry: int, stop_entry: int, first_node: int, stop_node: int) -> RecomputedPart:
+    """What is computed a second time."""
+    return RecomputedPart(
+        first_entry=first_entry, stop_entry=stop_entry, first_node=first_node, stop_node=stop_node
+    )
+
+
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     """All columns, and the text of each signature."""
-    log = logged()
+    log = replace(logged(), recomputed=(part(0, 1, 0, 2), part(1, 1, 2, 2)))
     save_launch_log(log, tmp_path / "log.parquet")
     read = load_launch_log(tmp_path / "log.parquet")
-    assert read.signatures == log.signatures
+    assert (read.signatures, read.recomputed) == (log.signatures, log.recomputed)
     for name in LaunchLog.__dataclass_fields__:
-        if name != "signatures":
+        if name not in ("signatures", "recomputed"):
             np.testing.assert_array_equal(getattr(read, name), getattr(log, name))
 
 
@@ -214,3 +224,79 @@ def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
     save_launch_log(replace(log, lane_E=log.lane_E[:-1]), path)
     with pytest.raises(FormatError, match="differ in length"):
         load_launch_log(path)
+
+
+@pytest.mark.parametrize("wrong", [part(2, 1, 0, 0), part(0, 0, 3, 2), part(-1, 0, 0, 0)])
+def test_a_part_that_ends_before_it_begins_is_refused(
+    tmp_path: Path, wrong: RecomputedPart
+) -> None:
+    """As other numbers that contradict each other."""
+    path = tmp_path / "log.parquet"
+    save_launch_log(replace(logged(), recomputed=(wrong,)), path)
+    with pytest.raises(FormatError, match="recomputed"):
+        load_launch_log(path)
+
+
+CHECKPOINTED = ("none", "reentrant", "not reentrant")
+
+
+def checkpointed(how: str) -> tuple[NodeStream, LaunchLog]:
+    """Three steps of a small model, a part of which is computed again."""
+    runtime, stream = active(), NodeStream()
+    ledger = KernelLedger(runtime, Slow(1))
+    device, found = NullDevice(runtime), list[RecomputedPart]()
+    spans = device.spans(stream, "forward")
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, device="cuda") for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters())
+    with watch_recomputation(RecomputedParts(runtime.library, device, found)):
+        for _ in range(3):
+            x = torch.randn(256, 512, device="cuda", requires_grad=True)
+            if how == "none":
+                y = net(x)
+            else:
+                y = checkpoint(net, x, use_reentrant=how == "reentrant", preserve_rng_state=False)
+            y.square().mean().backward()
+            spans.label = NOT_HELD
+            optimizer.step()
+            optimizer.zero_grad()
+            spans.label = "forward"
+            stream.mark()
+            ledger.optimizer_ended()
+            torch.cuda.synchronize()
+    spans.close()
+    return stream, launch_log(runtime.library, found)
+
+
+def body_of(stream: NodeStream, log: LaunchLog) -> LaunchLog:
+    """Of the last step."""
+    _, second, third = stream.marks
+    return log.for_trace(prologue_stop=0, body_start=second, body_stop=third)
+
+
+@pytest.mark.parametrize("how", CHECKPOINTED[1:])
+def test_what_a_backward_pass_computes_again_can_be_left_out(how: str) -> None:
+    """Then it takes as many matrix products, and as long, as without checkpointing."""
+    again, plain = (body_of(*checkpointed(one)) for one in (how, "none"))
+    model = load_kernel_model("h100-sxm")
+    products = np.array([s.startswith("aten::addmm") for s in again.signatures])
+    launched_E = again.signature_E >= 0
+    is_product_E = np.zeros(again.n_entries, dtype=bool)
+    is_product_E[launched_E] = products[again.signature_E[launched_E]]
+    # Without reentrance it stops where all that was missing is there again.
+    twice = 4 if how == "reentrant" else 3
+    assert is_product_E.sum() == 4 + twice
+    assert (is_product_E & again.is_recomputed_E).sum() == twice
+    work = {}
+    for name, log, recomputes in (("left out", again, False), ("never", plain, True)):
+        durations = recost(log, *costs(log, model), recomputes=recomputes)
+        work[name] = int(durations[log.path_N == NodePath.WORK].sum())
+    assert work["left out"] == work["never"]
+    everything = recost(again, *costs(again, model))
+    assert int(everything[again.path_N == NodePath.WORK].sum()) > work["never"]
+
+
+def test_without_checkpointing_nothing_is_computed_again() -> None:
+    """Gradients that are enabled outside of a backward pass are none of it."""
+    with torch.enable_grad():
+        _, log = checkpointed("none")
+    assert log.recomputed == ()
