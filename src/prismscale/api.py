@@ -167,7 +167,8 @@ class Run:
                 ``docs/what-if.md``.
 
         Raises:
-            UsageError: a what-if that touches nothing, a change that needs another capture, or values that cannot be.
+            UsageError: a what-if that touches nothing, a change that needs another capture, or
+                values that cannot be.
             FormatError: damaged files, or those of an older version.
         """
         changes = Changes(

@@ -24,9 +24,7 @@ def signature(name: str, inputs: str, outputs: str = "", arguments: str = "") ->
     return FIELD.join((name, inputs, outputs, arguments))
 
 
-PRODUCT = signature(
-    "aten::mm", "BFloat16[4096,4096];BFloat16[4096,4096]", "BFloat16[4096,4096]"
-)
+PRODUCT = signature("aten::mm", "BFloat16[4096,4096];BFloat16[4096,4096]", "BFloat16[4096,4096]")
 ODD = signature("aten::mm", "BFloat16[4096,4095];BFloat16[4095,4096]", "BFloat16[4096,4096]")
 FP8 = signature(
     "aten::mm", "Float8_e4m3fn[4096,4096];Float8_e4m3fn[4096,4096]", "BFloat16[4096,4096]"
@@ -58,7 +56,9 @@ def test_a_pattern_names_a_kind_or_an_operator(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["gem", "m", "add", "attention.*"])
 def test_what_a_pattern_does_not_name_costs_what_it_did(pattern: str) -> None:
     """To the last field."""
-    assert with_change(KernelFactor(pattern=pattern, factor=0.5)).cost(PRODUCT) == H100.cost(PRODUCT)
+    assert with_change(KernelFactor(pattern=pattern, factor=0.5)).cost(PRODUCT) == H100.cost(
+        PRODUCT
+    )
 
 
 def test_a_kind_of_two_words_is_named_as_reports_show_it() -> None:

@@ -113,14 +113,10 @@ def test_the_way_over_the_host_does_not_wait() -> None:
     first = builder.add_compute(300, preds=[-3], lane="stream 0", label="forward")
     gathered = gather(builder, 100, host)
     work = builder.add_compute(50, preds=[first], lane="stream 0", label="forward")
-    launch = builder.add_compute(
-        60, preds=[host], lane="stream 0", label=f"forward{LAUNCH_PATH}"
-    )
+    launch = builder.add_compute(60, preds=[host], lane="stream 0", label=f"forward{LAUNCH_PATH}")
     builder.add_compute(0, preds=[work, launch], lane="stream 0", label="forward")
     after, _ = blocked(builder)
-    found = {
-        node: [node - d for d in after.predecessors(node).tolist()] for node in (work, launch)
-    }
+    found = {node: [node - d for d in after.predecessors(node).tolist()] for node in (work, launch)}
     assert gathered in found[work]
     assert found[launch] == [host]
 

@@ -81,9 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("what-if")
     (root / "train.py").write_text(PROGRAM)
     h100 = Cluster.load("h100-sxm")
-    slow = replace(
-        h100.inter_node, bandwidth_bytes_per_s=h100.inter_node.bandwidth_bytes_per_s / 4
-    )
+    slow = replace(h100.inter_node, bandwidth_bytes_per_s=h100.inter_node.bandwidth_bytes_per_s / 4)
     (root / "slow.toml").write_text(replace(h100, inter_node=slow).to_toml())
     step_of(root)
     return root
@@ -181,9 +179,7 @@ def test_effects_count_what_a_step_has(folder: Path) -> None:
         ("kernel=mm x0", "above 0"),
     ],
 )
-def test_what_touches_nothing_fails_with_what_there_is(
-    folder: Path, text: str, told: str
-) -> None:
+def test_what_touches_nothing_fails_with_what_there_is(folder: Path, text: str, told: str) -> None:
     """Exit code 2; nothing is written."""
     done = prismscale("what-if", folder / "run", text)
     assert done.code == 2

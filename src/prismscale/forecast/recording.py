@@ -142,6 +142,7 @@ def _profiled(found: Recording, alteration: Alteration) -> Recording:
         profile=profile,
         compositions=compositions(found.samples.graph, alteration.recosting),
         devices_per_node=scenario.cluster.devices_per_node,
+        links_of=scenario.hoped.links_of(found.samples.graph, scenario.cluster),
     )
     note = f"durations are modelled, and vary as the profile '{profile.name}' says"
     return replace(found, modelled_job=modelled, notes=(note,))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from prismscale.forecast.draws.quotient import (
 )
 from prismscale.forecast.modelled.lockstep_sets import lockstep_sets
 from prismscale.forecast.modelled.profile_draws import ProfileDraws
+from prismscale.graph.job_graph import GroupFamily
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,14 @@ class Modelled:
     compositions: tuple[Composition, ...]
     """By class."""
     devices_per_node: int
+    links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Ranks whose places the groups of a family are taken to have (``[K, 1]``), by family; others
+    have their own."""
+
+    def groups(self, family: GroupFamily) -> NDArray[np.int64]:
+        """Global ranks whose links the groups of a family use."""
+        places = self.links_of.get(family.index, family.ranks_KG)
+        return np.broadcast_to(places, family.ranks_KG.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +85,7 @@ def drawn_job(modelled: Modelled, base: Base, *, fused: bool = True) -> DrawnJob
         compositions=modelled.compositions,
         ranks_CKM=tuple(c.members_M[own.members_KF] for c, own in classes),
         groups_FKG=tuple(
-            family.ranks_KG[:, first_of_each(became_G)]
+            modelled.groups(family)[:, first_of_each(became_G)]
             for family, became_G in zip(sets.origin.families, sets.fused_group, strict=True)
         ),
         parallel_F=tuple(whole.n_groups // small.n_groups for whole, small in pairs),
@@ -95,7 +105,7 @@ def _rank_by_rank(modelled: Modelled, base: Base) -> DrawnJob:
         profile=modelled.profile,
         compositions=modelled.compositions,
         ranks_CKM=tuple(c.members_M[np.newaxis] for c in graph.classes),
-        groups_FKG=tuple(family.ranks_KG for family in graph.families),
+        groups_FKG=tuple(modelled.groups(family) for family in graph.families),
         parallel_F=(1,) * len(graph.families),
         devices_per_node=modelled.devices_per_node,
         step_ns=base.step_ns,
