@@ -4,7 +4,7 @@
 
 Run with a Python that has torchtitan 0.3.0 (the CPU build of torch 2.13), Ray and prismscale. The
 layouts are twelve of torchtitan's own Llama-3.1 8B on 64 null H100s; each of them is run by itself
-too, and its step must be the row's. On Ray a small model is explored on three nodes of this machine,
+too, and its step must be the row's. On Ray a small model is explored on three nodes here,
 one of which is killed while it runs points, and a run's step time is drawn in the same way.
 """
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.pipeline import message_groups, pipeline_places, stage_of
-from support.jobs import PIPE, pipeline_job
+from support.jobs import PIPE, job_from_traces, pipeline_job, pipeline_traces
 
 
 def stages(graph: JobGraph) -> list[int | None]:
@@ -29,3 +33,22 @@ def test_without_messages_there_is_no_stage() -> None:
     assert set(stages(graph)) == {None}
     assert stage_R.tolist() == [0] * 4
     assert replica_R.tolist() == [0, 1, 2, 3]
+
+
+def test_messages_among_all_ranks_are_those_of_the_smallest_group_of_both() -> None:
+    """As DeepSpeed passes them: to a global rank, although the pipeline has groups."""
+    traces = pipeline_traces(3, 2, 1, 2)
+    world_size = traces[0].world_size
+    for rank, trace in traces.items():
+        group = trace.groups[PIPE].ranks
+        message_N = trace.is_message_N
+        own = group.index(rank)
+        other_N = np.array(group)[(own + trace.peer_N[message_N]) % len(group)]
+        peer_N, group_index_N = trace.peer_N.copy(), trace.group_index_N.copy()
+        peer_N[message_N] = (other_N - rank) % world_size
+        group_index_N[message_N] = 0
+        traces[rank] = replace(trace, peer_N=peer_N, group_index_N=group_index_N)
+    graph = job_from_traces(traces)
+
+    assert sorted(set(stages(graph))) == [0, 1, 2]
+    assert pipeline_places(graph)[0].tolist() == [0, 0, 1, 1, 2, 2]

@@ -27,7 +27,8 @@ def ordering(batch: Sequence[Collective]) -> tuple[str, int]:
     if group.backend == "gloo":
         return (f"{name} p2p", UNORDERED) if op.is_p2p else (name, GLOO_THREADS)
     if op.is_p2p and len(batch) == 1:
-        return f"{name} pair {batch[0].root}", 1
+        # By how far away the peer is: ranks that do the same with their own peers are alike.
+        return f"{name} pair {(batch[0].root - group.group_rank) % group.size}", 1
     return name, 1
 
 

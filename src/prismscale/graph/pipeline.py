@@ -1,7 +1,8 @@
 """Where ranks sit in a pipeline, read off the groups in which they send and receive.
 
 Nobody says which group is the pipeline's: a rank that passes messages in a group is at the stage
-that is its group rank there.
+that is its group rank there. DeepSpeed passes them in the group of all ranks: then it is the
+smallest group in which both ends are.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ def stage_of(rank_class: RankClass) -> int | None:
     """Stage of a class, for people: its group rank in the group of its *first* message, None where
     it passes none. Where a job passes messages in one group only, as most do, that is also what
     :func:`pipeline_places` says."""
-    trace = rank_class.trace
-    group_indices = trace.group_index_N[trace.is_message_N]
-    if len(group_indices) == 0:
-        return None
-    return rank_class.slots[int(group_indices[0])].group_rank
+    groups = _pipelines(rank_class.trace)
+    return rank_class.slots[groups[0]].group_rank if groups else None
 
 
 def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -42,9 +40,30 @@ def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int6
     stage_R = np.zeros(graph.world_size, dtype=np.int64)
     replica_R = np.arange(graph.world_size, dtype=np.int64)
     for rank_class in graph.classes:
-        for group_index in message_groups(rank_class.trace):
+        for group_index in sorted(set(_pipelines(rank_class.trace))):
             ranks_KG = graph.families[rank_class.slots[group_index].family].ranks_KG
             stage_R[ranks_KG] = np.arange(len(ranks_KG))[:, None]
             # Smallest member: a name for the replica that does not depend on the family.
             replica_R[ranks_KG] = ranks_KG.min(axis=0)
     return stage_R, replica_R
+
+
+def _pipelines(trace: RankTrace) -> list[int]:
+    """Group indices of the pipelines in which a rank passes messages, in the order of its first
+    messages: of each message, the smallest group that holds both ends."""
+    columns = (trace.group_index_N, trace.peer_N)
+    messages = zip(*(column[trace.is_message_N].tolist() for column in columns), strict=True)
+    found: dict[int, None] = {}
+    for group_index, peer in dict.fromkeys(messages):
+        ranks = trace.groups[group_index].ranks
+        other = ranks[(ranks.index(trace.rank) + peer) % len(ranks)]
+        sizes = {
+            k: len(group.ranks)
+            for k, group in enumerate(trace.groups)
+            if trace.rank in group.ranks and other in group.ranks
+        }
+        smallest = min(sizes.values(), default=len(ranks))
+        # Of two as small, the one in which the message goes, or else the older one.
+        same = len(ranks) == smallest
+        found[group_index if same else min(k for k in sizes if sizes[k] == smallest)] = None
+    return list(found)

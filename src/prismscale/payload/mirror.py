@@ -120,6 +120,8 @@ class MirrorPayload:
             return
         if (outputs or collective.inputs)[0].is_meta or self._vote.offer(collective):
             return
+        if objects.MIRROR.deepspeed_stages.offer(collective):
+            return
         if collective.op in FROM_ONE and self._answers_object(collective):
             return
         with torch._C._AutoDispatchBelowADInplaceOrView():

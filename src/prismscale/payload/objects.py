@@ -25,7 +25,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import GroupHandle
 from prismscale.errors import UsageError
 from prismscale.payload import checkpoint_plans
+from prismscale.payload.deepspeed_stages import DeepSpeedStages
 from prismscale.payload.object_lengths import Call, ObjectLengths, rounded
 from prismscale.payload.pipeline_shapes import StageMetadata
 
@@ -125,6 +126,7 @@ class ObjectMirror:
     def __init__(self) -> None:
         self._threads = threading.local()
         self.stages = StageMetadata()
+        self.deepspeed_stages = DeepSpeedStages()
         self.lengths = ObjectLengths()
         self.rules: ObjectRules | None = None
 
@@ -145,7 +147,10 @@ class ObjectMirror:
     @contextmanager
     def shared_in(self, folder: Path) -> Iterator[None]:
         """Agree with the other ranks of the job through ``folder``."""
-        with self.stages.shared_in(folder), self.lengths.shared_in(folder):
+        parts = (self.stages, self.deepspeed_stages, self.lengths)
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(part.shared_in(folder))
             yield
 
     def offer(self, outputs: Sequence[torch.Tensor]) -> bool:
