@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline over blocks of a transformer: ``deepspeed_pipeline.py [--zero 1] [--stages 4]``.
+"""DeepSpeed's pipeline over blocks of a transformer: ``deepspeed_pipeline.py [--stages 4]``.
 
 Layers are made where their stage is, the loss on the last; tokens are random.
 """
@@ -25,7 +25,8 @@ class Block(nn.TransformerEncoderLayer):
         super().__init__(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=x.device, dtype=x.dtype)
+        causal = nn.Transformer.generate_square_subsequent_mask
+        mask = causal(LENGTH, device=x.device, dtype=x.dtype)
         return super().forward(x, src_mask=mask, is_causal=True)
 
 
