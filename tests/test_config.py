@@ -69,7 +69,6 @@ NOT_IN_PYTHON = {
     "slots": "the same",
     "payload": "for what absent peers say, which the command reports",
     "rules": "the same",
-    "what_ifs": "asked of runs, by prismscale what-if",
     "attach": "for a debugger in a terminal",
     "clock": "for a look at live ranks without their waits",
     "shown": "for a look at the timeline",
