@@ -16,6 +16,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.payload import objects
 from prismscale.payload.arithmetic import BLOCK_NUMEL, chunk, in_float32, reduce_copies
 from prismscale.payload.combine import Contributions, write_parts
+from prismscale.payload.megatron_shapes import MegatronShapes
 from prismscale.payload.pipeline_vote import PipelineVote
 
 _RECEIVED_STD = 0.02
@@ -97,7 +98,7 @@ class MirrorPayload:
         generator = torch.Generator().manual_seed(_SEED)
         # Made up front, so that no later receive shows in the program's own memory figures.
         self._block = torch.randn(BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
-        self._vote = PipelineVote()
+        self._pipelines = (PipelineVote(), MegatronShapes())
         self._generators: dict[torch.device, torch.Generator] = {}
         self._fills: dict[CollectiveOp, Callable[[Collective], None]] = {
             CollectiveOp.ALL_REDUCE: _all_reduce,
@@ -118,7 +119,9 @@ class MirrorPayload:
         outputs = collective.outputs
         if fill is None or not (outputs or collective.inputs):
             return
-        if (outputs or collective.inputs)[0].is_meta or self._vote.offer(collective):
+        if (outputs or collective.inputs)[0].is_meta:
+            return
+        if any(rule.offer(collective) for rule in self._pipelines):
             return
         if objects.MIRROR.deepspeed_stages.offer(collective):
             return
