@@ -98,7 +98,7 @@ class MirrorPayload:
         generator = torch.Generator().manual_seed(_SEED)
         # Made up front, so that no later receive shows in the program's own memory figures.
         self._block = torch.randn(BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
-        self._pipelines = (PipelineVote(), MegatronShapes())
+        self._vote, self._shapes = PipelineVote(), MegatronShapes()
         self._generators: dict[torch.device, torch.Generator] = {}
         self._fills: dict[CollectiveOp, Callable[[Collective], None]] = {
             CollectiveOp.ALL_REDUCE: _all_reduce,
@@ -119,11 +119,7 @@ class MirrorPayload:
         outputs = collective.outputs
         if fill is None or not (outputs or collective.inputs):
             return
-        if (outputs or collective.inputs)[0].is_meta:
-            return
-        if any(rule.offer(collective) for rule in self._pipelines):
-            return
-        if objects.MIRROR.deepspeed_stages.offer(collective):
+        if (outputs or collective.inputs)[0].is_meta or self._is_of_a_pipeline(collective):
             return
         if collective.op in FROM_ONE and self._answers_object(collective):
             return
@@ -133,6 +129,12 @@ class MirrorPayload:
     def fill_among(self, collective: Collective, parts: Contributions) -> None:
         """Absent members contribute what one of those does who are here."""
         write_parts(collective, parts)
+
+    def _is_of_a_pipeline(self, collective: Collective) -> bool:
+        """Whether this is one of the messages with which stages agree, now answered."""
+        if not collective.op.is_p2p:
+            return self._vote.offer(collective)
+        return self._shapes.offer(collective) or objects.MIRROR.deepspeed_stages.offer(collective)
 
     def _answers_object(self, collective: Collective) -> bool:
         is_absent = collective.root != collective.group.group_rank
