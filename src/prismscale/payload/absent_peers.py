@@ -11,7 +11,7 @@ from prismscale.emulation.background import BackgroundAnswers
 from prismscale.emulation.hook import CommunicationHook, GroupObserver
 from prismscale.emulation.install import Groups, install, rebound
 from prismscale.emulation.torchrun_env import RankEnvironment
-from prismscale.payload import checkpoint_plans, checkpoint_saves
+from prismscale.payload import checkpoint_plans, checkpoint_saves, uneven_shards
 from prismscale.payload.mirror import MirrorPayload
 from prismscale.payload.objects import MIRROR
 
@@ -32,7 +32,7 @@ def absent_peers(
         groups = undo.enter_context(install(environment, answers, observer))
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)
-        undo.enter_context(changed(checkpoint_saves.changes()))
+        undo.enter_context(changed({**checkpoint_saves.changes(), **uneven_shards.changes()}))
         for name, replacement in MIRROR.wrapped().items():
             undo.enter_context(rebound(name, replacement))
         yield groups

@@ -2,7 +2,7 @@
 
 The extension's argument lists grew from version to version; how many arguments a call has tells
 which they are. Source: pytorch/csrc/extensions/attention.cpp and
-common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu of Transformer Engine 2.9 to 2.18.
+common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu of Transformer Engine 2.2 to 2.18.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _TE = "transformer_engine::"
 _CAUSAL_MASKS = (2, 3, 4, 5)
 _NO_BIAS, _ALIBI = 0, 3
 _HEAD = "max_seqlen_q max_seqlen_kv {training} attn_scale p_dropout set_zero qkv_layout {formats}"
-_MIDDLE = "bias_type mask_type softmax_type window {diagonal} {deterministic} cu_seqlens_q"
+_MIDDLE = "bias_type mask_type {softmax} window {diagonal} {deterministic} cu_seqlens_q"
 _FORWARD_TAIL = """cu_seqlens_kv q k v fake_dtype cu_seqlens_q_padded cu_seqlens_kv_padded
-    page_table_k page_table_v s_quantizer o_quantizer bias softmax_offset rng_gen
-    rng_elts_per_thread return_max_logit {graph}"""
+    page_table_k page_table_v s_quantizer o_quantizer bias {offset} rng_gen rng_elts_per_thread
+    {max_logit} {graph}"""
 _BACKWARD_TAIL = """cu_seqlens_kv q k v o d_o fake_dtype {dtype} aux_tensors cu_seqlens_q_padded
     cu_seqlens_kv_padded s_quantizer dp_quantizer dqkv_quantizer {graph}"""
 _FORWARD = f"{_HEAD} {_MIDDLE} {_FORWARD_TAIL}"
@@ -46,7 +46,13 @@ _BACKWARD = f"{_HEAD} {_MIDDLE} {_BACKWARD_TAIL}"
 
 def _names(text: str, **parts: str) -> tuple[str, ...]:
     left_out = dict.fromkeys(("training", "formats", "diagonal", "deterministic"), "")
-    parts = {**left_out, "graph": "cuda_graph", **parts}
+    newest = {
+        "softmax": "softmax_type",
+        "offset": "softmax_offset",
+        "max_logit": "return_max_logit",
+        "graph": "cuda_graph",
+    }
+    parts = {**left_out, **newest, **parts}
     return tuple(text.format(**parts).split())
 
 
@@ -54,7 +60,10 @@ def _by_count(*lists: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
     return {len(names): names for names in lists}
 
 
+_OLD = {"max_logit": "", "graph": ""}
 _FORWARD_ARGUMENTS = _by_count(
+    _names(_FORWARD, training="is_training", softmax="", offset="", **_OLD),  # 2.2
+    _names(_FORWARD, training="is_training", **_OLD),  # 2.8
     _names(_FORWARD, training="is_training", graph=""),  # 2.9
     _names(_FORWARD, training="is_training"),
     _names(_FORWARD, training="is_training", diagonal="bottom_right_diagonal"),
@@ -66,7 +75,8 @@ _FORWARD_ARGUMENTS = _by_count(
     ),
 )
 _BACKWARD_ARGUMENTS = _by_count(
-    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype", graph=""),  # 2.9
+    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype", softmax="", graph=""),
+    _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype", graph=""),  # 2.8
     _names(_BACKWARD, deterministic="deterministic", dtype="dqkv_dtype"),
     _names(
         _BACKWARD,
@@ -90,9 +100,10 @@ def _bind(lists: dict[int, tuple[str, ...]], arguments: tuple[Any, ...]) -> dict
         known = ", ".join(map(str, sorted(lists)))
         raise NotImplementedError(
             f"fused attention was called with {len(arguments)} arguments; prismscale's stand-in "
-            f"for Transformer Engine knows lists of {known} (versions 2.9 and newer)"
+            f"for Transformer Engine knows lists of {known} (versions 2.2 and newer)"
         )
-    return dict(zip(names, arguments, strict=True))
+    absent = {"softmax_type": 0, "softmax_offset": None, "return_max_logit": False}
+    return absent | dict(zip(names, arguments, strict=True))
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:

@@ -61,7 +61,9 @@ _POSITIONS = (
     *("heads", "groups", "length", "keys", "head_size", "value_size"),
     *("window_left", "window_right", "wants_max_logit"),
 )
-"""Arguments up to 2.19; what follows them does not matter on the GPUs that there are."""
+"""Arguments from 2.8 to 2.19; what follows them does not matter on the GPUs that there are."""
+_NOT_YET = {14: ("is_training", "softmax"), 15: ("softmax",)}
+"""Which of them earlier versions lack, by how many they give."""
 _FIELDS = (
     *("is_training", "qkv_dtype", "qkv_dtype", "qkv_layout", "bias_type", "attn_mask_type"),
     *("softmax_type", "dropout", "num_attn_heads", "num_gqa_groups", "max_seqlen_q"),
@@ -82,14 +84,16 @@ def get_fused_attn_backend(*arguments: Any) -> Any:
 
 
 def _call(arguments: Sequence[Any]) -> AttentionCall:
-    given = dict(zip(_POSITIONS, arguments, strict=False))
+    lacking = _NOT_YET.get(len(arguments), ())
+    positions = [name for name in _POSITIONS if name not in lacking]
+    given = dict(zip(positions, arguments, strict=False))
     major, minor = torch.cuda.get_device_capability()
     del given["kv_dtype"]
     return AttentionCall(
         dtype=DType(int(given.pop("q_dtype"))),
         window=(given.pop("window_left"), given.pop("window_right")),
         arch=10 * major + minor,
-        **({"wants_max_logit": False} | given),
+        **({"is_training": True, "softmax": 0, "wants_max_logit": False} | given),
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.transformer_engine.enums import Float8BlockScaleTensorFormat
+from prismscale.devices.null.libraries.transformer_engine.versions import is_since
 
 _TENSORS = "transformer_engine.pytorch.tensor."
 _BLOCK = 128
@@ -216,8 +217,9 @@ def _instance(
 ) -> Any:
     content |= {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype}
     if quantizer.internal:
-        storage: Any = import_module(f"{_TENSORS}storage.{module}_storage")
-        return _made(getattr(storage, f"{name}Storage"), content)
+        folder, base = ("storage", "storage") if is_since(2, 9) else ("_internal", "base")
+        storage: Any = import_module(f"{_TENSORS}{folder}.{module}_{base}")
+        return _made(getattr(storage, f"{name}{base.title()}"), content)
     tensors: Any = import_module(f"{_TENSORS}{module}")
     content |= {
         "shape": shape,

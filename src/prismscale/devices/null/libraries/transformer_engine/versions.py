@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "transformer-engine"
 EXTENSION = "transformer_engine_torch"
-_FIRST, _LAST = (2, 9), (2, 20)
+_FIRST, _LAST = (2, 2), (2, 20)
 
 
 @cache
