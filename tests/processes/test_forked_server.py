@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from prismscale.processes.children import Children, Program
+from prismscale.processes.fork_server import ForkServer
 from support.runs import eventually, runs
 
 SPLIT = """
@@ -62,3 +64,26 @@ def test_forks_end_with_the_process(tmp_path: Path) -> None:
     owner.kill()
     owner.communicate()
     assert eventually(lambda: not runs(pid))
+
+
+def test_a_fork_that_splits_is_one_fork_to_its_server(tmp_path: Path) -> None:
+    """Its other half, which ends by returning as well, tells the server nothing."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    code = (
+        "import pathlib; from prismscale.processes.forked_server import split\n"
+        f"half = split(pathlib.Path({str(tmp_path / 'half.log')!r}))\n"
+        "isinstance(half, int) or half.close(); import cmd"
+    )
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    with (
+        ForkServer(
+            preload=(), learn=("cmd",), log=tmp_path / "log", environment=environment
+        ) as server,
+        Children() as children,
+    ):
+        for text in (code, "print('cmd' in sys.modules)"):
+            program = Program(name="0", module="forked", arguments=(text,), log=tmp_path / "0.log")
+            child = server.start(children, program)
+            assert child.process.wait(60) == 0
+    assert child.log_tail() == "True"
