@@ -13,7 +13,8 @@ import pytest
 from prismscale.cluster import Cluster
 from support.runs import Ended, prismscale, results
 
-WORLD = 16
+WORLD = 4
+PER_NODE = 2
 PROGRAM = """
 import sys
 import torch
@@ -21,9 +22,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-tp_first = "tp-first" in sys.argv
-shape, names = ((2, 8), ("tp", "dp")) if tp_first else ((8, 2), ("dp", "tp"))
-mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
+names = ("tp", "dp") if "tp-first" in sys.argv else ("dp", "tp")
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=names)
 dp, tp = mesh.get_group("dp"), mesh.get_group("tp")
 
 class Reduced(torch.autograd.Function):
@@ -81,23 +81,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("what-if")
     (root / "train.py").write_text(PROGRAM)
     h100 = Cluster.load("h100-sxm")
-    slow = replace(h100.inter_node, bandwidth_bytes_per_s=h100.inter_node.bandwidth_bytes_per_s / 4)
-    (root / "slow.toml").write_text(replace(h100, inter_node=slow).to_toml())
+    nodes = replace(h100, devices_per_node=PER_NODE, nics_per_node=PER_NODE)
+    link = h100.inter_node
+    slow = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 4)
+    (root / "nodes.toml").write_text(nodes.to_toml())
+    (root / "slow.toml").write_text(replace(nodes, inter_node=slow).to_toml())
     step_of(root)
     return root
 
 
-def ran(root: Path, out: str, *options: object, program: Sequence[str] = ()) -> Ended:
+def ran(
+    root: Path,
+    out: str,
+    *options: object,
+    program: Sequence[str] = (),
+    cluster: str = "nodes",
+) -> Ended:
     """``prismscale run``."""
-    fixed = ("--device", "null", "--world-size", WORLD, "--steps", 3, "--out", root / out)
-    return prismscale("run", *fixed, *options, root / "train.py", *program)
+    where = ("--device", "null", "--world-size", WORLD, "--cluster", root / f"{cluster}.toml")
+    more = ("--steps", 3, "--out", root / out, *options)
+    return prismscale("run", *where, *more, root / "train.py", *program)
 
 
-def step_of(root: Path, *program: str, options: Sequence[object] = ()) -> int:
+def step_of(root: Path, *program: str, cluster: str = "nodes") -> int:
     """Step of the program with arguments."""
-    out = "-".join(["run", *program, *(str(o) for o in options if "/" not in str(o))])
+    out = "-".join(["run", *program, *([cluster] if cluster != "nodes" else [])])
     if not (root / out).exists():
-        done = ran(root, out, *options, program=program)
+        done = ran(root, out, program=program, cluster=cluster)
         assert done.code == 0, done.err
     return int(results(root / out)["step_ns"])
 
@@ -107,26 +117,26 @@ def what_if(root: Path, *texts: str) -> dict[str, Any]:
     done = prismscale("what-if", root / "run", *texts, "--draws", 8)
     assert done.code == 0, done.err
     found: dict[str, Any] = json.loads((root / "run" / "results.json").read_text())
-    return found["forecast"]["what_if"]
+    section: dict[str, Any] = found["forecast"]["what_if"]
+    return section
 
 
 @pytest.mark.parametrize(
-    ("texts", "program", "options"),
+    ("texts", "program", "cluster"),
     [
-        (["overlap=dp off"], ["blocking"], []),
-        (["recompute=off"], ["kept"], []),
-        (["overlap=dp off", "recompute=off"], ["blocking", "kept"], []),
-        (["link=network x0.25"], [], ["--cluster", "slow.toml"]),
-        (["group=tp on network", "group=dp on nvlink"], ["tp-first"], []),
+        (["overlap=dp off"], ["blocking"], "nodes"),
+        (["recompute=off"], ["kept"], "nodes"),
+        (["overlap=dp off", "recompute=off"], ["blocking", "kept"], "nodes"),
+        (["link=network x0.25"], [], "slow"),
+        (["group=tp on network", "group=dp on nvlink"], ["tp-first"], "nodes"),
     ],
     ids=["overlap", "recompute", "both", "link", "groups"],
 )
 def test_a_what_if_is_the_step_of_the_changed_program(
-    folder: Path, texts: list[str], program: list[str], options: list[str]
+    folder: Path, texts: list[str], program: list[str], cluster: str
 ) -> None:
     """The base is the program's own step; the other side that of the changed one."""
-    given = [str(folder / o) if o.endswith(".toml") else o for o in options]
-    changed = step_of(folder, *program, options=given)
+    changed = step_of(folder, *program, cluster=cluster)
     found = what_if(folder, *texts)
     assert found["before"]["step_ns"] == step_of(folder)
     assert found["after"]["step_ns"] == changed
@@ -152,7 +162,7 @@ def test_every_command_has_the_same_step(folder: Path) -> None:
 )
 def test_a_live_rank_takes_the_hoped_for_time(folder: Path, text: str) -> None:
     """The program itself, among peers that do."""
-    done = ran(folder, "run", "--live", "5", "--what-if", text)
+    done = ran(folder, "run", "--live", "3", "--what-if", text)
     assert done.code == 0, done.err
     found = results(folder / "run")
     (live,) = found["live"]

@@ -21,6 +21,7 @@ from prismscale.analysis.result import (
     SourceShare,
     StageResult,
 )
+from prismscale.durations.what_if.effects import Effect
 from prismscale.errors import FormatError, UsageError
 from prismscale.graph.io import save_graph
 from prismscale.graph.trace import MemoryPart
@@ -179,6 +180,7 @@ def test_foreign_results_are_refused(
     ("heading", "cls"),
     [
         ("The run", RunResult),
+        ("What-ifs", Effect),
         ("Stages", StageResult),
         ("Memory parts", MemoryPart),
         ("Breakdown", Breakdown),
