@@ -135,6 +135,30 @@ def make_hook(clock: ManualClock, wire: ScriptedWire, folder: Path, factor: floa
     return hook
 
 
+def test_a_phase_takes_as_long_as_hoped(clock: ManualClock, tmp_path: Path) -> None:
+    """100 ns at twice, then 100 ns at half the time, on a rank that is three times as slow."""
+    hook = make_hook(clock, ScriptedWire(), tmp_path, factor=3)
+    hook.communicate([all_reduce(ALL)])
+    hook.enter_phase(2.0)
+    clock.now += 100
+    hook.enter_phase(0.5)
+    assert clock.now == 600
+    clock.now += 100
+    hook.communicate([all_reduce(ALL)])
+    assert clock.now == 600 + 150
+
+
+def test_what_comes_before_a_factor_is_none_of_its(clock: ManualClock, tmp_path: Path) -> None:
+    """Computation at its own pace, which nobody stretched, stays what it was."""
+    hook = make_hook(clock, ScriptedWire(), tmp_path)
+    hook.communicate([all_reduce(ALL)])
+    clock.now += 100
+    hook.enter_phase(2.0)
+    clock.now += 10
+    hook.communicate([all_reduce(ALL)])
+    assert clock.now == 120
+
+
 CONNECT = """
 import socket, sys
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -240,9 +240,11 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
 
 def _hoped_import(samples: StepSamples, changes: Changes) -> Recording:
     scenario = import_scenario(changes.cluster, changes.what_ifs or ())
+    # First, because it says what an import cannot tell at all.
+    hoped = hoped_samples(samples, scenario)
     without = recording_of_import(samples, replace(changes, what_ifs=None)).base
     effects = import_effects(samples, scenario, without.durations, without.step_ns)
-    found = _recording_of_import(hoped_samples(samples, scenario), changes, scenario)
+    found = _recording_of_import(hoped, changes, scenario)
     notes = (*found.notes, *(effect.sentence() for effect in effects))
     return replace(found, effects=effects, notes=notes)
 
