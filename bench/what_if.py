@@ -4,10 +4,9 @@
 
 A program is captured as it is and as a user would change it (``programs/llama_variants.py``), both
 through ``prismscale run``; ``prismscale what-if`` says of the first what the second takes. The part
-``titan`` needs torchtitan 0.3.0 and tokenizers beside prismscale. ``gloo`` measures on this machine,
-which should have nothing else to do: captures of both programs are made in turn, and medians
-compared.
-PATH keeps the rows of parts that a run leaves out.
+``titan`` needs torchtitan 0.3.0 and tokenizers beside prismscale. ``gloo`` measures on this
+machine, which should have nothing else to do: captures of both programs are made in turn, and
+medians compared. PATH keeps the rows of parts that a run leaves out.
 """
 
 from __future__ import annotations
