@@ -176,6 +176,7 @@ def test_effects_count_what_a_step_has(folder: Path) -> None:
     assert products["count"] == 24
     (again,) = what_if(folder, "recompute=off")["what_ifs"]
     assert "gemm 6" in again["touches"]
+    assert "mesh_tp 6" in again["touches"]
     assert 0.15 < again["share"] < 0.35
     assert again["alone_step_ns"] == step_of(folder, "kept")
 

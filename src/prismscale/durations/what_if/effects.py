@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from prismscale.cost.kernel_changes import KernelChange, KernelFactor
 from prismscale.durations.altered import Alteration, labelled_nodes
+from prismscale.durations.recosting import recomputed_nodes
 from prismscale.durations.source import DurationSource
 from prismscale.durations.what_if.blocking import blocking
 from prismscale.durations.what_if.forms import (
@@ -128,7 +129,7 @@ class Effects:
         }
         found = _Found()
         for rank_class in self.graph.classes:
-            self._add_communication(found, rank_class, known[id(rank_class.trace)])
+            found.add(*self._communication(rank_class, known[id(rank_class.trace)]))
         return found
 
     def _on_links(self, what_if: WhatIf) -> _Found:
@@ -140,18 +141,21 @@ class Effects:
             pairs = zip(self._modelled.body(c.index, 0), alone.body(c.index, 0), strict=True)
             differs_N = np.zeros(c.trace.n_nodes, dtype=bool)
             differs_N[c.trace.n_prologue :] = [np.any(was != then) for was, then in pairs]
-            self._add_communication(found, c, differs_N & c.trace.communicates_N)
+            found.add(*self._communication(c, differs_N & c.trace.communicates_N))
         return found
 
-    def _add_communication(
-        self, found: _Found, rank_class: RankClass, touched_N: NDArray[np.bool_]
-    ) -> None:
+    def _communication(
+        self, rank_class: RankClass, touched_N: NDArray[np.bool_]
+    ) -> tuple[Counter[str], float]:
+        """Communications of a class by group, and what they take."""
         trace = rank_class.trace
         touched_B = touched_N[trace.n_prologue :]
         indices = trace.group_index_N[trace.n_prologue :][touched_B].tolist()
+        return Counter(trace.group_label(i) for i in indices), self._spent_ns(rank_class, touched_B)
+
+    def _spent_ns(self, rank_class: RankClass, touched_B: NDArray[np.bool_]) -> float:
         body = self.durations.body(rank_class.index, 0)
-        spent = sum(float(np.mean(body[b])) for b in np.flatnonzero(touched_B).tolist())
-        found.add(Counter(trace.group_label(i) for i in indices), spent)
+        return sum(float(np.mean(body[b])) for b in np.flatnonzero(touched_B).tolist())
 
     def _kernels(self, change: KernelChange) -> _Found:
         found = _Found()
@@ -160,9 +164,8 @@ class Effects:
             for c in self.graph.classes:
                 touched_B = labelled_nodes(c.trace, pattern)[c.trace.n_prologue :]
                 names = c.trace.label_N[c.trace.n_prologue :][touched_B].tolist()
-                body = self.durations.body(c.index, 0)
-                spent = sum(float(np.mean(body[b])) for b in np.flatnonzero(touched_B).tolist())
-                found.add(Counter(c.trace.labels[name] for name in names), spent)
+                labels = Counter(c.trace.labels[name] for name in names)
+                found.add(labels, self._spent_ns(c, touched_B))
             return found
         for c in self.graph.classes:
             names, spent = self._launched[id(c.trace)].touched(change)
@@ -174,8 +177,11 @@ class Effects:
         for c in self.graph.classes:
             if self._is_measured:
                 found.add(Counter(), 0.0)
-            else:
-                found.add(*self._launched[id(c.trace)].recomputed())
+                continue
+            launched = self._launched[id(c.trace)]
+            names, kernels_ns = launched.recomputed()
+            again, again_ns = self._communication(c, recomputed_nodes(c.trace, launched.log))
+            found.add(names + again, kernels_ns + again_ns)
         return found
 
     @cached_property

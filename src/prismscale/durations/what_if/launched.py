@@ -43,7 +43,7 @@ class Launched:
         return self._named([change.touches(call) for call in self.calls])
 
     def recomputed(self) -> tuple[Counter[str], float]:
-        """Kernels of parts that are computed a second time, and communications in them."""
+        """Kernels of parts that are computed a second time."""
         return self._named([True] * len(self.calls), self.log.is_recomputed_E)
 
     @property
