@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.llama3 import config_registry as registry
 from torchtitan.models.llama3 import model_registry
@@ -25,6 +26,27 @@ def llama3_8b_2024() -> Trainer.Config:
     """8B with the operators that torchtitan had then: what its published throughput measured."""
     config = llama3_8b_whole_loss()
     as_of_2024(config.model_spec)
+    return config
+
+
+def llama3_8b_checkpointed() -> Trainer.Config:
+    """8B whose every layer is computed again in the backward pass."""
+    config = llama3_8b_whole_loss()
+    config.activation_checkpoint = FullAC.Config()
+    return config
+
+
+def llama3_8b_selective() -> Trainer.Config:
+    """8B that computes again what is cheap."""
+    config = llama3_8b_whole_loss()
+    config.activation_checkpoint = SelectiveAC.Config()
+    return config
+
+
+def llama3_8b_kept() -> Trainer.Config:
+    """8B that keeps all activations."""
+    config = llama3_8b_whole_loss()
+    config.activation_checkpoint = None
     return config
 
 

@@ -254,35 +254,27 @@ def _what_if(runs: Runs, folder: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def titan_rows(runs: Runs) -> list[Row]:
-    """torchtitan's own options: checkpointing of all layers against none, and a faster network."""
+    """torchtitan's own policies of checkpointing, against none."""
     if not is_installed("torchtitan"):
         print("left out, torchtitan is not installed: titan")
         return []
     rows = []
-    for name, world_size, before_args, after_args, texts in (
-        (
-            "torchtitan 8B, checkpointing full to none",
-            64,
-            ("--activation_checkpoint.mode", "full"),
-            ("--activation_checkpoint.mode", "none"),
-            ("recompute=off",),
-        ),
-        (
-            "torchtitan 8B, checkpointing of operators to none",
-            64,
-            ("--activation_checkpoint.mode", "selective"),
-            ("--activation_checkpoint.mode", "none"),
-            ("recompute=off",),
-        ),
+    world_size = 64
+    changed = _titan(runs, "llama3_8b_kept", world_size)
+    for name, config in (
+        ("checkpointing of whole layers", "llama3_8b_checkpointed"),
+        ("checkpointing of cheap operators", "llama3_8b_selective"),
     ):
-        both = []
-        for more in (before_args, after_args):
-            program = titan("8B", world_size, "llama3_8b_whole_loss", *more)
-            folder = folder_name(f"titan {' '.join(more)}")
-            found = runs.null(folder, world_size, program.logging(100))
-            both.append({**found, "folder": folder})
-        rows += _rows(runs, f"{name}, {world_size} ranks", both[0], both[1], texts)
+        before = _titan(runs, config, world_size)
+        title = f"torchtitan 8B, {name} off, {world_size} ranks"
+        rows += _rows(runs, title, before, changed, ("recompute=off",))
     return rows
+
+
+def _titan(runs: Runs, config: str, world_size: int) -> dict[str, Any]:
+    """torchtitan with one of ``titan_configs``."""
+    program = titan("8B", world_size, config)
+    return {**runs.null(config, world_size, program.logging(100)), "folder": config}
 
 
 GLOO = "--model tiny --layers 4 --batch-size 4 --dp-mode ddp --device cpu --steps 60"
