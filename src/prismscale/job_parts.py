@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prismscale.capture.capture_spec import CaptureSpec, payload_path
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.graph.trace import RankTrace
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
@@ -128,16 +129,20 @@ def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> t
 
 
 def payload_uses(
-    config: JobConfig, captures: Path, ranks: Iterable[int]
+    config: JobConfig, captures: Path, traces: Mapping[int, RankTrace]
 ) -> tuple[PayloadUses, ...]:
     """From where captured ranks had what absent peers contribute.
+
+    A rank that was found equal to another ended early, the earlier the sooner it was found: it
+    counts as the other.
 
     Raises:
         UsageError: a rule was for none of their communications.
     """
     if config.values == "real":
         return ()
-    found = tuple(PayloadUses.load(payload_path(captures, rank)) for rank in sorted(ranks))
+    ran = [traces[rank].captured_as for rank in sorted(traces)]
+    found = tuple(PayloadUses.load(payload_path(captures, rank)) for rank in ran)
     refuse_idle_rules(all_uses(found))
     return found
 
