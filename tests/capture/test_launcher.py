@@ -75,6 +75,47 @@ def test_a_capture_that_is_damaged_is_refused(spec: CaptureSpec, tmp_path: Path)
         CaptureRunner(spec=spec, logs=tmp_path / "logs").capture([0])
 
 
+def write_shared(folder: Path, body: str) -> str:
+    """A program in which rank 0 takes a while to write a file that all ranks read."""
+    (folder / "marker.py").write_text("def step_ends() -> None:\n    pass\n")
+    program = folder / "shared.py"
+    program.write_text(
+        "import os, pathlib, time\n"
+        "import torch.distributed as dist\n"
+        "from marker import step_ends\n"
+        "shared = pathlib.Path(__file__).with_name('shared.txt')\n"
+        'dist.init_process_group("gloo")\n'
+        f"{body}"
+        "dist.barrier()\n"
+        "shared.read_text()\n"
+        "for _ in range(20):\n"
+        "    dist.barrier()\n"
+        "    step_ends()\n"
+    )
+    return str(program)
+
+
+def test_a_rank_that_reads_what_another_writes_runs_again_after_it(
+    spec: CaptureSpec, tmp_path: Path
+) -> None:
+    """The barrier between the two keeps nobody from going on."""
+    body = "if dist.get_rank() == 0:\n    time.sleep(1)\n    shared.write_text('x')\n"
+    target = write_shared(tmp_path, body)
+    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner.capture([0, 3])
+    assert sorted(runner.traces) == [0, 3]
+
+
+def test_a_file_that_no_rank_writes_is_missed_by_the_last_one_too(
+    spec: CaptureSpec, tmp_path: Path
+) -> None:
+    """No rank runs again for ever."""
+    target = write_shared(tmp_path, "")
+    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    with pytest.raises(ScriptError, match=r"FileNotFoundError.*shared\.txt"):
+        runner.capture([0, 3])
+
+
 def ended(folder: Path, code: int, said: str = "last words") -> Child:
     """A process that ended."""
     log = folder / "log"

@@ -16,7 +16,7 @@ from prismscale.errors import (
 from prismscale.graph.io import load_trace
 from prismscale.graph.trace import RankTrace
 from prismscale.processes.children import Child, Children, Program
-from prismscale.processes.failure import failure_of
+from prismscale.processes.failure import failure_of, load_failure
 from prismscale.processes.starter import Spawner, Starter, cores
 from prismscale.progress import StageUpdate
 
@@ -99,8 +99,11 @@ class CaptureRunner:
     def _run(self, specs: Sequence[CaptureSpec], add: Callable[[RankTrace], None]) -> None:
         waiting = {str(spec.rank): spec for spec in specs}
         started: dict[str, CaptureSpec] = {}
+        early: dict[str, CaptureSpec] = {}
         with Children() as children:
-            while waiting or children.running:
+            while waiting or early or children.running:
+                if early and not waiting and not _ranks(children):
+                    waiting, early = early, {}
                 while waiting and children.running < self.jobs:
                     name, spec = next(iter(waiting.items()))
                     if spec.trace_path.exists():
@@ -114,9 +117,14 @@ class CaptureRunner:
                 if self.spec.communication_load:
                     self._add_ballast(children)
                 for child in children.finished():
-                    if child.name != BALLAST:
-                        add(self._collect(child, started[child.name]))
-                if all(c.name == BALLAST for c in children.all_running()) and not waiting:
+                    if child.name == BALLAST:
+                        continue
+                    spec = started[child.name]
+                    if (waiting or _ranks(children)) and _missed_a_file(child, spec):
+                        early[child.name] = spec
+                    else:
+                        add(self._collect(child, spec))
+                if not (waiting or early or _ranks(children)):
                     break
                 self._refuse_slow(children)
                 time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
@@ -147,7 +155,7 @@ class CaptureRunner:
     def _add_ballast(self, children: Children) -> None:
         """Keep every core busy: where ranks of the target share a processor, one that is captured
         with idle cores beside it would run faster than it ever does in the job."""
-        running = [c for c in children.all_running() if c.name != BALLAST]
+        running = _ranks(children)
         while running and children.running < self.jobs:
             self._ballast += 1
             out = self.logs / f"ballast-{self._ballast}"
@@ -175,3 +183,16 @@ class CaptureRunner:
                     f"(--capture-timeout); the end of its output ({child.log}):\n"
                     f"{child.log_tail()}"
                 )
+
+
+def _ranks(children: Children) -> list[Child]:
+    """Those that run, without what only keeps cores busy."""
+    return [child for child in children.all_running() if child.name != BALLAST]
+
+
+def _missed_a_file(child: Child, spec: CaptureSpec) -> bool:
+    """Whether the program looked for a file that another rank may write while it is captured: an
+    index of a data set, say, behind a barrier that keeps nobody here. Such a rank runs again when
+    those beside it have ended. A slice meets for real, and nothing of it can run again."""
+    found = load_failure(spec.error_path) if child.process.returncode and not spec.slice else None
+    return found is not None and found["kind"] == FileNotFoundError.__name__
