@@ -1,0 +1,230 @@
+"""Megatron-LM's own records of peak memory on H100s, by the programs that gave them.
+
+    python bench/megatron_goldens.py --megatron CLONE [--truth DIR] [--case NAME]… [--json PATH]
+
+A record is what the last rank of a functional test of Megatron-LM logged at every step. It is run
+by the code of the commit that brought its values (``megatron_history.py``), with the options that
+the test had there, over Transformer Engine's Python code of that commit's container, through
+``prismscale run --device null``. What ``results.json`` says of the last stage is compared with the
+highest peak before the run was resumed (step 51).
+
+CLONE is a clone of NVIDIA/Megatron-LM with its history; trees and libraries are put into
+``--work``. The Python of this bench needs what Megatron-LM needs (docs/programs.md); Apex and
+Emerging-Optimizers, which have no wheels, are looked for on ``PYTHONPATH``.
+
+What is not the tests' own: checkpoints are not written or read, and text is made up
+(``megatron_data.py``). Left out are the tests of reinforcement learning, which are no training runs
+of a fixed batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_data import make
+from megatron_history import PEAKS, Origin, Repository, transformer_engine
+from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from runs import Runs
+
+DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
+LIMIT_S = 3600
+RESUMED_AT = 51
+DENSE_BAR, OTHER_BAR, RUN_BAR = 0.2, 1.0, 0.9
+OTHERS = ("expert", "moe", "mixtral", "deepseek", "cp2", "cp4", "fp8", "ep2", "ep4", "muon")
+"""In the names of records that hold more than dense layers: experts, context parallelism, FP8."""
+WORLD_SIZES = {
+    "bert_release": 64,
+    "gpt3_15b_8t_release": 128,
+    "mixtral_8x22b": 128,
+    "mixtral_8x7b": 64,
+    "deepseekv3_proxy": 128,
+}
+"""By the beginning of a record's name; 8 GPUs otherwise."""
+SCRIPTS = {
+    "bert": ("pretrain_bert.py", "examples/bert/pretrain_bert.py"),
+    "t5": ("pretrain_t5.py", "examples/t5/pretrain_t5.py"),
+    "hybrid": ("pretrain_mamba.py", "pretrain_hybrid.py", "examples/mamba/pretrain_mamba.py"),
+    "multimodal-llava": ("pretrain_vlm.py", "examples/multimodal/pretrain_vlm.py"),
+    "mimo": ("examples/mimo/train.py",),
+}
+"""By group, where its tests' script lies or has lain."""
+NOT_TRAINING = "gpt_grpo"
+LEFT_OUT = (
+    *("--save", "--load", "--async-", "--use-persistent-ckpt", "--exit-", "--auto-detect-ckpt"),
+    *("--ckpt-fully", "--ckpt-assume", "--tensorboard-", "--wandb", "--use-checkpoint-"),
+)
+"""Options of checkpoints and logs."""
+LOOKED_AT: Mapping[str, str] = {}
+"""Records by which a mechanism was found, with its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Golden:
+    """One record."""
+
+    group: str
+    name: str
+    path: str
+    """Of the record in the newest commit of the clone."""
+    peaks: Mapping[str, int]
+    """Bytes by step, as it writes them."""
+
+    @property
+    def steady_bytes(self) -> int:
+        """The highest before the run was resumed."""
+        return max(int(n) for step, n in self.peaks.items() if int(step) < RESUMED_AT)
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the run."""
+        return next((n for start, n in WORLD_SIZES.items() if self.name.startswith(start)), 8)
+
+    @property
+    def bar(self) -> float:
+        """Percent."""
+        return OTHER_BAR if any(word in self.name for word in OTHERS) else DENSE_BAR
+
+
+def load_goldens(folder: Path) -> Iterator[Golden]:
+    """Records of training runs, by group and name."""
+    for path in sorted(folder.glob("*/*/golden_*h100*.json.gz")):
+        group, name = path.parts[-3:-1]
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            peaks = json.load(file).get(PEAKS, {}).get("values", {})
+        if peaks and not name.startswith(NOT_TRAINING):
+            kind = "gpt" if name.startswith("gpt") and group != "moe" else group
+            golden = "golden_values_" + path.name.removeprefix("golden_").removesuffix(".gz")
+            where = f"tests/functional_tests/test_cases/{kind}/{name}/{golden}"
+            yield Golden(group=group, name=name, path=where, peaks=peaks)
+
+
+def sections(text: str) -> dict[str, dict[str, str]]:
+    """Two levels of ``key: value``, which is all of YAML that the tests use."""
+    found: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if not line.startswith(" "):
+            current = found.setdefault(key, {})
+        elif key.strip() and not key.strip().startswith("#"):
+            current[key.strip()] = value.partition(" #")[0].strip()
+    return found
+
+
+def options(arguments: Mapping[str, str], places: Mapping[str, Path]) -> Iterator[str]:
+    """The command line, as the tests' launcher makes it, with the folders ``places``."""
+    for name, value in arguments.items():
+        if name.startswith(LEFT_OUT):
+            continue
+        value = value.strip("\"'")
+        for variable, place in places.items():
+            value = value.replace(f"${{{variable}}}", str(place))
+        yield name
+        if re.fullmatch(r"\[.*\]", value):
+            yield from value[1:-1].split()
+        elif value != "true":
+            yield value
+
+
+class Bench:
+    """Runs records in one folder."""
+
+    def __init__(self, work: Path, repository: Repository) -> None:
+        self._work = work
+        self._repository = repository
+        self._places = {"DATA_PATH": work / "data", "DATA_CACHE_PATH": work / "data-cache"}
+        make(work / "data")
+        (work / "data-cache").mkdir(exist_ok=True)
+
+    def results(self, golden: Golden) -> tuple[Origin, dict[str, Any]]:
+        """Of one record; empty where its program failed."""
+        origin = self._repository.origin(golden.path, golden.peaks)
+        tree = self._repository.checkout(origin.commit, self._work / "megatron")
+        library = transformer_engine(origin.transformer_engine, self._work / "transformer-engine")
+        given = sections(origin.config)
+        paths = [str(tree), str(library), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {name: text.strip("\"'") for name, text in given["ENV_VARS"].items()}
+        environment = variables | {"PYTHONPATH": os.pathsep.join(paths)}
+        environment |= {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+        folder = self._work / "runs"
+        folder.mkdir(exist_ok=True)
+        for name in ("gpt2", "bert-large-cased", "bert-large-uncased"):
+            if not (folder / name).exists():
+                (folder / name).symlink_to(self._work / "data" / name)
+        runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
+        more = ("--tensorboard-dir", folder / "tensorboard" / golden.name)
+        line = (*options(given["MODEL_ARGS"], self._places), *more)
+        script = next(
+            path
+            for name in SCRIPTS.get(golden.group, ("pretrain_gpt.py",))
+            if (path := tree / name).is_file()
+        )
+        job = ("--samples", 1, "--watch-steps", 0)
+        return origin, runs.null(golden.name, golden.world_size, (script, *line), *job)
+
+
+def measure(golden: Golden, bench: Bench) -> list[Row]:
+    """The rows of one record."""
+    origin, found = bench.results(golden)
+    title = f"{golden.name}: {origin.commit[:10]}, Transformer Engine {origin.transformer_engine}"
+    if not found:
+        return [Row.at_least(f"{title}: completes", 0, 1)]
+    peak_bytes = max(found["stages"], key=lambda stage: stage["first_rank"])["peak_bytes"]
+    its = golden.steady_bytes
+    error = 100 * (peak_bytes / its - 1)
+    said = f"{title}: peak {peak_bytes:,} of {its:,} bytes"
+    if golden.name in LOOKED_AT:
+        return [Row.told(f"{said}, not scored: {LOOKED_AT[golden.name]}", error, "%")]
+    return [Row.at_most(said, abs(error), golden.bar, "%")]
+
+
+def main() -> int:
+    """Run the records, print the table, and write it where asked; returns the exit code."""
+    given = _arguments()
+    folder = given.truth / "megatron_golden" / "cases"
+    if not folder.is_dir():
+        print(f"no public truth at {folder}: give its folder with --truth DIR", file=sys.stderr)
+        return 2
+    goldens = list(load_goldens(folder))
+    chosen = [g for g in goldens if any(part in g.name for part in given.case or [""])]
+    others = {g.name for g in goldens} - {g.name for g in chosen}
+    rows = [row for row in read_rows(given.json) if row.name.partition(":")[0] in others]
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (given.work or Path(scratch)).absolute()
+        work.mkdir(parents=True, exist_ok=True)
+        bench = Bench(work, Repository(given.megatron))
+        for golden in chosen:
+            found = measure(golden, bench)
+            print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
+            rows += found
+            if given.json:
+                write_rows(rows, given.json)
+    done = sum(": peak " in row.name for row in rows)
+    rows.append(Row.at_least(f"{done} of {len(goldens)} records run", done / len(goldens), RUN_BAR))
+    return finish(rows, title="Megatron-LM's records of memory", json_path=given.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--megatron", type=Path, required=True, help="clone with history")
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    parser.add_argument("--case", action="append", help="part of a record's name; all by default")
+    parser.add_argument("--work", type=Path, help="folder for trees, libraries and runs")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
