@@ -209,6 +209,22 @@ def test_received_integers_are_zero() -> None:
         assert not tensor.any()
 
 
+def test_stages_alone_agree_on_their_own_vote() -> None:
+    """Of torch's vote on shapes an absent stage says what this one said, in both directions."""
+
+    def _warmup_forward_vote(flag: torch.Tensor) -> None:
+        MIRROR.fill(_collective(CollectiveOp.RECV, (), [flag], root=0))
+        MIRROR.fill(_collective(CollectiveOp.SEND, [flag], (), root=2))
+
+    def _warmup_backward_result(flag: torch.Tensor) -> None:
+        MIRROR.fill(_collective(CollectiveOp.RECV, (), [flag], root=2))
+
+    forward, backward = (torch.zeros(1, dtype=torch.int32) for _ in range(2))
+    _warmup_forward_vote(forward)
+    _warmup_backward_result(backward)
+    assert (int(forward), int(backward)) == (1, 1)
+
+
 def test_scatter_gives_the_roots_part() -> None:
     """A root scatters what it has; elsewhere the output is defined."""
     output = torch.full((2,), torch.nan)

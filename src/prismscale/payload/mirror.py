@@ -133,8 +133,9 @@ class MirrorPayload:
     def _is_of_a_pipeline(self, collective: Collective) -> bool:
         """Whether this is one of the messages with which stages agree, now answered."""
         if not collective.op.is_p2p:
-            return self._vote.offer(collective)
-        return self._shapes.offer(collective) or objects.MIRROR.deepspeed_stages.offer(collective)
+            return False
+        rules = (self._vote, self._shapes, objects.MIRROR.deepspeed_stages)
+        return any(rule.offer(collective) for rule in rules)
 
     def _answers_object(self, collective: Collective) -> bool:
         is_absent = collective.root != collective.group.group_rank
