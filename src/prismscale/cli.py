@@ -53,6 +53,12 @@ def _place() -> Callable[..., None]:
     return place
 
 
+def _studies() -> typer.Typer:
+    from prismscale.commands.study.study_prism import studies
+
+    return studies
+
+
 def _explore() -> typer.Typer:
     from prismscale.commands.explore import explore
     from prismscale.program_arguments import OPEN, ProgramCommand
@@ -110,6 +116,7 @@ COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "what-if": _what_if,
     "sensitivity": _sensitivity,
     "place": _place,
+    "study": _studies,
     "explore": _explore,
     "health": _health,
     "doctor": _doctor,

@@ -14,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from prismscale.commands.study.study_page import hot_table, study_section
 from prismscale.commands.what_if.what_if_page import what_if_section
 from prismscale.files import write_text
 from prismscale.report.folder import read_run, write_page
@@ -61,6 +62,7 @@ def sections_of(found: Mapping[str, Any]) -> list[Section]:
             ("what_if", "What if", what_if_section),
             ("sensitivity", "Sensitivity", _sensitivity),
             ("placement", "Placement", _placement),
+            ("prism", "PRISM's experiments", study_section),
         )
         if name in found
     ]
@@ -244,16 +246,4 @@ def _placement(placement: Mapping[str, Any]) -> str:
         for name, key in (("given order", "given_ns"), ("best", "best_ns"), ("worst", "worst_ns"))
     ]
     table = fragment(_TABLE, head=(f"p{placement['quantile'] * 100:g} of the step", ""), rows=rows)
-    return markup(drawn, "forecast-placement") + table + _hot(placement["hot"])
-
-
-def _hot(hot: Sequence[Mapping[str, Any]]) -> str:
-    """What one slow node costs, by stage."""
-    if not hot:
-        return ""
-    factors = sorted({h["factor"] for h in hot})
-    by_stage: dict[int, dict[float, str]] = {}
-    for h in hot:
-        by_stage.setdefault(h["stage"], {})[h["factor"]] = f"{h['slowdown']:+.1%}"
-    rows = [(f"stage {s}", *(costs[f] for f in factors)) for s, costs in sorted(by_stage.items())]
-    return fragment(_TABLE, head=("one slow node at", *(f"× {f:g}" for f in factors)), rows=rows)
+    return markup(drawn, "forecast-placement") + table + hot_table(placement["hot"])

@@ -104,8 +104,15 @@ STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
     "long_softmax",
 }
 """What the overload of a library's operator can say that it is."""
-KINDS = STAND_IN_KINDS | {"convolution", "transfer", "unknown"}
-"""Every kind of kernel that takes time, as :func:`kind_of` names it."""
+KINDS = STAND_IN_KINDS | {
+    "broadcast",
+    "convolution",
+    "graph_launch",
+    "peer",
+    "transfer",
+    "unknown",
+}
+"""Every kind of kernel that :func:`kind_of` names."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")
 _SHORT_SOFTMAX = 1024
 """Elements that one warp keeps in registers (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""

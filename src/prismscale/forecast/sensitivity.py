@@ -11,7 +11,7 @@ of the drawing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,7 @@ Freeze = Callable[[Sequence[str]], DrawSource]
 
 ALL_STEPS = 0.95
 """The quantile that counts."""
+OTHERS = "other kernels"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +174,7 @@ def _replay_factors(source: ReplayDraws) -> tuple[list[str], Freeze]:
 
 def _profile_factors(source: ProfileDraws) -> tuple[list[str], Freeze]:
     kinds = {f"{kind} kernels": kind for kind in source.varying_kinds()}
-    nodes = _profile_nodes(source)
+    nodes = _profile_nodes_by_name(source)
     sources = {f"{name} variation": name for name in SOURCES if name not in source.off}
 
     def freeze(names: Sequence[str]) -> DrawSource:
@@ -185,24 +186,67 @@ def _profile_factors(source: ProfileDraws) -> tuple[list[str], Freeze]:
     return [*kinds, *nodes, *sources], freeze
 
 
-def _profile_nodes(source: ProfileDraws) -> Mapping[str, set[tuple[int, int]]]:
-    """(class, body node) of the collectives of each group, and of each stage's computation."""
+@dataclass(frozen=True, slots=True)
+class _VaryingNode:
+    """A node of a null run that is drawn."""
+
+    at: tuple[int, int]
+    """(class, body node)."""
+    stage: int
+    op: str
+    """Of a communication, else empty."""
+    group: str
+
+
+def _profile_nodes(source: ProfileDraws) -> Iterator[_VaryingNode]:
     graph = source.graph
     stage_R, _ = pipeline_places(graph)
-    stages = len(np.unique(stage_R))
-    found: dict[str, set[tuple[int, int]]] = {}
     for rank_class in graph.classes:
         trace = rank_class.trace
         stage = int(stage_R[rank_class.members_M[0]])
         for b, computes in enumerate(trace.computes_B.tolist()):
-            i = trace.n_prologue + b
-            if computes and stages > 1:
-                found.setdefault(f"stage {stage} computation", set()).add((rank_class.index, b))
-            elif not computes and trace.kind_N[i] != NodeKind.RECV:  # the sender's is drawn
+            i, at = trace.n_prologue + b, (rank_class.index, b)
+            if computes:
+                yield _VaryingNode(at=at, stage=stage, op="", group="")
+            elif trace.kind_N[i] != NodeKind.RECV:  # the sender's is drawn
+                op = CollectiveOp(int(trace.op_N[i])).spelling
                 group = trace.groups[int(trace.group_index_N[i])].name or "group"
-                name = f"{CollectiveOp(int(trace.op_N[i])).spelling} {group}"
-                found.setdefault(name, set()).add((rank_class.index, b))
+                yield _VaryingNode(at=at, stage=stage, op=op, group=group)
+
+
+def _profile_nodes_by_name(source: ProfileDraws) -> Mapping[str, set[tuple[int, int]]]:
+    """(class, body node) of the collectives of each group, and of each stage's computation."""
+    nodes = list(_profile_nodes(source))
+    has_stages = len({node.stage for node in nodes}) > 1
+    found: dict[str, set[tuple[int, int]]] = {}
+    for node in nodes:
+        if node.op:
+            found.setdefault(f"{node.op} {node.group}", set()).add(node.at)
+        elif has_stages:
+            found.setdefault(f"stage {node.stage} computation", set()).add(node.at)
     return found
+
+
+def classes_of(source: ProfileDraws) -> tuple[list[str], Freeze]:
+    """What can be frozen of a null run, coarsely, as PRISM ranks it: kernels of the kinds that the
+    profile names, all others together, and communications by operation, whatever their group."""
+    kinds: dict[str, set[str]] = {}
+    for kind in source.varying_kinds():
+        name = f"{kind.replace('_', ' ')} kernels" if kind in source.profile.kernels else OTHERS
+        kinds.setdefault(name, set()).add(kind)
+    nodes: dict[str, set[tuple[int, int]]] = {}
+    for node in _profile_nodes(source):
+        if node.op:
+            nodes.setdefault(node.op, set()).add(node.at)
+
+    def freeze(names: Sequence[str]) -> DrawSource:
+        _check(names, {**kinds, **nodes})
+        return source.steadied(
+            frozenset().union(*(kinds[n] for n in names if n in kinds)),
+            frozenset().union(*(nodes[n] for n in names if n in nodes)),
+        )
+
+    return [*kinds, *nodes], freeze
 
 
 def _check(names: Sequence[str], known: Mapping[str, object]) -> None:

@@ -1,0 +1,1 @@
+"""``prismscale study``: published experiments, on the user's own runs."""

@@ -1,0 +1,203 @@
+"""A job whose nodes are placed: where they go, which there are, and what placements cost.
+
+A null run's placements are compared by the step without other variation, many at once
+(:mod:`.placed_steps`); recorded durations by a quantile of the same draws for every placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cost.variability import VariabilityProfile
+from prismscale.durations.samples import StepSamples
+from prismscale.errors import UsageError
+from prismscale.forecast.draws.executor import Executor
+from prismscale.forecast.draws.montecarlo import Draws, MonteCarlo, draw_steps
+from prismscale.forecast.draws.quotient import quotient_of
+from prismscale.forecast.model import Model
+from prismscale.forecast.modelled.profile_draws import SPATIAL, ProfileDraws
+from prismscale.forecast.placement.node_placement import (
+    Evaluator,
+    HotNode,
+    PlacedTail,
+    PlacementStudy,
+    hot_node_study,
+    place,
+)
+from prismscale.forecast.placement.nodes import ClusterNode
+from prismscale.forecast.placement.placed_steps import PlacedSteps
+from prismscale.forecast.recording import Recording
+from prismscale.graph.pipeline import pipeline_places
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSlots:
+    """Where nodes go: neighbouring ranks, the slots of a replica in the order of its stages."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    replica_S: tuple[int, ...]
+
+    @property
+    def first(self) -> list[int]:
+        """Slots of the first replica."""
+        return [s for s, replica in enumerate(self.replica_S) if replica == self.replica_S[0]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How placements are looked for."""
+
+    rounds: int = 400
+    """Placements that the search tries."""
+    exhaustive: bool | None = None
+    """True or False to insist; None: all are tried where they are few."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedJob:
+    """A job whose nodes are placed."""
+
+    recording: Recording
+    model: Model
+    slots: NodeSlots
+    nodes: tuple[ClusterNode, ...]
+    own_R: Floats
+    """Factors that recorded durations hold already."""
+
+    @property
+    def is_modelled(self) -> bool:
+        """Compared by the step that the run shows: its durations are one model's."""
+        return self.recording.modelled_job is not None
+
+    def by_steps(self, search: Search, hot: list[float]) -> tuple[PlacementStudy, list[HotNode]]:
+        """Of a null run, without other variation; and one hot node at each stage."""
+        found = self.recording
+        # Ranks that cannot differ: their nodes' factors are all that tells ranks apart.
+        small = quotient_of(found.samples, found.base, len(self.slots.ranks[0]))
+        base, fused = (small.base, small.fused) if small else (found.base, None)
+        costs = PlacedSteps(base, fused, self.slots.ranks, self.nodes)
+        study = self._searched(costs, search)
+        if not hot:
+            return study, []
+        slots = self.slots.first
+        return study, hot_node_study(
+            costs.with_factors, len(self.slots.ranks), hot, node_slots=slots
+        )
+
+    def by_draws(
+        self, search: Search, hot: list[float], *, quantile: float, draws: int, steps: int | None
+    ) -> tuple[PlacementStudy, list[HotNode]]:
+        """Of recorded durations, a quantile of the same draws; and one hot node at each stage."""
+        model, slots = self.model, self.slots
+        evaluate = Evaluator(
+            model.graph,
+            lambda factor_R: model.slowed(factor_R / self.own_R),
+            slots.ranks,
+            self.nodes,
+            draws=draws,
+            seed=search.seed,
+            quantile=quantile,
+            steps=steps or model.steps,
+        )
+        study = self._searched(evaluate, search)
+        if not hot:
+            return study, []
+        return study, hot_node_study(
+            lambda factor_PS: [evaluate.with_factors(factor_S) for factor_S in factor_PS],
+            len(slots.ranks),
+            hot,
+            node_slots=slots.first,
+        )
+
+    def _searched(self, costs: PlacedSteps | Evaluator, search: Search) -> PlacementStudy:
+        return place(
+            costs,
+            self.nodes,
+            self.slots.replica_S,
+            seed=search.seed,
+            rounds=search.rounds,
+            exhaustive=search.exhaustive,
+        )
+
+    def tails(
+        self, study: PlacementStudy, quantile: float, config: MonteCarlo
+    ) -> tuple[PlacedTail, ...]:
+        """How the shown placements of a null run vary, but for the devices, whose speed is
+        known."""
+        found = []
+        for name, placed in (("given", study.given), ("best", study.best), ("worst", study.worst)):
+            drawn = self.drawn([study.nodes[n].factor for n in placed.node_S], config)
+            p50, far = (drawn.quantile_ns(q) for q in (0.5, quantile))
+            found.append(PlacedTail(name=name, step_ns=placed.step_ns, p50_ns=p50, far_ns=far))
+        return tuple(found)
+
+    def drawn(
+        self, factor_S: list[float], config: MonteCarlo, executor: Executor | None = None
+    ) -> Draws:
+        """Steps of a null run whose nodes are this slow, and whose devices do not differ else."""
+        factor_R = np.ones(self.recording.samples.graph.world_size)
+        for own, factor in zip(self.slots.ranks, factor_S, strict=True):
+            factor_R[list(own)] = factor
+        source, base = self.model.slowed(factor_R)
+        if isinstance(source, ProfileDraws):
+            source = source.without(SPATIAL)
+        return draw_steps(
+            self.model.graph, source, self.model.drawn(config), base=base, executor=executor
+        )
+
+
+def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
+    """Neighbouring ranks share a node; node slots of a pipeline replica in the order of its
+    stages.
+
+    Raises:
+        UsageError: ranks that do not fill nodes.
+    """
+    world_size = samples.graph.world_size
+    if ranks_per_node < 1 or world_size % ranks_per_node:
+        raise UsageError(f"{world_size} ranks do not fill nodes of {ranks_per_node}")
+    stage_R, replica_R = samples.stage_R, samples.replica_R
+    if (stage_R < 0).any():
+        stage_R, replica_R = pipeline_places(samples.graph)
+    slots = [
+        tuple(range(first, first + ranks_per_node))
+        for first in range(0, world_size, ranks_per_node)
+    ]
+    # A node that holds several replicas is named after the first.
+    slots.sort(key=lambda own: (int(replica_R[own[0]]), int(stage_R[own[0]])))
+    replicas = (int(replica_R[own[0]]) for own in slots)
+    return NodeSlots(ranks=tuple(slots), replica_S=tuple(replicas))
+
+
+def ranks_of_a_node(found: Recording, given: int | None = None) -> int:
+    """As given; else the cluster's, of a null run, or 1."""
+    if given is not None or found.modelled_job is None or found.cluster is None:
+        return given or 1
+    return min(found.cluster.devices_per_node, found.samples.graph.world_size)
+
+
+def keeps_nodes_whole(found: Recording, slots: NodeSlots) -> bool:
+    """Whether ranks that are drawn as one sit in one slot: not where a node is several slots."""
+    return found.cluster is None or len(slots.ranks[0]) >= found.cluster.devices_per_node
+
+
+def profile_of(found: Recording) -> VariabilityProfile:
+    """The profile of a null run, else its cluster's.
+
+    Raises:
+        UsageError: neither has one.
+    """
+    if found.modelled_job is not None:
+        return found.modelled_job.profile
+    if found.cluster is not None and found.cluster.variability:
+        return VariabilityProfile.load(found.cluster.variability)
+    raise UsageError(
+        "--nodes profile: neither the run nor its cluster names a variability profile; give one "
+        "(--variability measured), or a CSV"
+    )

@@ -1,0 +1,204 @@
+"""PRISM's published experiments (arXiv 2510.15596) on one null run.
+
+Its step as a distribution; the chance of slow steps; which class of kernels or communications to
+make steadier (*ablated p95*); one hot node at each pipeline stage; and a fleet of nodes of unequal
+speed, placed. Every figure is what ``forecast``, ``sensitivity`` and ``place`` give with the same
+options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from prismscale.errors import UsageError
+from prismscale.forecast.draws.executor import Executor
+from prismscale.forecast.draws.montecarlo import Draws, MonteCarlo, draw_steps
+from prismscale.forecast.guarantees import Estimate, quantile_estimates, slowdown_probability
+from prismscale.forecast.model import Model, model_of
+from prismscale.forecast.modelled.profile_draws import ProfileDraws
+from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
+from prismscale.forecast.placement.nodes import nodes_of_profile
+from prismscale.forecast.placement.placed_job import (
+    NodeSlots,
+    PlacedJob,
+    Search,
+    keeps_nodes_whole,
+    node_slots,
+    profile_of,
+    ranks_of_a_node,
+)
+from prismscale.forecast.recording import Recording
+from prismscale.forecast.run_spread import RunSpread
+from prismscale.forecast.sensitivity import ALL_STEPS, Sensitivity, ablate, classes_of
+from prismscale.progress import StageUpdate
+
+QUANTILES = (0.05, 0.5, 0.95)
+FEWER, FEWEST_DRAWS = 4, 256
+"""How many times fewer draws tell how placements vary, and how many at least."""
+
+Stage = Callable[[str], StageUpdate]
+"""Begins a part of the work, and is told how far it has come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiments:
+    """What is asked."""
+
+    config: MonteCarlo
+    slower: tuple[float, ...] = (1.01, 1.02, 1.05, 1.1)
+    """P(step > this × median)."""
+    hot: tuple[float, ...] = (1.1, 1.2, 1.3, 1.4, 1.5)
+    search: Search = field(default_factory=Search)
+    """Of placements."""
+
+    @property
+    def fewer(self) -> MonteCarlo:
+        """Of placements, which are many."""
+        draws = max(self.config.draws // FEWER, min(self.config.draws, FEWEST_DRAWS))
+        return replace(self.config, draws=draws)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotStage:
+    """One slow node at one stage, without other variation and with."""
+
+    stage: int
+    factor: float
+    step_ns: float
+    slowdown: float
+    """Of the step without variation, minus 1."""
+    p95_ns: float | None
+    """With variation; of the largest factor alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrismStudy:
+    """What one run shows."""
+
+    world_size: int
+    profile: str
+    step_ns: int
+    """Without variation, as ``prismscale run`` shows it."""
+    drawn: Draws
+    quantiles: dict[float, Estimate]
+    slow: dict[float, Estimate]
+    """By factor on the median."""
+    spread: RunSpread | None
+    """None where a single run was drawn."""
+    classes: Sensitivity
+    """Kernels and communications made steady, by class."""
+    hot: tuple[HotStage, ...]
+    placement: PlacementStudy
+    tails: tuple[PlacedTail, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def growth(self) -> float:
+        """The median step over the one without variation, minus 1."""
+        return self.quantiles[0.5].value / self.step_ns - 1
+
+    @property
+    def hot_spread(self) -> float | None:
+        """How much larger the p95 is with the hottest node at the worst stage than at the best."""
+        far = [h.p95_ns for h in self.hot if h.p95_ns is not None]
+        return max(far) / min(far) - 1 if far else None
+
+
+def prism_study(
+    found: Recording, asked: Experiments, stage: Stage, executor: Executor | None = None
+) -> PrismStudy:
+    """All experiments on one run.
+
+    Raises:
+        UsageError: not a null run that varies by a profile, or one whose devices are all alike.
+    """
+    slots = node_slots(found.samples, ranks_of_a_node(found))
+    model = model_of(found, fused=keeps_nodes_whole(found, slots))
+    source = model.source
+    if not isinstance(source, ProfileDraws):
+        raise UsageError(
+            "study prism is for runs on the null device that vary by a profile (--variability "
+            "measured); what was recorded, or is held still, has forecast, sensitivity and place"
+        )
+    subject = _placed(found, model, slots, asked.search.seed)
+    config = model.drawn(asked.config)
+    drawn = draw_steps(
+        model.graph,
+        source,
+        config,
+        base=model.base,
+        executor=executor,
+        progress=stage("draw"),
+    )
+    names, freeze = classes_of(source)
+    classes = ablate(
+        model.graph,
+        names,
+        freeze,
+        config,
+        base=model.base,
+        executor=executor,
+        progress=stage("freeze"),
+    )
+    placement, hot = subject.by_steps(asked.search, list(asked.hot))
+    # Of one run, steps are all that can be told apart.
+    has_runs = drawn.by_run_AT.shape[1] > 1 and len(drawn.by_run_AT) > 1
+    steps = drawn.by_run_AT if has_runs else drawn.step_ns_D
+    return PrismStudy(
+        world_size=found.samples.graph.world_size,
+        profile=profile_of(found).name,
+        step_ns=model.step_ns,
+        drawn=drawn,
+        quantiles=quantile_estimates(steps, QUANTILES, seed=config.seed),
+        slow={factor: slowdown_probability(steps, factor) for factor in asked.slower},
+        spread=RunSpread.of(drawn.by_run_AT) if has_runs else None,
+        classes=classes,
+        hot=_hot_stages(subject, hot, asked.fewer, stage("hot nodes"), executor),
+        placement=placement,
+        tails=subject.tails(placement, ALL_STEPS, asked.fewer),
+        notes=model.notes,
+    )
+
+
+def _placed(found: Recording, model: Model, slots: NodeSlots, seed: int) -> PlacedJob:
+    """The run on as many nodes as it has, as unequal as its profile says."""
+    count, per_node = len(slots.ranks), len(slots.ranks[0])
+    return PlacedJob(
+        recording=found,
+        model=model,
+        slots=slots,
+        nodes=nodes_of_profile(profile_of(found), count, per_node, seed=seed),
+        own_R=np.ones(found.samples.graph.world_size),
+    )
+
+
+def _hot_stages(
+    subject: PlacedJob,
+    hot: Sequence[HotNode],
+    config: MonteCarlo,
+    update: StageUpdate,
+    executor: Executor | None,
+) -> tuple[HotStage, ...]:
+    """The same with variation, for the hottest: how far placement decides the p95."""
+    hottest = max((h.factor for h in hot), default=0.0)
+    varied = [h for h in hot if h.factor == hottest]
+    p95_ns: dict[int, float] = {}
+    for done, h in enumerate(varied, start=1):
+        factor_S = [1.0] * len(subject.slots.ranks)
+        factor_S[h.node_slot] = h.factor
+        p95_ns[h.node_slot] = subject.drawn(factor_S, config, executor).quantile_ns(ALL_STEPS)
+        update(done, len(varied))
+    stage_R = subject.recording.samples.stage_R
+    return tuple(
+        HotStage(
+            stage=int(stage_R[subject.slots.ranks[h.node_slot][0]]),
+            factor=h.factor,
+            step_ns=h.step_ns,
+            slowdown=h.slowdown,
+            p95_ns=p95_ns.get(h.node_slot) if h.factor == hottest else None,
+        )
+        for h in hot
+    )
