@@ -147,7 +147,7 @@ def prepare(folder: Path) -> None:
     data.mkdir(parents=True)
     tokenizer.save(str(assets / "tokenizer.json"))
     (assets / "tokenizer_config.json").write_text(json.dumps(names))
-    lines = (json.dumps({"text": f"The quick brown fox {i} jumps. " * 90}) for i in range(400))
+    lines = (json.dumps({"text": f"The quick brown fox {i} jumps. " * 90}) for i in range(2_000))
     (data / "data.json").write_text("\n".join(lines) + "\n")
 
 

@@ -74,6 +74,17 @@ def test_placement_moves_a_slow_node_off_the_loaded_stage(app, run, tmp_path):
     assert "forecast-placement" in (run / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("how", "is_exhaustive"), [("--search", False), ("--all", True)])
+def test_placements_are_searched_or_all_tried_as_asked(app, run, tmp_path, how, is_exhaustive):
+    """Of few, too, and the search tries no more than it may."""
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text("node,factor\na,1\nb,1.3\nc,1.2\nd,1.1\n")
+    invoke(app, "place", run, "--nodes", nodes, "--draws", 2, "--rounds", 4, how)
+    placed = written(run)["placement"]
+    assert placed["exhaustive"] is is_exhaustive
+    assert (placed["tried"] == 12) is is_exhaustive
+
+
 def test_communication_that_was_not_measured_needs_a_cluster(graph, tmp_path):
     """A captured graph has no communication times: they come from the cluster's model, or not."""
     save_graph(graph, tmp_path / "graph")

@@ -81,8 +81,11 @@ def place(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Placements that the search tries.")] = 400,
     search: Annotated[
-        bool, typer.Option("--search", help="Search even where all placements could be tried.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--search/--all", help="Search, or try all.", show_default="all where they are few"
+        ),
+    ] = None,
     hot: Annotated[
         str, typer.Option(help="One node slower at each stage, for example 1.1,1.5.")
     ] = "",
@@ -117,7 +120,7 @@ def place(
     listed, own_R = _nodes(nodes, found, slots.ranks, seed)
     subject = PlacedJob(recording=found, model=model, slots=slots, nodes=listed, own_R=own_R)
     hot_factors = factors(hot, "--hot") if hot else []
-    looking = Search(rounds=rounds, exhaustive=False if search else None, seed=seed)
+    looking = Search(rounds=rounds, exhaustive=None if search is None else not search, seed=seed)
     tails: tuple[PlacedTail, ...] = ()
     if subject.is_modelled:
         study, slowed = subject.by_steps(looking, hot_factors)

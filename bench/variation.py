@@ -1,0 +1,286 @@
+"""PRISM's experiments on null runs, beside what was published and measured.
+
+    python bench/variation.py --truth DIR [--part …]… [--ranks N]… [--keep FOLDER] [--json PATH]
+
+Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1 and prismscale. Everything goes
+through the command line; runs that lie in FOLDER are taken as they are, and a row of a part or size
+that is left out stays in PATH. Figures of PRISM are told beside ours: arXiv 2510.15596, v1 (1.26 x,
+9 %, +9 to 35 %), v2 (18.6/18.8/19.3 s, 8.0 to 15.6 %).
+
+- ``scale``: ``study prism`` of 405B at 512, 8,192 and 65,536 ranks, with the default profile and
+  with PRISM's figures of kernels; what ``forecast``, ``sensitivity`` and ``place`` say beside it;
+  and what 1,000 draws take.
+- ``mlperf``: the step of one run, from step to step, as the default profile varies it, beside the
+  median run on as many H100. A ratio is the larger over the smaller. Warm-up (two steps) is left
+  out of measured runs, nothing else; a CV without steps that are 1 % off the median is told.
+- ``placement``: search beside all placements, and best and worst beside ``run --slow``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from null_programs import prepare
+from prismscale.validation.mlperf import MlperfRun, read_runs
+from prismscale.validation.rows import Row, finish, read_rows
+from runs import HERE, Runs, is_installed
+from variation_programs import SMALL, NullJob, gpt3, llama_405b
+
+LIMIT_S = 7_200
+SIZES = (512, 8_192, 65_536)
+DRAWS, STUDY_DRAWS = 1_000, 400
+TRIED = (
+    (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
+    (1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.1),
+    (1.2, 1.2, 1.0, 1.0, 1.0, 1.0, 1.4, 1.0),
+)
+"""Speeds of eight nodes; few enough differ for all placements to be tried."""
+JOBS = (*map(llama_405b, (512, 2_048)), gpt3(4_096, 2_048), gpt3(8_192, 4_096))
+PRISM = {
+    "p50 over the step without variation": (9.0, "%"),
+    "p5 over p50": (100 * (18.6 / 18.8 - 1), "%"),
+    "p95 over p50": (100 * (19.3 / 18.8 - 1), "%"),
+    "one hot node, 1.1 to 1.5 times: least": (9.0, "%"),
+    "one hot node, 1.1 to 1.5 times: most": (35.0, "%"),
+    "the same hot node at another stage: p95 differs by, least": (8.0, "%"),
+    "the same hot node at another stage: p95 differs by, most": (15.6, "%"),
+    "worst placement over best, p95": (26.0, "%"),
+}
+"""Published."""
+
+
+def published() -> list[Row]:
+    """PRISM's own figures, to stand beside ours."""
+    return [Row.told(f"PRISM: {name}", *figure) for name, figure in PRISM.items()]
+
+
+def scale_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
+    """Experiments at each size."""
+    for job in map(llama_405b, sizes):
+        if not job.run(runs):
+            yield Row.at_least(f"{job.name}: completes", 0, 1)
+            continue
+        for profile in ("measured", "prism-low", "prism-high"):
+            study = studied(runs, job.folder, profile)
+            yield from study_rows(f"{job.name}, profile {profile}", study)
+        yield from agreement_rows(runs, job)
+        yield draws_row(runs, job)
+
+
+def studied(runs: Runs, folder: str, profile: str) -> dict[str, Any]:
+    """``prismscale study prism``."""
+    command = ("study", "prism", folder, "--draws", STUDY_DRAWS, "--variability", profile)
+    return told(runs, "prism", *command)
+
+
+def told(runs: Runs, section: str, *command: object) -> dict[str, Any]:
+    """What a command on a run (its first folder) leaves in the run's results."""
+    done = runs.command(*command)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}:\n{done.stderr[-3000:]}")
+    folder = next(str(part) for part in command if (runs.folder / str(part)).is_dir())
+    found = json.loads((runs.folder / folder / "results.json").read_text())
+    return dict(found["forecast"][section])
+
+
+def study_rows(name: str, study: Mapping[str, Any]) -> Iterator[Row]:
+    """A study in figures."""
+    steady_ns = study["step_without_variation_ns"]
+    low, middle, far = (study["quantiles_ns"][q]["value"] for q in ("0.05", "0.5", "0.95"))
+    yield Row.told(f"{name}: step without variation", steady_ns / 1e9, "s")
+    for q, ns in (("p5", low), ("p50", middle), ("p95", far)):
+        yield Row.told(f"{name}: {q}", ns / 1e9, "s")
+    yield Row.told(f"{name}: p50 over the step without variation", share(middle, steady_ns), "%")
+    yield Row.told(f"{name}: p5 over p50", share(low, middle), "%")
+    yield Row.told(f"{name}: p95 over p50", share(far, middle), "%")
+    for factor, estimate in study["slowdown"].items():
+        yield Row.told(f"{name}: P(step > {factor} × median)", 100 * estimate["value"], "%")
+    for made in study["classes"]:
+        yield Row.told(f"{name}: p95 falls, {made['name']} steady", 100 * made["p95_gain"], "%")
+    hot = [100 * h["slowdown"] for h in study["hot"]]
+    yield Row.told(f"{name}: one hot node, 1.1 to 1.5 times: least", min(hot), "%")
+    yield Row.told(f"{name}: one hot node, 1.1 to 1.5 times: most", max(hot), "%")
+    spread = 100 * study["hot_p95_spread"]
+    yield Row.told(f"{name}: the same hot node at another stage: p95 differs by", spread, "%")
+    tails = {tail["name"]: tail["far_ns"] for tail in study["placement"]["tails"]}
+    yield Row.told(f"{name}: worst placement over best, p95", share(*of(tails)), "%")
+
+
+def of(tails: Mapping[str, float]) -> tuple[float, float]:
+    """Worst and best."""
+    return tails["worst"], tails["best"]
+
+
+def share(value: float, base: float) -> float:
+    """By how many percent ``value`` is more."""
+    return 100 * (value / base - 1)
+
+
+def agreement_rows(runs: Runs, job: NullJob) -> Iterator[Row]:
+    """``study``, ``forecast``, ``sensitivity``, ``place`` and ``run`` of one run: the largest
+    difference of what two of them say."""
+    few = ("--draws", 64, "--seed", 5)
+    study = told(runs, "prism", "study", "prism", job.folder, *few, "--hot", 1.3)
+    forecast = told(runs, "step", "forecast", job.folder, *few, "--no-shares")
+    sensitivity = told(runs, "sensitivity", "sensitivity", job.folder, *few)
+    nodes = ("--nodes", "profile", "--seed", 5, "--hot", 1.3)
+    place = told(runs, "placement", "place", job.folder, *nodes)
+    step_ns = json.loads((runs.folder / job.folder / "results.json").read_text())["step_ns"]
+    parts = (study, forecast, sensitivity, place)
+    off = [abs(part["step_without_variation_ns"] - step_ns) for part in parts]
+    off += [
+        abs(study["quantiles_ns"][q]["value"] - forecast["quantiles_ns"][q]["value"])
+        for q in ("0.5", "0.95")
+    ]
+    off.append(abs(study["quantiles_ns"]["0.95"]["value"] - sensitivity["p95_ns"]))
+    off += [abs(study["placement"][key] - place[key]) for key in ("best_ns", "worst_ns")]
+    hot = zip(study["hot"], place["hot"], strict=True)
+    off += [abs(a["step_ns"] - b["step_ns"]) for a, b in hot]
+    name = f"{job.name}: study, forecast, sensitivity, place and run, largest difference"
+    yield Row.at_most(name, max(off), 0, "ns")
+
+
+def draws_row(runs: Runs, job: NullJob) -> Row:
+    """What draws take, the command whole."""
+    began = time.monotonic()
+    told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
+    wall_s = time.monotonic() - began
+    name = f"{job.name}: {DRAWS:,} draws, all sources of variation, wall time"
+    if job.world_size == 8_192:
+        return Row.at_most(name, wall_s, 180, "s")
+    return Row.told(name, wall_s, "s")
+
+
+def mlperf_rows(runs: Runs, sizes: Sequence[int], truth: Path) -> Iterator[Row]:
+    """Steps of one run beside measured ones."""
+    measured = [run for run in read_runs(truth / "mlperf") if "H100" in run.family]
+    for job in JOBS:
+        own = [r for r in measured if r.bench == job.bench and r.n_gpus == job.world_size]
+        if job.world_size not in sizes or not (job.bench != "gpt3" or is_installed("megatron")):
+            continue
+        if not job.run(runs):
+            yield Row.at_least(f"{job.name}: completes", 0, 1)
+            continue
+        drawn = told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
+        yield from beside(f"{job.name} H100, MLPerf", drawn, own)
+
+
+def beside(name: str, drawn: Mapping[str, Any], measured: Sequence[MlperfRun]) -> Iterator[Row]:
+    """Ratios to the median measured run."""
+    spread = drawn["spread"]
+    step_s = [float(np.median(run.steps_ns)) / 1e9 for run in measured]
+    yield Row.told(f"{name}: step, forecast", drawn["quantiles_ns"]["0.5"]["value"] / 1e9, "s")
+    yield Row.told(f"{name}: step, median of {len(measured)} runs", float(np.median(step_s)), "s")
+    ours = {"CV of the step": spread["within_cv"], "p95 over p50": spread["within_p95"]}
+    figures: dict[str, Callable[[Any], float]] = {
+        "CV of the step": lambda ns: float(ns.std(ddof=1) / ns.mean()),
+        "p95 over p50": lambda ns: float(np.quantile(ns, 0.95) / np.median(ns) - 1),
+    }
+    for what, figure in figures.items():
+        theirs = float(np.median([figure(run.steps_ns) for run in measured]))
+        yield Row.told(f"{name}: {what}, forecast", 100 * ours[what], "%")
+        yield Row.told(f"{name}: {what}, median run", 100 * theirs, "%")
+        ratio = max(ours[what] / theirs, theirs / ours[what])
+        yield Row.at_most(f"{name}: {what}, ratio", ratio, 1.5)
+    near = float(np.median([figures["CV of the step"](usual(run.steps_ns)) for run in measured]))
+    yield Row.told(f"{name}: CV of steps within 1 % of their median, median run", 100 * near, "%")
+
+
+def usual(steps_ns: np.ndarray) -> np.ndarray:
+    """Without evaluations, restarts and single stalls."""
+    return steps_ns[np.abs(steps_ns / np.median(steps_ns) - 1) < 0.01]
+
+
+def placement_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
+    """Search beside all placements, and both ends beside ``run --slow``."""
+    if not SMALL.run(runs):
+        yield Row.at_least(f"{SMALL.name}: completes", 0, 1)
+        return
+    for n, factors in enumerate(TRIED):
+        path = runs.folder / f"nodes-{n}.csv"
+        lines = (f"n{i},{factor}" for i, factor in enumerate(factors))
+        path.write_text("\n".join(["node,factor", *lines]) + "\n")
+        found = [
+            told(runs, "placement", "place", SMALL.folder, "--nodes", path, how)
+            for how in ("--search", "--all")
+        ]
+        searched, every = (placed["best_ns"] for placed in found)
+        name = f"{SMALL.name}, nodes {n}"
+        yield Row.told(f"{name}: all placements", found[1]["tried"])
+        yield Row.at_least(f"{name}: best of all over best of the search", every / searched, 0.98)
+        yield from confirmed(runs, SMALL, name, found[1])
+    for job in map(llama_405b, sizes):
+        if job.run(runs):
+            placed = told(runs, "placement", "place", job.folder, "--nodes", "profile")
+            yield from confirmed(runs, job, job.name, placed)
+
+
+def confirmed(runs: Runs, job: NullJob, name: str, placed: Mapping[str, Any]) -> Iterator[Row]:
+    """Best and worst beside ``run --slow @FILE``, in a copy of the run: its captures are reused."""
+    for end in ("best", "worst"):
+        out = f"{job.folder}-{end}"
+        shutil.rmtree(runs.folder / out, ignore_errors=True)
+        shutil.copytree(runs.folder / job.folder, runs.folder / out)
+        (runs.folder / out / "results.json").unlink()
+        file = f"@{runs.folder / job.folder / f'placement-{end}.slow'}"
+        slowed = job.run(runs, "--slow", file, out=out).get("step_ns", float("nan"))
+        off = 100 * abs(slowed / placed[f"{end}_ns"] - 1)
+        yield Row.at_most(f"{name}: {end} placement against run --slow", off, 0.1, "%")
+
+
+PARTS = ("scale", "mlperf", "placement")
+
+
+def main() -> int:
+    """Run the parts, print the table, and write it where asked; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, required=True, help="folder of public measurements")
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--ranks", type=int, action="append", help="sizes of jobs; default all")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (options.keep or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "tokenizer").exists():
+            prepare(folder)
+        runs = Runs(folder, limit_s=LIMIT_S)
+        parts = {
+            "scale": partial(scale_rows, runs, options.ranks or SIZES),
+            "mlperf": partial(
+                mlperf_rows,
+                runs,
+                options.ranks or [job.world_size for job in JOBS],
+                options.truth,
+            ),
+            "placement": partial(placement_rows, runs, options.ranks or (512,)),
+        }
+        rows = published()
+        for part in options.part or PARTS:
+            rows += list(parts[part]())
+    named = {row.name for row in rows}
+    kept = [row for row in read_rows(options.json) if row.name not in named]
+    return finish([*rows, *kept], title="Variation", json_path=options.json)
+
+
+if __name__ == "__main__":
+    # For ``--module titan_configs``.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+    )
+    sys.exit(main())
