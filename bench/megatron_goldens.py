@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def main() -> int:
         print(f"no public truth at {folder}: give its folder with --truth DIR", file=sys.stderr)
         return 2
     goldens = list(load_goldens(folder))
-    chosen = [g for g in goldens if any(part in g.name for part in given.case or [""])]
+    chosen = [g for g in goldens if any(fnmatchcase(g.name, case) for case in given.case or ["*"])]
     others = {g.name for g in goldens} - {g.name for g in chosen}
     rows = [row for row in read_rows(given.json) if row.name.partition(":")[0] in others]
     with tempfile.TemporaryDirectory() as scratch:
@@ -220,7 +221,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--megatron", type=Path, required=True, help="clone with history")
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    parser.add_argument("--case", action="append", help="part of a record's name; all by default")
+    parser.add_argument("--case", action="append", help="shell pattern of names; all by default")
     parser.add_argument("--work", type=Path, help="folder for trees, libraries and runs")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -6,15 +6,15 @@ whose functions are here, and a core library, which is not loaded.
 
 from __future__ import annotations
 
-import importlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from prismscale.devices.null.libraries import multi_tensor
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
+from prismscale.devices.null.libraries.transformer_engine.loading import (
+    with_file_of_extension,
+    without_core_library,
+)
 from prismscale.devices.null.libraries.transformer_engine.versions import (
     DISTRIBUTION,
     EXTENSION,
@@ -60,7 +60,10 @@ def stand_in() -> StandIn:
         modules={EXTENSION: make_extension},
         python="transformer_engine",
         distribution=DISTRIBUTION,
-        around={"transformer_engine.common": _without_core_library},
+        around={
+            "transformer_engine.common": without_core_library,
+            "transformer_engine.pytorch": with_file_of_extension,
+        },
     )
 
 
@@ -113,24 +116,3 @@ def _refused(name: str) -> type:
         )
 
     return type(name, (), {"__new__": refuse})
-
-
-@contextmanager
-def _without_core_library(common: Any) -> Iterator[None]:
-    """Import ``transformer_engine.common`` as the library's own build does, which has no binary
-    yet; its framework extensions are then modules like others."""
-    variable = "NVTE_PROJECT_BUILDING"
-    given = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = given
-    common.load_framework_extension = _import_extension
-
-
-def _import_extension(framework: str) -> None:
-    importlib.import_module(f"transformer_engine_{framework}")
