@@ -106,6 +106,25 @@ def test_a_rank_that_reads_what_another_writes_runs_again_after_it(
     assert sorted(runner.traces) == [0, 3]
 
 
+def test_a_rank_that_is_told_what_another_sends_runs_again_after_it(
+    spec: CaptureSpec, tmp_path: Path
+) -> None:
+    """Rank 3 gets what rank 0 sends in another group of the same kind, once that was captured."""
+    body = (
+        "rank = dist.get_rank()\n"
+        "groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]\n"
+        "if rank == 0:\n    time.sleep(1)\n"
+        "told = [{'seed': 7} if rank % 2 == 0 else None]\n"
+        "dist.broadcast_object_list(told, src=rank // 2 * 2, group=groups[rank // 2])\n"
+        "shared.write_text(str(told[0]['seed']))\n"
+    )
+    target = write_shared(tmp_path, body)
+    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    runner.capture([0, 3])
+    assert sorted(runner.traces) == [0, 3]
+    assert (tmp_path / "shared.txt").read_text() == "7"
+
+
 def test_a_file_that_no_rank_writes_is_missed_by_the_last_one_too(
     spec: CaptureSpec, tmp_path: Path
 ) -> None:

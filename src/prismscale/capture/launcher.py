@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torch import OutOfMemoryError
+
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.errors import (
     FormatError,
@@ -120,7 +122,7 @@ class CaptureRunner:
                     if child.name == BALLAST:
                         continue
                     spec = started[child.name]
-                    if (waiting or _ranks(children)) and _missed_a_file(child, spec):
+                    if (waiting or _ranks(children)) and _may_have_been_early(child, spec):
                         early[child.name] = spec
                     else:
                         add(self._collect(child, spec))
@@ -185,14 +187,19 @@ class CaptureRunner:
                 )
 
 
+_FINAL = (SystemExit.__name__, KeyboardInterrupt.__name__, OutOfMemoryError.__name__)
+"""Exceptions that nothing another rank leaves would change."""
+
+
 def _ranks(children: Children) -> list[Child]:
     """Those that run, without what only keeps cores busy."""
     return [child for child in children.all_running() if child.name != BALLAST]
 
 
-def _missed_a_file(child: Child, spec: CaptureSpec) -> bool:
-    """Whether the program looked for a file that another rank may write while it is captured: an
-    index of a data set, say, behind a barrier that keeps nobody here. Such a rank runs again when
-    those beside it have ended. A slice meets for real, and nothing of it can run again."""
+def _may_have_been_early(child: Child, spec: CaptureSpec) -> bool:
+    """Whether the program failed for what another rank may leave while it is captured: a file
+    behind a barrier that keeps nobody here (an index of a data set, say), or the sizes and objects
+    that a rank of its kind sends in another group. Such a rank runs again when those beside it have
+    ended. A slice meets for real, and nothing of it can run again."""
     found = load_failure(spec.error_path) if child.process.returncode and not spec.slice else None
-    return found is not None and found["kind"] == FileNotFoundError.__name__
+    return found is not None and not found["ours"] and found["kind"] not in _FINAL
