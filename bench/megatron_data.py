@@ -1,6 +1,6 @@
 """Files that Megatron-LM's tests read: vocabularies of the right size, and a little synthetic text.
 
-GPT needs none: it has mock data and a tokenizer without words. BERT, T5 and fill-in-the-middle read
+Some GPTs need none: they have mock data and a tokenizer without words. The others, BERT and T5 read
 an indexed data set through a real tokenizer. Tokens are drawn evenly; no memory depends on them.
 """
 
@@ -11,10 +11,18 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from sentencepiece import sentencepiece_model_pb2
 
 GPT_2, BERT_UNCASED, BERT_CASED = 50_257, 30_522, 28_996
 """Words of the tokenizers that the tests name."""
-_FOLDERS = ("text/common_pile/v01_filtered_data", "text/the_pile/shard00")
+NEMOTRON, MIXTRAL = 256_000, 32_000
+"""Pieces of the tokenizers that the tests give as a file of SentencePiece."""
+_FOLDERS = (
+    *("text/common_pile/v01_filtered_data", "text/the_pile/shard00", "text/the_pile/bert_shard00"),
+    "utils",
+)
+"""Where the tests look for the files, beside the folder itself."""
+GPT_DATA, BERT_DATA = "my-gpt3_00_text_document", "my-bert_00_text_sentence"
 _MAGIC, _UINT16 = b"MMIDIDX\x00\x00", 8
 _SPECIAL = ("[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -24,14 +32,18 @@ def make(root: Path) -> None:
     program finds them in the folder where it runs."""
     if root.exists():
         return
+    _byte_pairs(root / "bpe")
+    _words(root / "vocab.txt", BERT_UNCASED)
+    _words(root / "bert-large-cased-vocab.txt", BERT_CASED)
+    _pieces(root / "nemotron_2_256k.model", NEMOTRON)
+    _pieces(root / "tokenizer.model", MIXTRAL)
+    _data_set(root / GPT_DATA, documents=2000, sentences=1, tokens=1100)
+    for prefix in (BERT_DATA, "my-t5_00_text_document"):
+        _data_set(root / prefix, documents=3000, sentences=16, tokens=64)
     for name in _FOLDERS:
         folder = root / name
-        _byte_pairs(folder / "bpe")
-        _words(folder / "vocab.txt", BERT_UNCASED)
-        _words(folder / "bert-large-cased-vocab.txt", BERT_CASED)
-        _data_set(folder / "my-gpt3_00_text_document", documents=2000, sentences=1, tokens=1100)
-        for prefix in ("my-bert_00_text_sentence", "my-t5_00_text_document"):
-            _data_set(folder / prefix, documents=3000, sentences=16, tokens=64)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(root)
     _byte_pairs(root / "gpt2")
     _describe(root / "gpt2", "gpt2", "GPT2Tokenizer")
     for case, size in (("uncased", BERT_UNCASED), ("cased", BERT_CASED)):
@@ -63,6 +75,16 @@ def _byte_pairs(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
     merges = "\n".join(f"{first} {second}" for first, second in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+
+
+def _pieces(path: Path, size: int) -> None:
+    """SentencePiece's model: unigrams."""
+    model = sentencepiece_model_pb2.ModelProto()
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    words = [*kinds, *(f"▁w{i}" for i in range(size - len(kinds)))]
+    for i, word in enumerate(words):
+        model.pieces.add(piece=word, score=-float(i), type=kinds.get(word, 1))
+    path.write_bytes(model.SerializeToString())
 
 
 def _data_set(prefix: Path, *, documents: int, sentences: int, tokens: int) -> None:

@@ -7,11 +7,14 @@ had then, in a container with the Transformer Engine that this commit names.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,11 +79,7 @@ class Repository:
             archive = self._git("archive", commit)
             with tarfile.open(fileobj=BytesIO(archive)) as tar:
                 tar.extractall(tree, filter="data")
-        # make asks the python3 and python3-config that come first.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        helpers = tree / "megatron" / "core" / "datasets"
-        environment = os.environ | {"PATH": path}
-        subprocess.run(["make", "-s", "-C", str(helpers)], env=environment, check=True)
+        _compile_helpers(tree / "megatron" / "core" / "datasets", folder)
         return tree
 
     def _history(self, golden: str) -> Iterator[tuple[str, str]]:
@@ -112,6 +111,23 @@ class Repository:
     def _git(self, *arguments: str) -> bytes:
         command = ["git", "-C", str(self._path), *arguments]
         return subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def _compile_helpers(sources: Path, folder: Path) -> None:
+    """Once for all trees in ``folder`` whose sources are the same."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    name = f"helpers_cpp{suffix}"
+    digest = hashlib.sha256((sources / "helpers.cpp").read_bytes()).hexdigest()[:12]
+    compiled = folder / f"{digest}-{name}"
+    if not compiled.exists():
+        # make asks the python3 that comes first, and a python3-config that may be another's.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path}
+        command = ["make", "-s", "-C", str(sources), f"LIBEXT={suffix}"]
+        subprocess.run(command, env=environment, check=True)
+        shutil.copy(sources / name, compiled)
+    elif not (sources / name).exists():
+        shutil.copy(compiled, sources / name)
 
 
 def _same(found: Mapping[str, float], peaks: Mapping[str, float]) -> bool:

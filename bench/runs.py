@@ -51,6 +51,8 @@ class Runs:
         self.folder = folder
         self._limit_s = limit_s
         self._environment = environment or {}
+        self.reason = ""
+        """Why the last run failed: the end of what it said."""
 
     def run(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
         """``prismscale run``; its results, empty where it failed."""
@@ -59,6 +61,7 @@ class Runs:
             done = self.command("run", *options, "--out", root, *script)
             if done.returncode:
                 print(f"{out}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+                self.reason = next(filter(None, reversed(done.stderr.splitlines())), "")
                 return {}
         return json.loads((root / "results.json").read_text())
 
