@@ -18,7 +18,15 @@ The number is the exit code of the command. Ctrl-C exits with 130, SIGTERM with 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+
+MOST_CHARACTERS = 2_000
+"""Of a message about a file: what a damaged or hostile one holds may be of any length."""
+MOST_SHOWN = 120
+"""Characters of one value of a file, in a message."""
+_bounded = reprlib.Repr()
+_bounded.maxstring = _bounded.maxother = _bounded.maxlong = MOST_SHOWN
 
 
 class PrismscaleError(Exception):
@@ -71,6 +79,11 @@ class FormatError(PrismscaleError):
 
     exit_code = 6
 
+    def __init__(self, message: str) -> None:
+        """The message is bounded, and nothing in it is obeyed by a terminal: it may quote the
+        file."""
+        super().__init__(printable(message[: MOST_CHARACTERS + 1], MOST_CHARACTERS))
+
 
 class StorageError(PrismscaleError):
     """A file that cannot be written."""
@@ -84,6 +97,26 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     Returns for example ``"allowed: a100-80g, h100-sxm; did you mean h100-sxm?"``.
     """
     names = sorted(allowed)
-    close = difflib.get_close_matches(given, names, n=1)
+    # Comparing a very long text takes very long.
+    close = difflib.get_close_matches(given[:MOST_SHOWN], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"allowed: {', '.join(names)}{hint}"
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """``text`` with what a terminal would obey shown as an escape, and cut after ``most``
+    characters. Line ends and tabs stay."""
+    if most is not None and len(text) > most:
+        text = f"{text[:most]}…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def shown(value: object) -> str:
+    """A value of a file in a message: as Python writes it, and not at any length or depth."""
+    try:
+        return printable(_bounded.repr(value), 2 * MOST_SHOWN)
+    except ValueError:
+        # A whole number of more digits than Python writes.
+        return f"a value of type {type(value).__name__}"

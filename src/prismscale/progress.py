@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+
+from prismscale.errors import printable
+
+
+class Terminal(Console):
+    """A console that obeys nothing in what it is told to show: names, paths and messages may come
+    from files of strangers, and terminals do as escape sequences say. Nor is markup read in it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of ``renderable``, with escape sequences in their text made visible."""
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                yield Segment(printable(segment.text), segment.style)
+            else:
+                yield segment
+
+
+def terminal(*, stderr: bool = False) -> Terminal:
+    """What every command prints to."""
+    return Terminal(stderr=stderr, highlight=False, markup=False)
 
 
 class StageUpdate(Protocol):

@@ -11,17 +11,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from prismscale.errors import FormatError, UsageError, did_you_mean
+from prismscale.errors import FormatError, UsageError, did_you_mean, shown
 from prismscale.files import write_json
 
 T = TypeVar("T")
+MOST_FILE_BYTES = 256 << 20
+"""Of a text file that is read as a whole."""
+LARGEST_INT = 2**63 - 1
+"""Of a whole number: what 64 bits hold, as our tables have them."""
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:
@@ -30,10 +36,8 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     Raises:
         FormatError: not TOML.
     """
-    try:
+    with _damage_named(origin, "TOML"):
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FormatError(f"{origin}: not valid TOML: {error}") from error
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
@@ -43,11 +47,59 @@ def read(path: Path, what: str) -> dict[str, Any]:
         UsageError: the file cannot be read. FormatError: it is not TOML.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        text = text_of(path)
     except OSError as error:
         raise UsageError(f"cannot read {what} '{path}': {error.strerror}") from error
+    return parse(text, str(path))
+
+
+def parse_json(text: str, origin: str) -> Any:
+    """The value of JSON text that is not ours; ``origin`` names it in errors.
+
+    Raises:
+        FormatError: not JSON, or nested too deeply.
+    """
+    with _damage_named(origin, "JSON"):
+        return json.loads(text)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        FormatError: the file cannot be read, is too large, or not JSON.
+    """
+    try:
+        text = text_of(path)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_json(text, str(path))
+
+
+def text_of(path: Path, *, errors: str = "strict") -> str:
+    """A file of UTF-8 as text; ``errors`` as :func:`open` has it.
+
+    Raises:
+        OSError: it cannot be read. FormatError: it is too large, or not text.
+    """
+    if path.stat().st_size > MOST_FILE_BYTES:
+        raise FormatError(f"{path}: larger than {MOST_FILE_BYTES >> 20} MiB")
+    try:
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not a text file ({error.reason})") from error
+
+
+@contextmanager
+def _damage_named(origin: str, what: str) -> Iterator[None]:
+    """What decoders raise for text that is not theirs, as one error. A JSON or TOML decoder also
+    raises ValueError for a number of thousands of digits, and RecursionError for deep nesting."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{origin}: not valid {what}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{origin}: not valid {what}: nested too deeply") from error
 
 
 def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = "") -> T:
@@ -72,7 +124,7 @@ def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = ""
             raise FormatError(f"{origin}: key '{prefix}{name}' is missing")
     try:
         return cls(**values)
-    except UsageError as error:
+    except (UsageError, OverflowError) as error:
         where = prefix.rstrip(".") or "the file"
         raise FormatError(f"{origin}: {where}: {error}") from error
 
@@ -99,8 +151,8 @@ def load_json(cls: type[T], path: Path, what: str) -> T:
         FormatError: the file cannot be read, or is not such a file.
     """
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = parse_json(text_of(path), str(path))
+    except (OSError, FormatError) as error:
         raise FormatError(f"{path} does not describe {what}: {error}") from error
     if not isinstance(table, dict):
         raise FormatError(f"{path} does not describe {what}: it holds no table")
@@ -163,20 +215,24 @@ def _decode_key(hint: Any, name: str, origin: str, key: str) -> Any:
 def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
     if hint is float:
         number = _expect(value, (int, float), "a number", origin, key)
-        if not math.isfinite(number):
-            raise FormatError(f"{origin}: key '{key}' is {number}; expected a finite number")
+        # A whole number can lie beyond the largest float.
+        if abs(number) > sys.float_info.max or not math.isfinite(number):
+            raise FormatError(f"{origin}: key '{key}' is {shown(value)}; expected a finite number")
         return float(number)
     if hint is bool:
         if not isinstance(value, bool):
-            raise FormatError(f"{origin}: key '{key}' is {value!r}; expected true or false")
+            raise FormatError(f"{origin}: key '{key}' is {shown(value)}; expected true or false")
         return value
     if hint is int:
-        return _expect(value, int, "a whole number", origin, key)
+        number = _expect(value, int, "a whole number", origin, key)
+        if abs(number) > LARGEST_INT:
+            raise FormatError(f"{origin}: key '{key}' is {shown(value)}; it must be below 2**63")
+        return number
     if isinstance(hint, type) and issubclass(hint, Enum):
         members = {m.name.lower(): m for m in hint}
-        if value not in members:
-            allowed = did_you_mean(str(value), members)
-            raise FormatError(f"{origin}: key '{key}' is {value!r}; {allowed}")
+        if not isinstance(value, str) or value not in members:
+            allowed = did_you_mean(value if isinstance(value, str) else "", members)
+            raise FormatError(f"{origin}: key '{key}' is {shown(value)}; {allowed}")
         return members[value]
     return _expect(value, str, "a string", origin, key)
 
@@ -184,7 +240,7 @@ def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
 def _expect(value: Any, kind: Any, words: str, origin: str, key: str) -> Any:
     # bool is an int to Python but not to anyone who writes a file.
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise FormatError(f"{origin}: key '{key}' is {value!r}; expected {words}")
+        raise FormatError(f"{origin}: key '{key}' is {shown(value)}; expected {words}")
     return value
 
 

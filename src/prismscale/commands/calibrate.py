@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from prismscale.cluster import Cluster
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_text
 from prismscale.formats.nccl_tests import measured_from, parse_nccl_tests
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 
 calibrate = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Write a cluster file from measurements."
@@ -31,7 +30,7 @@ def collectives(
     # Imported here: torch takes seconds, and no other command line needs it.
     from prismscale.measure.collectives import DEFAULT_SIZES, measure_collectives
 
-    console = Console(highlight=False)
+    console = terminal()
     sizes = [s for s in DEFAULT_SIZES if s <= max_bytes]
     with TerminalReporter(console).stage("calibrate") as update:
         measure_collectives(
@@ -59,7 +58,7 @@ def nccl_tests(
     if not measured.curves:
         raise FormatError("only rows of single ranks; run nccl-tests with two ranks or more")
     write_text(out, replace(base, name=out.stem, measured=measured).to_toml())
-    console = Console(highlight=False)
+    console = terminal()
     for curve in measured.curves:
         console.print(
             f"{curve.op.spelling}: {curve.group_size} ranks on {curve.nodes} nodes, "

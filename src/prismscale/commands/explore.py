@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prismscale.commands.forecast_options import Address, ExecutorName, Seed, Workers
 from prismscale.emulation.script import Script
@@ -25,7 +24,7 @@ from prismscale.explore.sweep_folder import SweepFolder
 from prismscale.explore.terminal import print_ranking
 from prismscale.explore.varied import Varied, parse_all, unheard_of
 from prismscale.program_arguments import script_of
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 from prismscale.run_options import (
     PROGRAM,
     job_config,
@@ -78,7 +77,7 @@ def explore(
     A second command takes finished points as they are. Everything after the script's name belongs
     to the script.
     """
-    console = Console(highlight=False)
+    console = terminal()
     asked = _asked(draws, seed, tokens_per_step)
     base = _base(given)
     varied = parse_all(vary or [], run_options=_own_options(), program=base.script.args)

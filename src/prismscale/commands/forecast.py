@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prismscale.commands.forecast_options import (
     Address,
@@ -65,7 +64,7 @@ from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
 from prismscale.forecast.sobol import ESTIMATORS, SobolIndex, sobol_indices
 from prismscale.forecast.training import TrainingPlan, best_interval_s, training_time
 from prismscale.forecast.training_plan import Machines, PlannedTraining, training_plan
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 GROWTH = (1, 2, 4, 8)
@@ -114,7 +113,7 @@ def forecast(
     fuse: Fuse = True,
 ) -> None:
     """The step time as a distribution: quantiles, the chance of slow steps, days of training."""
-    console = Console(highlight=False)
+    console = terminal()
     machines = Machines(
         nodes=nodes,
         failures=failures,
@@ -177,7 +176,7 @@ def sensitivity(
     """Which kernels and collectives to make steadier: the p95 without each one's variation."""
     if estimator not in ESTIMATORS:
         raise UsageError(f"--estimator {estimator}: allowed are {', '.join(ESTIMATORS)}")
-    console = Console(highlight=False)
+    console = terminal()
     config = draws_config(draws, seed, steps, memory)
     where = executor_named(executor, workers=workers, address=address)
     asked = changes(cluster, compute_scale, slow, kernels, variability, what_if)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from prismscale.errors import FormatError, UsageError
 from prismscale.files import write_text
+from prismscale.progress import terminal
 
 HEADER = ("node", "seconds")
 
@@ -33,7 +33,7 @@ def health(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([HEADER, *((n, f"{s:.9g}") for n, s in known.items())])
     write_text(out, text.getvalue())
-    Console(highlight=False).print(
+    terminal().print(
         f"{node}: {known[node] * 1e3:,.3f} ms; {len(known)} nodes in {out}", soft_wrap=True
     )
 

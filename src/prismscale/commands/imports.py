@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from prismscale.durations.samples import StepSamples
 from prismscale.durations.samples_io import save_samples
@@ -16,6 +17,7 @@ from prismscale.formats.chakra import read_chakra
 from prismscale.formats.imported import ImportedTrace
 from prismscale.formats.kineto import read_kineto
 from prismscale.formats.straggler import read_straggler
+from prismscale.progress import terminal
 from prismscale.runfolder import RunFolder
 from prismscale.sim.program import compile_job
 from prismscale.sim.timeline import simulate
@@ -70,7 +72,7 @@ def _existing(path: Path) -> Path:
 
 
 def _write(imported: ImportedTrace, out: Path) -> None:
-    console = Console(highlight=False)
+    console = terminal()
     samples = imported.samples
     with RunFolder(root=out).opened(fresh=True) as folder:
         save_samples(samples, folder.graph)
@@ -79,7 +81,7 @@ def _write(imported: ImportedTrace, out: Path) -> None:
         f"{samples.graph.n_rank_nodes:,} nodes a step, {samples.n_steps} steps"
     )
     for line in imported.repairs[:MOST_REPAIRS]:
-        console.print(f"[yellow]mended:[/] {line}")
+        console.print(Text.assemble(("mended:", "yellow"), f" {line}"))
     if len(imported.repairs) > MOST_REPAIRS:
         console.print(f"… and {len(imported.repairs) - MOST_REPAIRS} more")
     _print_replay(console, samples)

@@ -9,7 +9,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from prismscale.commands.forecast_options import (
     ClusterName,
@@ -59,6 +58,7 @@ from prismscale.forecast.placement.placed_job import (
     ranks_of_a_node,
 )
 from prismscale.forecast.recording import Recording
+from prismscale.progress import terminal
 
 FROM_POOLS, FROM_PROFILE = "pools", "profile"
 TAIL_DRAWS = 256
@@ -111,7 +111,7 @@ def place(
     """
     if not 0 < quantile < 1:
         raise UsageError(f"--quantile {quantile}: it lies between 0 and 1")
-    console = Console(highlight=False)
+    console = terminal()
     asked = changes(cluster, compute_scale, slow, kernels, variability, what_if)
     found = recording(run, asked, communication_cv, stalls)
     slots = node_slots(found.samples, ranks_of_a_node(found, ranks_per_node))

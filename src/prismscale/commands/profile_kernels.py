@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.errors import UsageError
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 
 _SHOWN = 5
 
@@ -38,7 +37,7 @@ def profile_kernels(
             f"{run} to a machine with the GPU you want (one is enough), run the same command there "
             "with a CUDA build of torch, and bring the table back"
         )
-    console = Console(highlight=False)
+    console = terminal()
     with TerminalReporter(console).stage("kernels") as update:
         table = measure(signatures, torch.device("cuda"), progress=update)
     table.save(out)

@@ -17,7 +17,7 @@ from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
 from prismscale.files import write_json
 from prismscale.program_arguments import ModuleOption, ProgramArgument, script_of
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 from prismscale.validation.gpu_items import DEFAULT_ITEMS, ITEMS, GpuItem, chosen_items
 from prismscale.validation.gpu_runs import GpuRuns
 from prismscale.validation.rows import Row, print_rows
@@ -62,7 +62,7 @@ def validate_gpu(
     except UsageError as error:
         raise UsageError(f"nothing was measured: {error}") from None
     about = describe_machine(shlex.join(["prismscale", *sys.argv[1:]]))
-    console = Console(highlight=False)
+    console = terminal()
     met = True
     for name, item in chosen.items():
         rows = _measure(name, item, script, out, console)

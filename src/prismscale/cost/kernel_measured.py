@@ -9,7 +9,6 @@ The table is a JSON file::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,11 +18,13 @@ from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel, load_ke
 from prismscale.cost.kernel_changes import KernelChange, changed_kernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import FormatError, UsageError, shown
 from prismscale.files import write_json
-from prismscale.typed_files import decode
+from prismscale.typed_files import decode, read_json
 
 VERSION = 1
+LONGEST_NS = 2**56
+"""Of a kernel: as of any node in our files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,8 @@ class MeasuredKernel:
     def __post_init__(self) -> None:
         if self.device_ns < 0 or self.host_ns < 0 or self.spread < 0:
             raise UsageError("times and spread of a measured kernel must be 0 or more")
+        if max(self.device_ns, self.host_ns) >= LONGEST_NS:
+            raise UsageError("a measured kernel takes less than two years")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +77,13 @@ class KernelTable:
             UsageError: no such file.
             FormatError: another kind of file, a damaged one, or one of another version.
         """
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"cannot read kernel table '{path}': {error.strerror}") from error
-        except ValueError as error:
-            raise FormatError(f"{path}: not a kernel table: {error}") from error
+        if not path.exists():
+            raise UsageError(f"cannot read kernel table '{path}': there is no such file")
+        found = read_json(path)
         version = found.get("version") if isinstance(found, dict) else None
         if version != VERSION:
             raise FormatError(
-                f"{path}: version {version!r} of kernel tables; this program reads {VERSION}: "
+                f"{path}: version {shown(version)} of kernel tables; this program reads {VERSION}: "
                 "measure again with prismscale profile-kernels"
             )
         return decode(KernelTable, found, str(path))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import FormatError, UsageError, shown
+from prismscale.typed_files import text_of
 
 _ALLOWED = "give uniform, zipf:S with S from 0 to 10, or a CSV file of tokens by expert"
 
@@ -52,8 +53,8 @@ class Routing:
 
 def _read(path: Path) -> tuple[float, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = text_of(path).splitlines()
+    except OSError as error:
         raise UsageError(f"--routing {path}: {error}; {_ALLOWED}") from error
     fields = [line.split(",")[-1].strip() for line in lines if line.strip()]
     loads = []
@@ -62,7 +63,9 @@ def _read(path: Path) -> tuple[float, ...]:
             loads.append(float(field))
         except ValueError:
             if number > 1:
-                raise FormatError(f"{path}: line {number} ends with no number: {field!r}") from None
+                raise FormatError(
+                    f"{path}: line {number} ends with no number: {shown(field)}"
+                ) from None
     if not loads:
         raise FormatError(f"{path}: no loads of experts; give one line for each expert")
     return tuple(loads)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.ranking import Explored, Ranking
@@ -30,7 +30,7 @@ def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> No
     scale = Scale.of(longest)
     times = (f"p50, {scale.unit}", f"p95, {scale.unit}")
     table = Table(
-        *(Column(escape(s), max_width=LONGEST_VALUE, overflow="fold") for s in short),
+        *(Column(s, max_width=LONGEST_VALUE, overflow="fold") for s in short),
         *(Column(figure, justify="right", no_wrap=True) for figure in (*times, *FIGURES)),
         Column("", no_wrap=True),
         box=None,
@@ -38,7 +38,7 @@ def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> No
         show_edge=False,
     )
     for row in ranking.rows[:MOST_ROWS]:
-        cells = (escape(value) or "–" for value in row.point.values.values())
+        cells = (value or "–" for value in row.point.values.values())
         mark = "*" if row.point.digest in front else ""
         table.add_row(*cells, *_figures(row.outcome, scale), mark)
     console.print(table)
@@ -70,12 +70,12 @@ def short_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _figures(outcome: Outcome, scale: Scale) -> list[str]:
+def _figures(outcome: Outcome, scale: Scale) -> list[str | Text]:
     if outcome.status is not Status.DONE:
-        return [f"[red]{outcome.status.value}[/]", *[""] * (len(FIGURES) + 1)]
-    held = "–" if outcome.held_bytes is None else f"{outcome.held_bytes / GIB:.1f}"
+        return [Text(outcome.status.value, style="red"), *[""] * (len(FIGURES) + 1)]
+    held = Text("–" if outcome.held_bytes is None else f"{outcome.held_bytes / GIB:.1f}")
     if outcome.fits is False:
-        held = f"[red]{held}[/]"
+        held.stylize("red")
     return [
         scale.figure(outcome.p50_ns or 0),
         scale.figure(outcome.p95_ns or 0),

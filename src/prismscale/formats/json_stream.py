@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from typing import IO, Any
 from prismscale.errors import FormatError
 
 CHUNK = 1 << 20
-LARGEST_VALUE = 1 << 28
-"""Characters of one value: a quarter of a gigabyte is no event but a damaged file."""
+LARGEST_VALUE = 1 << 24
+"""Characters of one value: 16 MB are no event but a damaged file. As objects they take up to thirty
+times as much."""
 
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
@@ -91,7 +93,14 @@ def _unpacked(file: IO[bytes], name: str) -> IO[bytes]:
 def _damage_named(name: str) -> Iterator[None]:
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+    except (
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        gzip.BadGzipFile,
+        tarfile.TarError,
+        OverflowError,
+    ) as error:
         raise FormatError(f"{name}: truncated or damaged archive ({error})") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{name}: no text ({error})") from error
@@ -143,6 +152,9 @@ class _Text:
                         f"{self._name}: no JSON, or truncated ({error.msg})"
                     ) from error
                 continue
+            except ValueError as error:
+                # A whole number of thousands of digits.
+                raise FormatError(f"{self._name}: {error}") from error
             except RecursionError as error:
                 raise FormatError(f"{self._name}: nested too deeply") from error
             if isinstance(value, (int, float)) and self._may_go_on(end) and self._more():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -25,7 +26,9 @@ import torch
 from prismscale.emulation.hook import Collective
 from prismscale.errors import FormatError, StorageError
 from prismscale.files import await_file, part_of
+from prismscale.foreign import DAMAGE
 from prismscale.graph.node import CollectiveOp
+from prismscale.typed_files import parse_json
 
 _MAX_BYTES = 1 << 20
 _POLL_S = 0.002
@@ -144,16 +147,18 @@ def _read(path: Path) -> list[torch.Tensor]:
     tensors = []
     offset = 0
     try:
-        for entry in json.loads(line):
+        for entry in parse_json(line.decode(), str(path)):
             dtype, shape = _DTYPES[entry["dtype"]], tuple(int(n) for n in entry["shape"])
-            n_bytes = torch.Size(shape).numel() * dtype.itemsize
+            n_bytes = prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0:
+                raise ValueError("a negative size")
             raw = bytearray(data[offset : offset + n_bytes])
             if len(raw) != n_bytes:
                 raise ValueError(f"{len(raw)} bytes where {n_bytes} are announced")
             flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0)
             tensors.append(flat.to(torch.uint8).view(dtype).view(shape))
             offset += n_bytes
-    except (ValueError, KeyError, TypeError) as error:
+    except (FormatError, RuntimeError, *DAMAGE) as error:
         raise FormatError(
             f"{path} is not a recorded payload ({error}): delete the run folder's payloads and "
             "capture again"

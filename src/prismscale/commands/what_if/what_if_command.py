@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prismscale.commands.forecast_options import (
     Address,
@@ -34,7 +33,7 @@ from prismscale.commands.what_if.what_if_table import print_hoped
 from prismscale.forecast.draws.executor import executor_named
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.hoped_run import HopedRun, HopedRuns, Side
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 
 
 def what_if(
@@ -64,7 +63,7 @@ def what_if(
     address: Address = None,
 ) -> None:
     """What a run would take if something were otherwise, without capturing again."""
-    console = Console(highlight=False)
+    console = terminal()
     config = draws_config(draws, seed, steps, memory)
     runs = HopedRuns(
         load=lambda asked: recording(run, asked, communication_cv, stalls),

@@ -18,7 +18,11 @@ from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError, UsageError
 from prismscale.forecast.distributions.pools import rank_factors
 from prismscale.forecast.modelled.device_speeds import slowness
+from prismscale.foreign import reading
+from prismscale.typed_files import text_of
 
+LONGEST_LINE = 2_000
+"""Characters of a log's line that are looked at: searching takes their square."""
 _SNIFF_TEST = "GPU sniff test"
 _METRIC = re.compile(r"(?P<name>\S[^\[\]]*) \[[^\]]+\]: median=(?P<median>[\d.]+), mean=")
 _OUTLIER = re.compile(r"OUTLIER rank (?P<rank>\d+)(?: \((?P<node>[^)]*)\))?: (?P<value>[\d.]+) ")
@@ -42,20 +46,23 @@ def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
         UsageError: the file cannot be read.
     """
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        with reading(path, "a CSV of nodes"):
+            rows = list(csv.DictReader(text_of(path).splitlines()))
+    except OSError as error:
         raise UsageError(f"cannot read '{path}': {error}") from error
-    nodes = []
+    nodes: list[ClusterNode] = []
     for line, row in enumerate(rows, start=2):
         try:
             factor, name = _factor(row), row["node"]
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise FormatError(
                 f"{path}, line {line}: expected columns node and factor (or speed, or seconds), "
                 "both filled"
             ) from error
         if not 0 < factor < math.inf:
             raise FormatError(f"{path}, line {line}: factor {factor} must be positive")
+        if not isinstance(name, str):
+            raise FormatError(f"{path}, line {line}: a node without a name")
         nodes.append(ClusterNode(name=name, factor=factor))
     repeated = [name for name, n in Counter(n.name for n in nodes).items() if n > 1]
     if not nodes or repeated:
@@ -78,7 +85,7 @@ def read_sniff_test(path: Path, world_size: int, per_node: int) -> tuple[Cluster
         UsageError: the file cannot be read. FormatError: a rank that the job does not have.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line[:LONGEST_LINE] for line in text_of(path, errors="replace").splitlines()]
     except OSError as error:
         raise UsageError(f"cannot read '{path}': {error}") from error
     starts = [i for i, line in enumerate(lines) if _SNIFF_TEST in line]

@@ -15,6 +15,7 @@ from typing import Any
 
 from prismscale.formats.kineto.events import Activity, RankEvents
 from prismscale.graph.node import CollectiveOp
+from prismscale.graph.parquet import MAX_WORLD_SIZE
 
 OPERATIONS = (
     # Longer names first: "allreduce" holds "reduce".
@@ -31,6 +32,8 @@ OPERATIONS = (
     ("send", CollectiveOp.SEND),
     ("recv", CollectiveOp.RECV),
 )
+MOST_ELEMENTS = 2**48
+"""Of one message: 2 PB of floats are a damaged file."""
 ITEM_BYTES = {
     "double": 8,
     "long": 8,
@@ -123,16 +126,18 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ()
-    is_list = isinstance(value, list) and all(isinstance(r, int) and r >= 0 for r in value)
+    is_list = isinstance(value, list) and all(
+        isinstance(r, int) and 0 <= r < MAX_WORLD_SIZE for r in value
+    )
     return tuple(value) if is_list else ()
 
 
 def _bytes(args: Mapping[str, Any], op: CollectiveOp, group_size: int) -> int:
     item = ITEM_BYTES.get("".join(c for c in str(args.get("dtype", "")).lower() if c.isalnum()))
     elements = [args.get("In msg nelems"), args.get("Out msg nelems")]
-    counts = [n for n in elements if isinstance(n, int) and n >= 0]
+    counts = [n for n in elements if isinstance(n, int) and 0 <= n < MOST_ELEMENTS]
     if item and counts:
         return item * max(counts)
     dims, types = args.get("Input Dims"), args.get("Input type")
@@ -144,5 +149,5 @@ def _bytes(args: Mapping[str, Any], op: CollectiveOp, group_size: int) -> int:
         return 0
     n_bytes = ITEM_BYTES[kind]
     for n in shape:
-        n_bytes *= n
+        n_bytes = min(n_bytes * n, 8 * MOST_ELEMENTS)
     return n_bytes * (group_size if op is CollectiveOp.ALL_GATHER else 1) if shape else 0

@@ -8,19 +8,23 @@ Format: ``libkineto/src/output_json.cpp`` of pytorch/kineto; times are microseco
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, Any, TypeGuard
 
-from prismscale.errors import FormatError
+from prismscale.errors import FormatError, shown
 from prismscale.formats.json_stream import members
+from prismscale.graph.parquet import MAX_WORLD_SIZE
+from prismscale.typed_files import LARGEST_INT
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
 """Runtime calls that may hold the host until the device is done."""
+_STEP_NUMBER = re.compile(r"[0-9]{1,15}")
 MAX_EVENTS = 10_000_000
 """Events kept of one rank: about 2 GB."""
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
@@ -104,12 +108,12 @@ def _take_distributed(out: RankEvents, info: Mapping[str, Any]) -> None:
     groups = info.get("pg_config")
     for group in groups if isinstance(groups, list) else []:
         ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, list) and all(isinstance(r, int) for r in ranks) and ranks:
+        if isinstance(ranks, list) and all(_whole(r) is not None for r in ranks) and ranks:
             out.group_ranks[str(group.get("pg_name"))] = tuple(ranks)
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value < MAX_WORLD_SIZE else None
 
 
 def _take(out: RankEvents, event: Any) -> None:
@@ -129,8 +133,8 @@ def _take(out: RankEvents, event: Any) -> None:
         out.device.append(activity)
     elif is_step:
         number = name.removeprefix("ProfilerStep#")
-        if not number.isdigit() or int(number) in out.steps:
-            raise FormatError(f"{out.name}: {name} appears twice or has no number")
+        if _STEP_NUMBER.fullmatch(number) is None or int(number) in out.steps:
+            raise FormatError(f"{out.name}: {shown(name)} appears twice or has no number")
         out.steps[int(number)] = activity
     elif is_comm:
         out.communications.append(activity)
@@ -148,6 +152,8 @@ def _activity(event: Mapping[str, Any], name: str, category: str) -> Activity | 
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
     correlation = args.get("correlation", -1)
+    if not isinstance(correlation, int) or abs(correlation) > LARGEST_INT:
+        correlation = -1
     is_device = category in DEVICE
     lane = args.get("stream", event.get("tid")) if is_device else event.get("tid")
     keep_args = name == "record_param_comms" or "nccl" in name.lower()
@@ -158,7 +164,7 @@ def _activity(event: Mapping[str, Any], name: str, category: str) -> Activity | 
         start_ns=start_ns,
         end_ns=start_ns + round(duration * 1000),
         lane=sys.intern(str(lane)),
-        correlation=correlation if isinstance(correlation, int) else -1,
+        correlation=correlation,
         args=args if keep_args else NO_ARGS,
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import FormatError
+from prismscale.foreign import reading
 from prismscale.formats.imported import ImportedTrace
 from prismscale.formats.json_stream import documents
 from prismscale.formats.kineto.events import MAX_EVENTS, RankEvents, read_events
@@ -36,6 +37,12 @@ def read_kineto(traces: Sequence[Path], *, max_events: int = MAX_EVENTS) -> Impo
         FormatError: a file that is damaged or foreign, or ranks that do not belong together.
         GraphError: members of a group that disagree about a communication.
     """
+    named = ", ".join(str(path) for path in traces[:3])
+    with reading(named or "nothing", "a Kineto trace"):
+        return _read(traces, max_events)
+
+
+def _read(traces: Sequence[Path], max_events: int) -> ImportedTrace:
     events = [
         read_events(name, file, max_events=max_events)
         for path in traces

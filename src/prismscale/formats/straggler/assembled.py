@@ -7,13 +7,15 @@ inside it are not in the trace. Workers of one stage that meet the same groups s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.durations.samples import ClassSamples, StepSamples
-from prismscale.errors import FormatError
+from prismscale.errors import FormatError, shown
+from prismscale.foreign import reading
 from prismscale.formats.imported import ImportedTrace
 from prismscale.formats.straggler.barriers import hidden_barriers
 from prismscale.formats.straggler.rank_programs import StragglerJob, worker_program
@@ -33,6 +35,7 @@ from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
+from prismscale.typed_files import text_of
 
 
 def read_straggler(
@@ -49,6 +52,11 @@ def read_straggler(
     Raises:
         FormatError: a file that is damaged or foreign, or that misses workers.
     """
+    with reading(trace, "a straggler trace"):
+        return _read(trace, meta, max_rows)
+
+
+def _read(trace: Path, meta: Path | None, max_rows: int) -> ImportedTrace:
     repairs = Repairs()
     beside = trace.with_name(trace.name.replace("trace-", "meta-")).with_suffix(".yaml")
     if meta is None and beside != trace and beside.exists():
@@ -79,14 +87,14 @@ def read_meta(path: Path) -> dict[str, str]:
         FormatError: a line of another form, or sizes that are missing or no positive numbers.
     """
     facts: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text_of(path).splitlines():
         name, colon, value = line.partition(":")
         if line.strip() and not colon:
-            raise FormatError(f"{path}: '{line}' is not 'name: value'")
+            raise FormatError(f"{path}: {shown(line)} is not 'name: value'")
         if line.strip():
             facts[name.strip()] = value.strip()
     for name in ("dp_size", "pp_size"):
-        if not facts.get(name, "").isdigit() or int(facts[name]) < 1:
+        if re.fullmatch(r"[1-9]\d{0,6}", facts.get(name, "")) is None:
             raise FormatError(f"{path}: {name} is missing or not a positive number")
     return facts
 

@@ -157,6 +157,11 @@ def _without_repetitions(rows: Rows, repairs: Repairs) -> Rows:
 
 
 def _require_workers(path: Path, rows: Rows, n_dp: int, n_stages: int) -> None:
+    # A number of workers in the file must not make us hold a table of that size.
+    if n_dp * n_stages > len(rows):
+        raise FormatError(
+            f"{path}: {len(rows):,} rows for {n_dp:,} × {n_stages:,} workers; every worker has some"
+        )
     present = np.zeros((n_dp, n_stages), dtype=bool)
     inside = (rows["dp_rank"] < n_dp) & (rows["stage"] < n_stages)
     if not inside.all():
