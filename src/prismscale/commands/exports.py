@@ -7,30 +7,34 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from prismscale.analysis.stages import shown_ranks
 from prismscale.commands.forecast_options import ClusterName, Run, numbers
+from prismscale.durations.altered import Alteration
+from prismscale.durations.node_kernels import NodeKernels
+from prismscale.durations.scenario import Scenario
 from prismscale.durations.source import DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.recording import Recording, load_recording
 from prismscale.formats.chakra import write_chakra
-from prismscale.sim.timeline import Timeline, simulate, simulate_steady
+from prismscale.formats.kineto.trace_writer import Kernels, no_kernels, write_kineto
+from prismscale.progress import terminal
+from prismscale.runfolder import RunFolder
+from prismscale.sim.timeline import SHOWN_STEPS, Timeline, simulate, simulate_steady
 
 exports = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Write a run's graph for other tools."
 )
 
 
-@exports.callback()
-def _group() -> None:
-    """Keeps ``chakra`` a sub-command while it is the only one."""
+Ranks = Annotated[str, typer.Option(help="For example 0,8.", show_default="all")]
 
 
 @exports.command()
 def chakra(
     run: Run,
     out: Annotated[Path, typer.Option(help="Folder for PREFIX.RANK.et and comm_group.json.")],
-    ranks: Annotated[str, typer.Option(help="For example 0,8.", show_default="all")] = "",
+    ranks: Ranks = "",
     step: Annotated[
         int | None,
         typer.Option(help="Which recorded step, from 0.", show_default="the run's own"),
@@ -41,16 +45,59 @@ def chakra(
     """Write Chakra execution traces with start times: one re-timed step of each rank."""
     recording = load_recording(run, cluster)
     graph = recording.samples.graph
-    chosen = numbers(ranks, "--ranks") if ranks else list(range(graph.world_size))
-    unknown = [r for r in chosen if not 0 <= r < graph.world_size]
-    if unknown:
-        raise UsageError(f"--ranks {ranks}: there are ranks 0 … {graph.world_size - 1}")
+    chosen = _chosen(ranks, graph.world_size, list(range(graph.world_size)))
     timeline, durations = _step(recording, step, chosen)
     paths = write_chakra(graph, timeline, durations, out, prefix=prefix)
-    Console(highlight=False).print(
+    terminal().print(
         f"{len(paths)} ranks written: {out}; a step of {timeline.step_ns / 1e6:,.3f} ms",
         soft_wrap=True,
     )
+
+
+@exports.command()
+def kineto(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Folder for PREFIX.RANK.pt.trace.json.gz.")],
+    ranks: Annotated[str, typer.Option(help="For example 0,8.", show_default="one a stage")] = "",
+    steps: Annotated[int, typer.Option(help="Settled steps to write.", min=1, max=SHOWN_STEPS)] = 1,
+    prefix: Annotated[str, typer.Option(help="Of the file names.")] = "rank",
+    cluster: ClusterName = None,
+) -> None:
+    """Write Kineto traces as torch.profiler does, for HolisticTraceAnalysis or TraceLens."""
+    recording = load_recording(run, cluster)
+    graph, base = recording.samples.graph, recording.base
+    chosen = _chosen(ranks, graph.world_size, sorted(shown_ranks(graph)))
+    if base.steps is None:
+        timeline = simulate_steady(graph, base.durations, ranks=chosen)[0]
+    else:
+        timeline = simulate(graph, base.durations, steps=base.steps, ranks=chosen)
+    paths = write_kineto(
+        graph, timeline, out, steps=steps, prefix=prefix, kernels=_kernels(run, recording)
+    )
+    terminal().print(
+        f"{len(paths)} ranks written: {out}; a step of {timeline.step_ns / 1e6:,.3f} ms",
+        soft_wrap=True,
+    )
+
+
+def _kernels(run: Path, recording: Recording) -> Kernels:
+    """What stretches of a null run's work are made of; nothing where the run kept no launches."""
+    folder = RunFolder(root=run)
+    if not recording.is_captured or not folder.scenario.is_file():
+        return no_kernels
+    scenario = Scenario.load(folder.scenario)
+    if scenario.kernel_costs is None or not (run / scenario.captures).is_dir():
+        return no_kernels
+    known = NodeKernels(recosting=Alteration(scenario=scenario, root=run).recosting)
+    return lambda rank_class, node: known.of(rank_class.trace, node)
+
+
+def _chosen(text: str, world_size: int, otherwise: list[int]) -> list[int]:
+    """The ranks that ``--ranks`` names."""
+    chosen = numbers(text, "--ranks") if text else otherwise
+    if any(not 0 <= r < world_size for r in chosen):
+        raise UsageError(f"--ranks {text}: there are ranks 0 … {world_size - 1}")
+    return chosen
 
 
 def _step(

@@ -17,8 +17,8 @@ from prismscale.errors import FormatError
 
 PACKAGE = "prismscale_chakra"
 SCHEMA_VERSION = "0.0.4"
-LARGEST_MESSAGE = 1 << 28
-"""Bytes of one message: a quarter of a gigabyte is no node but a damaged file."""
+LARGEST_MESSAGE = 1 << 25
+"""Bytes of one message: 32 MB are no node but a damaged file."""
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -156,16 +156,20 @@ def attributes(message: Any) -> dict[str, Any]:
     return found
 
 
-def write_message(file: IO[bytes], message: Any) -> None:
-    """Append one message behind its length (base-128 varint)."""
+def framed(message: Any) -> bytes:
+    """A message behind its length (base-128 varint)."""
     body = message.SerializeToString()
     length, head = len(body), bytearray()
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
         length >>= 7
     head.append(length)
-    file.write(bytes(head))
-    file.write(body)
+    return bytes(head) + body
+
+
+def write_message(file: IO[bytes], message: Any) -> None:
+    """Append one message."""
+    file.write(framed(message))
 
 
 def read_messages(name: str, file: IO[bytes]) -> Iterator[Any]:

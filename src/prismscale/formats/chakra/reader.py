@@ -9,7 +9,6 @@ it is waiting.
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from prismscale.errors import FormatError
+from prismscale.errors import FormatError, shown
+from prismscale.foreign import reading
+from prismscale.formats.chakra.exported_class import COMM_TYPE, PART_IS_SIZE
 from prismscale.formats.chakra.protobuf import CommType, NodeType, attributes, read_messages
-from prismscale.formats.chakra.writer import COMM_TYPE, GROUPS_FILE
+from prismscale.formats.chakra.writer import GROUPS_FILE
 from prismscale.graph.assemble import assemble
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.groups import GroupTable
@@ -29,6 +30,7 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import HOST, LONGEST_NS, GroupRecord, RankTrace
 from prismscale.graph.verify import verify
+from prismscale.typed_files import LARGEST_INT, parse_json, read_json
 
 OPERATION = {comm_type: op for op, comm_type in COMM_TYPE.items()} | {
     CommType.REDUCE_SCATTER_BLOCK: CollectiveOp.REDUCE_SCATTER
@@ -102,7 +104,16 @@ def read_chakra(files: Sequence[Path]) -> JobGraph:
         FormatError: a file that is damaged, foreign or missing.
         GraphError: members of a group that disagree about a communication.
     """
-    ranks = sorted((_read(path) for path in files), key=lambda f: f.rank)
+    with reading(_named(files), "a Chakra trace"):
+        return _job(sorted((_read(path) for path in files), key=lambda f: f.rank))
+
+
+def _named(files: Sequence[Path]) -> str:
+    """The files in a message."""
+    return str(files[0]) if len(files) == 1 else f"one of {len(files)} files such as {files[0]}"
+
+
+def _job(ranks: Sequence[_File]) -> JobGraph:
     if [f.rank for f in ranks] != list(range(len(ranks))):
         raise FormatError(
             f"files for ranks {[f.rank for f in ranks][:16]} were given; every rank from 0 on is "
@@ -145,23 +156,23 @@ def _groups(path: Path, metadata: Mapping[str, Any]) -> dict[str, GroupRecord]:
     beside = path.with_name(GROUPS_FILE)
     try:
         if "process_groups" in metadata:
-            listed = json.loads(metadata["process_groups"])
+            listed = parse_json(metadata["process_groups"], f"{path}: process groups")
             return {
                 str(g["name"]): GroupRecord(ranks=_ranks(g["ranks"]), name=str(g["desc"]))
                 for g in listed
             }
         if beside.exists():
-            table = json.loads(beside.read_text(encoding="utf-8"))
+            table = read_json(beside)
             return {str(k): GroupRecord(ranks=_ranks(v), name=str(k)) for k, v in table.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path}: process groups cannot be read ({error!r})") from error
+        raise FormatError(f"{path}: process groups cannot be read ({shown(str(error))})") from error
     return {}
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
     ranks = tuple(int(r) for r in value)
     if not ranks or min(ranks) < 0 or len(set(ranks)) != len(ranks):
-        raise ValueError(f"{value} is no list of different ranks")
+        raise ValueError(f"{shown(value)} is no list of different ranks")
     return ranks
 
 
@@ -172,9 +183,9 @@ def _node(path: Path, message: Any) -> _ChakraNode:
     duration_ns = attrs.get("duration_ns", message.duration_micros * 1000)
     earlier = attrs.get("earlier_step_distances", [])
     if not isinstance(duration_ns, int) or not 0 <= duration_ns < LONGEST_NS:
-        raise FormatError(f"{path}: node {message.id} lasts {duration_ns!r} ns")
+        raise FormatError(f"{path}: node {message.id} lasts {shown(duration_ns)} ns")
     if not isinstance(earlier, list):
-        raise FormatError(f"{path}: node {message.id} has earlier_step_distances {earlier!r}")
+        raise FormatError(f"{path}: node {message.id} has earlier_step_distances {shown(earlier)}")
     return _ChakraNode(
         name=message.name,
         kind=message.type,
@@ -233,7 +244,7 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
         group_index = _group_index(file.path, i, node, index_of)
         builder.add_communication(
             op,
-            int(node.attrs.get("comm_size", 0)),
+            _n_bytes(file.path, i, node, op, len(described[group_index].ranks)),
             group_index=group_index,
             peer=_peer(file, i, node, op, described[group_index].ranks),
             preds=preds,
@@ -242,6 +253,15 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
             lane=lane,
         )
     return builder.build()
+
+
+def _n_bytes(path: Path, i: int, node: _ChakraNode, op: CollectiveOp, group_size: int) -> int:
+    """Ours are of the whole; ``comm_size`` of a gathering operation is what one member puts in."""
+    n_bytes = node.attrs.get("whole_bytes", node.attrs.get("comm_size", 0))
+    if not isinstance(n_bytes, int) or not 0 <= n_bytes <= LARGEST_INT // group_size:
+        raise FormatError(f"{path}: node {i} has comm_size {shown(n_bytes)}")
+    is_part = op in PART_IS_SIZE and "whole_bytes" not in node.attrs
+    return n_bytes * group_size if is_part else n_bytes
 
 
 def _take_out_waiting(files: Sequence[_File]) -> None:
@@ -272,8 +292,8 @@ def _operation(path: Path, i: int, node: _ChakraNode) -> CollectiveOp | None:
     if node.kind != NodeType.COMM_COLL_NODE:
         return None
     comm_type = node.attrs.get("comm_type")
-    if comm_type not in OPERATION:
-        raise FormatError(f"{path}: node {i} has comm_type {comm_type!r}; known are 0 … 9")
+    if not isinstance(comm_type, int) or comm_type not in OPERATION:
+        raise FormatError(f"{path}: node {i} has comm_type {shown(comm_type)}; known are 0 … 9")
     return OPERATION[CommType(comm_type)]
 
 
@@ -295,7 +315,9 @@ def _peer(file: _File, i: int, node: _ChakraNode, op: CollectiveOp, ranks: tuple
         return int(root) if isinstance(root, int) else -1
     other = node.attrs.get("comm_dst" if op is CollectiveOp.SEND else "comm_src")
     if other not in ranks or other == file.rank:
-        raise FormatError(f"{file.path}: node {i} has peer {other!r}, which is not in its group")
+        raise FormatError(
+            f"{file.path}: node {i} has peer {shown(other)}, which is not in its group"
+        )
     return ranks.index(other) - ranks.index(file.rank)
 
 

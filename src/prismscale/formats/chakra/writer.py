@@ -3,7 +3,8 @@
 Each file holds the last simulated step: ``<prefix>.<rank>.et``, and beside them ``comm_group.json``
 (group name → ranks) as ASTRA-sim reads it. Chakra counts microseconds; the attributes
 ``start_time_ns`` and ``duration_ns`` keep what that rounding loses. ``earlier_step_distances``
-holds edges that cross the step's border (in nodes back), and the metadata lists the groups of the
+holds edges that cross the step's border (in nodes back), ``whole_bytes`` our size where
+``comm_size`` is what one member puts in, and the metadata lists the groups of the
 rank by group index, so that a job can be read back as it was.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +22,17 @@ import numpy as np
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.files import atomic_write
+from prismscale.formats.chakra.exported_class import ExportedClass, GroupUse
 from prismscale.formats.chakra.protobuf import (
     SCHEMA_VERSION,
-    CommType,
     GlobalMetadata,
-    Node,
-    NodeType,
     attribute,
     write_message,
 )
 from prismscale.graph.channels import ChannelKey, ClassChannels, classes_of
 from prismscale.graph.job_graph import JobGraph, RankClass
-from prismscale.graph.node import CollectiveOp, NodeKind
-from prismscale.graph.trace import HOST
+from prismscale.graph.node import NodeKind
 from prismscale.sim.timeline import RankTimeline, Timeline
-
-NODE_TYPE = {
-    NodeKind.COMPUTE: NodeType.COMP_NODE,
-    NodeKind.COLLECTIVE: NodeType.COMM_COLL_NODE,
-    NodeKind.SEND: NodeType.COMM_SEND_NODE,
-    NodeKind.RECV: NodeType.COMM_RECV_NODE,
-}
-COMM_TYPE = {
-    CollectiveOp.ALL_REDUCE: CommType.ALL_REDUCE,
-    CollectiveOp.REDUCE: CommType.REDUCE,
-    CollectiveOp.ALL_GATHER: CommType.ALL_GATHER,
-    CollectiveOp.GATHER: CommType.GATHER,
-    CollectiveOp.SCATTER: CommType.SCATTER,
-    CollectiveOp.BROADCAST: CommType.BROADCAST,
-    CollectiveOp.ALL_TO_ALL: CommType.ALL_TO_ALL,
-    CollectiveOp.REDUCE_SCATTER: CommType.REDUCE_SCATTER,
-    CollectiveOp.BARRIER: CommType.BARRIER,
-    CollectiveOp.SYMM_MEM_BARRIER: CommType.BARRIER,
-}
 
 GROUPS_FILE = "comm_group.json"
 """Beside the traces: group name → ranks."""
@@ -86,16 +66,22 @@ def write_chakra(
         raise UsageError("the timeline holds no rank's nodes; simulate with ranks=…")
     step = timeline.step_end_ns_TDR.shape[0] - 1
     spoken = _spoken(graph, durations, step)
+    names = _GroupNames(graph)
+    classes: dict[int, _ClassOnRanks] = {}
     groups: dict[str, list[int]] = {}
     paths = []
     for rank, rows in sorted(timeline.ranks.items()):
-        export = _RankExport(graph, rank, rows, durations.body(rows.class_index, step), spoken)
-        groups |= {g["name"]: g["ranks"] for g in export.groups}
+        index = rows.class_index
+        if index not in classes:
+            body = durations.body(index, step)
+            classes[index] = _ClassOnRanks(graph, graph.classes[index], body, spoken, names)
+        found = classes[index]
+        own = found.groups_of(rank)
+        groups |= {g.name: list(g.ranks) for g in own}
         path = folder / f"{prefix}.{rank}.et"
         with atomic_write(path) as file:
-            write_message(file, export.metadata())
-            for message in export.nodes(step):
-                write_message(file, message)
+            write_message(file, found.metadata(rank, own))
+            file.writelines(found.messages(rank, rows, step, own))
         paths.append(path)
     with atomic_write(folder / GROUPS_FILE) as file:
         file.write(json.dumps(groups).encode())
@@ -130,107 +116,93 @@ def _uses(graph: JobGraph, rank_class: RankClass) -> dict[int, Use]:
     return found
 
 
-class _RankExport:
-    """One rank's messages."""
+class _GroupNames:
+    """Groups by number, from 1: ASTRA-sim reads names as whole numbers above 0."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        counts = [family.n_groups for family in graph.families]
+        self._first = np.concatenate([[1], 1 + np.cumsum(counts)]).tolist()
+        self._graph = graph
+        self._known: dict[tuple[int, int], GroupUse] = {}
+
+    def of(self, family: int, column: int) -> GroupUse:
+        """One group."""
+        found = self._known.get((family, column))
+        if found is None:
+            ranks = self._graph.families[family].ranks_KG[:, column].tolist()
+            found = GroupUse(name=str(self._first[family] + column), ranks=tuple(ranks))
+            self._known[family, column] = found
+        return found
+
+
+class _ClassOnRanks:
+    """One class, and what differs between its members."""
 
     def __init__(
         self,
         graph: JobGraph,
-        rank: int,
-        rows: RankTimeline,
+        rank_class: RankClass,
         body: Sequence[Duration],
         spoken: Mapping[Use, Duration],
+        names: _GroupNames,
     ) -> None:
-        self._graph = graph
-        self._rank = rank
-        self._rows = rows
-        self._class = graph.classes[rows.class_index]
-        self._member = int(graph.member_of_R[rank])
-        self._body = body
-        self._spoken = spoken
-        self._uses = _uses(graph, self._class)
-        self.groups = [self._group(group_index) for group_index in range(len(self._class.slots))]
+        self._graph, self._class, self._names = graph, rank_class, names
+        self._exported = ExportedClass(rank_class=rank_class)
+        self._durations = [self._duration(node, body, spoken) for node in range(len(body))]
 
-    def _group(self, group_index: int) -> dict[str, Any]:
-        slot = self._class.slots[group_index]
-        family, column = self._graph.families[slot.family], int(slot.group_M[self._member])
-        return {
-            "name": f"{family.index}.{column}",
-            "desc": self._class.trace.groups[group_index].name,
-            "ranks": family.ranks_KG[:, column].tolist(),
-        }
+    def _duration(
+        self, node: int, body: Sequence[Duration], spoken: Mapping[Use, Duration]
+    ) -> tuple[Duration, int]:
+        """A duration, and by which of the class's groups it differs between members; -1: by
+        member."""
+        trace, uses = self._class.trace, self._uses
+        i = trace.n_prologue + node
+        if i not in uses:
+            return body[node], -1
+        return spoken[uses[i]], int(trace.group_index_N[i])
 
-    def metadata(self) -> Any:
-        """The first message of the file."""
+    @cached_property
+    def _uses(self) -> dict[int, Use]:
+        return _uses(self._graph, self._class)
+
+    def groups_of(self, rank: int) -> list[GroupUse]:
+        """The groups of a rank, by group index."""
+        member = int(self._graph.member_of_R[rank])
+        return [self._names.of(s.family, int(s.group_M[member])) for s in self._class.slots]
+
+    def metadata(self, rank: int, groups: Sequence[GroupUse]) -> Any:
+        """The first message of a rank's file."""
+        described = [
+            {"name": g.name, "desc": record.name, "ranks": list(g.ranks)}
+            for g, record in zip(groups, self._class.trace.groups, strict=True)
+        ]
         attributes: dict[str, bool | int | str | list[int]] = {
-            "rank": self._rank,
+            "rank": rank,
             "world_size": self._graph.world_size,
-            "process_groups": json.dumps(self.groups),
+            "process_groups": json.dumps(described),
         }
         return GlobalMetadata(
             version=SCHEMA_VERSION, attr=[attribute(k, v) for k, v in attributes.items()]
         )
 
-    def nodes(self, step: int) -> Iterator[Any]:
-        """The nodes of the step in program order; a node's id is its place in the body."""
-        trace = self._class.trace
-        first_row = trace.n_prologue + step * trace.n_body - self._rows.first_position
-        for node in range(trace.n_body):
-            yield self._message(node, int(self._rows.start_ns_N[first_row + node]))
-
-    def _message(self, node: int, start_ns: int) -> Any:
-        trace = self._class.trace
-        i = trace.n_prologue + node
-        sources = [node - int(d) for d in trace.predecessors(i)]
-        duration_ns = self._duration_ns(node)
-        attributes: dict[str, bool | int | str | list[int]] = {
-            "is_cpu_op": trace.lanes[int(trace.lane_N[i])] == HOST,
-            "start_time_ns": start_ns,
-            "duration_ns": duration_ns,
-            "lane": trace.lanes[int(trace.lane_N[i])],
-            "earlier_step_distances": [node - s for s in sources if s < 0],
-        }
-        if trace.kind_N[i] != NodeKind.COMPUTE:
-            attributes |= self._communication(i)
-        return Node(
-            id=node,
-            name=trace.labels[int(trace.label_N[i])],
-            type=NODE_TYPE[NodeKind(int(trace.kind_N[i]))],
-            data_deps=[s for s in sources if s >= 0],
-            start_time_micros=start_ns // 1000,
-            duration_micros=duration_ns // 1000,
-            attr=[attribute(k, v) for k, v in attributes.items()],
-        )
-
-    def _communication(self, i: int) -> dict[str, bool | int | str | list[int]]:
-        trace = self._class.trace
-        group_index, op = int(trace.group_index_N[i]), CollectiveOp(int(trace.op_N[i]))
-        group = self.groups[group_index]
-        found: dict[str, bool | int | str | list[int]] = {
-            "pg_name": group["name"],
-            "comm_size": int(trace.bytes_N[i]),
-        }
-        peer = int(trace.peer_N[i])
-        if op.is_p2p:
-            ranks = group["ranks"]
-            other = ranks[(ranks.index(self._rank) + peer) % len(ranks)]
-            ends = (self._rank, other) if op is CollectiveOp.SEND else (other, self._rank)
-            return {**found, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": 0}
-        found["comm_type"] = int(COMM_TYPE[op])
-        return {**found, "root": peer} if peer >= 0 else found
-
-    def _duration_ns(self, node: int) -> int:
-        i = self._class.trace.n_prologue + node
-        if i not in self._uses:
-            return _pick(self._body[node], self._member)
-        key = self._uses[i]
-        group_index = int(self._class.trace.group_index_N[i])
-        column = int(self._class.slots[group_index].group_M[self._member])
-        return _pick(self._spoken[key], column)
+    def messages(
+        self, rank: int, rows: RankTimeline, step: int, groups: list[GroupUse]
+    ) -> Iterator[bytes]:
+        """The nodes of the step in program order."""
+        trace, member = self._class.trace, int(self._graph.member_of_R[rank])
+        columns = [
+            member if g < 0 else int(self._class.slots[g].group_M[member])
+            for g in range(-1, len(self._class.slots))
+        ]
+        duration_ns = [_pick(duration, columns[g + 1]) for duration, g in self._durations]
+        first_row = trace.n_prologue + step * trace.n_body - rows.first_position
+        return self._exported.messages(rank, rows, first_row, duration_ns, groups)
 
 
 def _pick(duration: Duration, column: int) -> int:
     """One member's or group's value, of the first draw."""
+    if isinstance(duration, int):
+        return duration
     values = np.asarray(duration)
     if values.ndim == 0:
         return int(values)
