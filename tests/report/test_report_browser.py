@@ -20,7 +20,19 @@ addEventListener("load", () => setTimeout(() => {
   const box = canvas.getBoundingClientRect();
   for (let x = box.left + 80; x < box.right; x += 3)
     canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: box.top + 50 }));
+  const field = document.querySelector("nav input"), tables = "main table tbody tr";
+  const rows = () => [...document.querySelectorAll(tables)].filter((row) => !row.hidden).length;
+  const whole = rows();
+  field.value = "captured no such row";
+  field.dispatchEvent(new Event("input"));
+  const none = rows();
+  field.value = "stage 0";
+  field.dispatchEvent(new Event("input"));
+  const some = rows();
+  field.value = "";
+  field.dispatchEvent(new Event("input"));
   document.documentElement.dataset.probe = JSON.stringify({
+    searched: [whole, some, none, rows()],
     heard: heard,
     requests: performance.getEntriesByType("resource").map((e) => e.name),
     bars: count("#plot-steps .bars .point path"),
@@ -59,6 +71,12 @@ def test_plots_are_drawn(seen: dict[str, Any]) -> None:
     assert seen["bars"] >= 4 * 5
     assert seen["points"] == 2 * 12
     assert seen["memory"] == 4
+
+
+def test_a_search_shows_the_rows_that_hold_its_words(seen: dict[str, Any]) -> None:
+    """Of all tables; none where no row does, and all again without words."""
+    whole, some, none, again = seen["searched"]
+    assert whole == again > some > none == 0
 
 
 def test_timeline_is_drawn_and_explains_itself(seen: dict[str, Any]) -> None:

@@ -124,6 +124,12 @@ def class_sentences(result: RunResult) -> list[str]:
         sentences.append(f"All ran with real values, in {slots}: {switches}.")
     if checked:
         sentences.append(f"Witnesses among them, found equal to their class: {checked:,}.")
+    if result.checked:
+        share = percent(len(result.checked) / result.world_size)
+        sentences.append(
+            f"{len(result.checked):,} of {counted(result.world_size, 'rank')} ({share}) were "
+            "checked in their first steps."
+        )
     if assumed:
         sentences.append(f"Assumed equal, not captured: {counted(assumed, 'rank')}.")
     return sentences

@@ -1,0 +1,1 @@
+"""``prismscale compare``: what differs between runs."""
