@@ -41,6 +41,8 @@ ALL = JobConfig(
     shown=(3,),
     step_marker="marker:step_ends",
     max_captures=9,
+    capture=(3, 16, 17),
+    check_s=300.0,
     capture_timeout_s=10.0,
     memory=False,
     fresh=True,
@@ -60,7 +62,8 @@ ALL = JobConfig(
 """A job of which everything is told."""
 ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
     --clock virtual --samples 5 --watch-steps 6 --steps 7 --show 3 --step-marker marker:step_ends
-    --max-captures 9 --capture-timeout 10 --no-memory --fresh --compute-scale 1.5
+    --max-captures 9 --capture 3,16-17 --check 5m --capture-timeout 10
+    --no-memory --fresh --compute-scale 1.5
     --kernels kernels.json --fused --routing zipf:1.5 --storage 3
     --variability none --what-if dtype=fp8 --payload rules --rules {RULES} --slow 1=2 --hang 4@step5
     --stand-in my_kernels={__file__} -m train 7"""
@@ -75,6 +78,8 @@ NOT_IN_PYTHON = {
     "watched_steps": "given when an error of the command asks for it",
     "max_captures": "the same",
     "capture_timeout_s": "the same",
+    "capture": "for hangs, which the command explains",
+    "check_s": "the same",
     "routing": "only where a null device's program routes tokens to experts",
     "stand_ins": "only for extensions that exist as CUDA binaries alone",
     "storage": "only of a null device's checkpoints",

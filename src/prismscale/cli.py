@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from prismscale import __version__
 from prismscale.errors import PrismscaleError, PrismscaleWarning, ScriptError, UsageError
+from prismscale.progress import terminal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -68,6 +70,18 @@ def _explore() -> typer.Typer:
     return command
 
 
+def _compare() -> Callable[..., None]:
+    from prismscale.commands.compare.compare_command import compare_runs
+
+    return compare_runs
+
+
+def _diagnose() -> Callable[..., None]:
+    from prismscale.commands.diagnose import diagnose_dumps
+
+    return diagnose_dumps
+
+
 def _health() -> Callable[..., None]:
     from prismscale.commands.health import health
 
@@ -118,6 +132,8 @@ COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "place": _place,
     "study": _studies,
     "explore": _explore,
+    "compare": _compare,
+    "diagnose": _diagnose,
     "health": _health,
     "doctor": _doctor,
     "profile-kernels": _profile_kernels,
@@ -203,7 +219,7 @@ def main() -> None:
     """Entry point: errors become one screen and an exit code (see :mod:`prismscale.errors`)."""
     for name in SIGNALS:
         signal.signal(name, _unwind)
-    screen = Console(stderr=True, highlight=False)
+    screen = terminal(stderr=True)
     warnings.showwarning = partial(_show_warning, screen, warnings.showwarning)
     try:
         # A command's typer.Exit comes back as its code; a command that just ends, as None.
@@ -232,7 +248,7 @@ def _usage(error: typer.TyperException) -> str:
 def _show(screen: Console, error: PrismscaleError) -> None:
     if isinstance(error, ScriptError) and error.traceback:
         screen.print(error.traceback.rstrip(), markup=False, soft_wrap=True)
-    screen.print("[bold red]error:[/] ", end="")
+    screen.print("error: ", end="", style="bold red")
     screen.print(str(error), markup=False, soft_wrap=True)
 
 
@@ -241,7 +257,7 @@ def _show_warning(
 ) -> None:
     """Ours as a sentence, without the line of code that gave it."""
     if isinstance(message, PrismscaleWarning):
-        screen.print(f"[yellow]note:[/] {message}", soft_wrap=True)
+        screen.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)
     else:
         others(message, *where)
 

@@ -62,6 +62,10 @@ class JobConfig:
     """Ranks on the timeline besides live ones; empty for one of each stage."""
     step_marker: str | None = None
     max_captures: int = 128
+    capture: tuple[int, ...] = ()
+    """Ranks that are captured besides those that are needed."""
+    check_s: float = 0.0
+    """Seconds for the first steps of further ranks."""
     capture_timeout_s: float = 1800.0
     memory: bool = True
     values: str = "answered"
@@ -100,7 +104,7 @@ class JobConfig:
         self._check_values()
         self._check_payload()
         refuse_virtual_gpu(self.clock, self.device)
-        for rank in (*self.live, *self.shown):
+        for rank in (*self.live, *self.shown, *self.capture):
             if not 0 <= rank < self.world_size:
                 raise UsageError(
                     f"rank {rank} does not exist in a world of {self.world_size}; ranks are "
@@ -127,6 +131,11 @@ class JobConfig:
             raise UsageError(f"--watch-steps is {self.watched_steps}; allowed: 0 … 10,000")
         if self.max_captures < 1:
             raise UsageError(f"--max-captures is {self.max_captures}; allowed: 1 or more")
+        if not 0 <= self.check_s < 1e7:
+            raise UsageError(f"--check is {self.check_s:g} s; allowed: 0 … 10,000,000")
+        if self.values == "real" and (self.check_s or self.capture):
+            given = "--check" if self.check_s else "--capture"
+            raise UsageError(f"{given} looks at more ranks; with --values real all are looked at")
         if not self.capture_timeout_s > 0:
             raise UsageError(f"--capture-timeout is {self.capture_timeout_s}; allowed: above 0")
         self.faults.check(self.world_size)

@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prismscale.analysis.observation import Observation
-from prismscale.analysis.result import RunResult
+from prismscale.analysis.result import RunResult, StandstillResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
 from prismscale.capture.co_run import co_runs_to_time, time_co_runs
 from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.capture.unusual_steps import find_events, store_events
+from prismscale.capture.whole_programs import deviating_step, whole_programs
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.diagnosis.explain import explain, explained, refuse_standstill
 from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
 from prismscale.graph.assemble import assemble
@@ -39,6 +41,7 @@ from prismscale.graph.trace import RankTrace
 from prismscale.graph.verify import verify
 from prismscale.job_parts import (
     capture_runner,
+    checked_ranks,
     emulated_ranks,
     fork_server,
     live_stage,
@@ -85,7 +88,8 @@ class Job:
             with self._stage("assemble"):
                 groups = collect_groups(traces, config.world_size, plan.representative_R)
                 graph = assemble(traces, plan.representative_R, groups)
-                verify(graph)
+                with explained(graph, self.folder.flight):
+                    verify(graph)
                 save_graph(graph, self.folder.graph)
                 emulated = emulated_ranks(config, captures, traces)
                 payloads = payload_uses(config, captures, traces)
@@ -93,7 +97,10 @@ class Job:
                 stored, unmatched = store_events(
                     events, traces, plan.representative_R, groups, emulated, self.folder.periodic
                 )
-            with self._stage("simulate"):
+                if unmatched or deviating_step(captures, traces, plan.representative_R):
+                    whole = whole_programs(captures, traces, plan.representative_R, groups)
+                    refuse_standstill(whole, self.folder.flight)
+            with self._stage("simulate"), explained(graph, self.folder.flight):
                 scenario = config.scenario(cluster, f"captures/{captures.name}")
                 scenario.save(self.folder.scenario)
                 alteration = Alteration(scenario=scenario, root=self.folder.root)
@@ -103,6 +110,7 @@ class Job:
                 retimed = retime(durations, ranks=shown)
                 usual_ns = hoped.step_without_ns or retimed.step_ns
                 costed = () if config.hang else event_costs(stored, hoped.scenario, usual_ns)
+                standstill = self._standstill(plan, traces, groups) if config.hang else None
             observed = []
             if config.live:
                 running = alteration.costed_traces(traces)
@@ -126,6 +134,8 @@ class Job:
                 switched=switch_counts(captures) if config.values == "real" else None,
                 effects=hoped.effects,
                 step_without_ns=hoped.step_without_ns,
+                checked=plan.checked,
+                standstill=standstill,
             ),
             command=config.script.command,
             cluster=cluster.name,
@@ -148,12 +158,17 @@ class Job:
             runner = capture_runner(
                 config, cluster, starter=starter, folder=folder, logs=logs, progress=update
             )
-            plan = CapturePlanner(
+            planner = CapturePlanner(
                 traces=runner.traces,
                 capture=runner.capture,
                 world_size=config.world_size,
                 max_captures=config.max_captures,
-            ).plan()
+                also=config.capture,
+            )
+            plan = planner.plan()
+        if config.check_s:
+            with self._stage("check"):
+                plan = checked_ranks(planner, runner, config.check_s)
         slices = co_runs_to_time(runner)
         if slices:
             with self._stage("slices") as update:
@@ -175,6 +190,21 @@ class Job:
             )
             traces = dict(enumerate(stage.run()))
         return CapturePlan.of_all(traces[0]), traces
+
+    def _standstill(
+        self, plan: CapturePlan, traces: dict[int, RankTrace], groups: GroupTable
+    ) -> StandstillResult:
+        """Who begins it where ranks hang."""
+        hang = self.config.hang
+        alone = assemble(traces, plan.representative_R, groups, alone=hang)
+        finding = explain(alone, hang, self.folder.flight)
+        return StandstillResult(
+            cause=finding.cause.value,
+            culprits=finding.culprits,
+            site=finding.site,
+            text=finding.text(),
+            folder=str(self.folder.flight),
+        )
 
     def _scheduled(
         self, traces: dict[int, RankTrace], events: list[PeriodicEvent]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from prismscale.analysis.payload_use import PayloadUses, all_uses, refuse_idle_r
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.capture.capture_spec import CaptureSpec, payload_path
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
+from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.graph.trace import RankTrace
@@ -85,7 +88,20 @@ def capture_runner(
         starter=starter,
         timeout_s=config.capture_timeout_s,
         progress=progress,
+        whole=frozenset(config.capture),
     )
+
+
+def checked_ranks(planner: CapturePlanner, runner: CaptureRunner, seconds: float) -> CapturePlan:
+    """Look at the first steps of further ranks for so long. Those that do what others do are not
+    kept: they would change no figure."""
+    deadline = time.monotonic() + seconds
+    planner.capture = runner.check
+    plan = planner.check(lambda: time.monotonic() < deadline, runner.jobs)
+    for rank in plan.checked:
+        if plan.representative_R[rank] != rank:
+            del runner.traces[rank]
+    return replace(plan, witnesses=tuple(r for r in plan.witnesses if r in runner.traces))
 
 
 def switching_stage(

@@ -145,6 +145,21 @@ def job_config(
         ),
     ] = "",
     max_captures: Annotated[int, typer.Option(help="Most ranks to capture.")] = 128,
+    capture: Annotated[
+        str,
+        typer.Option(
+            help="More ranks to capture, for example 3,16-23: to see a mistake that only these "
+            "make.",
+            show_default="none",
+        ),
+    ] = "",
+    check: Annotated[
+        str,
+        typer.Option(
+            help="Time for the first steps of further ranks, for example 90s, 5m or 1h.",
+            show_default="none",
+        ),
+    ] = "",
     capture_timeout: Annotated[float, typer.Option(help="Seconds for one capture.")] = 1800.0,
     values: Annotated[
         str,
@@ -196,6 +211,8 @@ def job_config(
         shown=_ranks(show, "--show"),
         step_marker=step_marker or None,
         max_captures=max_captures,
+        capture=_ranks(capture, "--capture"),
+        check_s=_seconds(check),
         capture_timeout_s=capture_timeout,
         memory=not no_memory,
         values=values,
@@ -298,6 +315,14 @@ def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
         if not 0 <= last - first < MAX_WORLD_SIZE:
             raise UsageError(f"{option} {part!r} is not a range of ranks; give for example 0-3")
         yield from range(first, last + 1)
+
+
+def _seconds(text: str) -> float:
+    """``5m`` → 300; ``90`` and ``90s`` → 90."""
+    found = re.fullmatch(r"\s*(\d{1,7}(?:\.\d{1,3})?)\s*([smh]?)\s*", text)
+    if text and found is None:
+        raise UsageError(f"--check {text!r} is no time; give for example 90s, 5m or 1h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
 
 
 def _hang(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@
     scenario.json                   the cluster, speed and faults that it is timed with
     timeline.parquet                step ends of every rank, nodes of the shown ones
     live/KEY/                       observations of live ranks, reused in the same way
+    flight/                         of a job that stands still: what each rank called last
     logs/                           output of every process
     results.json  report.html  trace.perfetto-trace
 """
@@ -93,6 +94,11 @@ class RunFolder:
         return self.root / "live"
 
     @property
+    def flight(self) -> Path:
+        """Flight records of a job that stands still."""
+        return self.root / "flight"
+
+    @property
     def logs(self) -> Path:
         """Output of processes."""
         return self.root / "logs"
@@ -128,6 +134,7 @@ class RunFolder:
         """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
         for path in (self.results, self.report, self.trace, self.timeline, self.scenario):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.flight, ignore_errors=True)
         remove_parts(self.root)
         self.logs.mkdir(parents=True, exist_ok=True)
 

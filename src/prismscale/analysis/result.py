@@ -117,6 +117,21 @@ class EventResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StandstillResult:
+    """Who began that a job stands still."""
+
+    cause: str
+    """In a few words, as :class:`prismscale.diagnosis.finding.Cause` has them."""
+    culprits: tuple[int, ...]
+    site: str
+    """The line of the call that is missing, added, or other than its likes'."""
+    text: str
+    """Some lines for people."""
+    folder: str
+    """Takes a flight record of each rank, as torch writes them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """Everything one run found out."""
 
@@ -142,6 +157,10 @@ class RunResult:
     """Fewest steps that were measured of any captured rank."""
     hangs: tuple[str, ...]
     rank_nodes: int
+    checked: tuple[int, ...] = ()
+    """Ranks whose first steps were looked at besides the captured ones."""
+    standstill: StandstillResult | None = None
+    """Of a job that hangs."""
     events: tuple[EventResult, ...] = ()
     """What happens only in some steps, in the order in which it was seen."""
     unmatched_events: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from prismscale.analysis.result import (
     RunResult,
     SourceShare,
     StageResult,
+    StandstillResult,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name
 from prismscale.analysis.switched import SwitchCounts
@@ -70,6 +71,10 @@ class Findings:
     effects: tuple[Effect, ...] = ()
     """What was taken to be otherwise."""
     step_without_ns: int | None = None
+    checked: tuple[int, ...] = ()
+    """Ranks whose first steps were looked at."""
+    standstill: StandstillResult | None = None
+    """Of a job that hangs."""
 
 
 def summarise(
@@ -116,6 +121,8 @@ def summarise(
         samples=min(c.trace.n_samples for c in graph.classes),
         hangs=_hangs(timeline),
         rank_nodes=graph.n_rank_nodes,
+        checked=found.checked,
+        standstill=found.standstill,
         events=_events(found),
         unmatched_events=found.unmatched,
         watched_steps=max(c.trace.facts.watched_steps for c in graph.classes),

@@ -27,6 +27,8 @@ class CaptureSpec(RankSpec):
     watched_steps: int = 0
     """Steps of the program to see at least, where time is modelled: for what happens only now and
     then."""
+    whole: bool = False
+    """Whether the rank runs on where it has repeated another's first steps."""
     marks: int = 0
     """Of a slice: optimizer calls to make."""
 

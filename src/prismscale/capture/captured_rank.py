@@ -53,7 +53,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     late = DeferredLoad(load)
     recorder = Recorder(device, payload, load=late)
     witness = None
-    if emulation is not None:
+    if emulation is not None and not spec.whole:
         witness = Witness(Path(spec.out), device)
     control = CaptureControl(
         recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps

@@ -41,6 +41,8 @@ class CaptureRunner:
     progress: StageUpdate | None = None
     """Told ranks captured, of those known to be needed."""
     starter: Starter = field(default_factory=Spawner)
+    whole: frozenset[int] = frozenset()
+    """Ranks that are watched as long as the first ones, whatever those did."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
     _needed: int = 0
     _ballast: int = 0
@@ -59,11 +61,35 @@ class CaptureRunner:
         """
         self._needed += len(ranks)
         spec = replace(self.spec, watched_steps=self._watched_steps())
+        specs = [replace(spec, rank=rank, whole=rank in self.whole) for rank in ranks]
+        for each in specs:
+            if each.whole:
+                self._forget_first_steps(each)
+        self._run(specs, self._add)
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Capture the first steps of ``ranks``, no longer than it takes to tell them from others.
+
+        Raises:
+            ScriptError, UsageError: as :meth:`capture`.
+        """
+        self._needed += len(ranks)
+        spec = replace(self.spec, watched_steps=0, samples=1)
         self._run([replace(spec, rank=rank) for rank in ranks], self._add)
+
+    def _forget_first_steps(self, spec: CaptureSpec) -> None:
+        """Remove what an earlier run saw of a rank that is to be watched to the end."""
+        if spec.trace_path.exists() and (
+            self._captured_before(spec.trace_path).facts.equivalent_to is not None
+        ):
+            spec.trace_path.unlink()
 
     def _watched_steps(self) -> int:
         """How many steps to see of the next ranks. The first ones, the corners of the world, are
-        watched for periodic events. The others are watched only if these had some."""
+        watched for periodic events. The others are watched only if these had some, or if some rank
+        is to be compared with them step by step."""
+        if self.whole:
+            return self.spec.watched_steps
         if self.traces and not any(t.facts.unusual_steps for t in self.traces.values()):
             return 0
         return self.spec.watched_steps

@@ -16,12 +16,13 @@ sameness that it assumes is checked here and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise, product
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.capture.further_ranks import most_different
 from prismscale.errors import UsageError
 from prismscale.graph.trace import RankTrace
 
@@ -49,6 +50,8 @@ class CapturePlan:
     """Names of axes along which programs differ."""
     witnesses: tuple[int, ...]
     """Captured ranks that were found equal to their representative."""
+    checked: tuple[int, ...] = ()
+    """Ranks whose first steps were looked at besides."""
 
     @classmethod
     def of_all(cls, trace: RankTrace) -> CapturePlan:
@@ -140,6 +143,8 @@ class CapturePlanner:
     capture: Capture
     world_size: int
     max_captures: int = 128
+    also: tuple[int, ...] = ()
+    """Ranks that are captured whatever the others show."""
     _axes: tuple[Axis, ...] = ()
     _borders: dict[int, set[int]] = field(default_factory=dict)
     """By axis: positions at which a new program begins (0 is always one)."""
@@ -165,7 +170,23 @@ class CapturePlanner:
                 break
             self._examine(corner)
             self._capture_product()
+        self._need(self.also)
         return self._result()
+
+    def check(self, more_time: Callable[[], bool], side_by_side: int) -> CapturePlan:
+        """Capture further ranks, those first that differ most from the captured ones.
+
+        Args:
+            more_time: asked before each round.
+            side_by_side: ranks of a round.
+        """
+        positions = [axis.position_R for axis in self._axes]
+        further = most_different(positions, tuple(self.traces), self.world_size)
+        checked: list[int] = []
+        while more_time() and (ranks := list(islice(further, side_by_side))):
+            self.capture(ranks)
+            checked += ranks
+        return replace(self._result(), checked=tuple(checked))
 
     def _need(self, ranks: Sequence[int]) -> None:
         missing = [r for r in dict.fromkeys(ranks) if r not in self.traces]

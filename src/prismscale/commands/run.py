@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from prismscale.analysis.result import RunResult
 from prismscale.api import perform
 from prismscale.config import JobConfig
 from prismscale.errors import StuckError
-from prismscale.progress import TerminalReporter
+from prismscale.progress import TerminalReporter, terminal
 from prismscale.report.text import print_summary
 from prismscale.run_options import job_config, with_options_of
 from prismscale.runfolder import RunFolder
@@ -25,12 +25,12 @@ def run(**given: Any) -> None:
 
     Everything after the script's (or module's) name belongs to it.
     """
-    console = Console(highlight=False)
+    console = terminal()
     config = job_config(**given)
     result = perform(
         config,
         reporter=TerminalReporter(console),
-        log_line=lambda rank, line: console.print(f"[rank {rank}] {line}", markup=False),
+        log_line=lambda rank, line: console.print(Text(f"[rank {rank}] ") + Text.from_ansi(line)),
     )
     folder = RunFolder(root=config.out)
     print_summary(result, console, folder)
@@ -46,4 +46,6 @@ def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:
     more = f"\n  … and {left:,} more, all of them in {folder.results}" if left > 0 else ""
     groups = f"{len(result.hangs):,} groups wait" if len(result.hangs) > 1 else "one group waits"
     who = f"{groups} for ever:\n  {shown}{more}" if result.hangs else "no group waits for it"
-    return f"the job hangs: {told}, and {who}"
+    found = result.standstill
+    why = f"\n{found.text}\nWhat each rank called last: {found.folder}" if found else ""
+    return f"the job hangs: {told}, and {who}{why}"

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+import typing_extensions
 
 _SITE_PACKAGES = os.sep + "site-packages" + os.sep
 _OURS_AND_TORCH = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parents[1]) + os.sep,
+    # Its wrapper is around what torch has deprecated.
+    typing_extensions.__file__,
     "<",
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep

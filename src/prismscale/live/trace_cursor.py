@@ -48,9 +48,10 @@ class TraceCursor:
         expected = "nothing more" if node is None else self._trace.describe(node)
         raise MismatchError(
             f"the live rank calls {describe(collective)}, but when it was captured it called "
-            f"{expected} at this point; the program does not repeat itself (its control flow "
-            "depends on data or time). Capture again with --fresh, or name the end of a step with "
-            "--step-marker"
+            f"{expected} at this point. If the other ranks do that too, control flow depends on "
+            "data or time: capture again with --fresh, or name the end of a step with "
+            f"--step-marker. If this rank alone does, its group waits for ever: see who, with "
+            f"--capture {self._trace.rank}"
         )
 
     def _node(self, count: int) -> int | None:

@@ -1,0 +1,209 @@
+"""Who waits for whom, from the records of all ranks.
+
+A call that is not complete waits for the members of its group that have not made it. One that all
+members have made waits for those whose stream has not come to it. Members that made another call in
+its place will never make it: a *mismatch*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from prismscale.formats.flight_recorder.rank_calls import (
+    CallColumns,
+    CallShape,
+    CallState,
+    FlightRecord,
+    RankCalls,
+    RecordedGroup,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingCall:
+    """The first call of a group that one rank, or several, could not end."""
+
+    group: RecordedGroup
+    seq: int
+    shape: CallShape
+    site: str
+    state: CallState
+    peer: int = -1
+    """Of a send or receive: the other's global rank."""
+
+    def sentence(self) -> str:
+        """For messages."""
+        return f"{self.shape.sentence()} in group {self.group.label()} ({self.site})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """A call in place of which members of its group made others."""
+
+    group: RecordedGroup
+    seq: int
+    members_by_shape: dict[CallShape, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The waits of a job at a standstill."""
+
+    record: FlightRecord
+    pending: dict[int, tuple[PendingCall, ...]] = field(default_factory=dict)
+    """By rank that waits."""
+    awaited: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By rank that waits: whom it waits for."""
+    mismatches: tuple[Mismatch, ...] = ()
+
+    @cached_property
+    def all_awaited(self) -> frozenset[int]:
+        """Every rank for which somebody waits."""
+        return frozenset().union(*self.awaited.values())
+
+
+def waiting_of(record: FlightRecord) -> Waiting:
+    """Who waits for whom in ``record``."""
+    return _Waits(record).found()
+
+
+class _Waits:
+    """Looks at each group and call once, however many ranks wait in it."""
+
+    def __init__(self, record: FlightRecord) -> None:
+        self._record = record
+        self._calls = {rank: record.ranks[rank] for rank in record.ranks}
+        self._columns: dict[tuple[int, int], _GroupCalls] = {}
+        self._places: dict[tuple[int, RecordedGroup], int] = {}
+        for rank, calls in self._calls.items():
+            for index, group in enumerate(calls.groups):
+                self._places[rank, group] = index
+        self._absent: dict[tuple[RecordedGroup, int], frozenset[int]] = {}
+        self._mismatches: dict[tuple[RecordedGroup, int], Mismatch] = {}
+
+    def found(self) -> Waiting:
+        pending, awaited = {}, {}
+        for rank, calls in self._calls.items():
+            own = tuple(self._pending(calls))
+            if own:
+                pending[rank] = own
+                awaited[rank] = frozenset().union(*(self._awaited(rank, p) for p in own)) - {rank}
+        return Waiting(
+            record=self._record,
+            pending=pending,
+            awaited=awaited,
+            mismatches=tuple(self._mismatches.values()),
+        )
+
+    def _pending(self, calls: RankCalls) -> Iterator[PendingCall]:
+        """The first call in each group that did not end; of messages the first with each peer."""
+        columns, seen = calls.columns, set()
+        for n in np.flatnonzero(columns.state_N < CallState.COMPLETED).tolist():
+            group_index, peer = int(columns.group_N[n]), int(columns.peer_N[n])
+            shape = self._record.shapes[int(columns.shape_N[n])]
+            lane = (group_index, peer, shape.op if shape.is_p2p else "")
+            if lane in seen:
+                continue
+            seen.add(lane)
+            group = calls.groups[group_index]
+            other = -1
+            if shape.is_p2p:
+                own = group.ranks.index(calls.rank)
+                other = group.ranks[(own + peer) % len(group.ranks)]
+            yield PendingCall(
+                group=group,
+                seq=int(columns.seq_N[n]),
+                shape=shape,
+                site=self._record.site(int(columns.site_N[n])),
+                state=CallState(int(columns.state_N[n])),
+                peer=other,
+            )
+
+    def _awaited(self, rank: int, call: PendingCall) -> frozenset[int]:
+        if call.shape.is_p2p:
+            return frozenset({call.peer}) if self._lacks_answer(rank, call) else frozenset()
+        key = (call.group, call.seq)
+        if key not in self._absent:
+            self._absent[key] = self._look_at(call.group, call.seq)
+        return self._absent[key]
+
+    def _look_at(self, group: RecordedGroup, seq: int) -> frozenset[int]:
+        """Members that have not made a call, or whose stream has not come to it."""
+        absent, behind = set(), set()
+        shapes: dict[CallShape, list[int]] = {}
+        for member in group.ranks:
+            calls = self._of(member, group)
+            at = calls.position(seq) if calls is not None else None
+            if calls is None or (at is None and calls.last_seq < seq):
+                absent.add(member)
+            elif at is not None:
+                shape = self._record.shapes[int(calls.columns.shape_N[at])]
+                shapes.setdefault(shape, []).append(member)
+                if calls.columns.state_N[at] == CallState.SCHEDULED:
+                    behind.add(member)
+        if _differ(shapes):
+            self._mismatches[group, seq] = Mismatch(
+                group=group,
+                seq=seq,
+                members_by_shape={shape: tuple(ranks) for shape, ranks in shapes.items()},
+            )
+            fewest = min(len(ranks) for ranks in shapes.values())
+            absent |= {r for ranks in shapes.values() if len(ranks) == fewest for r in ranks}
+        return frozenset(absent or behind)
+
+    def _lacks_answer(self, rank: int, call: PendingCall) -> bool:
+        """Whether the peer of a message has no unfinished call that answers it."""
+        other = self._calls.get(call.peer)
+        if other is None or (call.peer, call.group) not in self._places:
+            return True
+        columns, index = other.columns, self._places[call.peer, call.group]
+        wanted = "recv" if call.shape.op == "send" else "send"
+        size = len(call.group.ranks)
+        offset = (call.group.ranks.index(rank) - call.group.ranks.index(call.peer)) % size
+        open_N = (
+            (columns.group_N == index)
+            & (columns.peer_N == offset)
+            & (columns.state_N < CallState.COMPLETED)
+        )
+        answers = (self._record.shapes[int(columns.shape_N[n])] for n in np.flatnonzero(open_N))
+        first = next((shape for shape in answers if shape.op == wanted), None)
+        return first is None or first.input_sizes != call.shape.input_sizes
+
+    def _of(self, rank: int, group: RecordedGroup) -> _GroupCalls | None:
+        calls, index = self._calls.get(rank), self._places.get((rank, group))
+        if calls is None or index is None:
+            return None
+        key = (id(calls.columns), index)
+        if key not in self._columns:
+            self._columns[key] = _GroupCalls(calls.columns, index)
+        return self._columns[key]
+
+
+class _GroupCalls:
+    """The collectives of one group in a record."""
+
+    def __init__(self, columns: CallColumns, group_index: int) -> None:
+        self.columns = columns
+        own = np.flatnonzero((columns.group_N == group_index) & (columns.peer_N < 0))
+        self._at = dict(zip(columns.seq_N[own].tolist(), own.tolist(), strict=True))
+        self.last_seq = max(self._at, default=0)
+
+    def position(self, seq: int) -> int | None:
+        """Where a collective stands among the rank's calls."""
+        return self._at.get(seq)
+
+
+UNEVEN = ("all_to_all", "scatter", "gather", "all_gather_v", "reduce_scatter_v")
+
+
+def _differ(shapes: dict[CallShape, list[int]]) -> bool:
+    """Whether members of one group called what cannot meet."""
+    if len({shape.op for shape in shapes}) > 1:
+        return True
+    if any(shape.op.startswith(UNEVEN) for shape in shapes):
+        return False
+    return len(shapes) > 1

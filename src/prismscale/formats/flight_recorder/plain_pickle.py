@@ -1,0 +1,84 @@
+"""Reads a pickle that holds containers, numbers and strings, and nothing else.
+
+A pickle can call any function of any module while it is read. This reader finds none: whatever
+names a class or function is refused before it is looked up.
+
+[Note: memory] A pickle of 20 bytes can ask for a memo of 2**31 places, which the C implementation
+fills with zeros. What reading may take is therefore limited for the time of the call.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from prismscale.errors import FormatError
+
+MOST_FILE_BYTES = 1 << 30
+"""Of one rank; the recorder keeps 2,000 calls by default, which take about a megabyte."""
+BYTES_A_BYTE = 64
+"""An object takes at most so much memory for each byte of its pickle."""
+SPARE_BYTES = 64 << 20
+_PAGE = resource.getpagesize()
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuses every class and function."""
+        raise pickle.UnpicklingError(f"it names {module[:40]}.{name[:40]}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Refuses references to what lies outside the file."""
+        raise pickle.UnpicklingError("it refers to something outside the file")
+
+
+def load_plain_pickle(path: Path) -> Any:
+    """The object in a pickle file.
+
+    Raises:
+        FormatError: the file cannot be read, is no pickle, or holds anything but containers,
+            numbers and strings.
+    """
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise FormatError(f"{path}: larger than {MOST_FILE_BYTES >> 20:,} MiB")
+        data = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
+    return plain_pickle(data, str(path))
+
+
+def plain_pickle(data: bytes, name: str) -> Any:
+    """The object in pickled bytes; ``name`` names them in errors.
+
+    Raises:
+        FormatError: as :func:`load_plain_pickle`.
+    """
+    try:
+        with _memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)):
+            return _PlainUnpickler(io.BytesIO(data)).load()
+    # Damaged pickles raise nearly every exception there is: what an opcode finds on the stack is
+    # used without a look at it.
+    except Exception as error:
+        raise FormatError(
+            f"{name}: no pickle of plain containers, numbers and strings "
+            f"({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+@contextmanager
+def _memory_limited(more: int) -> Iterator[None]:
+    """This process may take so many bytes more; what asks for more gets a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+    allowed = [limit for limit in (soft, now + more) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,53 @@
+"""A mistake of a rank that nobody would have captured, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.runs import prismscale, results, run_job, write_program
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+from marker import step_ends
+
+dist.init_process_group("gloo")
+for step in range(12):
+    if not (dist.get_rank() == 5 and step == 4):
+        dist.all_reduce(torch.ones(8))  # left out
+    dist.all_reduce(torch.ones(2))
+    step_ends()
+"""
+LINE = 1 + PROGRAM.splitlines().index("        dist.all_reduce(torch.ones(8))  # left out")
+
+
+def test_a_captured_rank_that_leaves_out_a_call_is_named(tmp_path: Path) -> None:
+    """A run that captures it says who and where, and leaves records that say the same. One that
+    does not sees nothing; a hang is explained in the same way."""
+    script = write_program(tmp_path / "program", PROGRAM)
+    out = tmp_path / "run"
+    assert run_job(out, 16, script).code == 0
+    done = run_job(out, 16, "--capture", "5", script)
+    assert done.code == 4
+    assert "rank 5 left out all_reduce of 32 Byte in group 'default_pg' of 16" in done.err
+    assert f"train.py:{LINE}" in done.err
+    said = prismscale("diagnose", out / "flight", "--json")
+    finding = json.loads(said.out)
+    assert (finding["culprits"], finding["waiting"]) == ([5], 15)
+    assert finding["site"].endswith(f"train.py:{LINE}")
+    hung = run_job(out, 16, "--hang", "7@step1", script)
+    assert hung.code == 5
+    assert "rank 7 did not come to all_reduce of 32 Byte" in hung.err
+    assert results(out)["standstill"]["culprits"] == [7]
+
+
+def test_further_ranks_are_checked_for_a_time(tmp_path: Path) -> None:
+    """As many as the time allows; their number is told."""
+    script = write_program(tmp_path / "program", PROGRAM)
+    out = tmp_path / "run"
+    done = run_job(out, 4, "--check", "60s", script)
+    assert done.code == 0, done.err
+    assert "2 of 4 ranks (50 %) were checked in their first steps" in done.out
+    assert sorted(results(out)["checked"]) == [1, 2]
