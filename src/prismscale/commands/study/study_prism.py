@@ -37,7 +37,7 @@ from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.placement.placed_job import Search
 from prismscale.forecast.prism_study import Experiments, PrismStudy, prism_study
 from prismscale.forecast.recording import Recording
-from prismscale.progress import StageUpdate, TerminalReporter
+from prismscale.progress import StageUpdate, TerminalReporter, terminal
 
 studies = typer.Typer(
     no_args_is_help=True,
@@ -91,7 +91,7 @@ def study_prism(
     where = executor_named(executor, workers=workers, address=address)
     if len({path.resolve() for path in runs}) < len(runs):
         raise UsageError("a run is given twice; give each size of the job once")
-    console = Console(highlight=False)
+    console = terminal()
     # What is wrong with one is said before anything is drawn.
     found = [recording(run, different, None, None) for run in runs]
     done = [
