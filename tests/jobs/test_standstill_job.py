@@ -49,5 +49,5 @@ def test_further_ranks_are_checked_for_a_time(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = run_job(out, 4, "--check", "60s", script)
     assert done.code == 0, done.err
-    assert "2 of 4 ranks (50 %) were checked in their first steps" in done.out
+    assert "2 of 4 ranks (50.0 %) were checked in their first steps" in done.out
     assert sorted(results(out)["checked"]) == [1, 2]
