@@ -12,7 +12,16 @@ from support.runs import environment
 
 SOURCE = Path(__file__).parents[2] / "src" / "prismscale"
 RUN_OPTIONS = [
-    *("--attach", "--capture-timeout", "--clock", "--cluster", "--compute-scale", "--device"),
+    *(
+        "--attach",
+        "--capture",
+        "--capture-timeout",
+        "--check",
+        "--clock",
+        "--cluster",
+        "--compute-scale",
+        "--device",
+    ),
     *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
     *(
         "--out",
