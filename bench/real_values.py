@@ -72,7 +72,7 @@ def measure(case: Case, folder: Path) -> list[Row]:
     for out in (really, switched):
         out.mkdir()
     program = (case.script, *case.args, "--steps", STEPS + 1)
-    _torchrun(case, (FOLLOWED, really, *program))
+    under_torchrun(case, (FOLLOWED, really, *program))
     runs = Runs(folder, limit_s=LIMIT_S)
     job = ("--world-size", case.world_size, "--cluster", "loopback-gloo", "--no-memory")
     real = ("--values", "real", "--slots", SLOTS, "--samples", SAMPLES)
@@ -81,7 +81,7 @@ def measure(case: Case, folder: Path) -> list[Row]:
     if not (result and alone):
         return [Row.at_most(f"{case.name}: runs that failed", 1, 0)]
     ranks = range(case.world_size)
-    worst = max(_difference(really, switched, rank) for rank in ranks)
+    worst = max(difference(really, switched, rank) for rank in ranks)
     unequal = [*_unequal(folder / f"{name}-alone", folder / f"{name}-run")]
     switches = result["switched"]["switches"]
     return [
@@ -96,7 +96,7 @@ def measure(case: Case, folder: Path) -> list[Row]:
     ]
 
 
-def _torchrun(case: Case, command: tuple[object, ...]) -> None:
+def under_torchrun(case: Case, command: tuple[object, ...]) -> None:
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", case.world_size)
     subprocess.run(
         [sys.executable, *map(str, (*start, *command))],
@@ -107,7 +107,7 @@ def _torchrun(case: Case, command: tuple[object, ...]) -> None:
     )
 
 
-def _difference(really: Path, switched: Path, rank: int) -> float:
+def difference(really: Path, switched: Path, rank: int) -> float:
     """Of what a rank's parameters came to, over all steps that both have."""
     real, other = (_steps(folder, rank) for folder in (really, switched))
     if min(len(real), len(other)) < STEPS - 1:

@@ -11,7 +11,7 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -73,6 +73,10 @@ def blocking_hook(
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(tensor)
     return done
+
+
+# torch compares them with the types themselves, not with their names.
+blocking_hook.__annotations__ = get_type_hints(blocking_hook)
 
 
 def block_data_parallel(model: nn.Module) -> None:

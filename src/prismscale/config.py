@@ -27,7 +27,10 @@ from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.parquet import MAX_WORLD_SIZE, VERSION
 from prismscale.live.live_spec import CLOCKS, refuse_unfelt, refuse_virtual_gpu
+from prismscale.payload.recordings.blob_store import LIMIT_BYTES
+from prismscale.payload.recordings.selection import RecordSelection
 from prismscale.payload.rules.rule_file import RuleFile
+from prismscale.transfers.transfer_settings import TransferSettings
 
 MOST_REAL = 1024
 """Processes that one machine is asked to hold."""
@@ -72,6 +75,11 @@ class JobConfig:
     """Where the values of other ranks come from: one of :data:`VALUES`."""
     slots: int = 0
     """With real values, ranks that run at a time; 0 for one a core."""
+    record: tuple[str, ...] = ()
+    """With real values, what is recorded for live ranks."""
+    record_limit_bytes: int = LIMIT_BYTES
+    transfers: TransferSettings = field(default_factory=TransferSettings)
+    """Whether live ranks really send what a rank sends."""
     fresh: bool = False
     compute_scale: float = 1.0
     kernels: Path | None = None
@@ -103,6 +111,7 @@ class JobConfig:
         _choice("clock", self.clock, CLOCKS)
         self._check_values()
         self._check_payload()
+        self._check_transfers()
         refuse_virtual_gpu(self.clock, self.device)
         for rank in (*self.live, *self.shown, *self.capture):
             if not 0 <= rank < self.world_size:
@@ -153,6 +162,28 @@ class JobConfig:
             raise UsageError(
                 f"--values real runs every rank, and there are {self.world_size:,}; allowed: up to "
                 f"{MOST_REAL:,}. Without it a few ranks stand for all"
+            )
+
+    def _check_transfers(self) -> None:
+        if self.record and self.values != "real":
+            raise UsageError(
+                f"--record {self.record[0]!r}: only --values real has anything to record, because "
+                "all ranks run there"
+            )
+        for text in self.record:
+            RecordSelection.parse(text)
+        if self.record_limit_bytes <= 0:
+            limit = self.record_limit_bytes / 1e9
+            raise UsageError(f"--record-limit is {limit:g} GB; allowed: above 0")
+        if self.transfers.are_real and not self.live:
+            raise UsageError(
+                f"--transfers {self.transfers.kind}: only live ranks send anything; name some with "
+                "--live"
+            )
+        if self.transfers.are_real and self.device != "cpu":
+            raise UsageError(
+                f"--transfers {self.transfers.kind} is of --device cpu: what a live rank on "
+                f"{self.device} would send goes over links that are not here"
             )
 
     def _check_payload(self) -> None:
@@ -247,6 +278,7 @@ class JobConfig:
             self.step_marker,
             self.memory,
             self.values,
+            list(self.record),
             self.watched_steps,
             self.storage.write_bytes_per_s,
             repr(self.routing),
@@ -268,6 +300,7 @@ class JobConfig:
             sorted(self.slow.items()),
             sorted(self.hang.items()),
             list(self.what_ifs),
+            repr(self.transfers),
         ]
         return _digest(parts)
 

@@ -18,8 +18,10 @@ from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.graph.trace import RankTrace
 from prismscale.live.live_spec import LiveSpec
-from prismscale.live.stage import COORDINATOR_PROCESS, LiveStage
+from prismscale.live.stage import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveStage
 from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
+from prismscale.payload.recordings.recording_writer import recordings_of
+from prismscale.payload.recordings.selection import EVERYTHING
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import Starter
 from prismscale.progress import StageUpdate
@@ -33,6 +35,7 @@ PRELOADED = (
     RANK_PROCESS,
     LIVE_RANK_PROCESS,
     COORDINATOR_PROCESS,
+    ASSISTANT_PROCESS,
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
@@ -124,6 +127,8 @@ def switching_stage(
             out=str(folder),
             address="",
             values="",
+            record=config.record,
+            record_limit_bytes=config.record_limit_bytes,
         ),
         slots=config.slots or starter.slots,
         logs=logs,
@@ -184,6 +189,9 @@ def live_stage(
             exchange="",
             socket="",
             out=str(folder),
+            recordings=str(recordings_of(captures)) if config.values == "real" else "",
+            objects_are_recorded=EVERYTHING in config.record,
+            transfers=config.transfers,
             what_ifs=config.what_ifs,
         ),
         folder=folder,

@@ -25,6 +25,7 @@ from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.durations.slow_ranks import slow_ranks
 from prismscale.errors import UsageError
 from prismscale.graph.parquet import MAX_WORLD_SIZE
+from prismscale.payload.recordings.blob_store import LIMIT_BYTES
 from prismscale.payload.rules.rule_file import RuleFile
 from prismscale.program_arguments import (
     OPEN,
@@ -33,6 +34,7 @@ from prismscale.program_arguments import (
     ProgramCommand,
     script_of,
 )
+from prismscale.transfers.transfer_settings import EMULATED, TransferSettings
 
 PROGRAM = "program"
 """The parameter that takes the script and its arguments."""
@@ -174,6 +176,33 @@ def job_config(
             help="With --values real, ranks that run at a time.", show_default="one a core"
         ),
     ] = 0,
+    record: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --values real, keep what ranks say for live ones: all, or "
+            "'group=tp,step=3' (group, op, rank, step; 0-7 for several); repeatable.",
+            show_default="nothing",
+        ),
+    ] = None,
+    record_limit: Annotated[
+        float, typer.Option(help="GB that recordings may take on the disk.")
+    ] = LIMIT_BYTES / (1 << 30),
+    transfers: Annotated[
+        str,
+        typer.Option(
+            help="What live ranks on --device cpu send: emulated (nothing), real (as gloo does, to "
+            "each other and to assistants in their neighbours' place), or tree (real, with "
+            "all-reduces in trees)."
+        ),
+    ] = EMULATED,
+    netns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Network namespace of a live rank, RANK=NAME, or of the assistants, others=NAME, "
+            "for --transfers real; repeatable.",
+            show_default="all on loopback",
+        ),
+    ] = None,
     payload: Annotated[
         str,
         typer.Option(
@@ -196,12 +225,13 @@ def job_config(
     Raises:
         UsageError: an option, or a combination of them, that cannot be used.
     """
+    live_ranks = _ranks(live, "--live")
     return JobConfig(
         script=script_of(module, program or [], "prismscale run --world-size N"),
         world_size=_required_world_size(world_size),
         cluster=cluster,
         out=out,
-        live=_ranks(live, "--live"),
+        live=live_ranks,
         attach=attach,
         device=device,
         clock=clock,
@@ -217,6 +247,9 @@ def job_config(
         memory=not no_memory,
         values=values,
         slots=slots,
+        record=tuple(record or ()),
+        record_limit_bytes=round(record_limit * (1 << 30)),
+        transfers=TransferSettings.parse(transfers, netns or (), live_ranks),
         payload=payload,
         rules=RuleFile.parse(rules) if rules else None,
         fresh=fresh,

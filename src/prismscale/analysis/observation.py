@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from prismscale.analysis.moved import Moved
 from prismscale.analysis.payload_use import PayloadUse
 
 
@@ -27,5 +28,6 @@ class Observation:
     step_peak_bytes: tuple[int, ...] = ()
     reserved_bytes: int | None = None
     """Highest bytes held by the caching allocator, where there is one."""
+    moved: Moved = field(default_factory=Moved)
     payloads: tuple[PayloadUse, ...] = ()
     """From where it had what absent peers contribute."""

@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
     ValueUse,
     coverage,
 )
+from prismscale.analysis.moved import Moved
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.source import NEVER
@@ -82,6 +83,8 @@ class LiveResult:
     boot_s: float
     communications: int
     uncovered: int
+    moved: Moved = field(default_factory=Moved)
+    """What it really sent and received."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -225,6 +225,7 @@ def _live(observed: Observation, retimed: Retimed) -> LiveResult:
         boot_s=observed.boot_s,
         communications=observed.communications,
         uncovered=observed.uncovered,
+        moved=observed.moved,
     )
 
 

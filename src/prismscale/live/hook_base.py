@@ -17,6 +17,7 @@ from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import CommunicationLoad
 from prismscale.live.exchange import Exchange
+from prismscale.live.recorded_answers import RecordedAnswers
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.combine import own_part, part_of
 from prismscale.payload.mirror import PayloadSource
@@ -84,9 +85,13 @@ class LiveHookBase(ABC):
 
 
 def combine_with_peers(
-    exchange: Exchange, payload: PayloadSource, instance: str, collective: Collective
+    exchange: Exchange,
+    payload: PayloadSource,
+    instance: str,
+    collective: Collective,
+    recorded: RecordedAnswers | None = None,
 ) -> None:
-    """Outputs of a communication that other live ranks take part in."""
+    """Outputs of a communication that other live ranks take part in, or that was ``recorded``."""
     group = collective.group
     if collective.op == CollectiveOp.SEND:
         return
@@ -100,6 +105,9 @@ def combine_with_peers(
     if device.type != "cpu":
         parts = {m: [t.to(device) for t in ts] for m, ts in parts.items()}
     rooted = collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER)
+    if recorded is not None:
+        recorded.fill(instance, collective, parts)
+        return
     with torch.no_grad():
         # The root is virtual: no live rank has what it sends.
         if rooted and collective.root not in parts:

@@ -26,6 +26,8 @@ from prismscale.live.coordinator.wire import (
 )
 from prismscale.live.hook_base import LiveHookBase, StepEnd, combine_with_peers
 from prismscale.live.overlap import Overlap
+from prismscale.live.recorded_answers import RecordedAnswers
+from prismscale.transfers.transfer_load import TransferLoad, TransferWork
 
 
 @dataclass(kw_only=True)
@@ -35,6 +37,9 @@ class Pending:
     batch: Sequence[Collective]
     positions: list[int]
     instances: list[str]
+    defined: list[bool] = field(default_factory=list)
+    """Of which the messages that are really sent hold the outputs."""
+    transfer: TransferWork | None = None
     workspace: object = None
     """What the backend holds until the end."""
     share: LocalWork = field(default_factory=NoWork)
@@ -54,6 +59,11 @@ class LiveHook(LiveHookBase):
     wire: Wire
     clock: Clock
     overlap: Overlap
+    transfers: TransferLoad | None = None
+    """Sends and receives what a real rank would; None: nothing is sent."""
+    have_links: bool = False
+    """Messages go over links that are the target's: how long they take is no lag."""
+    recorded: RecordedAnswers | None = None
     queue: RunQueue = field(default_factory=RunQueue)
     """For its core, with the coordinator and the other live ranks."""
     lag_ns: int = 0
@@ -87,10 +97,13 @@ class LiveHook(LiveHookBase):
         self.count(batch)
         pending.workspace = take_workspace(batch)
         # See [Note: work nobody would notice] in live/overlap.py.
-        matters = self.overlap.matters(pending.positions)
-        if matters:
+        matters = self.transfers is not None or self.overlap.matters(pending.positions)
+        if self.transfers is not None:
+            pending.transfer = self.transfers.share(batch, pending.instances)
+            pending.share = pending.transfer
+        elif matters:
             pending.share = self.load.share(batch)
-            self._at_work += pending.is_work_here
+        self._at_work += pending.is_work_here
         if not batch[0].asynchronous:
             work = completed(tuple(t for c in batch for t in c.outputs))
             pending.share.begin()
@@ -121,8 +134,10 @@ class LiveHook(LiveHookBase):
         # Numbered also where the trace lacks it: other live ranks count it, too.
         instance = self.instances.name(collective)
         peers = self.exchange.peers(collective)
+        defined = self.transfers is not None and self.transfers.defines(instance, collective)
+        pending.defined.append(defined)
         # Before the arrival is told: whoever is released on its account finds the tensors there.
-        if peers and collective.op != CollectiveOp.RECV:
+        if peers and not defined and collective.op != CollectiveOp.RECV:
             self.exchange.offer(instance, collective, peers)
         if position is None:
             position = UNCOVERED_ID_BASE + self.cursor.uncovered
@@ -154,25 +169,37 @@ class LiveHook(LiveHookBase):
         samples, and make waits too long on average. Host work that outlasts the coordinator's end
         is lag; for a synchronous call that includes its start.
         """
-        alone = [not self.exchange.peers(c) for c in pending.batch]
-        for collective, is_alone in zip(pending.batch, alone, strict=True):
-            if is_alone and not pending.filled:
-                self.payload.fill(collective)
+        self._fill(pending, shared=False)
         end = max(self._end_of(p) for p in pending.positions)
         # Released: every live member has arrived, and offered its tensors before that.
-        for collective, instance, is_alone in zip(
-            pending.batch, pending.instances, alone, strict=True
-        ):
-            if not is_alone and not pending.filled:
-                combine_with_peers(self.exchange, self.payload, instance, collective)
+        self._fill(pending, shared=True)
         pending.filled = True
         pending.share.wait()
         pending.workspace = None
         self._at_work -= pending.is_work_here
         self.clock.wait_until(end)
         due = max(began, end)
+        if self.have_links:
+            due = max(due, self.clock.now_ns())
         self.waited_ns += due - began
         self._go(due)
+
+    def _fill(self, pending: Pending, *, shared: bool) -> None:
+        """Define outputs that no message does: of communications with other live ranks, or without
+        any."""
+        if pending.filled:
+            return
+        batch = zip(pending.batch, pending.instances, pending.defined, strict=True)
+        for collective, instance, is_defined in batch:
+            if is_defined or bool(self.exchange.peers(collective)) != shared:
+                continue
+            recorded = self.recorded
+            if recorded is not None and not recorded.knows(instance, collective):
+                recorded = None
+            if shared or recorded is not None:
+                combine_with_peers(self.exchange, self.payload, instance, collective, recorded)
+            else:
+                self.payload.fill(collective)
 
     def _go(self, since: int) -> None:
         """The program runs; nothing was its own that came after ``since``, in logical time."""
@@ -234,6 +261,8 @@ class LiveHook(LiveHookBase):
 
     def close(self) -> None:
         """Nothing outlives the program."""
+        if self.transfers is not None:
+            self.transfers.close()
         self.queue.close()
 
     def _forgive(self, lag_ns: int) -> None:
@@ -246,7 +275,8 @@ class LiveHook(LiveHookBase):
         self._read(0.0)
         ends = [self._ends.get(p) for p in pending.positions]
         now = self.clock.now_ns()
-        return all(end is not None and end <= now for end in ends)
+        has_come = pending.transfer is None or pending.transfer.is_over()
+        return has_come and all(end is not None and end <= now for end in ends)
 
     def _end_of(self, position: int) -> int:
         while position not in self._ends:

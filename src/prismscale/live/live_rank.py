@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.observation import Observation
+from prismscale.analysis.payload_use import all_uses
 from prismscale.devices.cpu import CpuMemoryTracker
 from prismscale.devices.cuda import CudaMemoryTracker
 from prismscale.devices.null.session import NullEmulation
@@ -41,6 +42,7 @@ from prismscale.live.host_hook import LiveHook
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
 from prismscale.live.overlap import Overlap
+from prismscale.live.real_part import RealPart
 from prismscale.live.stream_hook import streamed_hook
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.absent_peers import absent_peers
@@ -129,6 +131,8 @@ def run_live(spec: LiveSpec) -> Observation:
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
+    # Before the job begins: it takes no time of the rank's.
+    real = RealPart.of(spec) if spec.device == "cpu" else RealPart()
     load = DeferredLoad(GlooLoad() if spec.communication_load else NullLoad())
     wire = _connect(spec)
     origin_ns, others = _wait_for_go(wire)
@@ -152,7 +156,15 @@ def run_live(spec: LiveSpec) -> Observation:
         hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
     else:
         queue = RunQueue(others)
-        hook = LiveHook(clock=clock, overlap=Overlap(trace), queue=queue, **parts)
+        hook = LiveHook(
+            clock=clock,
+            overlap=Overlap(trace),
+            queue=queue,
+            transfers=real.transfers,
+            have_links=spec.transfers.have_links,
+            recorded=real.recorded,
+            **parts,
+        )
     memory = NullMemoryTracker() if trace.memory is None else _memory_tracker(spec, emulation)
     control = LiveControl(hook, clock, memory, load, trace, spec.steps, spec.hang_step, emulation)
     if isinstance(hook, LiveHook) and emulation is None and hoped.kernels:
@@ -175,7 +187,9 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(watch_recomputation(left))
         if control.phases is not None:
             stack.enter_context(watch_backward(control.phases))
-        stack.enter_context(absent_peers(spec.environment, payload.rules.noting_sites(felt), hook))
+        answers = payload.rules.noting_sites(felt)
+        objects = not spec.objects_are_recorded
+        stack.enter_context(absent_peers(spec.environment, answers, hook, objects=objects))
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
@@ -185,7 +199,8 @@ def run_live(spec: LiveSpec) -> Observation:
     control.end_memory()
     wire.send(Message(MessageKind.BYE))
     seen = _observation(spec.rank, hook, steps, control.memory_record)
-    return replace(seen, payloads=payload.uses().uses)
+    uses = [payload.uses(), real.uses()]
+    return replace(seen, payloads=all_uses(uses), moved=real.moved())
 
 
 def _observation(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prismscale.devices.rank_spec import RankSpec
 from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.errors import UsageError
+from prismscale.transfers.transfer_settings import TransferSettings
 
 CLOCKS = ("paced", "virtual")
 
@@ -36,6 +37,11 @@ class LiveSpec(RankSpec):
     """This rank has the command's terminal: ``breakpoint()`` asks there."""
     hang_step: int | None = None
     """Steady step at whose beginning this rank stops for ever."""
+    recordings: str = ""
+    """Folder of recorded communications; empty: none are asked for."""
+    objects_are_recorded: bool = False
+    """Object collectives are all in the recording: nothing stands in for them."""
+    transfers: TransferSettings = field(default_factory=TransferSettings)
     what_ifs: tuple[str, ...] = ()
     """What is to be otherwise: see :mod:`prismscale.durations.what_if.forms`."""
 

@@ -18,15 +18,20 @@ from prismscale.graph.io import save_graph, save_trace
 from prismscale.graph.job_graph import JobGraph
 from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
 from prismscale.live.live_spec import LiveSpec
+from prismscale.live.real_part import ADDRESS
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Spawner, Starter
+from prismscale.transfers.assistants import AssistantSpec
+from prismscale.transfers.transfer_settings import OTHERS
 from prismscale.typed_files import load_json, save_json
 
 POLL_S = 0.05
 RANK_PROCESS = "prismscale.live.live_rank"
 COORDINATOR_PROCESS = "prismscale.live.coordinator.coordinator_process"
 COORDINATOR = "coordinator"
+ASSISTANT_PROCESS = "prismscale.transfers.assistants"
+ASSISTANTS = "assistants"
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""
 
@@ -135,6 +140,8 @@ class LiveStage:
             log=self.logs / "coordinator.log",
         )
         self.starter.start(children, replay)
+        if self.spec.transfers.are_real:
+            self._start_assistants(children, exchange)
         followers = []
         for slot, rank in enumerate(self.spec.live):
             spec = self._for(rank, exchange)
@@ -154,8 +161,37 @@ class LiveStage:
             followers.append(_follow(starter.start(children, program), rank, on_line))
         return followers
 
+    def _start_assistants(self, children: Children, exchange: Path) -> None:
+        path = self.folder / "assistants.json"
+        self._assistants_error.unlink(missing_ok=True)
+        told = AssistantSpec(
+            live=self.spec.live,
+            folder=str(exchange),
+            address=str(exchange / ADDRESS),
+            recordings=self.spec.recordings,
+            error=str(self._assistants_error),
+            seen=str(self.folder / "assistants.seen.json"),
+            namespace=self.spec.transfers.namespaces.get(OTHERS, ""),
+        )
+        save_json(told, path)
+        program = Program(
+            name=ASSISTANTS,
+            module=ASSISTANT_PROCESS,
+            arguments=(str(path),),
+            log=self.logs / "assistants.log",
+        )
+        self.starter.start(children, program)
+
+    @property
+    def _assistants_error(self) -> Path:
+        return self.folder / "assistants.error.json"
+
     def _watch(self, children: Children, on_step: Callable[[int], None]) -> None:
-        left = set(self.spec.live)
+        left = {str(rank) for rank in self.spec.live}
+        total = len(left)
+        if self.spec.transfers.are_real:
+            # It says what memory it took.
+            left.add(ASSISTANTS)
         while left:
             time.sleep(POLL_S)
             failures = []
@@ -163,8 +199,8 @@ class LiveStage:
                 if child.process.returncode != 0:
                     failures.append(self._failure(child))
                 elif child.name != COORDINATOR:
-                    left.discard(int(child.name))
-                    on_step(len(self.spec.live) - len(left))
+                    left.discard(child.name)
+                    on_step(total - len(left - {ASSISTANTS}))
             # Where one live rank fails, the others may have noticed it by now.
             for failure in sorted(failures, key=lambda f: isinstance(f, StuckError)):
                 raise failure
@@ -172,6 +208,8 @@ class LiveStage:
     def _failure(self, child: Child) -> PrismscaleError:
         if child.name == COORDINATOR:
             return PrismscaleError(f"the coordinator failed:\n{child.log_tail(30)}")
+        if child.name == ASSISTANTS:
+            return failure_of(child, -1, self._assistants_error, "the live run")
         rank = int(child.name)
         path = self.folder / f"live-{rank}.error.json"
         failure = failure_of(child, rank, path, "the live run")

@@ -18,12 +18,17 @@ from prismscale.payload.objects import MIRROR
 
 @contextmanager
 def absent_peers(
-    environment: RankEnvironment, hook: CommunicationHook, observer: GroupObserver | None = None
+    environment: RankEnvironment,
+    hook: CommunicationHook,
+    observer: GroupObserver | None = None,
+    *,
+    objects: bool = True,
 ) -> Iterator[Groups]:
     """Let ``torch.distributed`` believe in ``environment``, and in what peers would say.
 
-    ``hook`` answers every communication of the program's. Object collectives, checkpoints and what
-    runs in the background are answered here. Raises as :func:`.install`.
+    ``hook`` answers every communication of the program's. Checkpoints, what runs in the background
+    and, unless their bytes are known (``objects`` is False), object collectives are answered here.
+    Raises as :func:`.install`.
     """
     # Made when it is first asked: it holds a block of memory, which would be the program's.
     mirror = cache(MirrorPayload)
@@ -33,6 +38,6 @@ def absent_peers(
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)
         undo.enter_context(changed({**checkpoint_saves.changes(), **uneven_shards.changes()}))
-        for name, replacement in MIRROR.wrapped().items():
+        for name, replacement in MIRROR.wrapped().items() if objects else ():
             undo.enter_context(rebound(name, replacement))
         yield groups

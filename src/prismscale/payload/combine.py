@@ -142,12 +142,12 @@ def _gather(collective: Collective, contributions: Contributions, live: Sequence
 
 def rows_for(collective: Collective, member: int) -> torch.Tensor:
     """What this rank sends to one member of an all_to_all, flat."""
-    rows = _split(collective.inputs, collective.input_splits, collective.group.size)
+    rows = split_rows(collective.inputs, collective.input_splits, collective.group.size)
     return rows[member].detach().reshape(-1)
 
 
 def _all_to_all(collective: Collective, contributions: Contributions, live: Sequence[int]) -> None:
-    outputs = _split(collective.outputs, collective.output_splits, collective.group.size)
+    outputs = split_rows(collective.outputs, collective.output_splits, collective.group.size)
     for member, target in enumerate(outputs):
         (rows,) = contributions[stand_in(member, live)]
         flat = target.new_zeros(target.numel())
@@ -157,12 +157,14 @@ def _all_to_all(collective: Collective, contributions: Contributions, live: Sequ
         target.copy_(flat.view(target.shape))
 
 
-def _split(
+def split_rows(
     tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
 ) -> Sequence[torch.Tensor]:
-    if len(tensors) == size:
+    """What each member of an all-to-all has of one flat tensor, or of a list of as many."""
+    if len(tensors) == size and not (size == 1 and splits):
         return tensors
     flat = tensors[0]
     if splits:
         return flat.split(list(splits))
-    return flat.chunk(size) if flat.shape[0] % size == 0 else flat.view(size, -1).unbind(0)
+    is_even = flat.dim() > 0 and flat.shape[0] % size == 0
+    return flat.chunk(size) if is_even else flat.view(size, -1).unbind(0)

@@ -67,8 +67,13 @@ def load_failure(path: Path) -> dict[str, Any] | None:
 
 
 def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
-    """The error that a rank's process died of."""
+    """The error that a rank's process died of; rank -1: that of the assistants, who run no program
+    of the user's."""
     found = load_failure(error_path)
+    if rank < 0:
+        kind = _OURS.get(found["kind"], PrismscaleError) if found else PrismscaleError
+        said = found["summary"] if found and found["ours"] else child.log_tail(30)
+        return kind(f"{child.name} failed during {stage}: {said}")
     code = child.process.wait()
     output = f"the end of its output ({child.log}):\n{child.log_tail()}"
     if code == SPEECHLESS and found is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.moved import Moved
 from prismscale.analysis.payload_use import PayloadKind
 from prismscale.analysis.result import EventResult, LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence, eager_sentence
@@ -269,6 +270,23 @@ def payload_sentences(result: RunResult) -> list[str]:
     """The same in one line for each source."""
     rows = zip(payload_rows(result), result.payloads, strict=True)
     return [f"{name}: {counted(use.communications, 'communication')}" for (name, _), use in rows]
+
+
+def transfer_rows(result: RunResult) -> list[tuple[str, str]]:
+    """What each live rank really sent and received; empty where nothing was."""
+    return [
+        (f"rank {live.rank}", _moved(live.moved)) for live in result.live if live.moved.messages
+    ]
+
+
+def _moved(moved: Moved) -> str:
+    made = moved.communications - moved.defined
+    values = "all with real values" if not made else f"{made:,} of them with made-up values"
+    return (
+        f"sent {size(moved.sent_bytes)} and received {size(moved.received_bytes)} in "
+        f"{counted(moved.messages, 'message')} of {counted(moved.communications, 'communication')},"
+        f" {values}"
+    )
 
 
 def value_sentences(result: RunResult) -> list[str]:

@@ -32,6 +32,7 @@ from prismscale.report.remarks import (
     part_names,
     parts_of,
     payload_rows,
+    transfer_rows,
     variability_sentence,
     watched_sentence,
 )
@@ -53,6 +54,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
         *([_kernels(result)] if result.kernels else []),
         *([_values(result)] if result.values else []),
         *([_payloads(result)] if result.payloads else []),
+        *([_transfers(result)] if transfer_rows(result) else []),
         _classes(result),
         _sources(result),
         _data(result),
@@ -275,6 +277,11 @@ def _events(result: RunResult) -> Section:
     ]
     html = _block("events", rows=rows, watched=watched_sentence(result))
     return Section(title="What happens only in some steps", html=html, order=25)
+
+
+def _transfers(result: RunResult) -> Section:
+    html = _block("transfers", rows=transfer_rows(result))
+    return Section(title="Transfers", html=html, order=66)
 
 
 def _payloads(result: RunResult) -> Section:

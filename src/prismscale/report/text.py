@@ -33,6 +33,7 @@ from prismscale.report.remarks import (
     part_names,
     parts_of,
     payload_sentences,
+    transfer_rows,
     value_sentences,
     variability_sentence,
     warnings_of,
@@ -256,6 +257,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
         grid.add_row("Values", Text("\n".join(value_sentences(result))))
     if result.payloads:
         grid.add_row("Payloads", Text("\n".join(payload_sentences(result))))
+    if rows := transfer_rows(result):
+        grid.add_row("Transfers", Text("\n".join(f"{who} {what}" for who, what in rows)))
     for n, warning in enumerate(warnings_of(result)):
         label = Text("Warnings" if n == 0 else "", style="bold yellow")
         grid.add_row(label, Text(warning, style="yellow"))

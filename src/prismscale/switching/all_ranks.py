@@ -16,6 +16,8 @@ from typing import Any
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.graph.io import load_trace
 from prismscale.graph.trace import RankTrace
+from prismscale.payload.recordings.recorded_job import recorded_by_selection
+from prismscale.payload.recordings.selection import refuse_idle_selections
 from prismscale.processes.children import Children, Program
 from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Starter
@@ -85,7 +87,8 @@ class SwitchingStage:
     def _run(self, children: Children) -> None:
         folder = Path(self.spec.out)
         values = folder / "values"
-        shutil.rmtree(values, ignore_errors=True)
+        for left in (values, self.spec.recordings):
+            shutil.rmtree(left, ignore_errors=True)
         values.mkdir(parents=True)
         address = str(children.shared_folder() / "coordinator")
         spec = replace(self.spec, address=address, values=str(values))
@@ -101,6 +104,8 @@ class SwitchingStage:
                 self._serve(children, coordinator, listener)
         finally:
             shutil.rmtree(values, ignore_errors=True)
+        if spec.record:
+            refuse_idle_selections(spec.record, recorded_by_selection(spec.recordings))
         counts = SwitchCounts(slots=self.slots, switches=coordinator.slots.switches)
         save_json(counts, folder / DONE)
 

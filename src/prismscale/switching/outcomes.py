@@ -16,6 +16,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.errors import MismatchError
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.arithmetic import KIND, accumulate, chunk, factor_of, kind_of, scale, signed
+from prismscale.payload.combine import split_rows
 from prismscale.switching.stored_values import Given
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -120,19 +121,7 @@ def _gather(collective: Collective, read: Read) -> None:
 
 def _all_to_all(collective: Collective, read: Read) -> None:
     size, mine = collective.group.size, collective.group.group_rank
-    slots = _split(collective.outputs, collective.output_splits, size)
+    slots = split_rows(collective.outputs, collective.output_splits, size)
     for member in range(size):
         given = read(member)
-        _copy([slots[member]], [_split(given.tensors, given.splits, size)[mine]])
-
-
-def _split(
-    tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
-) -> Sequence[torch.Tensor]:
-    if len(tensors) == size and not (size == 1 and splits):
-        return tensors
-    flat = tensors[0]
-    if splits:
-        return torch.split(flat, list(splits))
-    is_even = flat.dim() > 0 and flat.shape[0] % size == 0
-    return flat.chunk(size) if is_even else flat.view(size, -1).unbind(0)
+        _copy([slots[member]], [split_rows(given.tensors, given.splits, size)[mine]])

@@ -12,6 +12,7 @@ from prismscale.emulation.instance_ids import InstanceIds
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.local_work import DurationCallback, LocalWork
 from prismscale.payload.arithmetic import kind_of
+from prismscale.payload.recordings.recording_writer import RecordingWriter
 from prismscale.switching.outcomes import fill, reduced
 from prismscale.switching.questions import Questions
 from prismscale.switching.stored_values import RESULT, Given, StoredValues
@@ -23,9 +24,18 @@ class RealExchange:
     interrupts = True
     """A wait ends the program's span where it begins: the rank may be suspended in it."""
 
-    def __init__(self, questions: Questions, folder: Path, rank: int) -> None:
-        """``folder`` takes values; all ranks of the job share it."""
+    def __init__(
+        self,
+        questions: Questions,
+        folder: Path,
+        rank: int,
+        writer: RecordingWriter | None = None,
+        step: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``folder`` takes values; all ranks of the job share it. ``writer`` keeps some of them,
+        and ``step`` tells in which one this is."""
         self._questions, self._rank = questions, rank
+        self._writer, self._step = writer, step
         self._values = StoredValues(folder)
         self._instances = InstanceIds()
 
@@ -50,6 +60,8 @@ class RealExchange:
             if _gives(collective):
                 splits = collective.input_splits
                 self._values.write(name, self._rank, collective.inputs, splits)
+                if self._writer is not None:
+                    self._writer.gave(name, collective, participants(collective), self._step())
         site = call_site()
         parts = [self._told(n, c, site) for n, c in zip(names, batch, strict=True)]
         answer = self._questions.ask({"ask": "issue", "parts": parts})
@@ -74,6 +86,9 @@ class RealExchange:
         read, size = self._reader(name, collective), collective.group.size
         totals = reduced(size, collective.reduce_op, read, count=len(collective.inputs))
         self._values.write(name, RESULT, totals, ())
+        if self._writer is not None:
+            ranks = participants(collective)
+            self._writer.came_to(name, collective, ranks, self._step(), totals)
 
     def _reader(self, name: str, collective: Collective) -> Callable[[int], Given]:
         return lambda member: self._values.read(name, collective.group.ranks[member])

@@ -26,6 +26,7 @@ from prismscale.errors import UsageError
 from prismscale.graph.io import save_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.payload.mirror import MirrorPayload
+from prismscale.payload.recordings.recording_writer import RecordingWriter
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 from prismscale.switching.questions import Questions
@@ -112,9 +113,16 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
     """Run the program as one rank of the job. Returns its trace, and whether it was stopped."""
     ignore_breakpoints()
     questions = Questions(spec.address, spec.rank)
-    exchange = RealExchange(questions, Path(spec.values), spec.rank)
     device = CpuDevice()
     memory = CpuMemoryTracker() if spec.track_memory else NullMemoryTracker()
+    writer = _writer(spec)
+    exchange = RealExchange(
+        questions,
+        Path(spec.values),
+        spec.rank,
+        writer,
+        step=lambda: len(recorder.stream.marks),
+    )
     # Nobody is absent: the mirror is never asked.
     recorder = Recorder(device, MirrorPayload(), load=exchange)
     control = SwitchedControl(recorder, memory, marks=spec.marks, samples=spec.samples)
@@ -131,9 +139,18 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
         recorder.resume()
         spec.script.run()
         recorder.finish()
+    if writer is not None:
+        writer.close()
     control.end_memory()
     stopped = len(recorder.stream.marks) >= spec.marks
     return trace_of(spec, control, recorder, device), stopped
+
+
+def _writer(spec: SwitchedSpec) -> RecordingWriter | None:
+    if not spec.record:
+        return None
+    limit = spec.record_limit_bytes
+    return RecordingWriter(spec.recordings, spec.rank, spec.record, limit)
 
 
 def _shared_keys(spec: SwitchedSpec, questions: Questions) -> Callable[[str], SharedKeys]:

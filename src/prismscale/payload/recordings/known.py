@@ -1,0 +1,131 @@
+"""A recorded communication as one live member sees it: flat results and contributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from prismscale.errors import UsageError
+from prismscale.graph.node import CollectiveOp
+from prismscale.payload.arithmetic import KIND, scale
+from prismscale.payload.combine import split_rows
+from prismscale.payload.recordings.recorded_job import RecordedGift, RecordedJob
+from prismscale.payload.recordings.recording_writer import RESULT
+from prismscale.payload.recordings.remainders import exact
+from prismscale.payload.recordings.selection import REDUCED_FOR_ALL
+
+REDUCTIONS = REDUCED_FOR_ALL | {CollectiveOp.REDUCE}
+
+
+@dataclass(kw_only=True)
+class KnownCommunication:
+    """Of a communication of several tensors, the ``index``-th. Nothing outlives it."""
+
+    recording: RecordedJob
+    name: str
+    op: CollectiveOp
+    ranks: Sequence[int]
+    """Global ranks of the group, in its order."""
+    receiver: int
+    """Group rank of the live member."""
+    root: int = -1
+    kind: Any = KIND.SUM
+    """The reduction."""
+    index: int = 0
+    count: int = 1
+    """Tensors of the communication."""
+    _read: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    def result(self, start: int, stop: int) -> torch.Tensor:
+        """A range of what the live member ends with."""
+        if self.op in REDUCED_FOR_ALL:
+            return self._flat(RESULT)[start:stop]
+        if self.op is CollectiveOp.REDUCE:
+            return self._reduced(start, stop)
+        if self.op is CollectiveOp.ALL_GATHER:
+            return self._gathered(start, stop)
+        if self.op in (CollectiveOp.GATHER, CollectiveOp.ALL_TO_ALL):
+            return self._concatenated()[start:stop]
+        return self.said_by(self.root)[start:stop]
+
+    def contribution(self, member: int, start: int, stop: int) -> torch.Tensor:
+        """A range of what a member put into a reduction."""
+        return self._flat(self.ranks[member])[start:stop]
+
+    def is_enough(self, live: Sequence[int]) -> bool:
+        """Whether all that members who are not ``live`` (group ranks) say was recorded."""
+        if self.op in REDUCED_FOR_ALL:
+            return self._has(RESULT) and all(self._has(self.ranks[m]) for m in live)
+        if self.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV):
+            return self._has(self.ranks[self.root])
+        if self.op is CollectiveOp.SEND:
+            return True
+        if self.op is CollectiveOp.REDUCE:
+            return all(self._has(rank) for rank in self.ranks)
+        # Of an all-gather a live member's part passes absent ones on its way to another.
+        passes = self.op is CollectiveOp.ALL_GATHER and len(live) > 1
+        here = set() if passes else set(live)
+        return all(self._has(rank) for m, rank in enumerate(self.ranks) if m not in here)
+
+    def _has(self, rank: int) -> bool:
+        return self.recording.gift(self.name, rank) is not None
+
+    def _reduced(self, start: int, stop: int) -> torch.Tensor:
+        members = range(len(self.ranks))
+        total = exact([self.contribution(m, start, stop) for m in members], self.kind)
+        if self.kind == KIND.AVG:
+            scale(total, 1 / len(self.ranks))
+        return total
+
+    def _gathered(self, start: int, stop: int) -> torch.Tensor:
+        """A range of all members' inputs, which are of one length."""
+        each = self._length()
+        first, last = start // each, -(-stop // each)
+        whole = [self.said_by(m) for m in range(first, last)]
+        flat = whole[0] if len(whole) == 1 else torch.cat(whole)
+        return flat[start - first * each : stop - first * each]
+
+    def _length(self) -> int:
+        """Of the input of any member that was recorded."""
+        gifts = (self.recording.gift(self.name, rank) for rank in self.ranks)
+        shape = next(gift for gift in gifts if gift).tensors[self.index].shape
+        return torch.Size(shape).numel()
+
+    def _concatenated(self) -> torch.Tensor:
+        return torch.cat([self.said_by(m) for m in range(len(self.ranks))])
+
+    def said_by(self, member: int) -> torch.Tensor:
+        """What a member contributes to the live one's outputs, of what is no reduction; flat."""
+        rank, size = self.ranks[member], len(self.ranks)
+        if self.op is CollectiveOp.ALL_TO_ALL:
+            rows = split_rows(self._tensors(rank), self._gift(rank).splits, size)
+            return rows[self.receiver].reshape(-1)
+        if self.op is CollectiveOp.SCATTER:
+            return self._tensors(rank)[self.receiver].reshape(-1)
+        return self._tensors(rank)[self.index].reshape(-1)
+
+    def _flat(self, rank: int) -> torch.Tensor:
+        """Of a reduction: a tensor, or of a reduce-scatter of lists a list of the group's size."""
+        tensors, size = self._tensors(rank), len(self.ranks)
+        if self.op is CollectiveOp.REDUCE_SCATTER and len(tensors) == self.count * size > 1:
+            own = tensors[self.index * size : (self.index + 1) * size]
+            return torch.cat([t.reshape(-1) for t in own])
+        return tensors[self.index].reshape(-1)
+
+    def _tensors(self, rank: int) -> list[torch.Tensor]:
+        if rank not in self._read:
+            self._read[rank] = self.recording.tensors(self.name, self._gift(rank))
+        return self._read[rank]
+
+    def _gift(self, rank: int) -> RecordedGift:
+        gift = self.recording.gift(self.name, rank)
+        if gift is None:
+            who = "its result" if rank == RESULT else f"what rank {rank} gave to it"
+            raise UsageError(
+                f"{self.op.spelling} {self.name} was recorded without {who}, and nothing else "
+                "tells what absent members say: record it of all ranks (--record without rank=)"
+            )
+        return gift

@@ -1,0 +1,116 @@
+"""Records what one rank gives to its job's communications, and the results that it works out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from prismscale.emulation.hook import Collective
+from prismscale.errors import StorageError
+from prismscale.payload.recordings.blob_store import BlobStore
+from prismscale.payload.recordings.selection import RecordSelection
+
+RESULT = -1
+"""In place of a rank: what a reduction came to."""
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("member", pa.int32()),
+        ("at_ns", pa.int64()),
+        ("tensors", pa.string()),
+        ("splits", pa.list_(pa.int64())),
+    ]
+)
+
+
+def recordings_of(captures: Path) -> Path:
+    """Where the recording of a job lies, beside the traces of its ranks."""
+    return captures / "recorded"
+
+
+def blobs_of(folder: Path) -> Path:
+    """Where the bytes of a recording lie."""
+    return folder / "blobs"
+
+
+class RecordingWriter:
+    """Of one rank. What it has seen is listed in ``index-<rank>.arrow`` when it is closed."""
+
+    def __init__(
+        self, folder: Path, rank: int, selections: Sequence[str], limit_bytes: int
+    ) -> None:
+        self._folder, self._rank = folder, rank
+        self._selections = [RecordSelection.parse(text) for text in selections]
+        self._blobs = BlobStore(blobs_of(folder), limit_bytes=limit_bytes)
+        self._rows: list[dict[str, Any]] = []
+        self.recorded = [0] * len(self._selections)
+        """Communications by selection."""
+        blobs_of(folder).mkdir(parents=True, exist_ok=True)
+
+    def gave(self, name: str, collective: Collective, ranks: Sequence[int], step: int) -> None:
+        """Keep what this rank gives to a communication that is selected.
+
+        Raises:
+            StorageError: there is no room for it.
+        """
+        covering = self._covering(collective, ranks, step)
+        for i in covering:
+            self.recorded[i] += 1
+        if any(self._selections[i].keeps(collective.op, self._rank) for i in covering):
+            self._write(name, self._rank, collective.inputs, collective.input_splits)
+
+    def came_to(
+        self,
+        name: str,
+        collective: Collective,
+        ranks: Sequence[int],
+        step: int,
+        totals: Sequence[torch.Tensor],
+    ) -> None:
+        """Keep the result of a reduction that is selected. Raises as :meth:`gave`."""
+        if self._covering(collective, ranks, step):
+            self._write(name, RESULT, totals, ())
+
+    def close(self) -> None:
+        """Write the list of what was recorded, and how much by each selection."""
+        path = self._folder / f"index-{self._rank}.arrow"
+        try:
+            table = pa.Table.from_pylist(self._rows, schema=SCHEMA).replace_schema_metadata(
+                {"recorded": json.dumps(self.recorded)}
+            )
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+                out.write_table(table)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error}") from error
+
+    def _covering(self, collective: Collective, ranks: Sequence[int], step: int) -> list[int]:
+        name = collective.group.name
+        return [
+            i
+            for i, selection in enumerate(self._selections)
+            if selection.covers(collective.op, name, ranks, step)
+        ]
+
+    def _write(
+        self, name: str, member: int, tensors: Sequence[torch.Tensor], splits: Sequence[int]
+    ) -> None:
+        told = []
+        for tensor in tensors:
+            part = tensor.detach().cpu().contiguous()
+            digest = self._blobs.put(part.reshape(-1).view(torch.uint8).numpy().data)
+            told.append([str(part.dtype).removeprefix("torch."), list(part.shape), digest])
+        self._rows.append(
+            {
+                "name": name,
+                "member": member,
+                "at_ns": time.monotonic_ns(),
+                "tensors": json.dumps(told),
+                "splits": list(splits),
+            }
+        )

@@ -1,0 +1,107 @@
+"""Which communications are recorded: what ``--record`` says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from prismscale.errors import UsageError, did_you_mean
+from prismscale.graph.node import CollectiveOp
+
+EVERYTHING = "all"
+_KEYS = ("group", "op", "rank", "step")
+REDUCED_FOR_ALL = frozenset({CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER})
+"""Whose result is recorded; that of a reduce is its root's alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSelection:
+    """One ``--record``: communications for which everything holds that is given."""
+
+    group: str = ""
+    """The group's name, or what follows ``mesh_`` in it; ``*`` and ``?`` as in file names."""
+    op: str = ""
+    ranks: tuple[range, ...] = ()
+    """One of these takes part. Of reductions whose result all have only their own contributions are
+    kept, beside the result; none: all ranks."""
+    steps: tuple[range, ...] = ()
+    """Counted from 0, which is what comes before the first optimizer step has ended."""
+
+    @staticmethod
+    def parse(text: str) -> RecordSelection:
+        """``all``, or ``group=tp,step=3,rank=0-3,op=all_reduce`` with some of these.
+
+        Raises:
+            UsageError: another key, a number that is none, or no such operation.
+        """
+        if text.strip() == EVERYTHING:
+            return RecordSelection()
+        given: dict[str, str] = {}
+        for pair in text.split(","):
+            key, equals, value = (part.strip() for part in pair.partition("="))
+            if key not in _KEYS or not equals or not value:
+                hint = did_you_mean(key, (*_KEYS, EVERYTHING))
+                raise UsageError(
+                    f"--record {text!r}: {pair.strip()!r}; {hint}. Give for example "
+                    "'group=tp,step=3', or all"
+                )
+            if key in given:
+                raise UsageError(f"--record {text!r} names {key} twice: give --record twice")
+            given[key] = value
+        ops = [op.spelling for op in CollectiveOp]
+        op = given.get("op", "")
+        if op and op not in ops:
+            raise UsageError(f"--record {text!r}: op {op!r}; {did_you_mean(op, ops)}")
+        return RecordSelection(
+            group=given.get("group", ""),
+            op=op,
+            ranks=_numbers(given.get("rank", ""), text),
+            steps=_numbers(given.get("step", ""), text),
+        )
+
+    def covers(self, op: CollectiveOp, group: str, ranks: Iterable[int], step: int) -> bool:
+        """Whether a communication among ``ranks`` is meant."""
+        names = (group, group.removeprefix("mesh_"))
+        return (
+            (not self.op or op.spelling == self.op)
+            and (not self.group or any(fnmatchcase(name, self.group) for name in names))
+            and (not self.steps or _holds(self.steps, step))
+            and (not self.ranks or any(_holds(self.ranks, rank) for rank in ranks))
+        )
+
+    def keeps(self, op: CollectiveOp, rank: int) -> bool:
+        """Whether what ``rank`` gives to one that is covered is kept."""
+        return op not in REDUCED_FOR_ALL or not self.ranks or _holds(self.ranks, rank)
+
+
+def refuse_idle_selections(texts: Collection[str], recorded: Iterable[int]) -> None:
+    """A selection that nothing fits is misspelt. ``recorded``: communications by selection.
+
+    Raises:
+        UsageError: one of them recorded nothing.
+    """
+    for text, count in zip(texts, recorded, strict=True):
+        if not count:
+            raise UsageError(
+                f"--record {text!r} fits no communication of the job: look at the group's name "
+                "(the report has it) and at how many steps there are (--samples and two more)"
+            )
+
+
+def _holds(ranges: tuple[range, ...], number: int) -> bool:
+    return any(number in r for r in ranges)
+
+
+def _numbers(value: str, text: str) -> tuple[range, ...]:
+    """``3``, ``2-5``, or several of them with ``+`` in between."""
+    if not value:
+        return ()
+    found = []
+    for part in value.split("+"):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(f"--record {text!r}: {part!r}; give a number or a range: 3, 0-7, 1+5")
+        found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(found)

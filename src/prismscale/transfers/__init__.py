@@ -1,0 +1,1 @@
+"""Communications that live ranks really make, with assistants in the place of absent members."""

@@ -1,0 +1,63 @@
+"""How live ranks communicate with their neighbours: what ``--transfers`` and ``--netns`` say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prismscale.errors import UsageError, did_you_mean
+
+EMULATED = "emulated"
+KINDS = (EMULATED, "real", "tree")
+"""emulated: nothing is sent. real: bytes go through gloo, as gloo sends them. tree: the same, with
+all-reduces and reduce-scatters in trees."""
+OTHERS = "others"
+"""In place of a rank: those who stand in for absent ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferSettings:
+    """Of one job.
+
+    Raises :class:`UsageError` for another kind, or namespaces without transfers.
+    """
+
+    kind: str = EMULATED
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """Network namespaces of live ranks, and of :data:`OTHERS`; empty: all on loopback."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"--transfers {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
+        if self.namespaces and not self.are_real:
+            raise UsageError("--netns is of --transfers real: nothing else is sent over a network")
+
+    @property
+    def are_real(self) -> bool:
+        """Whether bytes are sent."""
+        return self.kind != EMULATED
+
+    @property
+    def have_links(self) -> bool:
+        """Whether they go over links that are the target's: how long that takes is true."""
+        return bool(self.namespaces)
+
+    @staticmethod
+    def parse(kind: str, namespaces: Iterable[str], live: Iterable[int]) -> TransferSettings:
+        """From the command line: ``RANK=NAME`` for each live rank, ``others=NAME``.
+
+        Raises:
+            UsageError: a place that is none, or a live rank without one.
+        """
+        found: dict[str, str] = {}
+        places = {OTHERS, *map(str, live)}
+        for text in namespaces:
+            place, equals, name = text.partition("=")
+            if not equals or not name or place not in places or "/" in name:
+                allowed = ", ".join(sorted(places))
+                raise UsageError(f"--netns {text!r}: give PLACE=NAME; places are {allowed}")
+            found[place] = name
+        missing = sorted(places - {*found})
+        if found and missing:
+            raise UsageError(f"--netns names no network namespace for {', '.join(missing)}")
+        return TransferSettings(kind=kind, namespaces=found)
