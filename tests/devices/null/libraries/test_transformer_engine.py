@@ -281,6 +281,31 @@ def test_the_router_writes_the_gradient_where_it_is_asked_to() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
+def test_the_routers_tensors_are_found_by_position() -> None:
+    """Numbers stand before them up to 2.16, the gradient beside them from 2.13 on."""
+    logits, routes = _empty(128, 8), _empty(128, 8, dtype=torch.bool)
+    kept, probs = _empty(128, 8, dtype=torch.float32), _empty(128, 8)
+    old = (128, 8, routes, kept, probs, 2, False, 1.0, "softmax")
+    assert tex.fused_topk_with_score_function_bwd(*old).shape == logits.shape
+    for sizes in ((128, 8), ()):
+        new = (*sizes, routes, kept, probs, logits, 2, False, 1.0, "softmax")
+        assert tex.fused_topk_with_score_function_bwd(*new) is logits
+
+
+def test_experts_elements_begin_where_their_splits_say() -> None:
+    """One offset more than there are experts, or as many as there are."""
+    splits = torch.ones(4, dtype=torch.int64, device="cuda")
+    assert tex.splits_to_offsets(splits, 64).shape == (5,)
+    _, offsets = tex.splits_to_offsets_multi(
+        splits,
+        splits.device,
+        strides=[1, 64],
+        include_leading_zero=[True, False],
+        dtypes=[torch.int64, torch.int32],
+    )
+    assert [(o.numel(), o.dtype) for o in offsets] == [(5, torch.int64), (4, torch.int32)]
+
+
 def test_a_map_of_routes_may_have_a_bit_an_expert() -> None:
     """Eight experts in a byte."""
     _, routes, _ = tex.fused_score_for_moe_aux_loss_fwd(

@@ -28,19 +28,22 @@ _CUBLASLT_VERSION = 130100
 _CUBLAS_STREAMS = 4
 _REFUSED = """
     CommOverlap CommOverlapBase CommOverlapCore CommOverlapHelper CommOverlapP2P CommOverlapP2PBase
-    bgrad_group_quantize bulk_overlap_ag_with_external_gemm convert_host_pointers_to_tensor
+    bgrad_group_quantize bulk_overlap_ag_with_external_gemm columnwise_swizzle
+    convert_host_pointers_to_tensor
     copy_data_ptrs_to_device copy_to_kv_cache create_nvshmem_tensor cusolvermp_ctx_create
     cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
     ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare ep_prepare_and_dispatch
-    ep_zero_copy_supported fused_topk_with_score_function_qb_fwd
-    get_device_pointer_for_data_and_scales grouped_mlp_experimental group_quantize
+    ep_zero_copy_supported fused_rope_thd_backward fused_rope_thd_forward
+    fused_topk_with_score_function_qb_fwd
+    get_device_pointer_for_data_and_scales get_grouped_gemm_setup_workspace_size
+    grouped_mlp_experimental group_quantize
     group_requantize_inplace grouped_swizzle_for_gemm init_nvshmem_backend
     multi_tensor_compute_scale_and_scale_inv multi_tensor_compute_scale_inv_e8m0
     multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd newton_schulz
     nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose nvfp4_compute_global_scale
     nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_multi_tensor_2d_partial_cast
     nvfp4_multi_tensor_compute_partial_amax nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax
-    nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream
+    nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
     swizzle_scales_for_gemm_ te_general_grouped_gemm_for_discrete_in
     te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
@@ -99,6 +102,7 @@ def make_extension() -> ModuleType:
         "get_cudnn_version": lambda: _CUDNN_VERSION,
         "get_cublasLt_version": lambda: _CUBLASLT_VERSION,
         "get_num_cublas_streams": lambda: _CUBLAS_STREAMS,
+        "_num_cublas_streams": _CUBLAS_STREAMS,
         "get_stream_priority_range": lambda device=-1: (0, -5),
         "device_supports_multicast": lambda device=-1: True,
         "ubuf_built_with_mpi": lambda: False,

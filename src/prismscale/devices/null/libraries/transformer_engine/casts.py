@@ -1,6 +1,6 @@
 """Casts to and from 8-bit floats, with their scales.
 
-Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.9
+Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.2
 to 2.18.
 """
 
@@ -130,6 +130,28 @@ def _cast_all(tensors: Sequence[Tensor], outputs: Sequence[Any], quantizers: Seq
     )
 
 
+def fused_multi_quantize(
+    tensors: Sequence[Tensor], outputs: Sequence[Any] | None, quantizers: Sequence[Any], _: Any
+) -> list[Any]:
+    """As :func:`multi_tensor_quantize`, up to 2.2: into ``outputs`` if there are some."""
+    if outputs is None:
+        return multi_tensor_quantize(tensors, quantizers)
+    _cast_all(tensors, outputs, quantizers)
+    return list(outputs)
+
+
+def create_empty_quantized_tensor(
+    quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pinned: bool
+) -> Any:
+    """Since 2.16: what a quantizer's ``make_empty`` gives."""
+    if device.type != "cuda":
+        raise NotImplementedError(
+            "prismscale's stand-in for Transformer Engine has no quantized tensors in the host's "
+            "memory; run without offloading them"
+        )
+    return create(quantizer, shape, dtype)
+
+
 def compute_amax(tensor: Tensor, amax: Tensor) -> None:
     """The largest magnitude."""
     launch(
@@ -193,6 +215,8 @@ FUNCTIONS = {
     "dequantize": dequantize,
     "multi_tensor_quantize": multi_tensor_quantize,
     "split_quantize": split_quantize,
+    "fused_multi_quantize": fused_multi_quantize,
+    "create_empty_quantized_tensor": create_empty_quantized_tensor,
     "compute_amax": compute_amax,
     "fused_amax_and_scale_update_after_reduction": fused_amax_and_scale_update_after_reduction,
     "fp8_transpose": fp8_transpose,

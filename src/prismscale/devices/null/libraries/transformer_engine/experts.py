@@ -1,6 +1,7 @@
-"""Tokens on their way to experts: permutation and padding.
+"""Tokens on their way to experts: permutation, padding, and where each expert's begin.
 
-Source: pytorch/csrc/extensions/permutation.cpp and padding.cpp of Transformer Engine 2.11.
+Source: pytorch/csrc/extensions/permutation.cpp and padding.cpp of Transformer Engine 2.11, misc.cpp
+of 2.17.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import launch, memory
@@ -56,6 +58,32 @@ def fused_multi_row_unpadding(tensor: Tensor, out: Tensor, *_: Any) -> None:
     launch(f"{_TE}multi_unpadding", memory("copy"), reads=[tensor], writes=[out])
 
 
+def splits_to_offsets(splits: Tensor, row_size: int) -> Tensor:
+    """Where each expert's elements begin and the last one's end; int64."""
+    return _offsets(splits, splits.numel() + 1, splits.dtype)
+
+
+def splits_to_offsets_multi(
+    splits: Tensor,
+    device: torch.device,
+    *,
+    strides: Sequence[int],
+    include_leading_zero: Sequence[bool],
+    dtypes: Sequence[torch.dtype],
+    bulk_allocate: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """Splits as int64 on ``device``, and offsets for each stride; allocated one by one here."""
+    splits = splits.to(device=device, dtype=torch.int64)
+    sizes = [splits.numel() + leads for leads in include_leading_zero]
+    return splits, [_offsets(splits, n, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
+
+
+def _offsets(splits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    out = splits.new_empty(count, dtype=dtype)
+    launch(f"{_TE}splits_to_offsets", memory("scan"), reads=[splits], writes=[out])
+    return out
+
+
 FUNCTIONS = {
     "moe_permute_fwd": moe_permute_fwd,
     "moe_permute_bwd": moe_unpermute_fwd,
@@ -63,4 +91,6 @@ FUNCTIONS = {
     "moe_unpermute_bwd": moe_unpermute_bwd,
     "fused_multi_row_padding": fused_multi_row_padding,
     "fused_multi_row_unpadding": fused_multi_row_unpadding,
+    "splits_to_offsets": splits_to_offsets,
+    "splits_to_offsets_multi": splits_to_offsets_multi,
 }

@@ -1,6 +1,7 @@
-"""The router's kernels. Their arguments are given by name, and differ from version to version.
+"""The router's kernels. Most of their arguments are given by name, and differ from version to
+version.
 
-Source: pytorch/csrc/extensions/router.cpp of Transformer Engine 2.9 to 2.18.
+Source: pytorch/csrc/extensions/router.cpp of Transformer Engine 2.6 to 2.18.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from prismscale.devices.null.libraries.transformer_engine.versions import is_sin
 
 _TE = "transformer_engine::"
 _BITS_A_BYTE = 8
+_BACKWARD_TENSORS = ("routing_map", "intermediate_output", "grad_probs", "grad_logits")
 
 
 def fused_topk_with_score_function_fwd(
@@ -52,17 +54,16 @@ def _routes(logits: Tensor, routing_map_format: int) -> Tensor:
     return empty_as((*logits.shape[:-1], -(-logits.shape[-1] // _BITS_A_BYTE)), torch.uint8)
 
 
-def fused_topk_with_score_function_bwd(
-    *_: Any,
-    routing_map: Tensor,
-    intermediate_output: Tensor,
-    grad_probs: Tensor,
-    grad_logits: Tensor | None = None,
-    **__: Any,
-) -> Tensor:
-    """Gradient of the logits, into ``grad_logits`` from 2.13 on."""
-    reads = [routing_map, intermediate_output, grad_probs]
-    return _gradient("fused_topk_bwd", reads, grad_logits)
+def fused_topk_with_score_function_bwd(*arguments: Any, **named: Any) -> Tensor:
+    """Gradient of the logits, into ``grad_logits`` from 2.13 on. By position, numbers stand before
+    the tensors up to 2.16, and after them in every version."""
+    tensors = (given for given in arguments if isinstance(given, Tensor))
+    given = dict(zip(_BACKWARD_TENSORS, tensors, strict=False)) | named
+    return _gradient(
+        "fused_topk_bwd",
+        [given[name] for name in _BACKWARD_TENSORS[:3]],
+        given.get(_BACKWARD_TENSORS[3]),
+    )
 
 
 def fused_score_for_moe_aux_loss_bwd(
