@@ -34,7 +34,7 @@ from string import Template
 from typing import Any
 
 from megatron_data import BERT_DATA, GPT_DATA, make
-from megatron_history import PEAKS, Origin, Repository, transformer_engine
+from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import Runs
 
@@ -135,7 +135,8 @@ def options(arguments: Mapping[str, str], places: Mapping[str, Path]) -> Iterato
     for name, value in arguments.items():
         if name.startswith(LEFT_OUT):
             continue
-        value = Template(value.strip("\"'")).safe_substitute(places)
+        # The launcher's shell takes backslashes away.
+        value = Template(value.strip("\"'").replace("\\", "")).safe_substitute(places)
         yield name
         if re.fullmatch(r"\[.*\]", value):
             yield from value[1:-1].split()
@@ -164,7 +165,7 @@ class Bench:
         given = sections(origin.config)
         paths = [str(tree), str(library), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {name: text.strip("\"'") for name, text in given["ENV_VARS"].items()}
-        environment = variables | {"PYTHONPATH": os.pathsep.join(paths)}
+        environment = variables | build_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
         environment |= {"HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
         folder = self._work / "runs"
         folder.mkdir(exist_ok=True)

@@ -77,8 +77,10 @@ class Repository:
         tree = folder / commit[:12]
         if not tree.exists():
             archive = self._git("archive", commit)
+            partial = tree.with_suffix(".part")
             with tarfile.open(fileobj=BytesIO(archive)) as tar:
-                tar.extractall(tree, filter="data")
+                tar.extractall(partial, filter="data")
+            partial.rename(tree)
         _compile_helpers(tree / "megatron" / "core" / "datasets", folder)
         return tree
 
@@ -113,18 +115,21 @@ class Repository:
         return subprocess.run(command, capture_output=True, check=True).stdout
 
 
+def build_environment() -> dict[str, str]:
+    """Variables with which Megatron-LM's own ``make`` builds for this Python: it asks the python3
+    that comes first, and a python3-config that may be another's."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "MAKEFLAGS": f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}"}
+
+
 def _compile_helpers(sources: Path, folder: Path) -> None:
     """Once for all trees in ``folder`` whose sources are the same."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    name = f"helpers_cpp{suffix}"
+    name = f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
     digest = hashlib.sha256((sources / "helpers.cpp").read_bytes()).hexdigest()[:12]
     compiled = folder / f"{digest}-{name}"
     if not compiled.exists():
-        # make asks the python3 that comes first, and a python3-config that may be another's.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environment = os.environ | {"PATH": path}
-        command = ["make", "-s", "-C", str(sources), f"LIBEXT={suffix}"]
-        subprocess.run(command, env=environment, check=True)
+        environment = os.environ | build_environment()
+        subprocess.run(["make", "-s", "-C", str(sources)], env=environment, check=True)
         shutil.copy(sources / name, compiled)
     elif not (sources / name).exists():
         shutil.copy(compiled, sources / name)
