@@ -148,8 +148,6 @@ def _of_deviation(
         said = f"{who} called {does} in addition, where {likes} went on to {calls} ({usual_site})"
     elif cause is Cause.SWAPPED:
         said = f"{who} called {does} before {calls} ({usual_site}); {likes} call them the other way"
-    elif cause is Cause.SIZE:
-        said = f"{who} called {does}, where {likes} called {calls} ({usual_site})"
     else:
         said = f"{who} called {does}, where {likes} called {calls} ({usual_site})"
     added = cause in (Cause.ADDED, Cause.SIZE, Cause.OTHER_CALL)
