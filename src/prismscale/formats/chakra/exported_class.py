@@ -98,17 +98,28 @@ class ExportedClass:
         """
         starts = rows.start_ns_N[first_row : first_row + self.trace.n_body].tolist()
         ends = rows.end_ns_N[first_row : first_row + self.trace.n_body]
-        for n in self.kept.tolist():
-            if self._both(n):
+        for n, is_both, group, is_p2p in self._plan:
+            if is_both:
                 start, duration = self._spanned(n, rows, first_row, ends)
             else:
                 start, duration = starts[n], duration_ns[n]
-            who = self._who(rank, n, groups)
-            key = (n, start, duration, who)
+            # What of a message depends on the rank, beside its times.
+            key = (n, start, duration, groups[group].name if group >= 0 else "", rank * is_p2p)
             made = self._made.get(key)
             if made is None:
                 made = self._made[key] = framed(self._message(n, start, duration, rank, groups))
             yield made
+
+    @cached_property
+    def _plan(self) -> list[tuple[int, bool, int, bool]]:
+        """Of each message: its body node, whether a launch path belongs to it, its group index (-1:
+        it is computation), and whether it goes to one rank."""
+        trace = self.trace
+        nodes = trace.n_prologue + self.kept
+        groups = np.where(trace.communicates_N[nodes], trace.group_index_N[nodes], -1).tolist()
+        is_p2p = trace.is_message_N[nodes].tolist()
+        both = [self._both(n) for n in self.kept.tolist()]
+        return list(zip(self.kept.tolist(), both, groups, is_p2p, strict=True))
 
     def _both(self, n: int) -> bool:
         """Whether a launch path belongs to body node ``n``."""
@@ -128,15 +139,6 @@ class ExportedClass:
         end = int(max(ends[n], ends[n + 1]))
         start = max(last, default=int(rows.start_ns_N[first_row + n]))
         return start, max(end - start, 0)
-
-    def _who(self, rank: int, n: int, groups: list[GroupUse]) -> tuple[Any, ...]:
-        """What of a message depends on the rank, beside its times."""
-        trace, i = self.trace, self.trace.n_prologue + n
-        index = int(trace.group_index_N[i])
-        if trace.kind_N[i] == NodeKind.COMPUTE:
-            return ()
-        name = groups[index].name
-        return (name, rank) if CollectiveOp(int(trace.op_N[i])).is_p2p else (name,)
 
     def _sources(self, n: int) -> list[int]:
         """Messages that message of body node ``n`` depends on; below 0 in earlier steps."""
