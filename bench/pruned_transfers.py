@@ -65,7 +65,7 @@ def _values(case: Case, folder: Path) -> list[Row]:
         out.mkdir()
     program = (case.script, *case.args, "--steps", STEPS + 1)
     under_torchrun(case, (FOLLOWED, really, *program))
-    steps = ("--samples", STEPS - 2, "--steps", STEPS - 5)
+    steps = ("--samples", STEPS - 2, "--steps", STEPS - 2)
     job = ("--world-size", case.world_size, "--cluster", "loopback-gloo", "--no-memory", *steps)
     real = ("--values", "real", "--slots", SLOTS, "--record", "all", "--transfers", "real")
     runs = Runs(folder, limit_s=LIMIT_S)
@@ -155,7 +155,7 @@ def start_rows(folder: Path, cases: Sequence[Case]) -> list[Row]:
             rows.append(Row.at_most(title, boot_s, START_S, "s"))
         else:
             rows.append(Row.told(title, boot_s, "s"))
-        (seen,) = (folder / name).glob("observations/*/assistants.seen.json")
+        (seen,) = (folder / name).glob("live/*/assistants.seen.json")
         peaks[world_size] = json.loads(seen.read_text())["peak_bytes"] / 2**20
         rows.append(Row.told(f"{world_size:,} ranks: assistants", peaks[world_size], "MiB"))
         sent = result["live"][0]["moved"]["sent_bytes"] / 2**20
