@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from prismscale.cluster import Measured, MeasuredCurve
 from prismscale.errors import FormatError
+from prismscale.foreign import reading
 from prismscale.graph.node import CollectiveOp
 
 _OPS: Mapping[str, CollectiveOp] = {
@@ -32,6 +33,8 @@ _PROGRAM = re.compile(r"\b(" + "|".join(_OPS) + r")_perf\b")
 _LAUNCHER_TAG = re.compile(r"^\s*(?:\[[\w,.\-]+\](?:<\w+>)?\s*:?|\d+:|[\w.\-]+:)\s+")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)")
 _BLOCK = 4
+LARGEST = 1e15
+"""Of a figure: microseconds of 30 years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +66,11 @@ def parse_nccl_tests(text: str, *, op: CollectiveOp | None = None) -> list[NcclT
     Raises:
         FormatError: no row was found, or rows but no sign of which operation they measure.
     """
+    with reading("the text", "the output of nccl-tests"):
+        return _parsed(text, op)
+
+
+def _parsed(text: str, op: CollectiveOp | None) -> list[NcclTestsRow]:
     rows: list[NcclTestsRow] = []
     hosts: dict[int, str] = {}
     in_header = False
@@ -160,6 +168,6 @@ def _row(
 
 def _is_number(token: str) -> bool:
     try:
-        return float(token) >= 0
+        return 0 <= float(token) < LARGEST
     except ValueError:
         return False

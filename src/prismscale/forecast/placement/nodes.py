@@ -24,8 +24,11 @@ from prismscale.typed_files import text_of
 LONGEST_LINE = 2_000
 """Characters of a log's line that are looked at: searching takes their square."""
 _SNIFF_TEST = "GPU sniff test"
-_METRIC = re.compile(r"(?P<name>\S[^\[\]]*) \[[^\]]+\]: median=(?P<median>[\d.]+), mean=")
-_OUTLIER = re.compile(r"OUTLIER rank (?P<rank>\d+)(?: \((?P<node>[^)]*)\))?: (?P<value>[\d.]+) ")
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_METRIC = re.compile(rf"(?P<name>\S[^\[\]]*) \[[^\]]+\]: median=(?P<median>{_NUMBER}), mean=")
+_OUTLIER = re.compile(
+    rf"OUTLIER rank (?P<rank>\d{{1,7}})(?: \((?P<node>[^)]*)\))?: (?P<value>{_NUMBER}) "
+)
 
 
 @dataclass(frozen=True, kw_only=True)
