@@ -49,6 +49,21 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fabric:
+    """Switches above the nodes: pods within which all cards reach each other at full speed."""
+
+    nodes_per_pod: int
+    """Consecutive nodes under the same leaf switches (rail-optimised: one leaf a rail)."""
+    oversubscription: float = 1.0
+    """Bandwidth of a pod's network cards over that of its uplinks; 1 is a full fat tree."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "nodes_per_pod")
+        if self.oversubscription < 1:
+            raise UsageError(f"oversubscription is {self.oversubscription}; it must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AlgorithmTuning:
     """What one collective algorithm makes of the links. See :mod:`prismscale.cost.algorithms`."""
 
@@ -64,13 +79,19 @@ class AlgorithmTuning:
     """Cost of handling one piece of a message that is cut into pieces."""
     chunk_limit_ns: float
     """Time on the wire of a message beyond which its pieces grow no more."""
+    inter_latency_factor: float | None = None
+    """The same for a step between nodes; None: as inside a node."""
+    spanning_latency_factor: float | None = None
+    """The same for a step inside a node, in a group of several nodes; None: as on one node."""
+    own_copy: float = 0.0
+    """Time of copying a byte of a member's own share, as a part of that of a byte over NVLink."""
     min_members_per_node: int = 1
     """The algorithm is only used where every node holds at least so many members."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "intra_efficiency", "inter_efficiency", "chunk_limit_ns")
         _require_positive(self, "min_members_per_node")
-        for name in ("base_ns", "latency_factor", "chunk_ns"):
+        for name in ("base_ns", "latency_factor", "chunk_ns", "own_copy"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be 0 or more")
 
@@ -121,6 +142,8 @@ class Cluster:
     overlap_power: float = 6.0
     """Sharpness of the smooth minimum of NVLink and network bandwidth; ∞ is the plain minimum."""
     algorithms: Mapping[str, AlgorithmTuning] = field(default_factory=dict)
+    fabric: Fabric | None = None
+    """None: every card reaches every other at full speed."""
     measured: Measured | None = None
     variability: str = ""
     """Variability profile of what a model answers: a preset's name or a TOML file; empty for none.

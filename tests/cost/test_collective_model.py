@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.cluster import AlgorithmTuning, Cluster, Link, Measured, MeasuredCurve
+from prismscale.cluster import AlgorithmTuning, Cluster, Fabric, Link, Measured, MeasuredCurve
 from prismscale.cost.collective import (
     AnalyticCollectiveModel,
     NullCollectiveModel,
@@ -273,3 +273,88 @@ def test_recv_takes_as_long_as_send() -> None:
     send, recv = (model.duration_ns(op, MIB, pair) for op in (CollectiveOp.SEND, CollectiveOp.RECV))
 
     assert send == recv
+
+
+def _pairs(n_nodes: int) -> np.ndarray:
+    """A group of two nodes for each of the eight devices of a node: [group rank, group]."""
+    return np.array([[device, 8 * (n_nodes - 1) + device] for device in range(8)]).T
+
+
+def test_groups_of_a_family_share_the_cards_of_a_node() -> None:
+    """Eight groups over nodes with four cards take as long as one with half a card."""
+    few = replace(H100, nics_per_node=4)
+    half = Link(
+        latency_ns=H100.inter_node.latency_ns,
+        bandwidth_bytes_per_s=H100.inter_node.bandwidth_bytes_per_s / 2,
+    )
+    alone = AnalyticCollectiveModel(replace(H100, inter_node=half))
+    shared = AnalyticCollectiveModel(few).duration_ns(CollectiveOp.ALL_REDUCE, GIB, _pairs(2))
+
+    assert shared == pytest.approx(
+        alone.duration_ns(CollectiveOp.ALL_REDUCE, GIB, _pairs(2)), rel=1e-6
+    )
+
+
+def test_a_group_alone_has_its_card_for_itself() -> None:
+    """One group over the same nodes is as fast as where every device has a card."""
+    few = AnalyticCollectiveModel(replace(H100, nics_per_node=4))
+    one = _pairs(2)[:, :1]
+
+    assert few.duration_ns(CollectiveOp.ALL_REDUCE, GIB, one) == MODEL.duration_ns(
+        CollectiveOp.ALL_REDUCE, GIB, one
+    )
+
+
+@pytest.mark.parametrize(("nodes", "is_slower"), [(4, False), (5, True)])
+def test_oversubscribed_uplinks_slow_what_leaves_a_pod(nodes: int, is_slower: bool) -> None:
+    """An all-to-all of more nodes than a pod has is slower; within a pod nothing changes."""
+    fabric = Fabric(nodes_per_pod=4, oversubscription=8.0)
+    model = AnalyticCollectiveModel(replace(H100, fabric=fabric))
+    ranks = np.arange(8 * nodes)[:, None]
+    times = [m.duration_ns(CollectiveOp.ALL_TO_ALL, GIB, ranks)[0] for m in (MODEL, model)]
+
+    assert (times[1] > times[0]) == is_slower
+
+
+def test_a_ring_hardly_notices_oversubscribed_uplinks() -> None:
+    """It leaves a pod once: eight rings of 16 nodes fit uplinks of a quarter of the cards."""
+    model = AnalyticCollectiveModel(
+        replace(H100, fabric=Fabric(nodes_per_pod=8, oversubscription=4.0))
+    )
+    ranks = np.arange(128).reshape(16, 8)
+
+    assert np.array_equal(
+        model.duration_ns(CollectiveOp.ALL_GATHER, GIB, ranks),
+        MODEL.duration_ns(CollectiveOp.ALL_GATHER, GIB, ranks),
+    )
+
+
+@given(ops, st.integers(0, 2**34), st.integers(1, 8), st.floats(1, 16), st.floats(1, 16))
+def test_a_thinner_fabric_is_never_faster(
+    op: CollectiveOp, n_bytes: int, nodes_per_pod: int, first: float, second: float
+) -> None:
+    """More oversubscription never takes less time."""
+    ranks = np.arange(2 if op.is_p2p else 96)[:, None] * (40 if op.is_p2p else 1)
+    full, thin = (
+        AnalyticCollectiveModel(
+            replace(H100, fabric=Fabric(nodes_per_pod=nodes_per_pod, oversubscription=o))
+        ).duration_ns(op, n_bytes, ranks)[0]
+        for o in sorted((first, second))
+    )
+
+    assert full <= thin
+
+
+def test_a_members_own_share_costs_a_copy() -> None:
+    """Two members move half of what they gather over the link and copy the other half."""
+    tuning = H100.algorithms["ring"]
+    times = [
+        AnalyticCollectiveModel(
+            replace(H100, algorithms={"ring": replace(tuning, own_copy=own)})
+        ).time_ns(
+            CollectiveOp.ALL_GATHER, 64 * GIB, TopologyFootprint(size=2, nodes=1, most=2, least=2)
+        )
+        for own in (0.0, 1.0)
+    ]
+
+    assert times[1] == pytest.approx(2 * times[0], rel=0.01)

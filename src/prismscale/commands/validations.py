@@ -9,6 +9,7 @@ import typer
 
 from prismscale.commands.validate_gpu import validate_gpu
 from prismscale.program_arguments import OPEN, ProgramCommand
+from prismscale.validation import collective_errors
 from prismscale.validation.accuracy_page import renew, section
 from prismscale.validation.rows import finish
 from prismscale.validation.suite import REMARKS, validate
@@ -35,6 +36,24 @@ def validate_forecast(
     if page is not None:
         command = "prismscale validate forecast"
         renew(page, "Forecast", section("Forecast", rows, command=command, remarks=REMARKS))
+    if code:
+        raise typer.Exit(code)
+
+
+@validations.command("collectives")
+def validate_collectives(
+    truth: Annotated[Path, typer.Option(help="Folder of public measurements.")],
+    json: Annotated[Path | None, typer.Option(help="JSON file of the rows.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Accuracy page to renew.")] = Path(
+        "docs/accuracy.md"
+    ),
+) -> None:
+    """Hold modelled collectives against public measurements of NCCL that none was fitted to."""
+    rows = collective_errors.validate(truth)
+    code = finish(rows, title="Collectives against public measurements", json_path=json)
+    if page is not None:
+        name, command = "Communication", "prismscale validate collectives"
+        renew(page, name, section(name, rows, command=command, remarks=collective_errors.REMARKS))
     if code:
         raise typer.Exit(code)
 

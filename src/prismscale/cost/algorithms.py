@@ -1,7 +1,8 @@
 r"""What each collective algorithm moves over which link, and how long that takes.
 
 Every algorithm is described by a :class:`Load`: sequential steps over each kind of link, bytes that
-a device moves over NVLink, and bytes that a node moves over its network cards. Its time is
+a device moves over NVLink or copies, and bytes that a node moves over its network cards. Its time
+is
 
 .. math::  t = base + steps + w + 2 \sqrt{chunk \cdot w \cdot w_0 / (w + w_0)}, \qquad
            w = (w_{intra}^p + w_{inter}^p)^{1/p}
@@ -43,9 +44,13 @@ class Load:
     """Sequential hops between nodes."""
     intra_bytes: float = 0.0
     """Bytes of the busiest device in one direction of NVLink."""
+    own_bytes: float = 0.0
+    """Bytes that a device copies from its own input to its own output."""
     inter_bytes: float = 0.0
     """Bytes of the busiest node in one direction of :attr:`inter_cards` network cards."""
     inter_cards: float = 1.0
+    crossing_bytes: float = 0.0
+    """Bytes of the busiest pod in one direction of its uplinks, if the group spans pods."""
     is_pipelined: bool = False
     """The message runs piece by piece down a path whose every hop handles every piece."""
 
@@ -77,8 +82,11 @@ def ring(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Clust
         intra_steps=hops * (1.0 - crossing),
         inter_steps=hops * crossing,
         intra_bytes=moved if at.most > 1 else 0.0,
+        own_bytes=n_bytes / at.size if at.most > 1 and op in _RING_PASSES else 0.0,
         inter_bytes=moved if at.nodes > 1 else 0.0,
         inter_cards=cards_of(at.least, cluster),
+        # A circuit in the order of ranks leaves a pod once, as it leaves a node.
+        crossing_bytes=moved,
         is_pipelined=op not in _RING_PASSES,
     )
 
@@ -92,6 +100,7 @@ def tree(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Clust
         intra_bytes=passes * n_bytes if at.most > 1 else 0.0,
         inter_bytes=_tree_bytes(passes, n_bytes, at.nodes),
         inter_cards=cards_of(at.least, cluster),
+        crossing_bytes=_tree_bytes(passes, n_bytes, at.nodes),
         is_pipelined=True,
     )
 
@@ -104,6 +113,7 @@ def hierarchical(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluste
         intra_bytes=n_bytes * (1.0 + 1.0 / at.least),
         inter_bytes=_tree_bytes(2, n_bytes, at.nodes),
         inter_cards=cards_of(at.least, cluster),
+        crossing_bytes=_tree_bytes(2, n_bytes, at.nodes),
         is_pipelined=True,
     )
 
@@ -118,8 +128,10 @@ def pairwise(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: C
         intra_steps=float(at.most - 1),
         inter_steps=float(at.size - at.least) if at.nodes > 1 else 0.0,
         intra_bytes=share * (at.most - 1),
+        own_bytes=share if at.most > 1 else 0.0,
         inter_bytes=share * busiest * (at.size - busiest) if at.nodes > 1 else 0.0,
         inter_cards=cards[busiest],
+        crossing_bytes=share * at.in_pod * (at.size - at.in_pod),
     )
 
 
@@ -132,6 +144,7 @@ def rooted(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Clu
         intra_bytes=share * (at.most - 1),
         inter_bytes=share * (at.size - at.least),
         inter_cards=cards_of(1, cluster),
+        crossing_bytes=share * (at.size - at.in_pod),
     )
 
 
@@ -146,6 +159,7 @@ def point_to_point(
         intra_bytes=0.0 if between else n_bytes,
         inter_bytes=n_bytes if between else 0.0,
         inter_cards=cards_of(1, cluster),
+        crossing_bytes=n_bytes,
     )
 
 
@@ -194,16 +208,16 @@ class CostBreakdown:
         return self.base_ns + self.steps_ns + self.wire_ns + self.pipeline_ns
 
 
-def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> CostBreakdown:
-    """Time of ``load`` on the links of ``cluster``."""
-    intra, inter = cluster.intra_node, cluster.inter_node
-    hops_ns = load.intra_steps * intra.latency_ns + load.inter_steps * inter.latency_ns
-    intra_rate = intra.bandwidth_bytes_per_s * tuning.intra_efficiency
-    inter_rate = inter.bandwidth_bytes_per_s * load.inter_cards * tuning.inter_efficiency
-    intra_ns = 1e9 * load.intra_bytes / intra_rate
-    inter_ns = 1e9 * load.inter_bytes / inter_rate
+def evaluate(
+    load: Load, tuning: AlgorithmTuning, cluster: Cluster, at: TopologyFootprint
+) -> CostBreakdown:
+    """Time of ``load``, that of a group placed as ``at``, on the links of ``cluster``."""
+    intra_rate = cluster.intra_node.bandwidth_bytes_per_s * tuning.intra_efficiency
+    # The same threads copy a member's own share: with few members that is much of their work.
+    intra_ns = 1e9 * (load.intra_bytes + tuning.own_copy * load.own_bytes) / intra_rate
+    inter_ns = _inter_ns(load, tuning, cluster, at)
     wire_ns = _smooth_max(intra_ns, inter_ns, cluster.overlap_power)
-    steps_ns = tuning.latency_factor * hops_ns
+    steps_ns = _steps_ns(load, tuning, cluster)
     chunk_ns = tuning.chunk_ns + (steps_ns if load.is_pipelined else 0.0)
     limit_ns = tuning.chunk_limit_ns
     return CostBreakdown(
@@ -214,6 +228,37 @@ def evaluate(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> CostBreak
         wire_ns=wire_ns,
         pipeline_ns=2.0 * math.sqrt(chunk_ns * wire_ns * limit_ns / (wire_ns + limit_ns)),
     )
+
+
+def _inter_ns(
+    load: Load, tuning: AlgorithmTuning, cluster: Cluster, at: TopologyFootprint
+) -> float:
+    """Time of the bytes between nodes: on the busiest node's cards, or on its pod's uplinks."""
+    card_rate = cluster.inter_node.bandwidth_bytes_per_s * tuning.inter_efficiency
+    # A device takes part in one communication at a time, however many of its groups are listed.
+    sharing = min(at.sharing, max(1.0, cluster.devices_per_node / at.least))
+    cards = min(load.inter_cards, cluster.nics_per_node / sharing)
+    cards_ns = 1e9 * load.inter_bytes / (card_rate * cards)
+    if cluster.fabric is None or at.pods == 1:
+        return cards_ns
+    pod_cards = cluster.fabric.nodes_per_pod * cluster.nics_per_node
+    uplink_rate = card_rate * pod_cards / cluster.fabric.oversubscription
+    return max(cards_ns, 1e9 * at.pod_sharing * load.crossing_bytes / uplink_rate)
+
+
+def _steps_ns(load: Load, tuning: AlgorithmTuning, cluster: Cluster) -> float:
+    """Latency of the sequential steps.
+
+    In a ring over several nodes a step inside a node costs more than in a ring of one node: pieces
+    go through buffers that the network's cards can read.
+    """
+    inside = across = tuning.latency_factor
+    if load.inter_steps and tuning.spanning_latency_factor is not None:
+        inside = tuning.spanning_latency_factor
+    if tuning.inter_latency_factor is not None:
+        across = tuning.inter_latency_factor
+    intra_ns = inside * load.intra_steps * cluster.intra_node.latency_ns
+    return intra_ns + across * load.inter_steps * cluster.inter_node.latency_ns
 
 
 def exchange_of_signals(at: TopologyFootprint, cluster: Cluster) -> CostBreakdown:

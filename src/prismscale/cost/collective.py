@@ -59,11 +59,16 @@ class AnalyticCollectiveModel:
     """The cheapest algorithm that the cluster tunes, by latency and bandwidth of its links.
 
     Monotone in bytes, and never slower for more bandwidth: a minimum of functions that are both.
+
+    The groups of one family, which ``ranks_KG`` holds, communicate at the same time, as those of an
+    SPMD program do: where a node has fewer network cards than they ask for, or a pod's uplinks are
+    oversubscribed, they share them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._placements = PlacementCache(cluster.devices_per_node)
+        pod = cluster.fabric.nodes_per_pod if cluster.fabric is not None else 0
+        self._placements = PlacementCache(cluster.devices_per_node, pod)
         self._algorithms = {op: _algorithms_for(op, cluster) for op in CollectiveOp}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._cheapest_ns)
 
@@ -95,7 +100,7 @@ class AnalyticCollectiveModel:
             # NCCL has no barrier: torch runs a one-element all_reduce in its place.
             op, n_bytes = CollectiveOp.ALL_REDUCE, 1
         found = [
-            evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster)
+            evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster, at)
             for _, rule, tuning in self._algorithms[op]
             if at.least >= tuning.min_members_per_node
         ]

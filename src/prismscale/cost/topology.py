@@ -29,16 +29,58 @@ class TopologyFootprint:
     """Members on the fullest node."""
     least: int
     """Members on the emptiest of its nodes."""
+    sharing: int = 1
+    """Groups of the family that leave the node which most of them leave, this one among them: they
+    communicate at the same time and share its network cards. 1 for a group of one node."""
+    pods: int = 1
+    """Pods that hold at least one member; 1 where the cluster describes no fabric."""
+    in_pod: int = 0
+    """Members in the pod that holds most of them; 0 where the group stays in one pod."""
+    pod_sharing: int = 1
+    """Groups of the family that leave the pod which most of them leave: they share its uplinks."""
 
 
 def place(
-    ranks_KG: NDArray[np.int64], devices_per_node: int
+    ranks_KG: NDArray[np.int64], devices_per_node: int, nodes_per_pod: int = 0
 ) -> tuple[tuple[TopologyFootprint, ...], NDArray[np.int64]]:
-    """The distinct placements of ``G`` groups, and the index of each group's own (length ``G``)."""
+    """The distinct placements of ``G`` groups, and the index of each group's own (length ``G``).
+
+    ``nodes_per_pod`` 0 means that all nodes are of one pod.
+    """
     size, n_groups = ranks_KG.shape
     if n_groups == 0:
         return (), np.empty(0, dtype=np.int64)
-    node_KG = np.sort(ranks_KG // devices_per_node, axis=0)
+    node_KG = ranks_KG // devices_per_node
+    nodes_G, most_G, least_G, sharing_G = _spread_over(node_KG)
+    pods_G, in_pod_G = np.ones_like(nodes_G), np.zeros_like(nodes_G)
+    pod_sharing_G = np.ones_like(nodes_G)
+    if nodes_per_pod:
+        pods_G, in_pod_G, _, pod_sharing_G = _spread_over(node_KG // nodes_per_pod)
+        in_pod_G = np.where(pods_G > 1, in_pod_G, 0)
+    columns = (nodes_G, most_G, least_G, sharing_G, pods_G, in_pod_G, pod_sharing_G)
+    shapes, index_G = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    return tuple(_footprint(size, shape) for shape in shapes), index_G.reshape(n_groups)
+
+
+def _footprint(size: int, shape: NDArray[np.int64]) -> TopologyFootprint:
+    nodes, most, least, sharing, pods, in_pod, pod_sharing = (int(value) for value in shape)
+    return TopologyFootprint(
+        size=size,
+        nodes=nodes,
+        most=most,
+        least=least,
+        sharing=sharing,
+        pods=pods,
+        in_pod=in_pod,
+        pod_sharing=pod_sharing,
+    )
+
+
+def _spread_over(place_KG: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    """Of each group: places (nodes or pods) that hold members, members on the fullest and on the
+    emptiest, and groups of more than one place that share the place which most of them share."""
+    size, n_groups = place_KG.shape
+    node_KG = np.sort(place_KG, axis=0)
     starts_KG = np.ones((size, n_groups), dtype=bool)
     np.not_equal(node_KG[1:], node_KG[:-1], out=starts_KG[1:])
     nodes_G = starts_KG.sum(axis=0)
@@ -50,21 +92,21 @@ def place(
     most_G = np.maximum.reduceat(run_lengths, first_run_G)
     least_G = np.minimum.reduceat(run_lengths, first_run_G)
 
-    shapes, index_G = np.unique(
-        np.stack([nodes_G, most_G, least_G], axis=1), axis=0, return_inverse=True
-    )
-    placements = tuple(
-        TopologyFootprint(size=size, nodes=int(n), most=int(most), least=int(least))
-        for n, most, least in shapes
-    )
-    return placements, index_G.reshape(n_groups)
+    # A place is shared by the groups that have a run of members there and others elsewhere.
+    run_place = node_KG.T.ravel()[start_at]
+    leaves = np.repeat(nodes_G > 1, nodes_G)
+    _, at, count = np.unique(run_place[leaves], return_inverse=True, return_counts=True)
+    sharers = np.ones(len(start_at), dtype=np.int64)
+    sharers[leaves] = count[at.ravel()]
+    return nodes_G, most_G, least_G, np.maximum.reduceat(sharers, first_run_G)
 
 
 class PlacementCache:
     """Placements by identity of the rank table: a job asks about few tables, many times."""
 
-    def __init__(self, devices_per_node: int) -> None:
+    def __init__(self, devices_per_node: int, nodes_per_pod: int = 0) -> None:
         self._devices_per_node = devices_per_node
+        self._nodes_per_pod = nodes_per_pod
         self._known: OrderedDict[int, _KnownFootprints] = OrderedDict()
 
     def of(
@@ -80,7 +122,7 @@ class PlacementCache:
             return known.placements, known.index_G
         if ranks_KG.ndim != 2 or ranks_KG.shape[0] == 0:
             raise UsageError(f"ranks of shape {ranks_KG.shape}; expected [group rank, group]")
-        placements, index_G = place(ranks_KG, self._devices_per_node)
+        placements, index_G = place(ranks_KG, self._devices_per_node, self._nodes_per_pod)
         # The table is kept alive with the entry, so that its id cannot come to name another one.
         self._known[id(ranks_KG)] = _KnownFootprints(ranks_KG, placements, index_G)
         if len(self._known) > _FAMILIES_KEPT:

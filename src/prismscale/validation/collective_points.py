@@ -3,8 +3,8 @@
 Two harnesses: nccl-tests (launches in a row on a stream) and aiconfigurator (launches inside a CUDA
 graph). On one node they agree at all sizes, so both are times of the kernel.
 
-[Note: held out] Constants are fitted (``tools/fit/fit_collectives.py``) to groups of 2 and of 8 GPUs
-of one node, to node pairs, and to 10 nodes with 1, 2 and 4 GPUs each. Held out, and scored, are
+[Note: held out] Constants are fitted (``tools/fit/fit_collectives.py``) to groups of 2 and of 8
+GPUs of one node, to node pairs, and to 10 nodes with 1, 2 and 4 GPUs each. Held out and scored:
 
 - groups of 4 and 6 GPUs of one node, whatever GPU, harness or version of NCCL;
 - what another laboratory measured: all rows of dgxc-benchmarking and nccl-collectives-bench;
