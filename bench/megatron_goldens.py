@@ -5,8 +5,9 @@
 A record is what the last rank of a functional test of Megatron-LM logged at every step. It is run
 by the code of the commit that brought its values (``megatron_history.py``), with the options that
 the test had there, over Transformer Engine's Python code of that commit's container, through
-``prismscale run --device null``. What ``results.json`` says of the last stage is compared with the
-highest peak before the run was resumed (step 51).
+``prismscale run --device null``. The last rank's peak in the run folder is compared with the
+highest before the run was resumed (step 51). ``results.json`` has the highest peak of a stage's
+ranks: where there is one stage that is rank 0's, which holds a little more.
 
 CLONE is a clone of NVIDIA/Megatron-LM with its history; trees and libraries are put into
 ``--work``. The Python of this bench needs what Megatron-LM needs (docs/null-device.md); Apex and
@@ -31,12 +32,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from megatron_data import BERT_DATA, GPT_DATA, make
 from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import Runs
+from runs import Runs, memory_by_rank
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 LIMIT_S = 3600
@@ -158,8 +158,8 @@ class Bench:
         """Of one record."""
         return self._repository.origin(golden.path, golden.peaks)
 
-    def results(self, golden: Golden, origin: Origin) -> tuple[dict[str, Any], str]:
-        """Of one record; empty where its program failed, with the reason."""
+    def peak_bytes(self, golden: Golden, origin: Origin) -> tuple[int, str]:
+        """Of the last rank; 0 where the program failed, with the reason."""
         tree = self._repository.checkout(origin.commit, self._work / "megatron")
         library = transformer_engine(origin.transformer_engine, self._work / "transformer-engine")
         given = sections(origin.config)
@@ -183,7 +183,11 @@ class Bench:
             if (path := tree / name).is_file()
         )
         job = ("--samples", 1, "--watch-steps", 0)
-        return runs.null(golden.name, golden.world_size, (script, *line), *job), runs.reason
+        found = runs.null(golden.name, golden.world_size, (script, *line), *job)
+        if not found:
+            return 0, runs.reason
+        memory = memory_by_rank(runs.folder / golden.name, found["captured"])
+        return memory[golden.world_size - 1].peak_bytes, ""
 
 
 def measure(golden: Golden, bench: Bench) -> list[Row]:
@@ -191,12 +195,11 @@ def measure(golden: Golden, bench: Bench) -> list[Row]:
     origin = bench.origin(golden)
     title = f"{golden.name}: {origin.commit[:10]}, Transformer Engine {origin.transformer_engine}"
     reason = next((why for start, why in NOT_MADE_UP.items() if golden.name.startswith(start)), "")
-    found: dict[str, Any] = {}
+    peak_bytes = 0
     if not reason:
-        found, reason = bench.results(golden, origin)
-    if not found:
+        peak_bytes, reason = bench.peak_bytes(golden, origin)
+    if not peak_bytes:
         return [Row.at_least(f"{title}: completes ({reason})", 0, 1)]
-    peak_bytes = max(found["stages"], key=lambda stage: stage["first_rank"])["peak_bytes"]
     its = golden.steady_bytes
     error = 100 * (peak_bytes / its - 1)
     said = f"{title}: peak {peak_bytes:,} of {its:,} bytes"

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prismscale.graph.io import load_graph, load_trace
+from prismscale.graph.trace import MemoryRecord
+from prismscale.runfolder import RunFolder
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 TITAN = EXAMPLES / "torchtitan" / "train.py"
@@ -88,6 +92,16 @@ class Runs:
         except subprocess.TimeoutExpired:
             late = f"not done after {self._limit_s:g} s"
             return subprocess.CompletedProcess(command, NOT_DONE, stdout="", stderr=late)
+
+
+def memory_by_rank(out: Path, captured: Sequence[int]) -> dict[int, MemoryRecord]:
+    """Of every rank of the run in ``out``: its own, or that of a captured rank of its class."""
+    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
+    memory = {rank: load_trace(newest / f"rank-{rank}.parquet").memory for rank in captured}
+    own = {rank: record for rank, record in memory.items() if record is not None}
+    class_of_R = load_graph(RunFolder(root=out).graph).class_of_R
+    by_class = {int(class_of_R[rank]): record for rank, record in own.items()}
+    return {r: own.get(r, by_class[int(c)]) for r, c in enumerate(class_of_R)}
 
 
 def is_installed(package: str) -> bool:

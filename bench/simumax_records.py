@@ -35,10 +35,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from prismscale.graph.io import load_graph, load_trace
-from prismscale.runfolder import RunFolder
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import Runs
+from runs import Runs, memory_by_rank
 
 MIB = 2**20
 LIMIT_S = 3600
@@ -162,20 +160,6 @@ def _options(row: Mapping[str, Any]) -> Iterator[str]:
     yield from ("--moe-layer-freq", f"([0]*1+[1]*{row['layer_num'] - 1})*1")
 
 
-def peaks_by_rank(out: Path, captured: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """MiB allocated and reserved of every rank of the run in ``out``: its own, or those of a
-    captured rank of its class."""
-    newest = max(out.glob("captures/*"), key=lambda path: path.stat().st_mtime)
-    own = {}
-    for rank in captured:
-        memory = load_trace(newest / f"rank-{rank}.parquet").memory
-        if memory is not None:
-            own[rank] = (memory.peak_bytes / MIB, (memory.reserved_bytes or 0) / MIB)
-    class_of_R = load_graph(RunFolder(root=out).graph).class_of_R
-    by_class = {int(class_of_R[rank]): peaks for rank, peaks in own.items()}
-    return {r: own.get(r, by_class[int(c)]) for r, c in enumerate(class_of_R)}
-
-
 def measure(record: Record, script: Path, runs: Runs) -> list[Row]:
     """Run one record's command line."""
     job = ("--device", "null", "--cluster", CLUSTER, "--world-size", WORLD_SIZE)
@@ -183,7 +167,8 @@ def measure(record: Record, script: Path, runs: Runs) -> list[Row]:
     found = runs.run(record.name, (*job, "--watch-steps", 1), (script, *record.options, *board))
     if not found:
         return [Row.at_least(f"{record.name}: completes", 0, 1)]
-    ours = peaks_by_rank(runs.folder / record.name, found["captured"])
+    memory = memory_by_rank(runs.folder / record.name, found["captured"])
+    ours = {r: (m.peak_bytes / MIB, (m.reserved_bytes or 0) / MIB) for r, m in memory.items()}
     allocated, reserved = (
         max((_percent(ours[r][i], its[i]) for r, its in record.peaks.items()), key=abs)
         for i in range(2)
