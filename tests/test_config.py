@@ -80,7 +80,7 @@ NOT_IN_PYTHON = {
     "capture_timeout_s": "the same",
     "capture": "for hangs, which the command explains",
     "check_s": "the same",
-    "routing": "only where a null device's program routes tokens to experts",
+    "routing": "only where a program routes tokens to experts",
     "stand_ins": "only for extensions that exist as CUDA binaries alone",
     "storage": "only of a null device's checkpoints",
 }

@@ -87,7 +87,7 @@ class JobConfig:
     fused: bool = False
     """Lower no compiled regions: cost elementwise work by a rule of fusion, on a null device."""
     routing: Routing = field(default_factory=Routing)
-    """Tokens by expert on a null device."""
+    """Tokens by expert; on a device that computes, where it is given."""
     stand_ins: tuple[StandInFile, ...] = ()
     """For extensions that exist only as CUDA binaries, on a null device."""
     storage: Storage = field(default_factory=Storage)
@@ -130,8 +130,6 @@ class JobConfig:
         if self.device != "null" and (self.kernels is not None or self.fused):
             given = "--kernels" if self.kernels is not None else "--fused"
             raise UsageError(f"{given} models the kernels of --device null, not of {self.device}")
-        if self.device != "null" and self.routing != Routing():
-            raise UsageError(f"--routing is of --device null; on {self.device} the program routes")
         if self.device != "null" and self.stand_ins:
             raise UsageError(
                 f"--stand-in is of --device null; on {self.device} the extension itself is imported"

@@ -46,6 +46,7 @@ from prismscale.job_parts import (
     fork_server,
     live_stage,
     payload_uses,
+    router_findings,
     switch_counts,
     switching_stage,
 )
@@ -93,6 +94,7 @@ class Job:
                 save_graph(graph, self.folder.graph)
                 emulated = emulated_ranks(config, captures, traces)
                 payloads = payload_uses(config, captures, traces)
+                routers = router_findings(config, captures, traces, emulated)
                 events = find_events(captures, traces)
                 stored, unmatched = store_events(
                     events, traces, plan.representative_R, groups, emulated, self.folder.periodic
@@ -129,6 +131,7 @@ class Job:
                 emulated=emulated,
                 payload=config.payload_kind,
                 payloads=payloads,
+                routers=routers,
                 events=tuple(costed),
                 unmatched=unmatched,
                 switched=switch_counts(captures) if config.values == "real" else None,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import Emulated
+from prismscale.analysis.overload import RouterFindings, RouterUse, findings_of, modelled_use
 from prismscale.analysis.payload_use import PayloadUses, all_uses, refuse_idle_rules
 from prismscale.analysis.switched import SwitchCounts
-from prismscale.capture.capture_spec import CaptureSpec, payload_path
+from prismscale.capture.capture_spec import CaptureSpec, payload_path, routers_path
 from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
 from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.devices.routing import Routing
+from prismscale.errors import UsageError
+from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
 from prismscale.live.live_spec import LiveSpec
 from prismscale.live.stage import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveStage
@@ -165,6 +170,38 @@ def payload_uses(
     ran = [traces[rank].captured_as for rank in sorted(traces)]
     found = tuple(PayloadUses.load(payload_path(captures, rank)) for rank in ran)
     refuse_idle_rules(all_uses(found))
+    return found
+
+
+def router_findings(
+    config: JobConfig,
+    captures: Path,
+    traces: Mapping[int, RankTrace],
+    emulated: Iterable[Emulated],
+) -> RouterFindings:
+    """What routers of experts chose.
+
+    Raises:
+        UsageError: ``--routing`` was for none of them.
+    """
+    groups = {
+        trace.groups[int(index)].ranks
+        for trace in traces.values()
+        for index in set(trace.group_index_N[trace.op_N == CollectiveOp.ALL_TO_ALL].tolist())
+    }
+    if config.device == "null":
+        shares = partial(config.routing.shares_in, 0)
+        uses = {r: modelled_use(e, shares) for r, e in zip(sorted(traces), emulated, strict=True)}
+        return findings_of(uses, sorted(groups))
+    paths = {rank: routers_path(captures, rank) for rank in sorted(traces)}
+    uses = {rank: RouterUse.load(path) for rank, path in paths.items()}
+    found = findings_of(uses, sorted(groups))
+    if config.routing != Routing() and not found.mocked:
+        raise UsageError(
+            "--routing: no router of the captured ranks was found that has as many experts: one "
+            "that chooses by topk over the last dimension of its scores; take the option out, or "
+            "give loads of as many experts as the program has"
+        )
     return found
 
 

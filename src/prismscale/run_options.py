@@ -19,7 +19,7 @@ import typer.main
 
 from prismscale.api import DEFAULT_OUT
 from prismscale.config import JobConfig
-from prismscale.devices.routing import Routing
+from prismscale.devices.routing_text import parse_routing
 from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S, Storage
 from prismscale.durations.slow_ranks import slow_ranks
@@ -117,7 +117,9 @@ def job_config(
     routing: Annotated[
         str,
         typer.Option(
-            help="Tokens by expert on --device null: uniform, zipf:S, or a CSV file of loads."
+            help="Tokens by expert: uniform (on a device that computes, as the program routes), "
+            "zipf:S, a preset over N ranks (balanced:N, mild:N, moderate:N, heavy:N, extreme:N), "
+            "balance:ranks=N,max=1.5,… or a CSV file."
         ),
     ] = "uniform",
     stand_in: Annotated[
@@ -256,7 +258,7 @@ def job_config(
         compute_scale=compute_scale,
         kernels=kernels,
         fused=fused,
-        routing=Routing.parse(routing),
+        routing=parse_routing(routing),
         stand_ins=tuple(StandInFile.parse(text) for text in stand_in or []),
         storage=Storage(write_bytes_per_s=storage * 1e9),
         variability=variability,

@@ -82,6 +82,29 @@ for step in range(9):
     step_ends()
 """
 )
+POLLING = (
+    HEAD
+    + """
+left, right = (rank - 1) % world, (rank + 1) % world
+for step in range(9):
+    total = torch.tensor([1.0 + step + rank])
+    work = dist.all_reduce(total, async_op=True)
+    polls = 0
+    while not work.is_completed():
+        polls += 1
+    line = [total.item()]
+    # The long message is sent first and received last: only its tag tells which it is.
+    long, short = torch.arange(5.0) + rank, torch.tensor([-1.0 * rank])
+    sent = [dist.isend(long, right, tag=7), dist.isend(short, right, tag=9)]
+    got_short, got_long = torch.empty(1), torch.empty(5)
+    taken = dist.irecv(got_short, left, tag=9), dist.irecv(got_long, left, tag=7)
+    for work in (*taken, *sent):
+        work.wait()
+    line += [got_short.item(), got_long.tolist(), polls < 100]
+    step_ends()
+    open(f"said-{rank}.jsonl", "a").write(json.dumps(line) + "\\n")
+"""
+)
 
 
 def run(folder: Path, program: str, *more: object) -> tuple[int, str, str]:
@@ -116,6 +139,21 @@ def test_every_rank_hears_what_the_others_say(
             assert line == [step, total, got, f"from {(rank + 1) % WORLD}", 30]
     graph = load_graph(RunFolder(root=tmp_path / "run").graph)
     assert graph.world_size == WORLD
+
+
+def test_what_a_poll_finds_completed_is_there_and_tags_tell_messages_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polls let other ranks run, so that few are needed; messages of a pair overtake each other."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(tmp_path, POLLING)
+    assert code == 0, err
+    for rank in range(WORLD):
+        left = (rank - 1) % WORLD
+        lines = (tmp_path / f"said-{rank}.jsonl").read_text().splitlines()
+        for step, line in enumerate(map(json.loads, lines)):
+            total = sum(1.0 + step + r for r in range(WORLD))
+            assert line == [total, -1.0 * left, [i + float(left) for i in range(5)], True]
 
 
 def test_ranks_that_wait_for_each_other_are_told(tmp_path: Path) -> None:

@@ -144,3 +144,29 @@ def test_a_read_of_a_store_waits_for_the_write() -> None:
     ask(0, "add", "n", 1)
     ask(1, "add", "n", 2)
     assert [t["value"] for t in told[2:]] == [1, 3]
+
+
+def test_a_rank_that_only_asks_lets_others_run_first() -> None:
+    """In one slot: it hears no when nobody else can go on, and yes when all have come."""
+    started: list[int] = []
+    coordinator = SwitchingCoordinator(world_size=2, n_slots=1, start=started.append)
+    coordinator.advance()
+    told: list[dict[str, Any]] = []
+    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
+
+    def ask(rank: int, kind: str, **more: Any) -> None:
+        coordinator.asked(rank, {"ask": kind, **more}, told.append)
+        coordinator.advance()
+
+    ask(0, "issue", parts=[part])
+    told.clear()
+    ask(0, "poll", names=["a"])
+    assert (started, told) == ([0, 1], [])
+    ask(1, "store", do="read", store="s", key="k")
+    assert told == [{"complete": False}]
+    ask(0, "store", do="write", store="s", key="k", value="v")
+    ask(0, "poll", names=["a"])
+    ask(1, "issue", parts=[part])
+    told.clear()
+    ask(1, "wait", names=["a"])
+    assert {"complete": True} in told

@@ -16,6 +16,7 @@ from prismscale.analysis.emulated import (
     coverage,
 )
 from prismscale.analysis.moved import Moved
+from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.durations.source import NEVER
@@ -196,6 +197,8 @@ class RunResult:
     """The first source that was asked for what absent peers contribute."""
     payloads: tuple[PayloadUse, ...] = ()
     """From where captured and live ranks had what absent peers contribute, and how often."""
+    routers: RouterFindings = field(default_factory=RouterFindings)
+    """How unevenly experts are loaded, and whether by the user's word."""
     variability: str = ""
     """Name of the variability profile that forecasts of this run take; empty for none."""
     wall_s: dict[str, float] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from prismscale.analysis.emulated import (
     value_uses,
 )
 from prismscale.analysis.observation import Observation
+from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse, PayloadUses, all_uses
 from prismscale.analysis.result import (
     ClassResult,
@@ -62,6 +63,8 @@ class Findings:
     """The first source of what absent peers contribute."""
     payloads: tuple[PayloadUses, ...] = ()
     """Of captured ranks: from where they had what absent peers contribute."""
+    routers: RouterFindings = field(default_factory=RouterFindings)
+    """What routers of experts chose."""
     events: tuple[EventCost, ...] = ()
     """What happens only in some steps."""
     unmatched: tuple[str, ...] = ()
@@ -135,6 +138,7 @@ def summarise(
         values=value_uses(found.emulated),
         payload=found.payload,
         payloads=_payloads(found),
+        routers=found.routers,
         what_ifs=found.effects,
         step_without_ns=found.step_without_ns,
         wall_s=wall_s,

@@ -75,6 +75,11 @@ class CaptureSpec(RankSpec):
         return payload_path(Path(self.out), self.rank)
 
     @property
+    def routers_path(self) -> Path:
+        """Where it is said what routers of experts chose, on a device that computes."""
+        return routers_path(Path(self.out), self.rank)
+
+    @property
     def error_path(self) -> Path:
         """Where a failure is described."""
         return Path(self.out) / f"rank-{self.rank}.error.json"
@@ -83,6 +88,11 @@ class CaptureSpec(RankSpec):
 def payload_path(folder: Path, rank: int) -> Path:
     """Where it is said from where a captured rank had what absent peers contribute."""
     return folder / f"rank-{rank}.payload.json"
+
+
+def routers_path(folder: Path, rank: int) -> Path:
+    """Where it is said what a captured rank's routers of experts chose."""
+    return folder / f"rank-{rank}.routers.json"
 
 
 def unusual_path(folder: Path, rank: int) -> Path:

@@ -20,7 +20,8 @@ from prismscale.devices.cuda import CudaMemoryTracker, CudaStreams
 from prismscale.devices.null.launch_reader import RecomputedParts, launch_log
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import CaptureDevice, MemoryTracker, NullMemoryTracker
-from prismscale.devices.select import start_device
+from prismscale.devices.router_watch import RouterWatch
+from prismscale.devices.select import router_watch, start_device
 from prismscale.devices.stream_device import StreamDevice
 from prismscale.emulation.hook import CommunicationHook, GroupObserver, GroupObservers
 from prismscale.emulation.script import ignore_breakpoints
@@ -66,9 +67,11 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             parts = RecomputedParts(emulation.library, emulation.device, again)
             stack.enter_context(watch_recomputation(parts))
         hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
-        _run(stack, spec, device, recorder, payload, hook, recorder, control)
+        routers = _run(stack, spec, device, recorder, payload, hook, recorder, control)
     control.end_memory()
     payload.uses().save(spec.payload_path)
+    if routers is not None:
+        routers.save(spec.routers_path)
     trace = trace_of(spec, control, recorder, device)
     if control.followed is None:
         _save_unusual(spec, control.ordinary(), recorder, device)
@@ -119,8 +122,9 @@ def _run(
     hook: CommunicationHook,
     observer: GroupObserver,
     control: Control,
-) -> None:
-    """Run the program with everything in place that ``stack`` is to take away."""
+) -> RouterWatch | None:
+    """Run the program with everything in place that ``stack`` is to take away. Returns what its
+    routers chose."""
     stack.enter_context(payload.in_force(Path(spec.payloads)))
     noting = payload.rules.noting_sites(hook)
     stack.enter_context(absent_peers(spec.environment, noting, observer))
@@ -128,10 +132,14 @@ def _run(
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))
     stack.enter_context(watch_backward(recorder))
+    routers = router_watch(spec)
+    if routers is not None:
+        stack.enter_context(routers.watching())
     stack.enter_context(device.observed(recorder))
     recorder.resume()
     spec.script.run()
     recorder.finish()
+    return routers
 
 
 def trace_of(

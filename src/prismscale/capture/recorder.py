@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 
 from torch.distributed import Work
 
@@ -76,6 +77,8 @@ class Recorder:
         self._load = load or NullLoad()
         self._spans = device.spans(self.stream, FORWARD)
         self._time = ProgramTime()
+        self._asked_ns = 0
+        """What asking whether communications are over has taken of the span that is open."""
         self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
         """By lane: recent batches, oldest first, as many as the backend runs at a time."""
 
@@ -113,7 +116,17 @@ class Recorder:
                     share.waited(before_ns > 0)
                     issued.join(waiting)
 
-            work = in_flight(batch, joined)
+            def is_over() -> bool:
+                began_ns = perf_counter_ns()
+                over = share.is_over()
+                self._asked_ns += perf_counter_ns() - began_ns
+                # A program that finds it completed reads the outputs, and does not wait.
+                if over:
+                    work.wait()
+                return over
+
+            answered = any(self._load.answers(c) for c in batch)
+            work = in_flight(batch, joined, is_over if answered else None)
         # In the program's own time: a real enqueue takes as much. Nothing of ours comes after it:
         # gloo's threads would have to wait for the core.
         share.begin()
@@ -128,11 +141,19 @@ class Recorder:
         what has come between was ours."""
         ended = ended_ns if ended_ns and self._load.interrupts else None
         # See [Note: spans]: what happens until the block ends lies in none.
-        with self._spans.paused(ended=ended) as lane:
+        with self._paused(ended) as lane:
             self._time.stop(at)
             yield lane
             # The span begins last: all else is none of the program's.
             self._time.go()
+
+    @contextmanager
+    def _paused(self, ended: int | None = None) -> Iterator[ProgramLane]:
+        with self._spans.paused(ended=ended) as lane:
+            if self._asked_ns:
+                self.stream.leave_out(self._asked_ns)
+                self._asked_ns = 0
+            yield lane
 
     def _issue(self, batch: Sequence[Collective], lane: ProgramLane) -> Issued:
         where = batch[0].site or call_site()
@@ -199,7 +220,7 @@ class Recorder:
         self._spans.close()
 
     def _change_phase(self, phase: str) -> None:
-        with self._spans.paused():
+        with self._paused():
             self._spans.label = phase
 
     def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:

@@ -49,7 +49,7 @@ class RankSpec:
     fused: bool = False
     """A null device models elementwise work as torch.compile fuses it."""
     routing: Routing = field(default_factory=Routing)
-    """Tokens by expert on a null device."""
+    """Tokens by expert; on a device that computes, where it is given."""
     stand_ins: tuple[StandInFile, ...] = ()
     """What a null device imports in place of CUDA binaries."""
     storage_bytes_per_s: float = WRITE_BYTES_PER_S

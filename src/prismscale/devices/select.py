@@ -11,7 +11,13 @@ from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.devices.cuda import start_cuda
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.rank_spec import RankSpec
+from prismscale.devices.router_watch import RouterWatch
 from prismscale.devices.storage import Storage
+
+
+def router_watch(spec: RankSpec) -> RouterWatch | None:
+    """Watches the routers of a rank whose device computes."""
+    return None if spec.device == "null" else RouterWatch(spec.routing, spec.device)
 
 
 def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> NullEmulation | None:

@@ -7,6 +7,9 @@ import zlib
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
+_LOOK_AT_TAGS = frozenset({"gloo", "mpi", "ucc"})
+"""Backends whose messages of one pair may overtake each other, if their tags differ."""
+
 
 class InstanceIds:
     """Names for communications: group, kind, running number. It observes groups."""
@@ -32,12 +35,14 @@ class InstanceIds:
 
     def channel(self, collective: Collective) -> str:
         """The name of those that meet in order: a group's collectives, or the messages of a pair
-        in one direction."""
+        in one direction, with one tag where the backend looks at tags (NCCL does not)."""
         group, channel = collective.group, "c"
         if collective.op.is_p2p:
             ends = (group.group_rank, collective.root)
             sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
             channel = f"{sender}-{receiver}"
+            if group.backend in _LOOK_AT_TAGS and collective.tag:
+                channel += f"-{collective.tag}"
         return f"{self._groups[group.group_index]}.{channel}"
 
     def name(self, collective: Collective) -> str:

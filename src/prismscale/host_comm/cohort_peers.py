@@ -162,7 +162,7 @@ class PeerWork:
         self._load, self._entry = load, entry
         self._calls = prepare(context, collective)
         self._transfer = Transfer(entry.ended, watched=entry.kind in load.watched)
-        self.wait = self._transfer.wait
+        self.wait, self.is_over = self._transfer.wait, self._transfer.is_over
 
     def begin(self) -> None:
         """Arrive."""
@@ -195,6 +195,10 @@ class CombinedWork:
         """Wait for all."""
         for share in self._shares:
             share.wait()
+
+    def is_over(self) -> bool:
+        """Whether all are."""
+        return all(share.is_over() for share in self._shares)
 
     def waited(self, since_issue: bool) -> None:
         """Note all ends."""

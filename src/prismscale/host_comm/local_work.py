@@ -67,6 +67,10 @@ class LocalWork(Protocol):
         """Wait for the end, and do nothing before."""
         ...
 
+    def is_over(self) -> bool:
+        """Whether :meth:`wait` would return at once; asked of work that gives outputs values."""
+        ...
+
     def waited(self, since_issue: bool) -> None:
         """After :meth:`wait`. ``since_issue``: the program had waited before, since it began."""
         ...
@@ -97,6 +101,10 @@ class NoWork:
 
     def wait(self) -> None:
         """Nothing to wait for."""
+
+    def is_over(self) -> bool:
+        """Always."""
+        return True
 
     def waited(self, since_issue: bool) -> None:
         """Nothing to tell."""
@@ -230,6 +238,7 @@ class PairWork:
         self._transfer = Transfer(self._ended, watched=took is not None)
         # The transfer's own methods: a call in between would delay gloo's wait.
         self.wait, self.waited = self._transfer.wait, self._transfer.waited
+        self.is_over = self._transfer.is_over
 
     def begin(self) -> None:
         """Start the pair's communication."""

@@ -106,6 +106,10 @@ class Transfer:
             work.wait()
         self._waited_ns = perf_counter_ns()
 
+    def is_over(self) -> bool:
+        """Whether gloo has come to the end."""
+        return all(work.is_completed() for work in self._works)
+
     def waited(self, since_issue: bool) -> None:
         """After :meth:`wait`: tell how it ended. A program that had to wait there, or has done so
         ``since_issue``, noticed the end when it ran again."""

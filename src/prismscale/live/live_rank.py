@@ -19,7 +19,7 @@ from prismscale.devices.cpu import CpuMemoryTracker
 from prismscale.devices.cuda import CudaMemoryTracker
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
-from prismscale.devices.select import start_device
+from prismscale.devices.select import router_watch, start_device
 from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.emulation.logical_time import answering_time
 from prismscale.emulation.script import StopProgram, ignore_breakpoints
@@ -193,6 +193,8 @@ def run_live(spec: LiveSpec) -> Observation:
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
+        if (routers := router_watch(spec)) is not None:
+            stack.enter_context(routers.watching())
         spec.script.run()
         # Before the stack closes the hook, and with it the pacer that has seen them.
         steps = hook.finish()

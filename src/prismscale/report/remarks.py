@@ -136,6 +136,25 @@ def class_sentences(result: RunResult) -> list[str]:
     return sentences
 
 
+def router_sentences(result: RunResult) -> list[str]:
+    """How unevenly experts are loaded, by Megatron-LM's measures, and who says so."""
+    factors, mocked = result.routers.factors, result.routers.mocked
+    sentences = []
+    if factors is not None:
+        steps = counted(factors.steps, "step")
+        sentences.append(
+            f"Overload of the fullest of {factors.ranks} ranks with {factors.experts} experts, in "
+            f"{steps}: avg {factors.avg:.2f}, max {factors.max:.2f}, max_cum {factors.max_cum:.2f} "
+            "(1 is an equal share)."
+        )
+    if mocked:
+        times, lines = sum(m.times for m in mocked), ", ".join(m.site for m in mocked)
+        sentences.append(
+            f"Scores were overwritten as --routing says, {counted(times, 'time')}, at {lines}."
+        )
+    return sentences
+
+
 def event_name(event: EventResult) -> str:
     """When it comes, in a few words."""
     if not event.every:

@@ -33,6 +33,7 @@ from prismscale.report.remarks import (
     parts_of,
     payload_rows,
     transfer_rows,
+    router_sentences,
     variability_sentence,
     watched_sentence,
 )
@@ -243,7 +244,8 @@ def _stage_of(timeline: Timeline, rank: int) -> str:
 
 
 def _classes(result: RunResult) -> Section:
-    html = _block("classes", sentences=class_sentences(result), classes=result.classes)
+    sentences = [*class_sentences(result), *router_sentences(result)]
+    html = _block("classes", sentences=sentences, classes=result.classes)
     return Section(title="Rank classes", html=html, order=50)
 
 

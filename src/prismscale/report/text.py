@@ -34,6 +34,7 @@ from prismscale.report.remarks import (
     parts_of,
     payload_sentences,
     transfer_rows,
+    router_sentences,
     value_sentences,
     variability_sentence,
     warnings_of,
@@ -253,6 +254,8 @@ def _notes(result: RunResult, folder: RunFolder | None) -> RenderableType:
         grid.add_row("Kernels", Text(coverage_sentence(result)))
     if result.stand_ins:
         grid.add_row("Stand-ins", Text("\n".join(stand_in_sentences(result))))
+    if experts := router_sentences(result):
+        grid.add_row("Experts", Text("\n".join(experts)))
     if result.values:
         grid.add_row("Values", Text("\n".join(value_sentences(result))))
     if result.payloads:

@@ -7,6 +7,8 @@ a question that is not answered yet is what suspends a rank. Questions are JSON,
 ``issue``   parts of communications        names whose result this rank is to work out
 ``reduced`` names                          done
 ``wait``    names                          when all are complete and the rank has a slot
+``poll``    names                          whether all are complete: at once if they are, else when
+                                           nobody else can go on
 ``take``    names                          names whose stored values nobody needs any more
 ``store``   an operation on a store        its result, when there is one
 =========== ============================== ==================================================
@@ -39,6 +41,8 @@ class Wait:
     key: tuple[str, str, str] | None = None
     """Or an operation on a store, the store, and the key that it needs."""
     value: str = ""
+    is_poll: bool = False
+    """Whether they are complete, and not when."""
 
 
 @dataclass(kw_only=True)
@@ -77,6 +81,8 @@ class SwitchingCoordinator:
             answer({"free": [n for n in names if self.operations.take(n, rank)]})
         elif kind == "wait":
             self._wait(rank, Wait(answer=answer, names=tuple(question["names"])))
+        elif kind == "poll":
+            self._wait(rank, Wait(answer=answer, names=tuple(question["names"]), is_poll=True))
         else:
             self._store(rank, question, answer)
 
@@ -92,16 +98,24 @@ class SwitchingCoordinator:
         Raises:
             StuckError: ranks are left that can never go on.
         """
+        self._go_on()
+        if not self.slots.is_stuck():
+            return
+        if self.is_stopping:
+            self._stop_all()
+        elif (polling := self._polling()) is None:
+            raise StuckError(self._why_stuck())
+        else:
+            self.slots.go(polling)
+            self._answer_poll(polling)
+
+    def _go_on(self) -> None:
         while (found := self.slots.next()) is not None:
             rank, before = found
             if before is RankState.NEW:
                 self.start(rank)
             else:
                 self._answer(rank)
-        if self.slots.is_stuck():
-            if not self.is_stopping:
-                raise StuckError(self._why_stuck())
-            self._stop_all()
 
     def running(self) -> int:
         """How many ranks have not ended."""
@@ -118,7 +132,24 @@ class SwitchingCoordinator:
         """Answer what can be answered of a rank that runs."""
         for wait in [w for w in self._waits[rank] if self._is_ready(rank, w)]:
             self._waits[rank].remove(wait)
-            wait.answer({} if wait.key is None else {"value": self._perform(*wait.key, wait.value)})
+            if wait.key is not None:
+                wait.answer({"value": self._perform(*wait.key, wait.value)})
+            else:
+                wait.answer({"complete": True})
+
+    def _polling(self) -> int | None:
+        """A rank that may go on without what it asks for: the one that has waited longest."""
+        for rank, waits in self._waits.items():
+            if any(wait.is_poll for wait in waits):
+                return rank
+        return None
+
+    def _answer_poll(self, rank: int) -> None:
+        # Taken out and put behind all others: those that poll take turns.
+        waits = self._waits.pop(rank)
+        poll = next(wait for wait in waits if wait.is_poll)
+        self._waits[rank] = [wait for wait in waits if wait is not poll]
+        poll.answer({"complete": False})
 
     def _stop_all(self) -> None:
         for rank, waits in self._waits.items():

@@ -72,6 +72,11 @@ class RealExchange:
             self._questions.ask({"ask": "reduced", "names": last})
         return names
 
+    def is_complete(self, names: Sequence[str]) -> bool:
+        """Whether :meth:`take` would return at once. Where it would not, others run first: a
+        program that asks again and again would keep them from it."""
+        return bool(self._questions.ask({"ask": "poll", "names": list(names)})["complete"])
+
     def take(self, names: Sequence[str], batch: Sequence[Collective]) -> None:
         """Wait until the communications are complete, and define their outputs."""
         self._questions.ask({"ask": "wait", "names": list(names)})
@@ -124,6 +129,10 @@ class Shared:
     def wait(self) -> None:
         """Wait for the others', and define the outputs."""
         self._exchange.take(self._names, self._batch)
+
+    def is_over(self) -> bool:
+        """Whether the others' parts are there."""
+        return self._exchange.is_complete(self._names)
 
     def waited(self, since_issue: bool) -> None:
         """Nothing is timed."""

@@ -62,6 +62,11 @@ class Slots:
             return None
         return self._go(max(able, key=lambda r: (self._pending(r), -r)))
 
+    def go(self, rank: int) -> None:
+        """Let ``rank`` go on although it lacks what it waits for, when nobody else can."""
+        if self.states[rank] is RankState.WAITING or self._has_room():
+            self._go(rank)
+
     def is_stuck(self) -> bool:
         """Whether ranks are left and none of them will ever go on; after :meth:`next` said None."""
         left = any(s is not RankState.ENDED for s in self.states)

@@ -16,6 +16,7 @@ from prismscale.capture.step_kinds import calls_per_step, most_ordinary, steps_o
 from prismscale.capture.stop_rules import Ordinary
 from prismscale.devices.cpu import CpuDevice, CpuMemoryTracker
 from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
+from prismscale.devices.router_watch import RouterWatch
 from prismscale.emulation.background import is_background
 from prismscale.emulation.hook import Collective, GroupObservers
 from prismscale.emulation.install import install
@@ -135,6 +136,8 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         stack.enter_context(watch_backward(recorder))
+        routers = RouterWatch(spec.routing, spec.device)
+        stack.enter_context(routers.watching())
         stack.enter_context(device.observed(recorder))
         recorder.resume()
         spec.script.run()
@@ -142,6 +145,7 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
     if writer is not None:
         writer.close()
     control.end_memory()
+    routers.save(spec.routers_path)
     stopped = len(recorder.stream.marks) >= spec.marks
     return trace_of(spec, control, recorder, device), stopped
 

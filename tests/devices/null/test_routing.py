@@ -7,6 +7,7 @@ import torch
 
 from prismscale.devices.null.runtime import active
 from prismscale.devices.null.value_policy import ValuePolicy
+from prismscale.devices.routing import Routing, spread
 
 TOKENS, EXPERTS = 4096, 8
 
@@ -81,6 +82,22 @@ def test_a_users_routing_spreads_the_counts() -> None:
         ledger.policy = before
 
     assert counts == [5120, 1024, 1024, 1024, 0, 0, 0, 0]
+
+
+def test_loads_of_ranks_are_shared_by_their_experts() -> None:
+    """As on a device that computes: the same counts from the same loads."""
+    ledger = active().ledger
+    before = ledger.policy
+    routing = Routing(loads=((1.5, 1.0, 0.8, 0.7),), of_ranks=True)
+    ledger.policy = ValuePolicy(routing=routing.loads[0], routing_of_ranks=True)
+    try:
+        counts = routing_map().sum(dim=0).tolist()
+    finally:
+        ledger.policy = before
+
+    shares = routing.shares_in(0, EXPERTS)
+    assert shares is not None
+    assert counts == spread(TOKENS * 2, shares).tolist()
 
 
 def test_an_exponent_spreads_over_any_number_of_experts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import (
+    c_bool,
     c_char_p,
     c_double,
     c_int,
@@ -100,7 +101,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_capability": (None, (c_int, c_int)),
     "ps_set_cost": (None, (c_void_p, c_int64, c_int64)),
     "ps_set_answer": (None, (c_void_p,)),
-    "ps_set_routing": (None, (ctypes.POINTER(c_double), c_int64, c_double)),
+    "ps_set_routing": (None, (ctypes.POINTER(c_double), c_int64, c_bool, c_double)),
     "ps_explain_faults": (None, ()),
     "ps_current_device": (c_int, ()),
     "ps_set_device": (None, (c_int,)),

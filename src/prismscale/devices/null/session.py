@@ -60,9 +60,8 @@ class NullEmulation:
         """
         key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
         model = costs.model(key)
-        routing = routing or Routing()
-        policy = ValuePolicy(routing=routing.loads, routing_exponent=routing.exponent)
-        self._runtime = activate(spec, policy=policy, lower=not costs.fused)
+        self._routing = routing or Routing()
+        self._runtime = activate(spec, policy=self._policy(0), lower=not costs.fused)
         self.library = self._runtime.library
         self._runtime.stand_ins.add(from_file(file) for file in stand_ins)
         self.kernels = KernelLedger(self._runtime, model)
@@ -98,6 +97,15 @@ class NullEmulation:
     def optimizer_ended(self) -> None:
         """A step may end here."""
         self.kernels.optimizer_ended()
+        if len(self._routing.loads) > 1:
+            self._runtime.ledger.policy = self._policy(self.kernels.n_steps)
+
+    def _policy(self, step: int) -> ValuePolicy:
+        routing = self._routing
+        loads = routing.loads[step % len(routing.loads)] if routing.loads else ()
+        return ValuePolicy(
+            routing=loads, routing_of_ranks=routing.of_ranks, routing_exponent=routing.exponent
+        )
 
     def save(self, path: Path, first: int, stop: int) -> None:
         """Write the kernels of the step that the optimizer calls ``[first, stop)`` end, the values

@@ -47,6 +47,7 @@ class ValuePolicy:
     - ``boolean``: a test. False ends rejection loops and finds neither NaN nor infinity.
     - ``nonzero_fraction``: the share of elements that ``nonzero``, masks and ``unique`` keep.
     - ``routing``: relative load of the bins of a histogram with as many bins (tokens by expert).
+    - ``routing_of_ranks``: they are loads of ranks, for histograms with a multiple of as many bins.
     - ``routing_exponent``: of all other histograms; bin ``i`` (from 1) gets a share in proportion
       to ``i ** -exponent``, with 0 all the same.
 
@@ -59,6 +60,7 @@ class ValuePolicy:
     boolean: bool = False
     nonzero_fraction: float = 1.0
     routing: Sequence[float] = ()
+    routing_of_ranks: bool = False
     routing_exponent: float = 0.0
 
     def __post_init__(self) -> None:
@@ -103,7 +105,9 @@ class ValueLedger:
     def policy(self, policy: ValuePolicy) -> None:
         self._policy = policy
         load = (ctypes.c_double * len(policy.routing))(*policy.routing)
-        self._library.ps_set_routing(load, len(policy.routing), policy.routing_exponent)
+        self._library.ps_set_routing(
+            load, len(policy.routing), policy.routing_of_ranks, policy.routing_exponent
+        )
 
     def uses(self) -> list[ValueUse]:
         """Every distinct use so far, most frequent first."""

@@ -26,7 +26,8 @@
 namespace prismscale {
 
 AnswerCallback g_answer = nullptr;
-std::vector<double> g_routing;   // relative load of histograms with as many bins
+std::vector<double> g_routing;   // relative load of histograms with as many bins, or of ranks
+bool g_routing_of_ranks = false;  // over which a multiple of as many bins is spread evenly
 double g_routing_exponent = 0.0;  // of all others: bin i from 1 has i to the power of minus this
 
 double ask(const char* op, Question question, int64_t elements) {
@@ -134,7 +135,13 @@ Tensor spread(int64_t total, int64_t bins, at::ScalarType dtype) {
   for (size_t i = 0; i < load.size(); ++i) {
     load[i] = std::pow(static_cast<double>(i + 1), -g_routing_exponent);
   }
-  if (static_cast<int64_t>(g_routing.size()) == bins) load = g_routing;
+  const auto loads = static_cast<int64_t>(g_routing.size());
+  if (loads == bins) load = g_routing;
+  if (g_routing_of_ranks && loads > 0 && bins % loads == 0) {
+    for (int64_t i = 0; i < bins; ++i) {
+      load[static_cast<size_t>(i)] = g_routing[static_cast<size_t>(i / (bins / loads))];
+    }
+  }
   const double sum = std::accumulate(load.begin(), load.end(), 0.0);
   auto counts = at::native::empty_cpu({bins}, at::kLong);
   auto* out = counts.mutable_data_ptr<int64_t>();
@@ -314,8 +321,9 @@ extern "C" {
 
 void ps_set_answer(prismscale::AnswerCallback callback) { prismscale::g_answer = callback; }
 
-void ps_set_routing(const double* load, int64_t bins, double exponent) {
+void ps_set_routing(const double* load, int64_t bins, bool of_ranks, double exponent) {
   prismscale::g_routing.assign(load, load + bins);
+  prismscale::g_routing_of_ranks = of_ranks;
   prismscale::g_routing_exponent = exponent;
 }
 
