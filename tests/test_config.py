@@ -70,6 +70,7 @@ ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --atta
 NOT_IN_PYTHON = {
     "values": "for programs whose branches depend on values",
     "slots": "the same",
+    "budget_bytes": "the same",
     "payload": "for what absent peers say, which the command reports",
     "rules": "the same",
     "attach": "for a debugger in a terminal",
@@ -109,7 +110,7 @@ def test_what_is_not_told_is_the_same_everywhere(asked: list[JobConfig]) -> None
     assert asked == [LEAST, LEAST]
 
 
-ONLY_ALONE = {"values", "slots"}
+ONLY_ALONE = {"values", "slots", "budget_bytes"}
 """Fields that allow no others beside them."""
 
 

@@ -80,6 +80,8 @@ class JobConfig:
     record_limit_bytes: int = LIMIT_BYTES
     transfers: TransferSettings = field(default_factory=TransferSettings)
     """Whether live ranks really send what a rank sends."""
+    budget_bytes: int = 0
+    """With real values, memory that all ranks may take together; 0: what they need."""
     fresh: bool = False
     compute_scale: float = 1.0
     kernels: Path | None = None
@@ -156,6 +158,11 @@ class JobConfig:
             )
         if self.slots < 0 or (self.slots and self.values != "real"):
             raise UsageError(f"--slots is {self.slots}; give 1 or more, with --values real")
+        if self.budget_bytes < 0 or (self.budget_bytes and self.values != "real"):
+            raise UsageError(
+                f"--memory is {self.budget_bytes:,} bytes; give a size such as 8GiB, with "
+                "--values real"
+            )
         if self.values == "real" and self.world_size > MOST_REAL:
             raise UsageError(
                 f"--values real runs every rank, and there are {self.world_size:,}; allowed: up to "

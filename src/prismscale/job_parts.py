@@ -136,6 +136,7 @@ def switching_stage(
             record_limit_bytes=config.record_limit_bytes,
         ),
         slots=config.slots or starter.slots,
+        budget_bytes=config.budget_bytes,
         logs=logs,
         starter=starter,
         progress=progress,

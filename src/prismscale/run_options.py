@@ -205,6 +205,15 @@ def job_config(
             show_default="all on loopback",
         ),
     ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--memory",
+            help="With --values real, memory that all ranks may take together, such as 8GiB: those "
+            "that are suspended are pressed out to disk.",
+            show_default="what they need",
+        ),
+    ] = "",
     payload: Annotated[
         str,
         typer.Option(
@@ -252,6 +261,7 @@ def job_config(
         record=tuple(record or ()),
         record_limit_bytes=round(record_limit * (1 << 30)),
         transfers=TransferSettings.parse(transfers, netns or (), live_ranks),
+        budget_bytes=_bytes(budget) if budget else 0,
         payload=payload,
         rules=RuleFile.parse(rules) if rules else None,
         fresh=fresh,
@@ -358,6 +368,15 @@ def _seconds(text: str) -> float:
     if text and found is None:
         raise UsageError(f"--check {text!r} is no time; give for example 90s, 5m or 1h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", text)
+    if found is None:
+        raise UsageError(f"--memory {text!r} is no size; give for example 8GiB or 500MB")
+    unit = found[2] or ""
+    power = "KMGT".index(unit[0]) + 1 if unit else 0
+    return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** power)
 
 
 def _hang(text: str) -> tuple[int, int]:

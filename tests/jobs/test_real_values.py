@@ -105,6 +105,19 @@ for step in range(9):
     open(f"said-{rank}.jsonl", "a").write(json.dumps(line) + "\\n")
 """
 )
+FULL = (
+    HEAD
+    + """
+weights = torch.full((12 << 20,), float(rank))
+for step in range(9):
+    total = weights[:1].clone()
+    dist.all_reduce(total)
+    weights += total
+    step_ends()
+    line = [weights.double().mean().item(), weights.min().item()]
+    open(f"said-{rank}.jsonl", "a").write(json.dumps(line) + "\\n")
+"""
+)
 
 
 def run(folder: Path, program: str, *more: object) -> tuple[int, str, str]:
@@ -154,6 +167,33 @@ def test_what_a_poll_finds_completed_is_there_and_tags_tell_messages_apart(
         for step, line in enumerate(map(json.loads, lines)):
             total = sum(1.0 + step + r for r in range(WORLD))
             assert line == [total, -1.0 * left, [i + float(left) for i in range(5)], True]
+
+
+def test_ranks_stay_within_a_budget_and_find_their_memory_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are suspended are pressed out; nothing is left on the disk."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(tmp_path, FULL, "--memory", "700MiB")
+    assert code == 0, err
+    weights = [float(r) for r in range(WORLD)]
+    for step in range(9):
+        total = sum(weights)
+        weights = [w + total for w in weights]
+        for rank, weight in enumerate(weights):
+            line = (tmp_path / f"said-{rank}.jsonl").read_text().splitlines()[step]
+            assert json.loads(line) == [weight, weight]
+    switched = json.loads((tmp_path / "run" / "results.json").read_text())["switched"]
+    assert switched["presses"] > 0
+    assert not list((tmp_path / "run").glob("captures/*/values"))
+
+
+def test_a_budget_that_no_rank_fits_is_an_error(tmp_path: Path) -> None:
+    """With one that would do, and nothing left running."""
+    code, _, err = run(tmp_path, FULL, "--memory", "50MiB")
+    assert code == 2
+    assert "too little" in err
+    assert left_running("real-values") == []
 
 
 def test_ranks_that_wait_for_each_other_are_told(tmp_path: Path) -> None:

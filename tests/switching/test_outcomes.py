@@ -169,6 +169,18 @@ def test_values_come_back_as_they_were_written(
     assert [t.dtype for t in found.tensors] == [dtype for dtype, _ in shapes]
 
 
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """Wherever in the values it is."""
+    values = StoredValues(tmp_path)
+    values.write("a", RESULT, [torch.arange(100.0)], ())
+    path = tmp_path / f"a.{RESULT}"
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="its checksum is another"):
+        values.read("a", RESULT)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'{"tensors": [["float32", [9]]]}\n'])
 def test_damaged_values_are_refused(tmp_path: Path, content: bytes) -> None:
     """With the file's name."""

@@ -123,6 +123,11 @@ class Children:
             raise StorageError(f"{folder} cannot be created: {error.strerror}") from error
         return folder
 
+    def adopt_folder(self, folder: Path) -> None:
+        """Remove ``folder`` when the processes have ended, or we have been killed."""
+        self._list("folder", folder)
+        self._folders.append(folder)
+
     def start(
         self,
         name: str,

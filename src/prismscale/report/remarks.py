@@ -122,7 +122,10 @@ def class_sentences(result: RunResult) -> list[str]:
     if result.switched is not None:
         slots = counted(result.switched.slots, "slot")
         switches = counted(result.switched.switches, "switch", "switches")
-        sentences.append(f"All ran with real values, in {slots}: {switches}.")
+        budget = result.switched.budget_bytes
+        presses = counted(result.switched.presses, "time")
+        within = f", memory pressed out {presses} to stay within {size(budget)}" if budget else ""
+        sentences.append(f"All ran with real values, in {slots}: {switches}{within}.")
     if checked:
         sentences.append(f"Witnesses among them, found equal to their class: {checked:,}.")
     if result.checked:

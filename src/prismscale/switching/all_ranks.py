@@ -23,7 +23,9 @@ from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Starter
 from prismscale.progress import StageUpdate
 from prismscale.switching.coordinator import SwitchingCoordinator
+from prismscale.switching.memory_budget import MemoryBudget
 from prismscale.switching.slots import RankState
+from prismscale.switching.spilled_memory import build_allocator
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import save_json
 
@@ -67,6 +69,8 @@ class SwitchingStage:
     slots: int
     logs: Path
     starter: Starter
+    budget_bytes: int = 0
+    """Of memory for all ranks; 0: they take what they need."""
     progress: StageUpdate | None = None
 
     def run(self) -> list[RankTrace]:
@@ -89,24 +93,31 @@ class SwitchingStage:
         values = folder / "values"
         for left in (values, self.spec.recordings):
             shutil.rmtree(left, ignore_errors=True)
+        children.adopt_folder(values.absolute())
         values.mkdir(parents=True)
         address = str(children.shared_folder() / "coordinator")
         spec = replace(self.spec, address=address, values=str(values))
+        if self.budget_bytes:
+            build_allocator()
+            spec = replace(spec, spilled_bytes=shutil.disk_usage(values).free)
         coordinator = SwitchingCoordinator(
             world_size=spec.world_size,
             n_slots=self.slots,
             start=lambda rank: self._start(children, replace(spec, rank=rank)),
+            budget=MemoryBudget(self.budget_bytes) if self.budget_bytes else None,
         )
-        try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(address)
-                listener.listen(spec.world_size)
-                self._serve(children, coordinator, listener)
-        finally:
-            shutil.rmtree(values, ignore_errors=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(spec.world_size)
+            self._serve(children, coordinator, listener)
         if spec.record:
             refuse_idle_selections(spec.record, recorded_by_selection(spec.recordings))
-        counts = SwitchCounts(slots=self.slots, switches=coordinator.slots.switches)
+        counts = SwitchCounts(
+            slots=self.slots,
+            switches=coordinator.slots.switches,
+            budget_bytes=self.budget_bytes,
+            presses=coordinator.budget.presses if coordinator.budget else 0,
+        )
         save_json(counts, folder / DONE)
 
     def _serve(

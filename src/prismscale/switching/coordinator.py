@@ -10,8 +10,12 @@ a question that is not answered yet is what suspends a rank. Questions are JSON,
 ``poll``    names                          whether all are complete: at once if they are, else when
                                            nobody else can go on
 ``take``    names                          names whose stored values nobody needs any more
+``pressed`` what it takes now              nothing: its memory is pressed out, and it waits on
 ``store``   an operation on a store        its result, when there is one
 =========== ============================== ==================================================
+
+With a budget of memory, a rank that is suspended may be asked to press its memory out before it has
+its answer, and says what it takes with whatever it asks.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 
 from prismscale.errors import StuckError
 from prismscale.graph.node import CollectiveOp
+from prismscale.switching.memory_budget import MemoryBudget
 from prismscale.switching.operations import IssuedPart, OperationTable
 from prismscale.switching.shared_keys import Keys
 from prismscale.switching.slots import RankState, Slots
@@ -55,6 +60,8 @@ class SwitchingCoordinator:
     n_slots: int
     start: Callable[[int], None]
     """Starts the process of a rank."""
+    budget: MemoryBudget | None = None
+    """What all ranks may take together; None: whatever they do."""
     is_stopping: bool = False
     """A rank has shown enough: who waits for one that has ended may end too."""
 
@@ -65,10 +72,14 @@ class SwitchingCoordinator:
         )
         self._waits: dict[int, list[Wait]] = {}
         self._stores: dict[str, Keys] = {}
+        self._entering: list[tuple[int, RankState]] = []
+        """Have a slot, and go on when there is memory."""
 
     def asked(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
         """Answer a question, now or later."""
         kind = question["ask"]
+        if self.budget is not None and "held" in question:
+            self.budget.told(rank, question["held"], question.get("base"))
         if kind == "issue":
             parts = [_part(rank, told) for told in question["parts"]]
             answer({"reduce": [p.name for p in parts if self.operations.issue(p)]})
@@ -81,6 +92,9 @@ class SwitchingCoordinator:
             answer({"free": [n for n in names if self.operations.take(n, rank)]})
         elif kind == "wait":
             self._wait(rank, Wait(answer=answer, names=tuple(question["names"])))
+        elif kind == "pressed":
+            if self.budget is not None:
+                self.budget.pressed(rank, question["base"])
         elif kind == "poll":
             self._wait(rank, Wait(answer=answer, names=tuple(question["names"]), is_poll=True))
         else:
@@ -91,6 +105,8 @@ class SwitchingCoordinator:
         self.is_stopping |= stopped
         self._waits.pop(rank, None)
         self.slots.ended(rank)
+        if self.budget is not None:
+            self.budget.ended(rank)
 
     def advance(self) -> None:
         """Let go on whoever can.
@@ -110,12 +126,31 @@ class SwitchingCoordinator:
             self._answer_poll(polling)
 
     def _go_on(self) -> None:
+        self._enter()
         while (found := self.slots.next()) is not None:
-            rank, before = found
+            self._entering.append(found)
+            self._enter()
+
+    def _enter(self) -> None:
+        """Let those go on that have a slot, as far as there is memory."""
+        while self._entering and self._has_memory(self._entering[0][0]):
+            rank, before = self._entering.pop(0)
             if before is RankState.NEW:
                 self.start(rank)
             else:
                 self._answer(rank)
+
+    def _has_memory(self, rank: int) -> bool:
+        if self.budget is None:
+            return True
+        states = enumerate(self.slots.states)
+        suspended = [r for r, s in states if s is RankState.SUSPENDED and self._waits.get(r)]
+        # Who is needed last goes first.
+        suspended.sort(key=lambda r: (self.operations.pending(r), -r))
+        leaving = self.budget.enter(rank, suspended)
+        for other in leaving or ():
+            self._waits[other][0].answer({"press": True})
+        return leaving is None
 
     def running(self) -> int:
         """How many ranks have not ended."""

@@ -9,13 +9,16 @@ from typing import Any
 
 from prismscale.emulation.script import StopProgram
 from prismscale.errors import PrismscaleError
+from prismscale.switching.spilled_memory import SpilledMemory, resident_bytes
 
 
 class Questions:
     """One connection for each thread that asks."""
 
-    def __init__(self, address: str, rank: int) -> None:
-        self._address, self._rank = address, rank
+    def __init__(self, address: str, rank: int, memory: SpilledMemory | None = None) -> None:
+        """``memory``: what can be pressed out while this rank waits."""
+        self._address, self._rank, self._memory = address, rank, memory
+        self._looked = False
         self._threads = threading.local()
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +28,14 @@ class Questions:
             StopProgram: whom this rank waits for has ended, having shown enough.
             PrismscaleError: the coordinator is gone.
         """
+        answer = self._tell({**question, **self._takes(question)})
+        while answer.get("press"):
+            answer = self._tell(self._press_out())
+        if answer.get("stop"):
+            raise StopProgram
+        return answer
+
+    def _tell(self, question: dict[str, Any]) -> dict[str, Any]:
         connection = self._connection()
         connection.write(json.dumps(question).encode() + b"\n")
         connection.flush()
@@ -32,9 +43,22 @@ class Questions:
         if not line:
             raise PrismscaleError("the coordinator of the job's ranks is gone")
         answer: dict[str, Any] = json.loads(line)
-        if answer.get("stop"):
-            raise StopProgram
         return answer
+
+    def _takes(self, question: dict[str, Any]) -> dict[str, int]:
+        """What a rank that may be suspended takes; looked at once, then when it is pressed out."""
+        if self._memory is None or question["ask"] not in ("wait", "poll", "issue"):
+            return {}
+        held = self._memory.take_peak()
+        if self._looked:
+            return {"held": held}
+        self._looked = True
+        return {"held": held, "base": max(resident_bytes() - held, 0)}
+
+    def _press_out(self) -> dict[str, Any]:
+        if self._memory is not None:
+            self._memory.press_out()
+        return {"ask": "pressed", "base": resident_bytes()}
 
     def _connection(self) -> Any:
         connection = getattr(self._threads, "connection", None)

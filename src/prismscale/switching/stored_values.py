@@ -1,8 +1,8 @@
 """Values of communications on disk, from the rank that gives them to those that take them.
 
 One file holds what one rank gives to one communication, or the result that one rank has worked out
-for all: a line of JSON that says dtypes and shapes, then the bytes. Nothing is executed or
-unpickled by reading it.
+for all: a line of JSON that says dtypes, shapes and checksums, then the bytes. Nothing is executed
+or unpickled by reading it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +49,15 @@ class StoredValues:
         """
         parts = [t.detach().cpu().contiguous() for t in tensors]
         told = [[str(p.dtype).removeprefix("torch."), list(p.shape)] for p in parts]
-        header = json.dumps({"tensors": told, "splits": list(splits)}).encode() + b"\n"
+        sums = [_checksum(part) for part in parts]
+        header = json.dumps({"tensors": told, "splits": list(splits), "sums": sums}).encode()
+        header += b"\n"
         path = self._path(name, member)
         try:
             with path.open("wb") as file:
                 file.write(header + b" " * (-len(header) % _ALIGNED))
                 for part in parts:
-                    file.write(part.reshape(-1).view(torch.uint8).numpy().data)
+                    file.write(_bytes(part))
                     file.write(b"\0" * (-part.nbytes % _ALIGNED))
         except OSError as error:
             raise StorageError(
@@ -76,12 +79,14 @@ class StoredValues:
             told = json.loads(content[:stop])
             tensors = []
             offset = stop + -stop % _ALIGNED
-            for dtype_name, shape in told["tensors"]:
+            for (dtype_name, shape), checksum in zip(told["tensors"], told["sums"], strict=True):
                 dtype, count = getattr(torch, dtype_name), torch.Size(shape).numel()
                 if count == 0:
                     tensors.append(torch.empty(shape, dtype=dtype))
                     continue
                 flat = torch.frombuffer(content, dtype=dtype, count=count, offset=offset)
+                if _checksum(flat) != checksum:
+                    raise ValueError("its checksum is another")
                 tensors.append(flat.view(shape))
                 offset += flat.nbytes + -flat.nbytes % _ALIGNED
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -96,3 +101,11 @@ class StoredValues:
 
     def _path(self, name: str, member: int | str) -> Path:
         return self._folder / f"{name}.{member}"
+
+
+def _bytes(part: torch.Tensor) -> memoryview:
+    return part.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _checksum(part: torch.Tensor) -> int:
+    return zlib.crc32(_bytes(part)) if part.numel() else 0

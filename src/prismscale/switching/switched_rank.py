@@ -33,6 +33,7 @@ from prismscale.processes.failure import save_failure
 from prismscale.switching.questions import Questions
 from prismscale.switching.rank_keys import SharedKeys
 from prismscale.switching.real_exchange import RealExchange
+from prismscale.switching.spilled_memory import SpilledMemory
 from prismscale.switching.switched_spec import SwitchedSpec
 
 TRACKED = 4
@@ -113,7 +114,8 @@ class ForegroundAndBackground:
 def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
     """Run the program as one rank of the job. Returns its trace, and whether it was stopped."""
     ignore_breakpoints()
-    questions = Questions(spec.address, spec.rank)
+    spilled = SpilledMemory(Path(spec.values), spec.spilled_bytes) if spec.spilled_bytes else None
+    questions = Questions(spec.address, spec.rank, spilled)
     device = CpuDevice()
     memory = CpuMemoryTracker() if spec.track_memory else NullMemoryTracker()
     writer = _writer(spec)

@@ -24,6 +24,8 @@ class SwitchedSpec(CaptureSpec):
     """What is recorded for live ranks: see :mod:`prismscale.payload.recordings.selection`."""
     record_limit_bytes: int = LIMIT_BYTES
     """Of all recordings together."""
+    spilled_bytes: int = 0
+    """What of the rank's memory may lie in a file there; 0: none does."""
 
     @property
     def stopped_path(self) -> Path:

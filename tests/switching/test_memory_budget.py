@@ -1,0 +1,119 @@
+"""Ranks that stay within a budget of memory: whose is pressed out, and that it comes back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prismscale.errors import UsageError
+from prismscale.graph.node import CollectiveOp
+from prismscale.switching.coordinator import SwitchingCoordinator
+from prismscale.switching.memory_budget import MemoryBudget
+
+MIB = 1 << 20
+
+
+def told(budget: MemoryBudget, *held: int, base: int = 10) -> MemoryBudget:
+    """Ranks that hold so much beside ``base`` each."""
+    for rank, n in enumerate(held):
+        budget.told(rank, n, base)
+    return budget
+
+
+def test_whoever_fits_goes_on() -> None:
+    """Nobody is pressed out."""
+    assert told(MemoryBudget(100), 30, 30).enter(0, [1]) is None
+
+
+def test_as_many_as_needed_are_pressed_out_before_another_goes_on() -> None:
+    """In the order given; meanwhile nobody else goes on."""
+    budget = told(MemoryBudget(100), 30, 30, 30, 30)
+    assert budget.enter(0, [3, 2, 1]) == [3, 2]
+    assert budget.enter(0, [3, 2, 1]) == []
+    budget.pressed(3, 10)
+    budget.pressed(2, 10)
+    assert budget.enter(0, [3, 2, 1]) is None
+    assert budget.presses == 2
+
+
+def test_who_was_pressed_out_takes_its_memory_again() -> None:
+    """So another must go."""
+    budget = told(MemoryBudget(100), 30, 30, 30)
+    assert budget.enter(0, [2, 1]) == [2]
+    budget.pressed(2, 10)
+    assert budget.enter(2, [1, 0]) == [1]
+
+
+def test_who_has_ended_takes_nothing() -> None:
+    """Its share is free."""
+    budget = told(MemoryBudget(100), 40, 40)
+    budget.ended(1)
+    assert budget.enter(0, []) is None
+
+
+def test_a_budget_that_cannot_do_is_refused() -> None:
+    """With what would."""
+    with pytest.raises(UsageError, match=r"too little: 2 ranks take .* give 0\.09GiB or more"):
+        told(MemoryBudget(10 << 20), 30 << 20, 40 << 20, base=10 << 20).enter(0, [])
+
+
+def test_a_suspended_rank_is_pressed_out_before_the_next_goes_on() -> None:
+    """It is asked where it waits, and has its answer later."""
+    started: list[int] = []
+    heard: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    coordinator = SwitchingCoordinator(
+        world_size=2, n_slots=1, start=started.append, budget=MemoryBudget(400 * MIB)
+    )
+    coordinator.advance()
+
+    def ask(rank: int, kind: str, **more: Any) -> None:
+        coordinator.asked(rank, {"ask": kind, **more}, heard[rank].append)
+        coordinator.advance()
+
+    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1]}
+    ask(0, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    ask(0, "wait", names=["a"], held=150 * MIB)
+    assert (started, heard[0][-1]) == ([0], {"press": True})
+    ask(0, "pressed", base=50 * MIB)
+    assert started == [0, 1]
+    ask(1, "issue", parts=[part], held=150 * MIB, base=100 * MIB)
+    ask(1, "wait", names=["a"], held=150 * MIB)
+    coordinator.ended(1, stopped=False)
+    coordinator.advance()
+    assert heard[0][-1] == {"complete": True}
+
+
+PRESSED = """
+import sys
+from pathlib import Path
+import torch
+from prismscale.switching.spilled_memory import SpilledMemory, resident_bytes
+memory = SpilledMemory(Path(sys.argv[1]), 150 << 20)
+count = torch.arange(8 << 20, dtype=torch.int32)
+x = count.clone()
+del_me = torch.ones(4 << 20)
+del del_me
+full = resident_bytes()
+memory.press_out()
+print(full - resident_bytes() > 30 << 20, torch.equal(x, count))
+x += 1
+memory.press_out()
+print(int(x.sum(dtype=torch.int64)) == sum(range(1, (8 << 20) + 1)), memory.take_peak() >= 32 << 20)
+try:
+    torch.empty(200 << 20)
+except RuntimeError as error:
+    print("full" in str(error))
+print(list(Path(sys.argv[1]).iterdir()))
+"""
+
+
+def test_pressed_out_memory_comes_back_as_it_was(tmp_path: Path) -> None:
+    """The process takes less meanwhile; a full store is an error of the allocation; no file is
+    left behind."""
+    command = [sys.executable, "-c", PRESSED, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["True True", "True True", "True", "[]"]
