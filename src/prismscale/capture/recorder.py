@@ -25,6 +25,7 @@ from prismscale.emulation.backend_memory import take_workspace
 from prismscale.emulation.backend_order import blocks_host, is_in_host_memory, ordering
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import peer_of
 from prismscale.emulation.step_detection import BACKWARD, FORWARD, OPTIMIZER
 from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp, NodeKind
@@ -226,9 +227,6 @@ class Recorder:
     def _append(self, collective: Collective, lane: str, preds: tuple[int, ...], site: int) -> int:
         group, op = collective.group, collective.op
         kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
-        peer = collective.root
-        if op.is_p2p:
-            peer = (collective.root - group.group_rank) % group.size
         return self.stream.append(
             StreamNode(
                 kind=kinds.get(op, NodeKind.COLLECTIVE),
@@ -237,7 +235,7 @@ class Recorder:
                 label=self.stream.labels.id(op.spelling),
                 op=op,
                 group_index=group.group_index,
-                peer=peer,
+                peer=peer_of(collective),
                 n_bytes=collective.n_bytes,
                 site=site,
             )

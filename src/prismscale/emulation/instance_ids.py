@@ -5,10 +5,24 @@ from __future__ import annotations
 import zlib
 
 from prismscale.emulation.hook import Collective
-from prismscale.graph.node import CollectiveOp
+from prismscale.graph.node import MOST_TAGS, CollectiveOp
 
 _LOOK_AT_TAGS = frozenset({"gloo", "mpi", "ucc"})
 """Backends whose messages of one pair may overtake each other, if their tags differ."""
+
+
+def tag_of(collective: Collective) -> int:
+    """What tells a message from others of its pair; 0 where the backend looks at no tags."""
+    return collective.tag % MOST_TAGS if collective.group.backend in _LOOK_AT_TAGS else 0
+
+
+def peer_of(collective: Collective) -> int:
+    """As a trace has it: see :attr:`prismscale.graph.trace.RankTrace.peer_N`."""
+    group = collective.group
+    if not collective.op.is_p2p:
+        return collective.root
+    offset = (collective.root - group.group_rank) % group.size
+    return offset + group.size * tag_of(collective)
 
 
 class InstanceIds:
@@ -41,8 +55,8 @@ class InstanceIds:
             ends = (group.group_rank, collective.root)
             sender, receiver = ends if collective.op == CollectiveOp.SEND else ends[::-1]
             channel = f"{sender}-{receiver}"
-            if group.backend in _LOOK_AT_TAGS and collective.tag:
-                channel += f"-{collective.tag}"
+            if tag := tag_of(collective):
+                channel += f"-{tag}"
         return f"{self._groups[group.group_index]}.{channel}"
 
     def name(self, collective: Collective) -> str:

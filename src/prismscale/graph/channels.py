@@ -1,7 +1,7 @@
 """Channels: the places where ranks meet.
 
 A group family has one channel for its collectives, and one for each (source, destination) pair of
-group ranks that exchange point-to-point messages. The n-th use of a channel by one side meets the
+group ranks that exchange point-to-point messages, by their tag. The n-th use of a channel by one side meets the
 n-th use by every other side: exactly the ordering rule of a process group.
 """
 
@@ -22,6 +22,8 @@ class ChannelKey(NamedTuple):
     """Group rank of the sender; -1 for collectives."""
     destination: int
     """Group rank of the receiver; -1 for collectives."""
+    tag: int = 0
+    """Of messages: those with other tags may overtake them."""
 
     @property
     def is_p2p(self) -> bool:
@@ -76,9 +78,10 @@ def _channel_of(graph: JobGraph, rank_class: RankClass, node: int) -> ChannelKey
             "sit at different positions of that group; the class must be split by position"
         )
     size = graph.families[slot.family].group_size
-    peer = (slot.group_rank + int(trace.peer_N[node])) % size
+    tag, offset = divmod(int(trace.peer_N[node]), size)
+    peer = (slot.group_rank + offset) % size
     if peer == slot.group_rank:
         raise GraphError(f"class {rank_class.index}: {trace.describe(node)} is sent to itself")
     if trace.kind_N[node] == NodeKind.SEND:
-        return ChannelKey(slot.family, slot.group_rank, peer)
-    return ChannelKey(slot.family, peer, slot.group_rank)
+        return ChannelKey(slot.family, slot.group_rank, peer, tag)
+    return ChannelKey(slot.family, peer, slot.group_rank, tag)

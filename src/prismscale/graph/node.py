@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+MOST_TAGS = 4096
+"""Tags of messages that are told apart."""
+
 
 class NodeKind(IntEnum):
     """What a node is. Everything but COMPUTE synchronises with other ranks."""

@@ -94,8 +94,8 @@ class TraceColumns:
     computation ends a step; edges rule."""
     group_index_N: NDArray[np.int16]
     peer_N: NDArray[np.int32]
-    """SEND/RECV: the peer's group rank minus ours, modulo group size. Rooted collectives: the
-    root's group rank. Otherwise -1."""
+    """SEND/RECV: the peer's group rank minus ours, modulo group size, plus group size times the
+    message's tag. Rooted collectives: the root's group rank. Otherwise -1."""
     bytes_N: NDArray[np.int64]
     site_N: NDArray[np.int32]
     """Index into :attr:`sites`: the call site in the user's program; -1 unknown."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prismscale.errors import FormatError
 from prismscale.graph.facts import CaptureFacts
-from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.graph.node import MOST_TAGS, CollectiveOp, NodeKind
 from prismscale.graph.parquet import (
     MAX_VALUES,
     MAX_WORLD_SIZE,
@@ -234,7 +234,8 @@ class _Rows:
         self._within("site", trace.site_N, -1, len(trace.sites))
         self._within("group_index", trace.group_index_N[is_compute], -1, 0)
         self._within("group_index", trace.group_index_N[~is_compute], 0, len(trace.groups))
-        self._within("peer", trace.peer_N, -1, np.where(is_compute, 0, sizes[trace.group_index_N]))
+        peers = sizes[trace.group_index_N] * np.where(trace.is_message_N, MOST_TAGS, 1)
+        self._within("peer", trace.peer_N, -1, np.where(is_compute, 0, peers))
         self._within("bytes", trace.bytes_N, 0, 2**62)
         self._within("duration_ns", self.duration_ns, 0, LONGEST_NS)
         self._within("pred_distance", trace.pred_distance_P, 1, 2**31)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from prismscale.emulation.hook import Collective
+from prismscale.emulation.instance_ids import peer_of
 from prismscale.errors import MismatchError
 from prismscale.graph.trace import RankTrace
 
@@ -77,9 +78,7 @@ class TraceCursor:
         group, op = collective.group, collective.op
         if op != self._ops[node] or group.group_index != self._group_indices[node]:
             return False
-        peer = collective.root
-        if op.is_p2p:
-            peer = (collective.root - group.group_rank) % group.size
+        peer = peer_of(collective)
         exact = op.bytes_must_agree or op.is_p2p
         return peer == self._peers[node] and (not exact or collective.n_bytes == self._bytes[node])
 
