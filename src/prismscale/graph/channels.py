@@ -1,8 +1,8 @@
 """Channels: the places where ranks meet.
 
 A group family has one channel for its collectives, and one for each (source, destination) pair of
-group ranks that exchange point-to-point messages, by their tag. The n-th use of a channel by one side meets the
-n-th use by every other side: exactly the ordering rule of a process group.
+group ranks that exchange point-to-point messages, and each of their tags. The n-th use of a channel
+by one side meets the n-th use by every other side: exactly the ordering rule of a process group.
 """
 
 from __future__ import annotations
