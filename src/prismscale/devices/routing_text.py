@@ -9,7 +9,8 @@ from pathlib import Path
 
 from prismscale.devices.balance import PRESETS, Balance, ratios_of_preset
 from prismscale.devices.routing import Routing
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import FormatError, UsageError, shown
+from prismscale.typed_files import text_of
 
 _ALLOWED = (
     "give uniform, zipf:S with S from 0 to 10, "
@@ -52,8 +53,8 @@ def parse_routing(text: str) -> Routing:
 
 def _read(path: Path) -> Routing:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = text_of(path)
+    except OSError as error:
         raise UsageError(f"--routing {path}: {error}; {_ALLOWED}") from error
     lines = [line for line in text.splitlines() if line.strip()]
     header = [field.strip() for field in lines[0].split(",")] if lines else []
@@ -72,7 +73,9 @@ def _loads(path: Path, lines: Sequence[str]) -> tuple[float, ...]:
             loads.append(float(field))
         except ValueError:
             if number > 1:
-                raise FormatError(f"{path}: line {number} ends with no number: {field!r}") from None
+                raise FormatError(
+                    f"{path}: line {number} ends with no number: {shown(field)}"
+                ) from None
     if not loads:
         raise FormatError(f"{path}: no loads of experts; give one line for each expert")
     return tuple(loads)

@@ -32,8 +32,8 @@ from prismscale.report.remarks import (
     part_names,
     parts_of,
     payload_rows,
-    transfer_rows,
     router_sentences,
+    transfer_rows,
     variability_sentence,
     watched_sentence,
 )

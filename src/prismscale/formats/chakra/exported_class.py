@@ -189,6 +189,7 @@ class ExportedClass:
         if op.is_p2p:
             other = group.ranks[(group.ranks.index(rank) + peer) % len(group.ranks)]
             ends = (rank, other) if op is CollectiveOp.SEND else (other, rank)
-            return {**found, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": 0}
+            tag = peer // len(group.ranks)
+            return {**found, "comm_src": ends[0], "comm_dst": ends[1], "comm_tag": tag}
         found["comm_type"] = int(COMM_TYPE[op])
         return {**found, "root": peer} if peer >= 0 else found
