@@ -71,6 +71,9 @@ NOT_IN_PYTHON = {
     "values": "for programs whose branches depend on values",
     "slots": "the same",
     "budget_bytes": "the same",
+    "record": "for live ranks that hear real values",
+    "record_limit_bytes": "the same",
+    "transfers": "for live ranks that send real bytes",
     "payload": "for what absent peers say, which the command reports",
     "rules": "the same",
     "attach": "for a debugger in a terminal",
@@ -110,7 +113,14 @@ def test_what_is_not_told_is_the_same_everywhere(asked: list[JobConfig]) -> None
     assert asked == [LEAST, LEAST]
 
 
-ONLY_ALONE = {"values", "slots", "budget_bytes"}
+ONLY_ALONE = {
+    "values",
+    "slots",
+    "budget_bytes",
+    "record",
+    "record_limit_bytes",
+    "transfers",
+}
 """Fields that allow no others beside them."""
 
 
