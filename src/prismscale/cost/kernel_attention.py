@@ -49,9 +49,11 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
 
 
-def attention_flops(call: KernelCall) -> float:
-    """Operations of a forward call, without those that a mask leaves out."""
-    return _scores(call, backward=False).flops
+def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float, float]:
+    """Operations of a call: without those that a mask leaves out, and with them."""
+    scores = _scores(call, backward)
+    flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
+    return flops, flops / scores.share if scores.share else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
