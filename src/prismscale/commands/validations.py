@@ -66,7 +66,7 @@ def _told(
     json: Path | None,
     page: Path | None,
 ) -> None:
-    """Print rows, write them where asked, renew their section; exit with 1 where a bar is missed."""
+    """Print rows, write them, renew their section; exit with 1 where a bar is missed."""
     code = finish(rows, title=f"{name} against public measurements", json_path=json)
     if page is not None:
         text = section(name, rows, command=f"prismscale validate {command}", remarks=remarks)
