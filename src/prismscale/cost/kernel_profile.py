@@ -23,7 +23,7 @@ from prismscale.errors import UsageError, did_you_mean
 from prismscale.typed_files import decode, parse
 
 POWER_EXPONENT = 0.25
-"""Of A100, H100 and B200, each two of them: 0.22 to 0.30 (tools/fit/fit_products.py)."""
+"""Between A100, H100 and B200, two at a time, by constants of an early fit: 0.22 to 0.30."""
 SUSTAINED_EXPONENT = 0.5
 """Estimated: sustained rows are public for the B200 alone."""
 _PROFILES = ("prismscale.cost", "kernels")
