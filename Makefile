@@ -12,8 +12,9 @@ CASES ?=
 .PHONY: demo test test-matrix test-frameworks lint types unit clean
 
 demo: $(STAMP)
-	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --live 0,512 --out runs/demo \
-	  examples/llama/train.py --model debug --tp 8 --pp 4 --dp-mode fsdp2 --microbatches 8 --steps 40
+	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --device null --live 0 \
+	  --watch-steps 4 --steps 5 --price 2.5/h --out runs/demo \
+	  examples/llama/train.py --model 8b --tp 2 --dp-mode fsdp2 --dtype bf16
 
 test: lint types unit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def bench_summary(folder: Path) -> str:
         rows = [row for row in every if row["bar"] is not None]
         missed = [row for row in rows if not row["ok"]]
         told = "<br>".join(_sentence(row) for row in missed)
-        link = f"[{path.stem}](docs/benchmarks.md#{path.stem})"
+        link = f"[{path.stem}](#{path.stem})"
         met = len(rows) - len(missed)
         lines.append(f"| {link} | {len(every)} | {len(rows)} | {met} | {told} |")
     return "\n".join(lines) if len(lines) > 2 else NONE_YET
@@ -66,3 +67,40 @@ def _figure(row: dict[str, Any], field: str) -> str:
         return "not finite"
     shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{shown} {row['unit']}".rstrip()
+
+
+KNOWN = {
+    ("allocated", ""): (("null_memory", ": peaks "), ("simumax_records", ": allocated")),
+    ("reserved", ""): (
+        ("null_programs", "reserved memory, rel"),
+        ("simumax_records", ": reserved"),
+    ),
+    ("step", "h100"): (("null_programs", "tokens/s a GPU, rel"),),
+    ("step", "b200"): (("simumax_records", ": step "),),
+}
+"""Figure and GPU, and the rows (bench, part of the name) that hold it against measurements."""
+
+
+def known_errors(folder: Path) -> str:
+    """``known_errors.toml``: what a run says of the error of its figures. Rows by which something
+    was found are not scored, and do not count."""
+    parts = ["# Made by scripts/generate-docs of bench/results; see analysis/known_errors.py."]
+    for (figure, gpu), sources in KNOWN.items():
+        errors = sorted(
+            abs(row["value"]) / (100 if row["unit"] == "%" else 1)
+            for bench, part in sources
+            for row in _rows(folder / f"{bench}.json")
+            if part in row["name"] and "not scored" not in row["name"]
+        )
+        benches = ", ".join(f'"{bench}"' for bench, _ in sources)
+        parts += [
+            "",
+            "[[known]]",
+            f'figure = "{figure}"',
+            f'gpu = "{gpu}"',
+            f"cases = {len(errors)}",
+            f"median = {statistics.median(errors):.3g}",
+            f"worst = {errors[-1]:.3g}",
+            f"benches = [{benches}]",
+        ]
+    return "\n".join(parts) + "\n"

@@ -24,9 +24,8 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def command_list() -> str:
     """One line for each command."""
-    page = "docs/command-line.md"
     rows = ((name, command, _anchor(name)) for name, command in commands())
-    lines = (f"| [`{n}`]({page}#{a}) | {_cell(_summary(c))} |" for n, c, a in rows)
+    lines = (f"| [`{n}`](#{a}) | {_cell(_summary(c))} |" for n, c, a in rows)
     return "\n".join(["| command | |", "|---|---|", *lines])
 
 

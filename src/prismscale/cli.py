@@ -31,6 +31,15 @@ def _run() -> typer.Typer:
     return command
 
 
+def _fit() -> typer.Typer:
+    from prismscale.commands.verdicts import fit
+    from prismscale.program_arguments import OPEN, ProgramCommand
+
+    command = typer.Typer(add_completion=False)
+    command.command(cls=ProgramCommand, context_settings=OPEN)(fit.fit)
+    return command
+
+
 def _forecast() -> Callable[..., None]:
     from prismscale.commands.forecast import forecast
 
@@ -126,6 +135,7 @@ def _validations() -> typer.Typer:
 
 COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "run": _run,
+    "fit": _fit,
     "forecast": _forecast,
     "what-if": _what_if,
     "sensitivity": _sensitivity,

@@ -10,7 +10,9 @@ allowed, and how to mend it.
     │   └── MismatchError    4  members of one group disagree about a communication
     ├── StuckError           5  no rank can advance: who waits for whom, and where
     ├── FormatError          6  a file that is damaged, foreign, or of another version
-    └── StorageError         7  a file that cannot be written (no space, no permission)
+    ├── StorageError         7  a file that cannot be written (no space, no permission)
+    ├── UnmetError           8  something that was asserted of a run does not hold
+    └── NoFitError           4  of ``fit``, which builds no graph: the job does not fit
 
 The number is the exit code of the command. Ctrl-C exits with 130, SIGTERM with 143.
 """
@@ -89,6 +91,18 @@ class StorageError(PrismscaleError):
     """A file that cannot be written."""
 
     exit_code = 7
+
+
+class UnmetError(PrismscaleError):
+    """Something that was asserted of a run does not hold."""
+
+    exit_code = 8
+
+
+class NoFitError(PrismscaleError):
+    """The job does not fit into the GPU's memory."""
+
+    exit_code = 4
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:

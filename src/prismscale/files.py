@@ -95,6 +95,12 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all. Raises :class:`StorageError`."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` as indented JSON with a final newline. Raises :class:`StorageError`."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

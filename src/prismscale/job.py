@@ -7,6 +7,7 @@ script + world size + cluster
    │ assemble   rank classes and groups of every rank, verified     → JobGraph
    │ cost       a duration for every node                           → GraphDurations
    │ simulate   re-time the whole graph                             → Timeline
+   │ forecast   the same with durations that vary                   → how the step varies
    │ live       chosen ranks run the program among replayed ones    → observations
    ▼ report     text, HTML, Perfetto, JSON
 """
@@ -33,6 +34,7 @@ from prismscale.devices.null.build import build_extension, is_built
 from prismscale.diagnosis.explain import explain, explained, refuse_standstill
 from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
+from prismscale.forecast.step_spread import step_spread
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.io import save_graph
@@ -50,6 +52,7 @@ from prismscale.job_parts import (
     router_findings,
     switch_counts,
     switching_stage,
+    work_of,
 )
 from prismscale.live.live_spec import LogLine
 from prismscale.processes.footprint import Footprint
@@ -118,6 +121,9 @@ class Job:
                 usual_ns = hoped.step_without_ns or retimed.step_ns
                 costed = () if config.hang else event_costs(stored, hoped.scenario, usual_ns)
                 standstill = self._standstill(plan, traces, groups) if config.hang else None
+                work = work_of(config, graph, captures)
+            with self._stage("forecast"):
+                spread = None if config.hang else step_spread(self.folder.root)
             observed = []
             if config.live:
                 running = alteration.costed_traces(traces)
@@ -144,9 +150,11 @@ class Job:
                 step_without_ns=hoped.step_without_ns,
                 checked=plan.checked,
                 standstill=standstill,
+                work=work,
+                spread=spread,
             ),
             command=config.script.command,
-            cluster=cluster.name,
+            cluster=cluster,
             device=config.device,
             variability=scenario.variability.name if scenario.variability else "",
             wall_s=self.wall_s,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismscale.analysis.emulated import Emulated
+from prismscale.analysis.job_work import JobWork, job_work
 from prismscale.analysis.overload import RouterFindings, RouterUse, findings_of, modelled_use
 from prismscale.analysis.payload_use import PayloadUses, all_uses, refuse_idle_rules
 from prismscale.analysis.switched import SwitchCounts
@@ -20,6 +21,7 @@ from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.devices.routing import Routing
 from prismscale.errors import UsageError
+from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
 from prismscale.live.live_spec import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveSpec
@@ -211,6 +213,11 @@ def router_findings(
             "give loads of as many experts as the program has"
         )
     return found
+
+
+def work_of(config: JobConfig, graph: JobGraph, captures: Path) -> JobWork:
+    """Operations and tokens of a step, where they are known."""
+    return job_work(graph, captures) if config.device == "null" else JobWork()
 
 
 def live_stage(

@@ -8,11 +8,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from prismscale.cluster import Cluster
 from prismscale.emulation.script import Script
-from prismscale.errors import UsageError
+from prismscale.errors import PrismscaleError, UsageError
+from prismscale.torchrun_options import translated
 
 OPEN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Settings of a command whose options end where the program begins."""
+
+USUAL_CLUSTER = "h100-sxm"
+"""What a job is for when nobody says."""
 
 ProgramArgument = Annotated[
     list[str] | None,
@@ -36,11 +41,39 @@ class ProgramCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with a ``--`` behind the module's name; see click's own."""
+        """Parse torchrun's options as ours, with a ``--`` behind the module's name; see click's
+        own."""
+        args = self._translated(args)
         stop = self._module_end(args)
         if stop is not None and args[stop : stop + 1] != ["--"]:
             args = [*args[:stop], "--", *args[stop:]]
         return super().parse_args(ctx, args)
+
+    def _translated(self, args: Sequence[str]) -> list[str]:
+        """Commands without a world size know nothing of torchrun."""
+        ours = {
+            name: not (getattr(option, "is_flag", False) or getattr(option, "count", False))
+            for option in self.params
+            for name in option.opts
+            if name.startswith("-")
+        }
+        if "--world-size" not in ours:
+            return list(args)
+        return translated(args, ours | {"--help": False}, self._gpus_per_node(args))
+
+    @staticmethod
+    def _gpus_per_node(args: Sequence[str]) -> int:
+        """Of the cluster that is named, or of the usual one; errors are told where it is used."""
+        pairs = [(a.partition("=")[0], a.partition("=")[2]) for a in args]
+        named = [
+            value or args[i + 1]
+            for i, (name, value) in enumerate(pairs[:-1])
+            if name == "--cluster"
+        ]
+        try:
+            return Cluster.load(named[0] if named else USUAL_CLUSTER).devices_per_node
+        except PrismscaleError:
+            return Cluster.load(USUAL_CLUSTER).devices_per_node
 
     def _module_end(self, args: Sequence[str]) -> int | None:
         """Where the arguments of ``-m`` begin; None if a script comes first, or nothing does."""

@@ -29,6 +29,7 @@ from prismscale.payload.recordings.blob_store import LIMIT_BYTES
 from prismscale.payload.rules.rule_file import RuleFile
 from prismscale.program_arguments import (
     OPEN,
+    USUAL_CLUSTER,
     ModuleOption,
     ProgramArgument,
     ProgramCommand,
@@ -48,7 +49,7 @@ def job_config(
     ] = 0,
     cluster: Annotated[
         str, typer.Option(help="Target cluster: a preset's name or a TOML file.")
-    ] = "h100-sxm",
+    ] = USUAL_CLUSTER,
     live: Annotated[
         str, typer.Option(help="Ranks to run live, for example 0,512.", show_default="none")
     ] = "",
@@ -342,7 +343,10 @@ def option_arguments(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
 
 def _required_world_size(given: int) -> int:
     if given == 0:
-        raise UsageError("--world-size is missing: how many ranks does the target job have?")
+        raise UsageError(
+            "--world-size is missing: how many ranks does the target job have? (or torchrun's "
+            "--nnodes and --nproc-per-node)"
+        )
     return given
 
 

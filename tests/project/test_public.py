@@ -14,32 +14,17 @@ from support.runs import environment
 
 SOURCE = Path(__file__).parents[2] / "src" / "prismscale"
 RUN_OPTIONS = [
-    *(
-        "--attach",
-        "--capture",
-        "--capture-timeout",
-        "--check",
-        "--clock",
-        "--cluster",
-        "--compute-scale",
-        "--device",
-    ),
-    *("--fresh", "--fused", "--hang", "--kernels", "--live", "--max-captures", "--no-memory"),
-    *(
-        "--out",
-        "--payload",
-        "--routing",
-        "--rules",
-        "--samples",
-        "--show",
-        "--slots",
-        "--slow",
-        "--stand-in",
-        "--step-marker",
-        "--steps",
-        "--storage",
-    ),
-    *("--values", "--variability", "--watch-steps", "--what-if", "--world-size", "-m"),
+    *("--assert", "--attach", "--capture", "--capture-timeout"),
+    *("--check", "--clock", "--cluster", "--compute-scale"),
+    *("--device", "--for-steps", "--fresh", "--fused"),
+    *("--hang", "--json", "--kernels", "--live"),
+    *("--markdown", "--max-captures", "--memory", "--netns"),
+    *("--no-memory", "--out", "--payload", "--price"),
+    *("--record", "--record-limit", "--routing", "--rules"),
+    *("--samples", "--show", "--slots", "--slow"),
+    *("--stand-in", "--step-marker", "--steps", "--storage"),
+    *("--tokens-per-step", "--transfers", "--values", "--variability"),
+    *("--watch-steps", "--what-if", "--world-size", "-m"),
 ]
 TORCHLESS = [
     *("analysis", "cluster", "cost", "durations", "errors", "files", "forecast", "formats"),

@@ -138,7 +138,8 @@ def report_run(
 ) -> tuple[RunResult, Timeline, GraphDurations]:
     """Simulate and summarise :func:`report_job`, with two live ranks unless it hangs."""
     graph = report_job(**job)
-    model = collective_model(Cluster.load("h100-sxm"))
+    cluster = Cluster.load("h100-sxm")
+    model = collective_model(cluster)
     durations = GraphDurations(
         graph=graph, model=model, faults=Faults(hang=hang or {}), sampled=not hang
     )
@@ -160,7 +161,7 @@ def report_run(
             captured=tuple(sorted({1, *(r for c in graph.coverage for r in c.captured)})),
         ),
         command=command,
-        cluster="h100-sxm",
+        cluster=cluster,
         device="cpu",
         variability="",
         wall_s={"capture": 41.7, "assemble": 0.4, "simulate": 0.25, "live": 133.1},

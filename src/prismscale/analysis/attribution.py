@@ -28,6 +28,8 @@ class Breakdown:
     """By phase: forward, backward, optimizer."""
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     """Communication that nothing hides, by group name."""
+    moved_ns: Mapping[str, int] = field(default_factory=dict)
+    """Time in which communication moves data, hidden or not, by group name; no part of the sum."""
     bubble_ns: int = 0
     """Waiting for a pipeline neighbour."""
     skew_ns: int = 0
@@ -82,9 +84,19 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
         step_ns=clock - began,
         compute_ns=compute,
         exposed_ns={k: v for k, v in exposed.items() if v},
+        moved_ns=_moved(seen, trace, range(first, n)),
         bubble_ns=bubble,
         skew_ns=skew,
     )
+
+
+def _moved(seen: RankTimeline, trace: RankTrace, rows: range) -> dict[str, int]:
+    moved: dict[str, int] = {}
+    for row in rows:
+        if trace.communicates_N[trace.template(seen.first_position + row)]:
+            _, name, took = _cost_of(seen, trace, row)
+            moved[name] = moved.get(name, 0) + took
+    return moved
 
 
 def _end_before(seen: RankTimeline, rank_class: RankClass, first: int) -> int:

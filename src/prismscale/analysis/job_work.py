@@ -3,19 +3,21 @@
 Read off the launches of a null run. The model's operations are three times those of its forward
 passes: a backward pass has two products for each of the forward's, and what checkpointing computes
 again counts for nothing. So has it the utilisation of Chowdhery et al. (PaLM, arXiv 2204.02311,
-appendix B). A masked half of attention is not counted. Tokens are the indices that the gradient of
-the largest embedding sums over.
+appendix B). Whether the half of attention that a causal mask leaves out is counted differs between
+programs that print it: both are here. Tokens are the indices that the gradient of the largest
+embedding sums over.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.cost.kernel_attention import attention_flops
 from prismscale.cost.kernel_gemm import operand_dtype, products_of
@@ -49,18 +51,32 @@ class JobWork:
     """The work of one step over all ranks."""
 
     flops: float = 0.0
-    """Of the model; 0 where forward and backward passes cannot be told apart."""
+    """Operations of the model, without those that masks of attention leave out; 0 where forward and
+    backward passes cannot be told apart."""
+    unmasked_flops: float = 0.0
+    """The same as if no mask left out any: PaLM's and torchtitan's count."""
+    executed_flops: float = 0.0
+    """Operations of products and attention that run, what is computed again among them."""
     dtype: str = ""
     """Torch's name of the element type of most of them."""
     tokens: int = 0
     """0 where no embedding was found."""
 
 
+class _Flops(NamedTuple):
+    """Of one call."""
+
+    executed: float
+    unmasked: float
+
+
 @dataclass(kw_only=True)
 class _RankWork:
-    forward: Counter[str] = field(default_factory=Counter)
-    """Operations by element type."""
-    tokens: Counter[int] = field(default_factory=Counter)
+    model: float = 0.0
+    unmasked: float = 0.0
+    executed: dict[str, float] = field(default_factory=dict)
+    """By element type."""
+    tokens: dict[int, int] = field(default_factory=dict)
     """By the rows of the embedding."""
 
 
@@ -74,22 +90,27 @@ def job_work(graph: JobGraph, captures: Path) -> JobWork:
     Raises:
         UsageError: a log of launches is not there. FormatError: it is damaged.
     """
-    forward: Counter[str] = Counter()
+    model = unmasked = 0.0
+    executed: dict[str, float] = {}
     tokens: dict[int, float] = {}
     for rank_class in graph.classes:
         trace = rank_class.trace
         rank = (trace.facts.longest_of or (trace.rank,))[0]
         own = _rank_work(trace, load_launch_log(launches_path(captures, rank)))
-        for dtype, flops in own.forward.items():
-            forward[dtype] += flops * rank_class.size
+        model += own.model * rank_class.size
+        unmasked += own.unmasked * rank_class.size
+        for dtype, flops in own.executed.items():
+            executed[dtype] = executed.get(dtype, 0.0) + flops * rank_class.size
         if own.tokens:
             rows = max(own.tokens)
             # Every rank of a tensor-parallel group reads the same tokens.
             share = own.tokens[rows] * rank_class.size / tensor_parallel_size(trace)
             tokens[rows] = tokens.get(rows, 0.0) + share
     return JobWork(
-        flops=(1 + BACKWARD) * sum(forward.values()),
-        dtype=max(forward, key=lambda dtype: forward[dtype], default=""),
+        flops=(1 + BACKWARD) * model,
+        unmasked_flops=(1 + BACKWARD) * unmasked,
+        executed_flops=sum(executed.values()),
+        dtype=max(executed, key=lambda dtype: executed[dtype], default=""),
         tokens=round(tokens[max(tokens)]) if tokens else 0,
     )
 
@@ -98,36 +119,58 @@ def _rank_work(trace: RankTrace, log: LaunchLog) -> _RankWork:
     calls = [parse_signature(text.removeprefix(REPLAYED)) for text in log.signatures]
     flops = [_flops(call) for call in calls]
     found, phases = _RankWork(), set()
-    for label, entries in _launches(trace, log):
+    for label, signature, times in _launches(trace, log):
         phases.add(label)
-        for s, times in zip(*np.unique(entries, return_counts=True), strict=True):
-            call = calls[s]
-            if label == FORWARD and flops[s]:
-                dtype = _DTYPES.get(operand_dtype(call), operand_dtype(call))
-                found.forward[dtype] += flops[s] * int(times)
-            if call.base == _EMBEDDING:
-                rows = call.arguments.get("num_weights", (0,))[0]
-                found.tokens[rows] += call.inputs[1].elements * int(times)
+        call, own = calls[signature], flops[signature]
+        if own.executed:
+            dtype = _DTYPES.get(operand_dtype(call), operand_dtype(call))
+            found.executed[dtype] = found.executed.get(dtype, 0.0) + own.executed * times
+        if label == FORWARD:
+            found.model += own.executed * times
+            found.unmasked += own.unmasked * times
+        if call.base == _EMBEDDING:
+            rows = call.arguments.get("num_weights", (0,))[0]
+            found.tokens[rows] = found.tokens.get(rows, 0) + call.inputs[1].elements * times
     if not {FORWARD, BACKWARDS} <= phases:
         # Without its backward passes a program is not known to have told its forward ones.
-        found.forward.clear()
+        found.model = found.unmasked = 0.0
     return found
 
 
-def _launches(trace: RankTrace, log: LaunchLog) -> Iterator[tuple[str, np.ndarray]]:
-    """The label of each node that is work of a stream, and the signatures that it launched."""
-    for i in np.flatnonzero(log.path_N == NodePath.WORK).tolist():
-        part = slice(int(log.first_N[i]), int(log.stop_N[i]))
-        own = (log.lane_E[part] == log.lane_N[i]) & (log.signature_E[part] != HOST_ONLY)
-        label = trace.labels[int(trace.label_N[trace.n_prologue + int(log.node_N[i])])]
-        yield label, log.signature_E[part][own]
+def _launches(trace: RankTrace, log: LaunchLog) -> Iterator[tuple[str, int, int]]:
+    """Label of the computation, signature, and how often it was launched as a stream's work."""
+    label_E = _labels_of_entries(trace, log)
+    (entries,) = np.nonzero(label_E >= 0)
+    pairs = np.stack([label_E[entries], log.signature_E[entries]])
+    found, times = np.unique(pairs, axis=1, return_counts=True)
+    for (label, signature), n in zip(found.T.tolist(), times.tolist(), strict=True):
+        yield trace.labels[label], signature, n
 
 
-def _flops(call: KernelCall) -> float:
+def _labels_of_entries(trace: RankTrace, log: LaunchLog) -> NDArray[np.int64]:
+    """Index of the label of the node whose work each entry (E) is; -1 for what launches nothing."""
+    label_E = np.full(log.n_entries, -1, dtype=np.int64)
+    is_work_N = log.path_N == NodePath.WORK
+    for lane in np.unique(log.lane_N[is_work_N]).tolist():
+        (entries,) = np.nonzero((log.lane_E == lane) & (log.signature_E != HOST_ONLY))
+        (nodes,) = np.nonzero(is_work_N & (log.lane_N == lane))
+        # The entries of a lane's nodes follow one another.
+        nodes = nodes[np.argsort(log.first_N[nodes], kind="stable")]
+        place = np.searchsorted(log.first_N[nodes], entries, side="right") - 1
+        inside = (place >= 0) & (entries < log.stop_N[nodes][place])
+        of_trace = trace.n_prologue + log.node_N[nodes[place[inside]]]
+        label_E[entries[inside]] = trace.label_N[of_trace]
+    return label_E
+
+
+def _flops(call: KernelCall) -> _Flops:
     kind = kind_of(call)
     if kind in ("gemm", "convolution"):
-        return float(sum(product.flops for product in products_of(call)))
-    return attention_flops(call) if kind == "attention" else 0.0
+        flops = float(sum(product.flops for product in products_of(call)))
+        return _Flops(flops, flops)
+    if kind in ("attention", "attention_backward"):
+        return _Flops(*attention_flops(call, backward=kind == "attention_backward"))
+    return _Flops(0.0, 0.0)
 
 
 def tensor_parallel_size(trace: RankTrace) -> int:

@@ -15,6 +15,7 @@ from prismscale.analysis.emulated import (
     ValueUse,
     coverage,
 )
+from prismscale.analysis.job_work import JobWork
 from prismscale.analysis.moved import Moved
 from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse
@@ -26,8 +27,9 @@ from prismscale.graph.trace import MemoryPart
 from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.results/1"
-NOT_OURS = ("schema", "forecast")
-"""Members of the file that are no part of a run's own outcome: the forecast commands add theirs."""
+NOT_OURS = ("schema", "forecast", "answers")
+"""Members that are no part of a run's own outcome: the forecast commands add theirs, and answers
+are made of the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,8 @@ class StageResult:
     it was not tracked, or there is none."""
     outside: tuple[MemoryPart, ...] = ()
     """What others hold on that GPU, where it is modelled; largest first."""
+    fullest_rank: int | None = None
+    """The captured rank whose GPU is fullest; None where memory was not tracked."""
 
     @property
     def outside_bytes(self) -> int:
@@ -136,6 +140,16 @@ class StandstillResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepSpread:
+    """How the step varies, as ``prismscale forecast`` draws it."""
+
+    p50_ns: int
+    p95_ns: int
+    mean_ns: int
+    draws: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """Everything one run found out."""
 
@@ -201,6 +215,14 @@ class RunResult:
     """How unevenly experts are loaded, and whether by the user's word."""
     variability: str = ""
     """Name of the variability profile that forecasts of this run take; empty for none."""
+    spread: StepSpread | None = None
+    """None where the job hangs, or where nobody drew it."""
+    work: JobWork = field(default_factory=JobWork)
+    """On a null device: operations and tokens of a step."""
+    capacity_bytes: int = 0
+    """Memory of the target's GPU; 0 where the target is no GPU."""
+    peak_flops: float = 0.0
+    """What the target's device does a second of :attr:`work`'s element type; 0 where unknown."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """By stage of the run."""
     peak_rss_bytes: int = 0

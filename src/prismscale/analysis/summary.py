@@ -20,6 +20,7 @@ from prismscale.analysis.emulated import (
     unknown_operators,
     value_uses,
 )
+from prismscale.analysis.job_work import JobWork
 from prismscale.analysis.observation import Observation
 from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse, PayloadUses, all_uses
@@ -31,9 +32,11 @@ from prismscale.analysis.result import (
     SourceShare,
     StageResult,
     StandstillResult,
+    StepSpread,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name
 from prismscale.analysis.switched import SwitchCounts
+from prismscale.cluster import Cluster
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.what_if.effects import Effect
 from prismscale.graph.job_graph import JobGraph, RankClass
@@ -78,13 +81,17 @@ class Findings:
     """Ranks whose first steps were looked at."""
     standstill: StandstillResult | None = None
     """Of a job that hangs."""
+    work: JobWork = field(default_factory=JobWork)
+    """Of a step, where the device was not there."""
+    spread: StepSpread | None = None
+    """How the step varies."""
 
 
 def summarise(
     found: Findings,
     *,
     command: str,
-    cluster: str,
+    cluster: Cluster,
     device: str,
     variability: str,
     wall_s: dict[str, float],
@@ -102,7 +109,7 @@ def summarise(
         # A path of undecodable bytes could be neither printed nor written.
         command=command.encode("utf-8", "backslashreplace").decode(),
         world_size=graph.world_size,
-        cluster=cluster,
+        cluster=cluster.name,
         device=device,
         variability=variability,
         step_ns=found.retimed.step_ns,
@@ -114,8 +121,8 @@ def summarise(
         sources=_sources(
             [s.breakdown for s in stages],
             found,
-            _computation(found, kernels, device, cluster),
-            cluster,
+            _computation(found, kernels, device, cluster.name),
+            cluster.name,
         ),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
@@ -141,6 +148,10 @@ def summarise(
         routers=found.routers,
         what_ifs=found.effects,
         step_without_ns=found.step_without_ns,
+        spread=found.spread,
+        work=found.work,
+        capacity_bytes=0 if cluster.processor_communicates else cluster.device.memory_bytes,
+        peak_flops=cluster.device.peak_flops.get(found.work.dtype, 0.0),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes,
     )
@@ -172,31 +183,32 @@ def _settled_after(retimed: Retimed) -> int:
     return steady.steps if steady is not None and steady.settled else 0
 
 
-def _memory_of(classes: Sequence[RankClass], found: Findings) -> list[MemoryRecord]:
+def _memory_of(classes: Sequence[RankClass], found: Findings) -> list[tuple[int, MemoryRecord]]:
     """Of every captured rank of some classes. Ranks that do the same may hold different amounts:
     the shards of a tensor that does not divide evenly."""
     indices = {c.index for c in classes}
     class_of_R = found.graph.class_of_R
-    return [record for rank, record in found.memory.items() if int(class_of_R[rank]) in indices]
+    return [pair for pair in found.memory.items() if int(class_of_R[pair[0]]) in indices]
 
 
 def _stage(
     stage: int | None,
     classes: Sequence[RankClass],
     timeline: Timeline,
-    records: Sequence[MemoryRecord],
+    records: Sequence[tuple[int, MemoryRecord]],
 ) -> StageResult:
     first = int(min(c.members_M[0] for c in classes))
-    fullest = max(records, key=_held_bytes, default=None)
+    rank, fullest = max(records, key=lambda pair: _held_bytes(pair[1]), default=(None, None))
     return StageResult(
         name=stage_name(stage),
         ranks=sum(c.size for c in classes),
         first_rank=first,
         breakdown=break_down(timeline, first),
-        peak_bytes=max((r.peak_bytes for r in records), default=None),
-        memory_source=records[0].source if records else "untracked",
+        peak_bytes=max((r.peak_bytes for _, r in records), default=None),
+        memory_source=records[0][1].source if records else "untracked",
         reserved_bytes=fullest.reserved_bytes if fullest else None,
         outside=fullest.outside if fullest else (),
+        fullest_rank=rank,
     )
 
 

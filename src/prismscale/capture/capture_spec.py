@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from prismscale.analysis.memory.memory_log import memory_path
 from prismscale.devices.rank_spec import RankSpec
 from prismscale.durations.recosting import launches_path
 from prismscale.errors import UsageError
@@ -68,6 +69,11 @@ class CaptureSpec(RankSpec):
     def emulated_path(self) -> Path:
         """Where a null device says what it ran and which values it made up."""
         return Path(self.out) / f"rank-{self.rank}.null.json"
+
+    @property
+    def memory_path(self) -> Path:
+        """Where what happened to a null device's memory goes."""
+        return memory_path(Path(self.out), self.rank)
 
     @property
     def payload_path(self) -> Path:

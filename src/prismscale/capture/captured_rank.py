@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from prismscale.analysis.memory.memory_log import save_memory_log
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.stop_rules import CaptureControl, Control, CoRunControl, Ordinary
@@ -82,6 +83,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             prologue_stop=0, body_start=step.start, body_stop=step.stop
         )
         save_launch_log(log, spec.launches_path)
+    if emulation is not None and spec.track_memory:
+        history = emulation.memory.history.followed_log(spec.rank, recorder.stream.labels.all())
+        save_memory_log(history, spec.memory_path)
     if emulation is not None:
         calls = trace.facts.calls_per_step
         # A rank that ended early ended with a step that repeats.

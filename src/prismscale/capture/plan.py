@@ -90,6 +90,35 @@ def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
     return (*axes, residue) if residue.size > 1 else tuple(axes)
 
 
+def axes_of_messages(trace: RankTrace, axes: Sequence[Axis]) -> list[int]:
+    """Which of ``axes`` rank 0, whose trace it is, sends or receives along."""
+    messages = np.flatnonzero(trace.is_message_N)
+    pairs = {(int(trace.group_index_N[i]), int(trace.peer_N[i])) for i in messages}
+    peers = set()
+    for group_index, offset in pairs:
+        ranks = trace.groups[group_index].ranks
+        peers.add(ranks[(ranks.index(0) + offset) % len(ranks)])
+    return [a for a, axis in enumerate(axes) if any(axis.position_R[p] for p in peers)]
+
+
+def rank_at(axes: Sequence[Axis], coordinates: tuple[int, ...]) -> int:
+    """The first rank with these coordinates.
+
+    Raises:
+        UsageError: there is none: the groups form no mesh.
+    """
+    here = np.ones(len(axes[0].position_R), dtype=bool)
+    for axis, position in zip(axes, coordinates, strict=True):
+        here &= axis.position_R == position
+    found = np.flatnonzero(here)
+    if len(found) == 0:
+        raise UsageError(
+            f"the process groups do not form a mesh: no rank has coordinates {coordinates} on "
+            f"axes {[a.name for a in axes]}"
+        )
+    return int(found[0])
+
+
 def _partitions(trace: RankTrace) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
     by_kind: dict[tuple[str, int], list[tuple[int, ...]]] = {}
     for group in trace.known_groups:
@@ -202,7 +231,7 @@ class CapturePlanner:
     def _examine(self, base: tuple[int, ...]) -> None:
         """Find borders along every axis, the other coordinates being ``base``'s."""
         samples = [sorted({0, 1, axis.size // 2, axis.size - 1}) for axis in self._axes]
-        alone = self._axes_of_messages()
+        alone = axes_of_messages(self.traces[0], self._axes)
         together = [a for a in range(len(self._axes)) if a not in alone]
         diagonal = self._diagonal(base, together)
         self._need([*(self._along(base, a, p) for a in alone for p in samples[a]), *diagonal])
@@ -212,17 +241,6 @@ class CapturePlanner:
             self._need([self._along(base, a, p) for a in alone for p in samples[a]])
         for a in alone:
             self._find_borders(base, a, samples[a])
-
-    def _axes_of_messages(self) -> list[int]:
-        """Axes along which rank 0 sends or receives."""
-        trace = self.traces[0]
-        messages = np.flatnonzero(trace.is_message_N)
-        pairs = {(int(trace.group_index_N[i]), int(trace.peer_N[i])) for i in messages}
-        peers = set()
-        for group_index, offset in pairs:
-            ranks = trace.groups[group_index].ranks
-            peers.add(ranks[(ranks.index(0) + offset) % len(ranks)])
-        return [a for a, axis in enumerate(self._axes) if any(axis.position_R[p] for p in peers)]
 
     def _diagonal(self, base: tuple[int, ...], axes: Sequence[int]) -> list[int]:
         """``base``, and the ranks that are first, second, middle and last on all of ``axes``."""
@@ -259,16 +277,7 @@ class CapturePlanner:
         return self._rank_at((*base[:axis], position, *base[axis + 1 :]))
 
     def _rank_at(self, coordinates: tuple[int, ...]) -> int:
-        here = np.ones(self.world_size, dtype=bool)
-        for axis, position in zip(self._axes, coordinates, strict=True):
-            here &= axis.position_R == position
-        found = np.flatnonzero(here)
-        if len(found) == 0:
-            raise UsageError(
-                f"the process groups do not form a mesh: no rank has coordinates {coordinates} on "
-                f"axes {[a.name for a in self._axes]}"
-            )
-        return int(found[0])
+        return rank_at(self._axes, coordinates) if self._axes else 0
 
     def _differ(self, rank: int, other: int) -> bool:
         return self.traces[rank].fingerprint() != self.traces[other].fingerprint()

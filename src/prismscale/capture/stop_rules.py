@@ -115,8 +115,10 @@ class CaptureControl:
         """The captured rank whose program this one has."""
 
     def optimizer_begins(self) -> None:
-        """Passed on to the recorder."""
+        """Passed on to the recorder, and to who follows memory."""
         self._recorder.optimizer_begins()
+        if self.memory_record is None:
+            self._memory.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
         """Count, and stop the program when it has shown enough."""

@@ -13,7 +13,7 @@ import typer
 from prismscale.commands.forecast_options import Address, ExecutorName, Seed, Workers
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleWarning, ScriptError, UsageError
-from prismscale.explore.figures import DRAWS, Asked
+from prismscale.explore.figures import Asked
 from prismscale.explore.page import write_page
 from prismscale.explore.points import BaseCommand, points_of
 from prismscale.explore.ranking import Ranking, rank
@@ -23,6 +23,7 @@ from prismscale.explore.sweep import sweep
 from prismscale.explore.sweep_folder import SweepFolder
 from prismscale.explore.terminal import print_ranking
 from prismscale.explore.varied import Varied, parse_all, unheard_of
+from prismscale.forecast.step_spread import DRAWS
 from prismscale.program_arguments import script_of
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.run_options import (

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from prismscale.analysis.answers import fit_of
+from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.analysis.stages import shown_ranks
 from prismscale.commands.forecast_options import ClusterName, Run, numbers
 from prismscale.durations.altered import Alteration
@@ -18,7 +20,9 @@ from prismscale.errors import UsageError
 from prismscale.forecast.recording import Recording, load_recording
 from prismscale.formats.chakra import write_chakra
 from prismscale.formats.kineto.trace_writer import Kernels, no_kernels, write_kineto
+from prismscale.formats.memory_snapshot import log_snapshot, write_snapshot
 from prismscale.progress import terminal
+from prismscale.report.folder import read_results
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import SHOWN_STEPS, Timeline, simulate, simulate_steady
 
@@ -76,6 +80,32 @@ def kineto(
     )
     terminal().print(
         f"{len(paths)} ranks written: {out}; a step of {timeline.step_ns / 1e6:,.3f} ms",
+        soft_wrap=True,
+    )
+
+
+@exports.command()
+def memory(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="File to write, for example memory.pickle.")],
+    rank: Annotated[
+        int | None,
+        typer.Option(help="A captured rank.", show_default="that of the fullest GPU"),
+    ] = None,
+) -> None:
+    """Write a captured rank's memory as torch's snapshot, for pytorch.org/memory_viz."""
+    result = read_results(RunFolder(root=run))
+    fit = fit_of(result)
+    chosen = rank if rank is not None else (fit.rank if fit else 0)
+    if chosen not in result.captured:
+        known = ", ".join(map(str, result.captured))
+        raise UsageError(f"--rank {chosen} was not captured; captured ranks are {known}")
+    scenario = Scenario.load(RunFolder(root=run).scenario)
+    log = load_memory_log(memory_path(run / scenario.captures, chosen))
+    write_snapshot(log_snapshot(log), out)
+    terminal().print(
+        f"memory of rank {chosen}, {log.n_events:,} events: {out}; drop it on "
+        "pytorch.org/memory_viz",
         soft_wrap=True,
     )
 

@@ -6,11 +6,26 @@ from typing import Any
 
 from rich.text import Text
 
+from prismscale.analysis.answers import Answers, answers
+from prismscale.analysis.assertions import Known, failures
 from prismscale.analysis.result import RunResult
 from prismscale.api import perform
+from prismscale.commands.verdicts.answer_options import (
+    Asserted,
+    ForSteps,
+    JsonPath,
+    MarkdownPath,
+    PriceOption,
+    TokensPerStep,
+    Verdicts,
+    answers_json,
+    as_json,
+    emit,
+)
 from prismscale.config import JobConfig
-from prismscale.errors import StuckError
+from prismscale.errors import StuckError, UnmetError
 from prismscale.progress import TerminalReporter, terminal
+from prismscale.report.markdown import answers_markdown
 from prismscale.report.text import print_summary
 from prismscale.run_options import job_config, with_options_of
 from prismscale.runfolder import RunFolder
@@ -20,12 +35,21 @@ MOST_HANGS = 24
 
 
 @with_options_of(job_config)
-def run(**given: Any) -> None:
+def run(
+    price: PriceOption = "",
+    for_steps: ForSteps = 1000,
+    tokens_per_step: TokensPerStep = 0,
+    asserted: Asserted = None,
+    json: JsonPath = "",
+    markdown: MarkdownPath = "",
+    **given: Any,
+) -> None:
     """Run any rank of a training job of any world size on this machine.
 
     Everything after the script's (or module's) name belongs to it.
     """
-    console = terminal()
+    verdicts = Verdicts.of(price, for_steps, tokens_per_step, asserted, json, markdown)
+    console = terminal(stderr=verdicts.owns_output)
     config = job_config(**given)
     result = perform(
         config,
@@ -33,9 +57,21 @@ def run(**given: Any) -> None:
         log_line=lambda rank, line: console.print(Text(f"[rank {rank}] ") + Text.from_ansi(line)),
     )
     folder = RunFolder(root=config.out)
-    print_summary(result, console, folder)
-    if result.hung:
+    if not verdicts.owns_output:
+        print_summary(result, console, folder, verdicts.asked)
+    found = None if result.hung else answers(result, verdicts.asked)
+    unmet = failures(verdicts.asserted, Known(fit=found.fit, answers=found)) if found else []
+    _tell(result, found, unmet, verdicts)
+    if found is None:
         raise StuckError(_hang_text(config, result, folder))
+    if unmet:
+        raise UnmetError("\n".join(["what was asserted does not hold:", *unmet]))
+
+
+def _tell(result: RunResult, found: Answers | None, unmet: list[str], verdicts: Verdicts) -> None:
+    told = None if found is None else answers_json(found) | {"unmet": unmet}
+    emit(as_json(result.to_json() | {"answers": told}), verdicts.json)
+    emit(answers_markdown(result, found, unmet), verdicts.markdown)
 
 
 def _hang_text(config: JobConfig, result: RunResult, folder: RunFolder) -> str:

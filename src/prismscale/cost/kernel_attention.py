@@ -59,9 +59,11 @@ def _lasting(reached: float, cap: float | None) -> float:
     return reached * (1 + (reached / cap) ** POWER_SHARPNESS) ** (-1 / POWER_SHARPNESS)
 
 
-def attention_flops(call: KernelCall) -> float:
-    """Operations of a forward call, without those that a mask leaves out."""
-    return _scores(call, backward=False).flops
+def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float, float]:
+    """Operations of a call: without those that a mask leaves out, and with them."""
+    scores = _scores(call, backward)
+    flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
+    return flops, flops / scores.share if scores.share else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,6 +89,9 @@ class CpuMemoryTracker:
         self._running = True
         autograd_profiler._prepare_profiler = give_way
 
+    def optimizer_begins(self) -> None:
+        """Nothing to look at."""
+
     def step_ended(self) -> None:
         """Note the end of a step.
 

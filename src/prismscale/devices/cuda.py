@@ -159,6 +159,9 @@ class CudaMemoryTracker:
         if self._per_step:
             torch.cuda.reset_peak_memory_stats()
 
+    def optimizer_begins(self) -> None:
+        """Nothing to look at."""
+
     def step_ended(self) -> None:
         """Read the peaks; a program may have reset them itself."""
         self._peaks.append(int(torch.cuda.max_memory_allocated()))

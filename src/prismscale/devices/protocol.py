@@ -147,6 +147,10 @@ class MemoryTracker(Protocol):
         """Begin; called before the program's first line."""
         ...
 
+    def optimizer_begins(self) -> None:
+        """An optimizer is about to step: gradients are there."""
+        ...
+
     def step_ended(self) -> None:
         """A step ended."""
         ...
@@ -161,6 +165,9 @@ class NullMemoryTracker:
 
     def start(self) -> None:
         """Nothing to begin."""
+
+    def optimizer_begins(self) -> None:
+        """Nothing to look at."""
 
     def step_ended(self) -> None:
         """Nothing to note."""

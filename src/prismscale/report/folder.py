@@ -14,6 +14,7 @@ from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.report.html import Section, render
+from prismscale.report.memory_section import answers_section, memory_sections
 from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline
@@ -40,7 +41,9 @@ def write_page(
     folder: RunFolder, result: RunResult, timeline: Timeline, extra: Iterable[Section] = ()
 ) -> None:
     """Write ``report.html`` with the sections of a run, and ``extra`` ones among them."""
-    sections = [*run_sections(result, timeline), *extra]
+    sections = [*run_sections(result, timeline), *memory_sections(folder, result), *extra]
+    if not result.hung:
+        sections.append(answers_section(result))
     write_text(folder.report, render(result, sections))
 
 

@@ -14,7 +14,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from prismscale.analysis.answers import Answers, Wanted, answers
 from prismscale.analysis.result import RunResult, StageResult
+from prismscale.report.answer_rows import answer_rows
 from prismscale.report.kernels import (
     call_rows,
     coverage_sentence,
@@ -26,8 +28,6 @@ from prismscale.report.remarks import (
     difference,
     event_name,
     event_source,
-    highest_peak_bytes,
-    job_shares,
     live_peak,
     outside_sentence,
     part_names,
@@ -48,7 +48,6 @@ from prismscale.report.units import (
     seconds,
     signed_percent,
     size,
-    span,
 )
 from prismscale.runfolder import RunFolder
 
@@ -57,12 +56,21 @@ MOST_KINDS, MOST_CALLS = 8, 4
 STYLES = {"computation": "cyan", "communication": "yellow", "waiting": "bright_black"}
 
 
-def print_summary(result: RunResult, console: Console, folder: RunFolder | None = None) -> None:
-    """Print what ``result`` says, at most as wide as ``console``.
+def print_summary(
+    result: RunResult,
+    console: Console,
+    folder: RunFolder | None = None,
+    asked: Wanted | None = None,
+) -> None:
+    """Print what ``result`` says, at most as wide as ``console``: the answers first.
 
-    ``folder`` is where the files were written; without it they are not named.
+    Args:
+        result: of the run.
+        console: to print on.
+        folder: where the files were written; without it they are not named.
+        asked: what the user says beside the job.
     """
-    blocks: list[RenderableType] = [_headline(result), _stage_table(result)]
+    blocks: list[RenderableType] = [_headline(result, asked or Wanted()), _stage_table(result)]
     if result.events:
         blocks.append(_event_table(result))
     if result.live:
@@ -75,7 +83,20 @@ def print_summary(result: RunResult, console: Console, folder: RunFolder | None 
         console.print(Padding(block, (0, 0, 1, 1)))
 
 
-def _headline(result: RunResult) -> RenderableType:
+def _answers(result: RunResult, found: Answers) -> RenderableType:
+    """A line for each question; the detail follows on it where there is room."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in answer_rows(result, found):
+        answer = Text(row.answer, style="bold red" if row.is_bad else "bold green")
+        if row.detail:
+            answer.append("; " if row.answer else "", style="dim").append(row.detail, style="dim")
+        grid.add_row(row.name, answer)
+    return grid
+
+
+def _headline(result: RunResult, asked: Wanted) -> RenderableType:
     grid = Table.grid(expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
@@ -85,17 +106,7 @@ def _headline(result: RunResult) -> RenderableType:
     if result.hung:
         grid.add_row(Text("The step never ends: the job hangs.", style="bold red"))
         return grid
-    head = Text("Predicted step time  ").append(duration(result.step_ns), style="bold green")
-    peak = highest_peak_bytes(result)
-    if peak is not None:
-        head.append("    Peak memory  ").append(size(peak), style="bold green")
-    grid.add_row(head)
-    shares = job_shares(result)
-    named = {"communication": "exposed communication"}
-    parts = (f"{named.get(key, key)} {percent(share)}" for key, share in shares.items())
-    grid.add_row(Text(" · ".join(parts)))
-    if result.varies:
-        grid.add_row(Text(f"Median of simulated steps of {span(*result.step_spread_ns)}"))
+    grid.add_row(_answers(result, answers(result, asked)))
     return grid
 
 

@@ -12,7 +12,7 @@ from prismscale.cost.kernel import KernelCost
 from prismscale.cost.nccl_memory import NcclSettings
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
-from prismscale.devices.null.outside_memory import OutsideMemory
+from prismscale.devices.null.memory.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import active
 from support.op_log import set_cost_model
 

@@ -7,8 +7,9 @@ import gc
 import pytest
 import torch
 
-from prismscale.devices.null import memory_stats, runtime
+from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import device_spec
+from prismscale.devices.null.memory import memory_stats
 from support.allocator import CachingAllocator
 
 MIB = 1 << 20

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import DistBackendError, Work
 
 from prismscale.cost.nccl_memory import MIB, NcclSettings
-from prismscale.devices.null import memory_stats
-from prismscale.devices.null.outside_memory import OutsideMemory
+from prismscale.devices.null.memory import memory_stats
+from prismscale.devices.null.memory.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import active
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.emulation.work import completed

@@ -91,7 +91,23 @@ NODE_ROW = np.dtype(
     align=True,
 )
 
+MEMORY_ROW = np.dtype(
+    [
+        ("address", np.uint64),
+        ("bytes", np.int64),
+        ("block_bytes", np.int64),
+        ("time_ns", np.int64),
+        ("made_by", np.uint32),
+        ("origin", np.int32),
+        ("label", np.int32),
+        ("stream", np.int16),
+        ("action", np.int16),
+    ],
+    align=True,
+)
+
 COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64))
+ORIGIN_CALLBACK = ctypes.CFUNCTYPE(c_int32, c_int64)
 ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
 
 _IntPointer = ctypes.POINTER(c_int64)
@@ -142,6 +158,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_expandable_segments": (None, (c_int,)),
     "ps_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
     "ps_oom_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
+    "ps_set_origin": (None, (c_void_p, c_int64)),
+    "ps_record_memory": (None, (c_int, c_int)),
+    "ps_memory_rows": (c_int64, (c_int, c_void_p, c_int64)),
     "ps_raw_alloc": (c_void_p, (c_int, c_int64, c_int64)),
     "ps_raw_free": (None, (c_int, c_void_p)),
     "ps_resize_storage": (None, (c_void_p, c_int64)),

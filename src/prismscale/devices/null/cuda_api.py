@@ -20,9 +20,12 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
-from prismscale.devices.null import custom_kernels, memory_stats, null_streams
+from prismscale.devices.null import custom_kernels, null_streams
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.graphs import graph_api
+from prismscale.devices.null.memory import memory_stats
+from prismscale.devices.null.memory.memory_history import MemoryHistory
+from prismscale.devices.null.memory.program_history import ProgramHistory
 from prismscale.emulation.process_group import EmulatedProcessGroup
 
 # What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
@@ -87,12 +90,14 @@ class _Nvtx:
         return lambda *_: 0
 
 
-def install(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
-    """Make ``torch.cuda`` complete for ``spec`` on top of the loaded extension."""
+def install(library: ctypes.PyDLL, spec: NullDeviceSpec, history: MemoryHistory) -> None:
+    """Make ``torch.cuda`` complete for ``spec`` on top of the loaded extension; ``history`` is that
+    of its memory."""
+    recorded = ProgramHistory(library, history, spec.devices_per_node)
     supplied = (
         _device_functions(library, spec)
         | _stream_functions(library)
-        | _memory_functions(library, spec)
+        | _memory_functions(library, spec, recorded)
         | _version_functions()
     )
     for name, function in supplied.items():
@@ -168,7 +173,9 @@ def _stream_functions(library: ctypes.PyDLL) -> dict[str, Any]:
     }
 
 
-def _memory_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
+def _memory_functions(
+    library: ctypes.PyDLL, spec: NullDeviceSpec, recorded: ProgramHistory
+) -> dict[str, Any]:
     fractions: dict[int, float] = {}
 
     def set_fraction(fraction: float, device: int) -> None:
@@ -187,11 +194,9 @@ def _memory_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
         "_cuda_resetPeakMemoryStats": _plain(library.ps_reset_peaks),
         "_cuda_resetAccumulatedMemoryStats": _plain(library.ps_reset_accumulated),
         "_cuda_emptyCache": empty_cache,
-        "_cuda_memorySnapshot": lambda which=None: memory_stats.snapshot(
-            library, spec.devices_per_node, which and which[:2]
-        ),
-        "_cuda_record_memory_history": _nothing,
-        "_cuda_record_memory_history_legacy": _nothing,
+        "_cuda_memorySnapshot": recorded.snapshot,
+        "_cuda_record_memory_history": recorded.record,
+        "_cuda_record_memory_history_legacy": recorded.record_legacy,
         "_cuda_attach_out_of_memory_observer": _nothing,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),

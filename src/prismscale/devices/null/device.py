@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from prismscale.devices.null.condensed_spans import NullSpans
-from prismscale.devices.null.outside_memory import OutsideMemory
+from prismscale.devices.null.memory.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import NullRuntime
 from prismscale.devices.protocol import CommunicationEnd, LaneObserver, SpanSink
 from prismscale.graph.trace import MemoryRecord
@@ -56,19 +56,27 @@ class ModelledMemoryTracker:
     def __init__(self, runtime: NullRuntime, outside: OutsideMemory) -> None:
         self._library = runtime.library
         self._outside = outside
+        self.history = runtime.history
         self._peaks: list[tuple[int, int]] = []
 
     def start(self) -> None:
         """Begin with what is allocated now."""
         self._take()
+        self.history.start()
+
+    def optimizer_begins(self) -> None:
+        """Look at gradients before they are gone."""
+        self.history.look()
 
     def step_ended(self) -> None:
         """Note the peaks since the last step."""
         self._peaks.append(self._take())
+        self.history.step_ended()
 
     def stop(self) -> MemoryRecord:
         """The peaks of all steps."""
         self.step_ended()
+        self.history.stop()
         allocated = tuple(peak for peak, _ in self._peaks)
         return MemoryRecord(
             peak_bytes=max(allocated),

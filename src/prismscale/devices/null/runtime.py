@@ -22,6 +22,7 @@ from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
 from prismscale.devices.null.libraries.import_finder import StandInFinder
+from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
 from prismscale.torch_versions import installed_torch
@@ -39,6 +40,7 @@ class NullRuntime:
     library: ctypes.PyDLL
     spec: NullDeviceSpec
     ledger: ValueLedger
+    history: MemoryHistory
     stand_ins: StandInFinder
 
 
@@ -77,7 +79,8 @@ def activate(
     library.ps_set_launch_queue_depth(spec.launch_queue_depth)
     library.ps_set_cost(None, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     ledger = ValueLedger(library, policy or ValuePolicy())
-    cuda_api.install(library, spec)
+    history = MemoryHistory(library, spec.devices_per_node)
+    cuda_api.install(library, spec, history)
     nvml.install(library, spec)
     flex_operators.install()
     block_masks.install(library.ps_without_cost)
@@ -85,7 +88,9 @@ def activate(
     finder = StandInFinder(stand_ins())
     finder.begin()
     flash_attention_3.serve_torch(finder)
-    _active = NullRuntime(library=library, spec=spec, ledger=ledger, stand_ins=finder)
+    _active = NullRuntime(
+        library=library, spec=spec, ledger=ledger, history=history, stand_ins=finder
+    )
     return _active
 
 

@@ -18,8 +18,8 @@ from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.libraries.stand_in import from_file
-from prismscale.devices.null.oom_report import occupants
-from prismscale.devices.null.outside_memory import OutsideMemory
+from prismscale.devices.null.memory.oom_report import occupants
+from prismscale.devices.null.memory.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import activate
 from prismscale.devices.null.saves.checkpoints import CheckpointLedger, CheckpointSaves
 from prismscale.devices.null.saves.host_copies import HostCopies

@@ -142,6 +142,7 @@ Block* CachingAllocator::new_segment(const Request& request) {
   count_reserved(*request.pool, static_cast<int64_t>(bytes));
   if (bytes >= config_.max_split_bytes) stats_.oversize_segments.add(1);
   stats_.num_device_alloc += 1;
+  tell(MemoryAction::kSegmentAlloc, block->address, bytes, block->stream);
   return block;
 }
 
@@ -200,10 +201,12 @@ Block* CachingAllocator::hand_out(Block* block, const Request& request, size_t r
     stats_.requested_bytes[kind].add(static_cast<int64_t>(requested));
   });
   if (block->size >= config_.max_split_bytes) stats_.oversize_allocations.add(1);
+  tell(MemoryAction::kAlloc, *block);
   return block;
 }
 
 void CachingAllocator::free(Block* block) {
+  tell(MemoryAction::kFreeRequested, *block);
   block->allocated = false;
   each_stat(*block->pool, [&](PoolKind kind) {
     stats_.allocation[kind].sub(1);
@@ -220,6 +223,7 @@ void CachingAllocator::free(Block* block) {
 }
 
 void CachingAllocator::make_idle(Block* block) {
+  tell(MemoryAction::kFreeCompleted, *block);
   BlockPool& pool = *block->pool;
   const auto size = static_cast<int64_t>(block->size);
   const auto requested = static_cast<int64_t>(block->requested);

@@ -74,6 +74,22 @@ struct StreamProgress {
   virtual bool passed(int64_t stream, uint64_t ticket) = 0;
 };
 
+enum class MemoryAction : int16_t {
+  kAlloc,          // a block is handed out, of as many bytes as were asked for
+  kFreeRequested,  // its owner is done with it
+  kFreeCompleted,  // and so are all streams
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,     // pages of an expandable segment
+  kSegmentUnmap,
+};
+
+struct AllocationObserver {
+  virtual ~AllocationObserver() = default;
+  virtual void happened(MemoryAction action, uint64_t address, size_t bytes, size_t block_bytes,
+                        int64_t stream) = 0;
+};
+
 struct ExpandableSegment {
   uint64_t base = 0;
   size_t page_bytes = 0;
@@ -155,6 +171,8 @@ class CachingAllocator {
   void reset_peaks();
   void reset_accumulated();
 
+  void observed_by(AllocationObserver* observer) { observer_ = observer; }
+
   AllocatorConfig& config() { return config_; }
   const AllocatorStats& stats() const { return stats_; }
   size_t device_free_bytes() const;
@@ -219,12 +237,20 @@ class CachingAllocator {
     change(kAllPools);
     change(pool.is_small ? kSmallPool : kLargePool);
   }
+  void tell(MemoryAction action, uint64_t address, size_t bytes, int64_t stream) {
+    if (observer_ != nullptr) observer_->happened(action, address, bytes, bytes, stream);
+  }
+  void tell(MemoryAction action, const Block& block) {
+    if (observer_ == nullptr) return;
+    observer_->happened(action, block.address, block.requested, block.size, block.stream);
+  }
   void count_reserved(BlockPool& pool, int64_t change);
   void own(Block* block);
   void disown(Block* block);  // and deletes it
 
   AllocatorConfig config_;
   StreamProgress* progress_;
+  AllocationObserver* observer_ = nullptr;
   uint64_t next_address_;
   AllocatorStats stats_;
   BlockPool small_, large_;

@@ -87,6 +87,7 @@ void CachingAllocator::release_blocks(BlockPool& pool) {
 }
 
 void CachingAllocator::release_segment(Block* block) {
+  tell(MemoryAction::kSegmentFree, block->address, block->size, block->stream);
   each_stat(*block->pool, [&](PoolKind kind) { stats_.segment[kind].sub(1); });
   count_reserved(*block->pool, -static_cast<int64_t>(block->size));
   if (block->size >= config_.max_split_bytes) stats_.oversize_segments.sub(1);
@@ -167,6 +168,7 @@ bool CachingAllocator::map_block(Block* block, size_t bytes) {
   if (mapped_bytes > device_free_bytes()) return false;
   std::fill(segment.mapped.begin() + static_cast<int64_t>(first),
             segment.mapped.begin() + static_cast<int64_t>(last), true);
+  tell(MemoryAction::kSegmentMap, block->address, mapped_bytes, block->stream);
   BlockPool& pool = *block->pool;
   pool.unmapped.erase(block);
   block->mapped = true;
@@ -239,6 +241,7 @@ void CachingAllocator::unmap_block(Block* block) {
   pool.unmapped.insert(block);
   count_reserved(pool, -static_cast<int64_t>(end - begin));
   stats_.num_device_free += 1;
+  tell(MemoryAction::kSegmentUnmap, begin, end - begin, block->stream);
 }
 
 void CachingAllocator::release_expandable(Block* block) {

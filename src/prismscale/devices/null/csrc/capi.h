@@ -40,6 +40,16 @@ struct NodeRow {
   int16_t lane, path;  // path: see `Path` in spans.h
 };
 
+// One event in the memory of a device; `action` is a MemoryAction.
+struct MemoryRow {
+  uint64_t address;
+  int64_t bytes, block_bytes, time_ns;  // as asked for; as taken
+  uint32_t made_by;  // signature of the op that allocates
+  int32_t origin;    // see memory_history.h
+  int32_t label;     // of the span graph: what the program is doing
+  int16_t stream, action;
+};
+
 struct SettingsRow {
   int64_t devices, total_bytes, outside_bytes, blas_workspace_bytes;
   int64_t max_split_bytes, max_non_split_rounding_bytes, large_segment_bytes;

@@ -290,8 +290,30 @@ std::array<int64_t, 2> Device::take_peaks() {
 }
 
 Block* Device::malloc(size_t bytes, int64_t stream) {
+  // Before the lock: whoever says so may wait for Python.
+  return allocate(bytes, stream, history_.is_on() ? origin_of(static_cast<int64_t>(bytes)) : 0);
+}
+
+void Device::record_memory(bool on) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  allocator_->observed_by(on ? &history_ : nullptr);
+  on ? history_.start() : history_.stop();
+}
+
+int64_t Device::take_memory_rows(MemoryRow* out, int64_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<MemoryRow>& rows = history_.rows();
+  const auto count = static_cast<int64_t>(rows.size());
+  if (capacity < count) return count;
+  std::copy(rows.begin(), rows.end(), out);
+  rows.clear();
+  return count;
+}
+
+Block* Device::allocate(size_t bytes, int64_t stream, int32_t origin) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    history_.allocates(current_op(), origin);
     if (Block* block = allocator_->malloc(bytes, stream)) {
       block->made_by = current_op();
       const AllocatorStats& stats = allocator_->stats();
@@ -329,7 +351,7 @@ void Device::use_blas(int64_t stream) {
     if (has) return;
     has = true;
   }
-  Block* block = malloc(blas_workspace_bytes_, stream);
+  Block* block = allocate(blas_workspace_bytes_, stream, kWorkspace);
   std::lock_guard<std::mutex> lock(mutex_);
   blas_blocks_.push_back(block);
 }

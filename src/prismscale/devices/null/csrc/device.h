@@ -16,6 +16,7 @@
 
 #include "caching_allocator.h"
 #include "capi.h"
+#include "memory_history.h"
 #include "spans.h"
 
 namespace prismscale {
@@ -82,6 +83,9 @@ class Device : public StreamProgress {
   // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
   std::array<int64_t, 2> take_peaks();
   std::vector<BlockRow> blocks();
+  void record_memory(bool on);
+  // Oldest first; with room for all of them they are forgotten. Returns how many there are.
+  int64_t take_memory_rows(MemoryRow* out, int64_t capacity);
   // Memory ran out, here or beside this allocator.
   void note_out_of_memory();
   // What was held when memory last ran out: by the time anybody asks, much of it is freed.
@@ -116,6 +120,8 @@ class Device : public StreamProgress {
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};
   std::unique_ptr<CachingAllocator> allocator_;
+  MemoryHistory history_;
+  Block* allocate(size_t bytes, int64_t stream, int32_t origin);
   std::array<int64_t, 2> peaks_{};
   std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;

@@ -76,6 +76,7 @@ class SpanGraph {
   void took_positions(int32_t count, int32_t channel, const Frontier& preds);
   void joined(int device, int64_t stream, const Frontier& nodes, bool by_host);
 
+  int32_t label() const { return work_label_; }  // of what the program does
   int64_t pending_rows() const { return static_cast<int64_t>(rows_.size()); }
   int64_t pending_preds() const { return static_cast<int64_t>(preds_.size()); }
   void drain(SpanRow* rows, int32_t* preds);

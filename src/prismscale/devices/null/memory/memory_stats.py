@@ -10,6 +10,8 @@ import torch
 
 from prismscale.cost.kernel_signature import FIELD
 from prismscale.devices.null.bindings import BlockRow
+from prismscale.formats.memory_snapshot import SnapshotBlock, segments
+from prismscale.formats.memory_snapshot import snapshot as whole_snapshot
 
 _METRICS = (
     "allocation",
@@ -130,46 +132,22 @@ def snapshot(
 ) -> dict[str, Any]:
     """What ``torch.cuda.memory._snapshot`` returns: segments with their blocks; no traces. Of one
     private pool, where ``pool`` is not zeros."""
-    segments: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for device in range(devices):
-        for row in read_blocks(library, device):
-            if not row.mapped or (pool and any(pool) and pool != tuple(row.pool)):
-                continue
-            if row.starts_segment:
-                segments.append(_segment(row, device))
-            _add_block(segments[-1], row)
-    return {"segments": segments, "device_traces": [], "allocator_settings": {}}
+        rows = (row for row in read_blocks(library, device) if row.mapped)
+        wanted = (r for r in rows if not (pool and any(pool)) or pool == tuple(r.pool))
+        found += segments(map(_snapshot_block, wanted), device)
+    return whole_snapshot(found, [])
 
 
-def _segment(row: BlockRow, device: int) -> dict[str, Any]:
-    return {
-        "device": device,
-        "address": row.address,
-        "stream": row.stream,
-        "segment_type": "small" if row.is_small else "large",
-        "segment_pool_id": tuple(row.pool),
-        "is_expandable": False,
-        "total_size": 0,
-        "allocated_size": 0,
-        "active_size": 0,
-        "requested_size": 0,
-        "frames": [],
-        "blocks": [],
-    }
-
-
-def _add_block(segment: dict[str, Any], row: BlockRow) -> None:
-    segment["total_size"] += row.size_bytes
-    if row.allocated:
-        segment["allocated_size"] += row.size_bytes
-        segment["active_size"] += row.size_bytes
-        segment["requested_size"] += row.requested_bytes
-    segment["blocks"].append(
-        {
-            "address": row.address,
-            "size": row.size_bytes,
-            "requested_size": row.requested_bytes,
-            "state": "active_allocated" if row.allocated else "inactive",
-            "frames": [],
-        }
+def _snapshot_block(row: BlockRow) -> SnapshotBlock:
+    return SnapshotBlock(
+        address=row.address,
+        size_bytes=row.size_bytes,
+        requested_bytes=row.requested_bytes,
+        stream=row.stream,
+        allocated=bool(row.allocated),
+        is_small=bool(row.is_small),
+        starts_segment=bool(row.starts_segment),
+        pool=(row.pool[0], row.pool[1]),
     )

@@ -1,0 +1,211 @@
+"""The questions of a training engineer, answered from a run's figures: does it fit, how fast is it,
+how well does it use the GPUs, is communication hidden, what does it cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prismscale.analysis.price import Price
+from prismscale.analysis.result import RunResult, StageResult
+from prismscale.errors import UsageError
+
+DEFAULT_STEPS = 1000
+"""Steps that GPU-hours are given for when nobody says how many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a user says beside the job."""
+
+    price: Price | None = None
+    for_steps: int = DEFAULT_STEPS
+    tokens_per_step: int = 0
+    """Of the whole job; 0: as found."""
+
+    def __post_init__(self) -> None:
+        if self.for_steps < 1:
+            raise UsageError(f"--for-steps is {self.for_steps}; allowed: 1 or more")
+        if self.tokens_per_step < 0:
+            raise UsageError(f"--tokens-per-step is {self.tokens_per_step}; allowed: 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryFit:
+    """Whether the GPU's memory is enough, where it is fullest."""
+
+    capacity_bytes: int
+    reserved_bytes: int
+    """What torch's allocator holds at most."""
+    allocated_bytes: int
+    """What of it tensors hold at most."""
+    outside_bytes: int
+    """What others hold: the CUDA context, NCCL."""
+    stage: str
+    rank: int
+    """The captured rank whose GPU is fullest."""
+    ran_out: bool = False
+    """The program ran out of memory; the figures are those that it has on a GPU with more."""
+
+    @property
+    def held_bytes(self) -> int:
+        """All of it."""
+        return self.reserved_bytes + self.outside_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left; negative where it does not fit."""
+        return self.capacity_bytes - self.held_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.headroom_bytes >= 0 and not self.ran_out
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with what follows from the fields."""
+        more = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
+        return asdict(self) | more | {"fits": self.fits}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupTime:
+    """Communication of one group, over all ranks."""
+
+    name: str
+    exposed: float
+    """Share of the step that nothing hides."""
+    hidden: float | None
+    """Share of the time in which it moves data that is hidden by computation; None where it moves
+    none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What is not known is None."""
+
+    fit: MemoryFit | None
+    step_ns: int
+    """Without variation."""
+    p50_ns: int | None
+    p95_ns: int | None
+    tokens_per_step: int | None
+    tokens_given: bool
+    tokens_per_s: float | None
+    """Of the whole job."""
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    """Model FLOPs utilisation, 0 … 1, without what masks of attention leave out: as Megatron-LM
+    counts."""
+    mfu_unmasked: float | None
+    """The same with it: as torchtitan counts."""
+    hfu: float | None
+    """Hardware FLOPs utilisation: what is computed again counts too."""
+    groups: tuple[GroupTime, ...]
+    """Most exposed first."""
+    bubble: float
+    """Share of the step over all ranks."""
+    for_steps: int
+    gpu_hours: float
+    """For so many steps, at the mean step."""
+    cost: float | None
+    currency: str
+
+
+def answers(result: RunResult, asked: Wanted) -> Answers:
+    """The answers that a run which does not hang gives."""
+    second = result.step_ns / 1e9
+    tokens = asked.tokens_per_step or result.work.tokens
+    per_s = tokens / second if tokens and second else None
+    hours = _mean_step_ns(result) / 1e9 * asked.for_steps * result.world_size / 3600
+    spread = result.spread
+    return Answers(
+        fit=fit_of(result),
+        step_ns=result.step_ns,
+        p50_ns=spread.p50_ns if spread else None,
+        p95_ns=spread.p95_ns if spread else None,
+        tokens_per_step=tokens or None,
+        tokens_given=bool(asked.tokens_per_step),
+        tokens_per_s=per_s,
+        tokens_per_s_per_gpu=per_s / result.world_size if per_s else None,
+        mfu=utilisation(result, result.work.flops),
+        mfu_unmasked=utilisation(result, result.work.unmasked_flops),
+        hfu=utilisation(result, result.work.executed_flops),
+        groups=group_times(result),
+        bubble=bubble_of(result),
+        for_steps=asked.for_steps,
+        gpu_hours=hours,
+        cost=hours * asked.price.per_hour if asked.price else None,
+        currency=asked.price.currency if asked.price else "",
+    )
+
+
+def utilisation(result: RunResult, flops: float) -> float | None:
+    """``flops`` of a step over what the job's GPUs could do in it; None where either is unknown."""
+    possible = result.peak_flops * result.world_size * result.step_ns / 1e9
+    return flops / possible if flops and possible else None
+
+
+def fit_of(result: RunResult) -> MemoryFit | None:
+    """None where memory was not followed, or where no GPU's is in question."""
+    followed = [s for s in result.stages if s.reserved_bytes is not None]
+    if not followed or not result.capacity_bytes:
+        return None
+    fullest = max(followed, key=_held)
+    return MemoryFit(
+        capacity_bytes=result.capacity_bytes,
+        reserved_bytes=fullest.reserved_bytes or 0,
+        allocated_bytes=fullest.peak_bytes or 0,
+        outside_bytes=fullest.outside_bytes,
+        stage=fullest.name,
+        rank=fullest.fullest_rank if fullest.fullest_rank is not None else fullest.first_rank,
+    )
+
+
+def _held(stage: StageResult) -> int:
+    return (stage.reserved_bytes or 0) + stage.outside_bytes
+
+
+def group_times(result: RunResult) -> tuple[GroupTime, ...]:
+    """Communication by group, weighted by the ranks of each stage."""
+    whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
+    exposed: dict[str, int] = {}
+    moved: dict[str, int] = {}
+    for stage in result.stages:
+        _add(exposed, stage.breakdown.exposed_ns, stage.ranks)
+        _add(moved, stage.breakdown.moved_ns, stage.ranks)
+    found = [
+        GroupTime(
+            name=name,
+            exposed=exposed.get(name, 0) / whole if whole else 0.0,
+            hidden=1 - min(1.0, exposed.get(name, 0) / moved[name]) if moved.get(name) else None,
+        )
+        for name in dict.fromkeys([*exposed, *moved])
+    ]
+    return tuple(sorted(found, key=lambda g: (-g.exposed, g.name)))
+
+
+def meant(groups: tuple[GroupTime, ...], name: str) -> list[GroupTime]:
+    """The groups that a user means by ``name``: of that name, or with that word in theirs: ``dp``
+    is ``mesh_dp``, too."""
+    exact = [g for g in groups if g.name == name]
+    return exact or [g for g in groups if name.lower() in re.findall(r"[a-z0-9]+", g.name.lower())]
+
+
+def bubble_of(result: RunResult) -> float:
+    """Share of the step in which ranks wait for their pipeline, over all ranks."""
+    whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
+    return sum(s.ranks * s.breakdown.bubble_ns for s in result.stages) / whole if whole else 0.0
+
+
+def _add(totals: dict[str, int], more: Mapping[str, int], ranks: int) -> None:
+    for name, ns in more.items():
+        totals[name] = totals.get(name, 0) + ranks * ns
+
+
+def _mean_step_ns(result: RunResult) -> float:
+    """With variation where it was drawn, and with what happens only now and then."""
+    step_ns = result.spread.mean_ns if result.spread else result.step_ns
+    return step_ns + sum(e.extra_ns / e.every for e in result.events if e.every)

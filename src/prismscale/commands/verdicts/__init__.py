@@ -1,0 +1,1 @@
+"""``prismscale fit``, and what it and ``run`` answer alike."""

@@ -1,0 +1,43 @@
+// What happened to the memory of a device, in order: for peaks by kind, timelines and torch's
+// snapshots. Recorded from the first allocation on where somebody asked for it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "caching_allocator.h"
+#include "capi.h"
+
+namespace prismscale {
+
+// Who allocates: an id that the caller keeps a table for. 0: nobody knows.
+using OriginCallback = int32_t (*)(int64_t bytes);
+
+class MemoryHistory final : public AllocationObserver {
+ public:
+  void start() { on_ = true; }
+  void stop() { on_ = false; }
+  bool is_on() const { return on_; }
+  void happened(MemoryAction action, uint64_t address, size_t bytes, size_t block_bytes,
+                int64_t stream) override;
+  // The allocation that is being made, told before its row is written.
+  void allocates(uint32_t made_by, int32_t origin) {
+    made_by_ = made_by;
+    origin_ = origin;
+  }
+  std::vector<MemoryRow>& rows() { return rows_; }
+
+ private:
+  bool on_ = false;
+  uint32_t made_by_ = 0;
+  int32_t origin_ = 0;
+  std::vector<MemoryRow> rows_;
+};
+
+// Asked for the origin of allocations of `least_bytes` and more; nullptr: nobody is.
+void set_origin_callback(OriginCallback callback, int64_t least_bytes);
+int32_t origin_of(int64_t bytes);
+constexpr int32_t kWorkspace = -1;  // origin of what libraries work in
+
+}  // namespace prismscale

@@ -1,0 +1,1 @@
+"""``prismscale fit``: does a program fit into the GPU's memory, by one capture of each stage."""

@@ -1,0 +1,107 @@
+"""A program with a change of its options or environment: ``--tp 8``, ``NAME=VALUE --mode full``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from prismscale.emulation.script import Script
+from prismscale.errors import UsageError
+
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What a variant has that the program has not."""
+
+    text: str = ""
+    """As the user wrote it; empty: nothing."""
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Change:
+        """Read ``NAME=VALUE … --option value …``, as a shell would.
+
+        Raises:
+            UsageError: it is empty, or no shell could read it.
+        """
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"--try {text!r}: {error}") from error
+        environment: dict[str, str] = {}
+        while words and (found := _VARIABLE.fullmatch(words[0])):
+            environment[found[1]] = found[2]
+            words.pop(0)
+        if not words and not environment:
+            raise UsageError(
+                f"--try {text!r}: give options of the program, for example --try '--tp 8', or "
+                "variables before them, for example "
+                "--try PYTORCH_ALLOC_CONF=expandable_segments:True"
+            )
+        return Change(text=text, environment=environment, arguments=tuple(words))
+
+    def of(self, script: Script) -> Script:
+        """``script`` with the change."""
+        return replace(script, args=changed(script.args, self.arguments))
+
+
+def changed(arguments: Sequence[str], change: Sequence[str]) -> tuple[str, ...]:
+    """``arguments`` in which the options of ``change`` have its values: they take the place of the
+    same options, or come last. ``--no-x`` takes the place of ``--x``, and the other way round."""
+    kept = list(arguments)
+    for option, values in _options(change):
+        if not option:
+            kept += values
+            continue
+        for name in {option, _opposite(option)}:
+            kept = _without(kept, name, takes_value=bool(values))
+        kept += [option, *values]
+    return tuple(kept)
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each option with its values; what stands before the first one has none."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("-") and not _is_number(word):
+            name, equals, value = word.partition("=")
+            found.append((name, [value] if equals else []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            found.append(("", [word]))
+    return found
+
+
+def _without(words: list[str], option: str, *, takes_value: bool) -> list[str]:
+    kept: list[str] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word.startswith(f"{option}="):
+            continue
+        if word != option:
+            kept.append(word)
+            continue
+        while takes_value and place < len(words) and not _is_option(words[place]):
+            place += 1
+    return kept
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not _is_number(word)
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", word) is not None
+
+
+def _opposite(option: str) -> str:
+    head, _, name = option.rpartition("--")
+    return f"{head}--{name[3:]}" if name.startswith("no-") else f"{head}--no-{name}"

@@ -1,0 +1,145 @@
+"""The first screen of a run: each question with its answer, in words. The terminal, the HTML report
+and Markdown show the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from prismscale.analysis.answers import Answers, GroupTime, MemoryFit
+from prismscale.analysis.known_errors import KnownError, known_error
+from prismscale.analysis.result import RunResult
+from prismscale.report.remarks import job_shares
+from prismscale.report.units import counted, digits, duration, percent, size, span
+
+MOST_GROUPS = 3
+SEEN = 0.0005
+"""Share of the step below which waiting is not mentioned."""
+_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+class AnswerRow(NamedTuple):
+    """One question."""
+
+    name: str
+    answer: str
+    """The figure."""
+    detail: str = ""
+    is_bad: bool = False
+
+
+def answer_rows(result: RunResult, found: Answers) -> list[AnswerRow]:
+    """Rows in the order in which people ask."""
+    return list(_rows(result, found))
+
+
+def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
+    if found.fit is not None:
+        yield fit_row(found.fit)
+    yield _step_row(result, found)
+    if found.tokens_per_s is not None and found.tokens_per_s_per_gpu is not None:
+        source = "given" if found.tokens_given else "a step"
+        yield AnswerRow(
+            "Tokens/s",
+            f"{large(found.tokens_per_s)}, {found.tokens_per_s_per_gpu:,.0f} a GPU",
+            f"{found.tokens_per_step:,} {source}",
+        )
+    if row := _utilisation_row(found):
+        yield row
+    yield _communication_row(result, found)
+    shares = job_shares(result)
+    if found.bubble + shares["skew"] >= SEEN:
+        yield AnswerRow(
+            "Waiting",
+            f"bubble {percent(found.bubble)} of the step",
+            f"and {percent(shares['skew'])} for the slowest of a group",
+        )
+    yield _cost_row(found)
+    yield _error_row(result, found)
+
+
+def fit_row(fit: MemoryFit) -> AnswerRow:
+    """Does it fit, and by how much."""
+    verdict = "yes" if fit.fits else "no"
+    left = f"{size(abs(fit.headroom_bytes))} {'free' if fit.fits else 'too much'}"
+    where = f"rank {fit.rank}" + ("" if fit.stage == "all ranks" else f", {fit.stage}")
+    return AnswerRow(
+        "Fits",
+        f"{verdict}, {left}: {size(fit.held_bytes)} of {size(fit.capacity_bytes)} on {where}",
+        f"{size(fit.reserved_bytes)} reserved (allocated {size(fit.allocated_bytes)}), "
+        f"{size(fit.outside_bytes)} outside torch",
+        is_bad=not fit.fits,
+    )
+
+
+def _step_row(result: RunResult, found: Answers) -> AnswerRow:
+    if found.p50_ns is None or found.p95_ns is None or result.spread is None:
+        low, high = result.step_spread_ns
+        return AnswerRow("Step", duration(found.step_ns), span(low, high) if low != high else "")
+    how = f", profile '{result.variability}'" if result.variability else ""
+    return AnswerRow(
+        "Step",
+        f"{duration(found.step_ns)}, p50 {duration(found.p50_ns)}, p95 {duration(found.p95_ns)}",
+        f"the first without variation, the others of {result.spread.draws:,} draws{how}",
+    )
+
+
+def _utilisation_row(found: Answers) -> AnswerRow | None:
+    if found.hfu is None:
+        return None
+    hardware = f"HFU {percent(found.hfu)}"
+    if found.mfu is None or found.mfu_unmasked is None:
+        return AnswerRow("Utilisation", hardware, "the program does not tell forward from backward")
+    answer = f"MFU {percent(found.mfu)}, {hardware}"
+    return AnswerRow(
+        "Utilisation",
+        answer,
+        f"MFU as Megatron-LM counts; {percent(found.mfu_unmasked)} as torchtitan does, masked "
+        "attention too",
+    )
+
+
+def _communication_row(result: RunResult, found: Answers) -> AnswerRow:
+    exposed = job_shares(result)["communication"]
+    groups = [_group(group) for group in found.groups[:MOST_GROUPS]]
+    left = len(found.groups) - MOST_GROUPS
+    if left > 0:
+        groups.append(f"{counted(left, 'more group')}")
+    return AnswerRow("Exposed", f"communication {percent(exposed)} of the step", ", ".join(groups))
+
+
+def _group(group: GroupTime) -> str:
+    hidden = "" if group.hidden is None else f" ({percent(group.hidden)} hidden)"
+    return f"{group.name} {percent(group.exposed)}{hidden}"
+
+
+def _cost_row(found: Answers) -> AnswerRow:
+    hours = f"{digits(found.gpu_hours)} GPU-hours"
+    steps = f"{found.for_steps:,} steps"
+    if found.cost is None:
+        return AnswerRow(steps, hours, "with --price 2.5/h what they cost")
+    return AnswerRow(steps, f"{hours}, {found.currency}{found.cost:,.2f}")
+
+
+def _error_row(result: RunResult, found: Answers) -> AnswerRow:
+    if result.device != "null":
+        return AnswerRow("Error", "see Durations below", "and docs/accuracy.md")
+    step = known_error("step", result.cluster)
+    memory = [known_error(name, result.cluster) for name in ("allocated", "reserved")]
+    told = [_of_runs(known) for known in memory if known is not None and found.fit is not None]
+    if step is None:
+        return AnswerRow("Error", "of the step unknown on this GPU", "; ".join(told))
+    return AnswerRow("Error", _of_runs(step), "; ".join(told))
+
+
+def _of_runs(known: KnownError) -> str:
+    return (
+        f"{known.figure} {percent(known.median)} (worst {percent(known.worst)}) in "
+        f"{counted(known.cases, 'measured run')}"
+    )
+
+
+def large(value: float) -> str:
+    """``1.234 M``."""
+    scale, letter = next(((s, n) for s, n in _LARGE if value >= s), (1.0, ""))
+    return f"{digits(value / scale)} {letter}".strip()

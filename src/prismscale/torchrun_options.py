@@ -1,0 +1,79 @@
+"""``torchrun``'s own options in front of a program, as ours: so that a command line that starts a
+job can be given to prismscale with one word replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prismscale.errors import UsageError
+
+_SIZES = ("--nnodes", "--nproc-per-node")
+_PLACES = (
+    *("--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    *("--master-addr", "--master-port", "--local-addr", "--max-restarts", "--monitor-interval"),
+    *("--start-method", "--role", "--log-dir", "--redirects", "--tee", "--local-ranks-filter"),
+    *("--logs-specs", "--numa-binding", "--signals-to-handle"),
+)
+"""Options with a value that say where and how processes run: here they do not."""
+_FLAGS = ("--standalone", "--run-path", "--no-python", "--event-log-handler")
+_AUTOMATIC = ("auto", "gpu", "cuda")
+_REFUSED = {"--no-python": "only Python programs are run"}
+
+
+def translated(words: Sequence[str], ours: dict[str, bool], gpus_per_node: int) -> list[str]:
+    """``words`` with torchrun's options in front of the program replaced by ours.
+
+    Args:
+        words: a command line without the command's name.
+        ours: names of our options, and whether each takes a value.
+        gpus_per_node: of a ``--nproc-per-node gpu``.
+
+    Raises:
+        UsageError: an option that cannot be followed.
+    """
+    left, kept = list(words), []
+    sizes: dict[str, str] = {}
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in ours:
+            kept.append(name + equals + value)
+            if name == "-m":
+                break
+            if ours[name] and not equals and left:
+                kept.append(left.pop(0))
+        elif name == "--module":
+            kept.append("-m")
+            break
+        elif name in _REFUSED:
+            raise UsageError(f"{name} of torchrun: {_REFUSED[name]}")
+        elif name in _FLAGS:
+            continue
+        elif name in (*_SIZES, *_PLACES):
+            given = value if equals else (left.pop(0) if left else "")
+            if name in _SIZES:
+                sizes[name] = given
+        else:
+            kept.append(word)
+    return [*_world_size(sizes, gpus_per_node), *kept, *left]
+
+
+def _world_size(sizes: dict[str, str], gpus_per_node: int) -> list[str]:
+    if not sizes:
+        return []
+    nodes = _number("--nnodes", sizes.get("--nnodes", "1").rpartition(":")[2])
+    text = sizes.get("--nproc-per-node", "1")
+    each = gpus_per_node if text in _AUTOMATIC else _number("--nproc-per-node", text)
+    if nodes > 1 and each != gpus_per_node:
+        raise UsageError(
+            f"--nproc-per-node is {each}, and the cluster has {gpus_per_node} GPUs a node; give "
+            "both the same, with a --cluster file of your own if need be"
+        )
+    return ["--world-size", str(nodes * each)]
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{name} {text!r}: give a number")
+    return int(text)

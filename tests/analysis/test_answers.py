@@ -1,0 +1,149 @@
+"""The questions of an engineer, answered from a run's figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prismscale.analysis.answers import GroupTime, Wanted, answers, meant
+from prismscale.analysis.assertions import Assertion, Known, failures
+from prismscale.analysis.job_work import JobWork
+from prismscale.analysis.price import Price
+from prismscale.analysis.result import RunResult, StepSpread
+from prismscale.errors import UsageError
+from support.report_job import report_run
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def result() -> RunResult:
+    """A pipeline on GPUs of 80 GiB, whose work and spread are known."""
+    found = report_run()[0]
+    stages = [
+        replace(stage, peak_bytes=8 * GIB, reserved_bytes=(10 + n) * GIB, fullest_rank=n)
+        for n, stage in enumerate(found.stages)
+    ]
+    spread = StepSpread(
+        p50_ns=found.step_ns, p95_ns=2 * found.step_ns, mean_ns=found.step_ns, draws=200
+    )
+    work = JobWork(flops=6e15, unmasked_flops=8e15, executed_flops=9e15, tokens=1 << 20)
+    return replace(
+        found,
+        stages=tuple(stages),
+        spread=spread,
+        work=work,
+        capacity_bytes=80 * GIB,
+        peak_flops=1e15,
+    )
+
+
+def test_the_fullest_stage_decides_whether_it_fits(result: RunResult) -> None:
+    """Reserved and outside memory of the fullest stage, against the GPU's."""
+    fit = answers(result, Wanted()).fit
+
+    assert fit is not None
+    last = result.stages[-1]
+    assert (fit.stage, fit.rank) == (last.name, last.fullest_rank)
+    assert fit.held_bytes == (last.reserved_bytes or 0) + last.outside_bytes
+    assert fit.fits
+    small = answers(replace(result, capacity_bytes=5 * GIB), Wanted()).fit
+    assert small is not None
+    assert not small.fits
+    assert small.headroom_bytes == 5 * GIB - small.held_bytes
+
+
+def test_without_an_allocator_nothing_is_said_of_fitting() -> None:
+    """A processor's memory has no verdict."""
+    assert answers(report_run()[0], Wanted()).fit is None
+
+
+def test_figures_follow_from_the_step(result: RunResult) -> None:
+    """Tokens a second, utilisation, GPU-hours and cost are the step's."""
+    found = answers(result, Wanted(price=Price.parse("2.5/h"), for_steps=10))
+
+    second = result.step_ns / 1e9
+    assert found.tokens_per_s == pytest.approx((1 << 20) / second)
+    assert found.tokens_per_s_per_gpu == pytest.approx((1 << 20) / second / result.world_size)
+    assert found.mfu == pytest.approx(6e15 / (1e15 * result.world_size * second))
+    assert found.hfu == pytest.approx(1.5 * (found.mfu or 0))
+    assert found.gpu_hours == pytest.approx(10 * second * result.world_size / 3600)
+    assert found.cost == pytest.approx(2.5 * found.gpu_hours)
+
+
+def test_given_tokens_go_before_found_ones(result: RunResult) -> None:
+    """Where the program's shapes do not tell them, a user can."""
+    found = answers(result, Wanted(tokens_per_step=1000))
+
+    assert found.tokens_per_step == 1000
+    assert found.tokens_given
+
+
+@pytest.mark.parametrize(
+    ("text", "per_hour", "currency"),
+    [("2.5/h", 2.5, "$"), ("$2.5", 2.5, "$"), ("2 EUR/h", 2.0, "€"), ("€1.95/hour", 1.95, "€")],
+)
+def test_prices_as_people_write_them(text: str, per_hour: float, currency: str) -> None:
+    """With or without a currency and the hour."""
+    assert Price.parse(text) == Price(per_hour=per_hour, currency=currency)
+
+
+@pytest.mark.parametrize("text", ["", "cheap", "-1/h", "2.5/min", "$2€"])
+def test_what_is_no_price_is_refused(text: str) -> None:
+    """With an example of one."""
+    with pytest.raises(UsageError, match=r"2\.5/h"):
+        Price.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["reserved<76GiB", "headroom>10GiB", "step<1000s", "hidden(pp)>=0", "mfu>0%", "bubble<100%"],
+)
+def test_conditions_that_hold(result: RunResult, text: str) -> None:
+    """Of memory, time, shares and groups."""
+    found = answers(result, Wanted())
+
+    assert failures((Assertion.parse(text),), Known(fit=found.fit, answers=found)) == []
+
+
+def test_a_condition_that_does_not_hold_shows_the_figure(result: RunResult) -> None:
+    """In the unit that it was asked in."""
+    found = answers(result, Wanted())
+    asserted = (Assertion.parse("reserved<1GiB"), Assertion.parse("reserved>1GiB"))
+
+    (failure,) = failures(asserted, Known(fit=found.fit, answers=found))
+
+    assert failure == "reserved<1GiB: reserved is 13GiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("reserved=3", "give FIGURE<VALUE"),
+        ("reservd<3GiB", "did you mean reserved"),
+        ("reserved<3s", "allowed: B, KiB"),
+        ("reserved(dp)<3GiB", "no such figure"),
+        ("hidden>0.9", "no such figure"),
+        ("step<1.2.3s", "not a number"),
+    ],
+)
+def test_what_is_no_condition_is_refused(text: str, told: str) -> None:
+    """With what is allowed."""
+    with pytest.raises(UsageError, match=told):
+        Assertion.parse(text)
+
+
+def test_a_figure_that_is_not_known_is_no_failure_but_an_error(result: RunResult) -> None:
+    """A check in CI must not pass because nobody looked."""
+    with pytest.raises(UsageError, match="does not find step"):
+        failures((Assertion.parse("step<1s"),), Known(fit=answers(result, Wanted()).fit))
+
+
+def test_groups_are_meant_by_name_or_word() -> None:
+    """``dp`` is ``mesh_dp``; an exact name goes first."""
+    groups = tuple(GroupTime(name=n, exposed=0.0, hidden=None) for n in ("mesh_dp", "dp", "ep_dp"))
+
+    assert [g.name for g in meant(groups, "dp")] == ["dp"]
+    assert [g.name for g in meant(groups[::2], "dp")] == ["mesh_dp", "ep_dp"]
+    assert meant(groups, "tp") == []

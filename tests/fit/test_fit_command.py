@@ -1,0 +1,116 @@
+"""``prismscale fit`` on a program for GPUs, on a device that is not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prismscale.analysis.memory.memory_kinds import KINDS
+from support.explored_program import WORLD, write_explored
+from support.runs import Ended, prismscale, results
+
+GIB = 2**30
+TORCHRUN = ("--nnodes", "1", "--nproc-per-node", str(WORLD))
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_explored(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path, script: Path) -> Ended:
+    """As given it fits; the changes are one that fits, one that does not, one that is refused."""
+    return fit(
+        folder,
+        *("--try", "--tp 2", "--try", "--eat 200", "--try", "--tp 3"),
+        *("--assert", "reserved<1GiB", "--assert", "held>700GiB"),
+        *("--markdown", folder / "fit.md", script, "--width", 32),
+    )
+
+
+def fit(folder: Path, *arguments: object) -> Ended:
+    return prismscale(
+        "fit", *TORCHRUN, "--out", folder / "out", "--json", folder / "fit.json", *arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def found(ended: Ended, folder: Path) -> dict[str, Any]:
+    """What is written for programs."""
+    data: dict[str, Any] = json.loads((folder / "fit.json").read_text())
+    return data
+
+
+def test_memory_is_that_of_the_whole_run(
+    found: dict[str, Any], script: Path, tmp_path: Path
+) -> None:
+    """To the byte: allocated, reserved, and what lies outside torch."""
+    command = ("--device", "null", "--world-size", WORLD, "--out", tmp_path / "run")
+    done = prismscale("run", *command, script, "--width", 32)
+    assert done.code == 0, done.err
+
+    (stage,) = results(tmp_path / "run")["stages"]
+    (seen,) = found["variants"][0]["stages"]
+    assert seen["record"]["peak_bytes"] == stage["peak_bytes"]
+    assert seen["record"]["reserved_bytes"] == stage["reserved_bytes"]
+    assert seen["record"]["outside"] == stage["outside"]
+
+
+def test_kinds_add_up_to_the_peak(found: dict[str, Any]) -> None:
+    """Every byte that is allocated at the peak is of some kind, and the peak is the device's."""
+    (stage,) = found["variants"][0]["stages"]
+    peak = stage["peak"]
+
+    assert sum(kind["n_bytes"] for kind in peak["kinds"]) == peak["allocated_bytes"]
+    assert peak["allocated_bytes"] == stage["record"]["peak_bytes"]
+    assert peak["reserved_bytes"] == stage["record"]["reserved_bytes"]
+    assert {kind["kind"] for kind in peak["kinds"]} >= {"parameters", "library workspaces"}
+    assert {kind["kind"] for kind in peak["kinds"]} <= set(KINDS)
+
+
+def test_each_change_has_a_verdict(found: dict[str, Any]) -> None:
+    """Of what runs out of memory it is told how much it needs; a refusal is told in the program's
+    words."""
+    given, fits, too_large, refused = found["variants"]
+
+    assert given["fit"]["fits"]
+    assert fits["fit"]["fits"]
+    assert not too_large["fit"]["fits"]
+    assert too_large["fit"]["held_bytes"] - given["fit"]["held_bytes"] == pytest.approx(
+        200 * GIB, rel=0.01
+    )
+    assert refused["fit"] is None
+    assert "no groups of 3" in refused["refused"]
+
+
+def test_what_was_asserted_decides_the_exit_code(ended: Ended, folder: Path) -> None:
+    """It fits, and one of the two conditions does not hold."""
+    assert ended.code == 8
+    assert "held>700GiB: held is" in ended.err
+    assert "assertions do not hold" in (folder / "fit.md").read_text()
+
+
+def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
+    """And says what holds the memory, and where in the program."""
+    done = fit(tmp_path, script, "--eat", 100)
+
+    assert done.code == 4
+    assert "does not fit" in done.err
+
+
+def test_what_holds_the_memory_is_shown(script: Path, tmp_path: Path) -> None:
+    """With the line that asked for it."""
+    done = prismscale("fit", *TORCHRUN, "--out", tmp_path / "out", script, "--eat", 10)
+
+    assert done.code == 0, done.err
+    assert "layouts.py:24" in done.out
+    assert "10.00 GiB" in done.out
