@@ -1,12 +1,13 @@
 # make demo: from a fresh machine to the first result. make test: everything that CI runs.
 # make test-matrix: the null device and the emulated process group on each torch and Python.
-# make test-frameworks: torchtitan, megatron-core, accelerate and DeepSpeed on the null device.
+# make test-frameworks: frameworks that nobody changed on the null device, nightly.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
-FRAMEWORKS_LIMIT_S ?= 1800
+FRAMEWORKS_LIMIT_S ?= 7200
+CASES ?=
 
 .PHONY: demo test test-matrix test-frameworks lint types unit clean
 
@@ -40,13 +41,15 @@ test-matrix:
 	$(PYTHON) scripts/test-matrix $(TORCH)
 
 test-frameworks: $(FRAMEWORKS)/.installed
-	timeout $(FRAMEWORKS_LIMIT_S) $(FRAMEWORKS)/bin/python bench/null_matrix.py
+	timeout $(FRAMEWORKS_LIMIT_S) $(FRAMEWORKS)/bin/python bench/null_matrix.py $(CASES)
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints-frameworks.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/pip install --quiet --upgrade pip
 	$(FRAMEWORKS)/bin/pip install --quiet --constraint constraints-frameworks.txt \
 	  --editable ".[frameworks]"
+	$(FRAMEWORKS)/bin/pip install --quiet --no-deps --constraint constraints-frameworks.txt \
+	  transformer-engine
 	touch $@
 
 clean:

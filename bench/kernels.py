@@ -22,7 +22,7 @@ import numpy as np
 
 from kernel_layers import load_iterations, predicted_ns
 from kernel_truth import FIELD, ModelRun, distinct, load_runs
-from prismscale.cost.kernel import KernelModel, load_kernel_model
+from prismscale.cost.kernel import KernelModel, ModelledKernels, load_kernel_model
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.validation.rows import Row, finish
 
@@ -103,7 +103,8 @@ def _total_ns(model: KernelModel, run: ModelRun, part: str) -> float:
 def _peak_rows() -> Iterator[Row]:
     for gpu, dtype, (m, n, k), tflops in PEAKS:
         read, written = f"{dtype}[{m},{k}];{dtype}[{k},{n}]", f"BFloat16[{m},{n}]"
-        cost = load_kernel_model(gpu).cost(FIELD.join(("aten::mm", read, written, "")))
+        model = ModelledKernels(profile=KernelProfile.load(gpu).burst())
+        cost = model.cost(FIELD.join(("aten::mm", read, written, "")))
         ratio = 2 * m * n * k / cost.device_ns / 1e3 / tflops
         yield Row.told(f"{gpu} {dtype} {m}x{n}x{k}: model / best measured TFLOPS", ratio)
 

@@ -33,8 +33,15 @@ class Program:
     package: str
     """That it needs beside prismscale."""
     world_size: int
-    script: Path
+    script: Path | str
+    """A file, or the name of a module."""
     args: tuple[str, ...]
+
+    @property
+    def command(self) -> tuple[object, ...]:
+        """As behind ``torchrun``."""
+        module = ("-m",) if isinstance(self.script, str) else ()
+        return (*module, self.script, *self.args)
 
     @property
     def is_installed(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gated_rank import GATE
 from prismscale.capture.launcher import RANK_PROCESS as CAPTURED_RANK
 from prismscale.errors import PrismscaleError
-from prismscale.live.stage import RANK_PROCESS
+from prismscale.live.live_spec import RANK_PROCESS
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.starter import cores
 

@@ -1,4 +1,6 @@
-"""DeepSpeed's pipeline over blocks of a transformer: ``deepspeed_pipeline.py [--stages 4]``.
+"""DeepSpeed's pipeline over blocks of a transformer.
+
+    deepspeed_pipeline.py [--stages 4] [--zero 1] [--fused-adam]
 
 Layers are made where their stage is, the loss on the last; tokens are random.
 """
@@ -9,6 +11,7 @@ import argparse
 from collections.abc import Iterator
 
 import torch
+from deepspeed.ops.adam import FusedAdam
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--zero", type=int, choices=(0, 1), default=1)
     parser.add_argument("--accumulate", type=int, default=8)
+    parser.add_argument("--fused-adam", action="store_true", help="DeepSpeed's own")
     options = parser.parse_args()
     deepspeed.init_distributed()
     specs = [
@@ -60,9 +64,10 @@ def main() -> None:
     model = PipelineModule(
         layers=specs, num_stages=options.stages, loss_fn=loss, partition_method="parameters"
     )
+    make = FusedAdam if options.fused_adam else torch.optim.AdamW
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4),
+        optimizer=make(model.parameters(), lr=1e-4),
         config={
             "train_micro_batch_size_per_gpu": MICRO_BATCH,
             "gradient_accumulation_steps": options.accumulate,

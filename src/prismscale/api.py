@@ -27,7 +27,7 @@ from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 from prismscale.job import Job
-from prismscale.live.stage import LogLine
+from prismscale.live.live_spec import LogLine
 from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter
 from prismscale.report.folder import read_results

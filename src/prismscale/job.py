@@ -30,6 +30,7 @@ from prismscale.capture.unusual_steps import find_events, store_events
 from prismscale.capture.whole_programs import deviating_step, whole_programs
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.devices.null.build import build_extension, is_built
 from prismscale.diagnosis.explain import explain, explained, refuse_standstill
 from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
@@ -53,7 +54,7 @@ from prismscale.job_parts import (
     switching_stage,
     work_of,
 )
-from prismscale.live.stage import LogLine
+from prismscale.live.live_spec import LogLine
 from prismscale.processes.footprint import Footprint
 from prismscale.processes.starter import Starter
 from prismscale.progress import Reporter, SilentReporter, StageUpdate
@@ -87,6 +88,10 @@ class Job:
         # Once, because the key covers the program's files. Absolute, because the program may change
         # its working folder.
         captures = self.folder.captures(config.capture_key(cluster)).absolute()
+        if config.device == "null" and not is_built():
+            # Here, where its progress is seen: a rank would compile behind a log.
+            with self._stage("compile"):
+                build_extension()
         with Footprint() as footprint, self._starting() as starter:
             plan, traces = self._capture(cluster, captures, starter)
             with self._stage("assemble"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prismscale.analysis.emulated import Emulated
 from prismscale.analysis.job_work import JobWork, job_work
@@ -24,17 +24,19 @@ from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
-from prismscale.live.live_spec import LiveSpec
-from prismscale.live.stage import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveStage
-from prismscale.live.stage import RANK_PROCESS as LIVE_RANK_PROCESS
-from prismscale.payload.recordings.recording_writer import recordings_of
-from prismscale.payload.recordings.selection import EVERYTHING
+from prismscale.live.live_spec import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveSpec
+from prismscale.live.live_spec import RANK_PROCESS as LIVE_RANK_PROCESS
+from prismscale.payload.recordings.selection import EVERYTHING, recordings_of
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import Starter
 from prismscale.progress import StageUpdate
-from prismscale.switching.all_ranks import DONE, SwitchingStage
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import load_json
+
+if TYPE_CHECKING:
+    # These import torch, which takes seconds: only who has such a stage waits for it.
+    from prismscale.live.stage import LiveStage
+    from prismscale.switching.all_ranks import SwitchingStage
 
 WARM_UP_STEPS = 2
 """With real values, steps before those that are sampled."""
@@ -56,7 +58,8 @@ PRELOADED_TO_COMPILE = ("torch._inductor.compile_fx",)
 """What ``torch.compile`` imports: as long as half of what all others do, so for those who ask."""
 LEARNED = (
     *PRELOADED_TO_COMPILE,
-    *("aiohttp", "huggingface_hub", "networkx", "pandas", "requests", "sympy", "tyro", "yaml"),
+    *("aiohttp", "datasets", "huggingface_hub", "networkx", "pandas", "requests", "sympy"),
+    *("torch.distributed.checkpoint", "torch.utils.tensorboard", "tyro", "yaml"),
 )
 """What later ranks find imported if the first ones did import it: what takes long, asks for no
 device and no rank, and makes no tensor while it is imported."""
@@ -124,6 +127,8 @@ def switching_stage(
     progress: StageUpdate,
 ) -> SwitchingStage:
     """Runs all ranks with real values; ``folder`` takes the traces."""
+    from prismscale.switching.all_ranks import SwitchingStage
+
     return SwitchingStage(
         spec=SwitchedSpec(
             **_of_any_rank(config, cluster, captures=folder),
@@ -147,6 +152,8 @@ def switching_stage(
 
 def switch_counts(folder: Path) -> SwitchCounts:
     """How the ranks ran whose traces ``folder`` holds."""
+    from prismscale.switching.all_ranks import DONE
+
     return load_json(SwitchCounts, folder / DONE, "the end of a run with real values")
 
 
@@ -223,6 +230,8 @@ def live_stage(
     logs: Path,
 ) -> LiveStage:
     """Runs live ranks; ``folder`` takes the observations."""
+    from prismscale.live.stage import LiveStage
+
     return LiveStage(
         spec=LiveSpec(
             **_of_any_rank(config, cluster, captures=captures),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from prismscale.cost.nccl_memory import (
     MIB,
     Communicator,
     NcclSettings,
+    SharpSettings,
     settings_from_environment,
 )
 from prismscale.errors import UsageError
@@ -95,3 +98,43 @@ def test_a_variable_that_is_no_number_is_refused(text: str) -> None:
     """By its name."""
     with pytest.raises(UsageError, match=f"NCCL_BUFFSIZE is '{text}'"):
         settings_from_environment(16, 8, {"NCCL_BUFFSIZE": text})
+
+
+SHARP = replace(SETTINGS, sharp=SharpSettings(channels=16, channels_across=32))
+
+
+def test_nvlink_sharp_has_the_buffer_of_nccls_log() -> None:
+    """8 H100: 256 MiB, and a page of credits; only where something is summed for all."""
+    rings, sums = communicator(*range(8), settings=SHARP), communicator(*range(8), settings=SHARP)
+    rings.connect_rings()
+    sums.connect_rings(reduces=True)
+    assert sums.n_bytes - rings.n_bytes == 268_435_456 + 2 * MIB
+
+
+def test_a_pair_does_not_reduce_in_the_switch() -> None:
+    """Nor do peers of which each is in a node of its own."""
+    for ranks in ((0, 1), range(0, 64, 8)):
+        with_sharp, without = communicator(*ranks, settings=SHARP), communicator(*ranks)
+        with_sharp.connect_rings(reduces=True)
+        without.connect_rings(reduces=True)
+        assert with_sharp.n_bytes == without.n_bytes
+
+
+def test_a_group_across_nodes_has_its_own_channels() -> None:
+    """The buffer is for the members in this node."""
+    held = []
+    for ranks in (range(4), range(4, 12)):  # four in rank 0's node, or in rank 4's
+        both = [communicator(*ranks, settings=settings) for settings in (SHARP, SETTINGS)]
+        for one in both:
+            one.connect_rings(reduces=True)
+        held.append(both[0].n_bytes - both[1].n_bytes - 2 * MIB)
+    assert held == [4 * 32 * MIB, 4 * 64 * MIB]
+
+
+def test_nvlink_sharp_can_be_switched_off() -> None:
+    """And its chunks changed, by NCCL's variables."""
+    off = settings_from_environment(16, 8, {"NCCL_NVLS_ENABLE": "0"}, sharp=SHARP.sharp)
+    large = settings_from_environment(16, 8, {"NCCL_NVLS_CHUNKSIZE": "524288"}, sharp=SHARP.sharp)
+    assert off.sharp is None
+    assert large.sharp is not None
+    assert large.sharp.chunk_bytes == 524288

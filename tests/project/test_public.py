@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from prismscale.cli import all_commands
 from support.runs import environment
 
@@ -72,6 +74,12 @@ for name in {TORCHLESS}:
 def test_the_command_line_itself_needs_no_torch() -> None:
     """It answers before a rank's process would have started."""
     assert not _imports_torch("import prismscale.cli")
+
+
+@pytest.mark.parametrize("module", ["commands.run", "commands.explore", "job"])
+def test_a_job_itself_needs_no_torch(module: str) -> None:
+    """Its ranks import it, in processes that are forked from one another."""
+    assert not _imports_torch(f"import prismscale.{module}")
 
 
 def _imports_torch(code: str) -> bool:

@@ -2,10 +2,11 @@
 
     python tools/fit/hold_out.py [--truth DIR]
 
-Prints ``held_out.toml``, which was drawn once, before anything was fitted, and is not drawn anew
-when constants move. Rows are held out by family, never one by one: neighbours of a shape give its
-time away. The rule: of each set, the share of the families (rounded up) whose SHA-256 of seed, set
-and name is the smallest; and all of the sets in ``whole``. Families by set:
+Prints ``src/prismscale/validation/kernels/held_out.toml``, which was drawn once, before anything
+was fitted, and is not drawn anew when constants move. Rows are held out by family, never one by
+one: neighbours of a shape give its time away. The rule: of each set, the share of the families
+(rounded up) whose SHA-256 of seed, set and name is the smallest; and all of the sets in ``whole``.
+Families by set:
 
 =========================  =============================================================
 aiconfigurator_gemm        (N, K) of a product, whatever its M, element type, GPU, framework

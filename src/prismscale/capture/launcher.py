@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch import OutOfMemoryError
-
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.errors import (
     FormatError,
@@ -213,7 +211,7 @@ class CaptureRunner:
                 )
 
 
-_FINAL = (SystemExit.__name__, KeyboardInterrupt.__name__, OutOfMemoryError.__name__)
+_FINAL = (SystemExit.__name__, KeyboardInterrupt.__name__, "OutOfMemoryError")
 """Exceptions that nothing another rank leaves would change."""
 
 

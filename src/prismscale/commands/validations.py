@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from prismscale.commands.validate_gpu import validate_gpu
 from prismscale.program_arguments import OPEN, ProgramCommand
 from prismscale.validation import collective_errors
 from prismscale.validation.accuracy_page import renew, section
-from prismscale.validation.rows import finish
+from prismscale.validation.kernels import product_scores
+from prismscale.validation.rows import Row, finish
 from prismscale.validation.suite import REMARKS, validate
 
 validations = typer.Typer(
@@ -19,41 +21,56 @@ validations = typer.Typer(
 )
 
 
+TruthOption = Annotated[Path, typer.Option(help="Folder of public measurements.")]
+JsonOption = Annotated[Path | None, typer.Option(help="JSON file of the rows.")]
+PageOption = Annotated[Path | None, typer.Option(help="Accuracy page to renew.")]
+PAGE = Path("docs/accuracy.md")
+
+
 @validations.command("forecast")
 def validate_forecast(
-    truth: Annotated[Path, typer.Option(help="Folder of public measurements.")],
+    truth: TruthOption,
     scale: Annotated[
         bool, typer.Option(help="Time draws of 1,024 to 65,536 ranks too (minutes).")
     ] = True,
-    json: Annotated[Path | None, typer.Option(help="JSON file of the rows.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Accuracy page to renew.")] = Path(
-        "docs/accuracy.md"
-    ),
+    json: JsonOption = None,
+    page: PageOption = PAGE,
 ) -> None:
     """Hold forecasts against public measurements; misses are shown, and exit with 1."""
-    rows = validate(truth, scale=scale)
-    code = finish(rows, title="Forecasts against public measurements", json_path=json)
-    if page is not None:
-        command = "prismscale validate forecast"
-        renew(page, "Forecast", section("Forecast", rows, command=command, remarks=REMARKS))
-    if code:
-        raise typer.Exit(code)
+    _told("Forecast", "forecast", validate(truth, scale=scale), REMARKS, json, page)
 
 
 @validations.command("collectives")
 def validate_collectives(
-    truth: Annotated[Path, typer.Option(help="Folder of public measurements.")],
-    json: Annotated[Path | None, typer.Option(help="JSON file of the rows.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Accuracy page to renew.")] = Path(
-        "docs/accuracy.md"
-    ),
+    truth: TruthOption, json: JsonOption = None, page: PageOption = PAGE
 ) -> None:
     """Hold modelled collectives against public measurements of NCCL that none was fitted to."""
     rows = collective_errors.validate(truth)
-    code = finish(rows, title="Collectives against public measurements", json_path=json)
+    _told("Communication", "collectives", rows, collective_errors.REMARKS, json, page)
+
+
+@validations.command("kernels")
+def validate_kernels(truth: TruthOption, json: JsonOption = None, page: PageOption = PAGE) -> None:
+    """Hold the model of matrix products against public measurements that it was not fitted on.
+
+    The worst come first; misses are shown, and exit with 1.
+    """
+    _told("Kernels", "kernels", product_scores.validate(truth), product_scores.REMARKS, json, page)
+
+
+def _told(
+    name: str,
+    command: str,
+    rows: Sequence[Row],
+    remarks: Sequence[str],
+    json: Path | None,
+    page: Path | None,
+) -> None:
+    """Print rows, write them, renew their section; exit with 1 where a bar is missed."""
+    code = finish(rows, title=f"{name} against public measurements", json_path=json)
     if page is not None:
-        name, command = "Communication", "prismscale validate collectives"
-        renew(page, name, section(name, rows, command=command, remarks=collective_errors.REMARKS))
+        text = section(name, rows, command=f"prismscale validate {command}", remarks=remarks)
+        renew(page, name, text)
     if code:
         raise typer.Exit(code)
 

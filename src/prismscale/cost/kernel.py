@@ -107,7 +107,10 @@ class ModelledKernels:
         host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
         if kind == "graph_launch" or call.base.startswith(GENERATED):
             host_ns = host.launch_ns  # one launch, without an operator around it
-        known = "scaled" if self.profile.scaled_from else "modelled"
+        own = not self.profile.scaled_from or (
+            kind == "gemm" and operand_dtype(call) in self.profile.own_products
+        )
+        known = "modelled" if own else "scaled"
         cost = KernelCost(
             device_ns=round(device_ns),
             host_ns=round(host_ns),

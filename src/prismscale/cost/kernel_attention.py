@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from prismscale.cost.kernel_gemm import operand_dtype, roofline_of
 from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall
+from prismscale.cost.kernel_tiles import POWER_SHARPNESS
 
 _BACKWARD_FACTOR = 2.5
 _QUERY_BLOCK = 128
@@ -43,10 +44,19 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     spread = int(keys) if scores.share == _CAUSAL else scores.keys
     reached *= _fill(profile, scores.batch_heads, spread if backward else scores.length)
     flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
-    peak = roofline_of(profile, scores.dtype).peak_flops
+    products = roofline_of(profile, scores.dtype)
+    reached = _lasting(reached, products.sustained_cap)
+    peak = products.peak_flops
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
     moved = 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
     return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
+
+
+def _lasting(reached: float, cap: float | None) -> float:
+    """The share of the peak that the power limit lets last, as for products."""
+    if cap is None:
+        return reached
+    return reached * (1 + (reached / cap) ** POWER_SHARPNESS) ** (-1 / POWER_SHARPNESS)
 
 
 def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float, float]:

@@ -1,24 +1,16 @@
-"""Matrix products: tiles, waves, and an inner loop that takes time to get going.
-
-A product of ``batch`` matrices M × K and K × N is cut into output tiles. The GPU works on as many
-tiles at once as it has multiprocessors; the last of these waves may be nearly empty, and still
-takes a whole wave's time. One tile costs its ``2·m·n·(K + k_overhead)`` operations at the
-multiprocessor's share of the peak. Small products split K over several tiles and add the parts.
-The library picks the fastest tiling, and so does :func:`gemm_ns`.
-"""
+"""Matrix products of a call: which, of what element type, and what they cost together."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from prismscale.cost.kernel_kinds import GENERATED
 from prismscale.cost.kernel_profile import GemmRoofline, KernelProfile
-from prismscale.cost.kernel_signature import KernelCall, TensorShape
-
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-SPLITS = (1, 2, 4, 8, 16)
-_LARGEST = TILES[0][0] * TILES[0][1]
+from prismscale.cost.kernel_signature import KernelCall, TensorShape, item_bytes
+from prismscale.cost.kernel_tiles import products_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +30,17 @@ class Product:
 
 def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     """Time of a matrix product or convolution."""
-    roofline = roofline_of(profile, operand_dtype(call))
-    n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
+    dtype = operand_dtype(call)
+    roofline = roofline_of(profile, dtype)
     products = products_of(call)
-    return sum(gemm_ns(profile, roofline, p, n_bytes / len(products)) for p in products)
+    busy = [p for p in products if p.flops]
+    time_ns = roofline.base_ns * (len(products) - len(busy))
+    if not busy:
+        return time_ns
+    n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
+    extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
+    each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), item_bytes(dtype))
+    return time_ns + float(each.sum())
 
 
 def operand_dtype(call: KernelCall) -> str:
@@ -58,39 +57,6 @@ def operand_dtype(call: KernelCall) -> str:
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
     """The roofline of an element type; types without one take that of float32."""
     return profile.gemm.get(dtype, profile.gemm["Float"])
-
-
-def gemm_ns(
-    profile: KernelProfile, roofline: GemmRoofline, product: Product, n_bytes: float
-) -> float:
-    """Time of ``product`` whose operands and result are ``n_bytes``."""
-    if product.flops == 0:
-        return roofline.base_ns
-    bandwidth = profile.memory_bandwidth_bytes_per_s * profile.memory["copy"].efficiency
-    busy = min(
-        _tiled_ns(profile, roofline, product, tile, split) for tile in TILES for split in SPLITS
-    )
-    return roofline.base_ns + max(busy, 1e9 * n_bytes / bandwidth)
-
-
-def _tiled_ns(
-    profile: KernelProfile,
-    roofline: GemmRoofline,
-    product: Product,
-    tile: tuple[int, int],
-    split: int,
-) -> float:
-    m, n = tile
-    tiles = product.batch * math.ceil(product.m / m) * math.ceil(product.n / n) * split
-    waves = math.ceil(tiles / profile.multiprocessors)
-    halvings = math.log2(_LARGEST / (m * n))
-    speed = roofline.peak_flops * roofline.efficiency * roofline.small_tile_factor ** (halvings / 2)
-    k = math.ceil(product.k / split) + roofline.k_overhead
-    busy = waves * 2e9 * m * n * k / (speed / profile.multiprocessors)
-    if split == 1:
-        return busy
-    parts = 2 * 4 * split * product.batch * product.m * product.n
-    return busy + 1e9 * parts / profile.memory_bandwidth_bytes_per_s
 
 
 def products_of(call: KernelCall) -> list[Product]:

@@ -4,7 +4,13 @@ rest.
 A profile is a TOML file of this package (``cost/kernels/*.toml``). Every constant is either fitted
 on public measurements, taken from a publication, or estimated; ``sources`` says which. A GPU that
 nobody measured is *scaled*: it takes the efficiencies of another one, and its own data sheet's
-peaks, bandwidth and multiprocessors; its errors are wider.
+peaks, bandwidth, multiprocessors and power; its errors are wider.
+
+Power: tensor cores that have fewer watts for each FLOP/s of their peak reach a smaller share of it.
+The share of the highest clock's peak goes with the watts for each FLOP/s to the power of
+``POWER_EXPONENT`` for milliseconds and ``SUSTAINED_EXPONENT`` for hours. Power falls with the third
+power of the clock as long as the voltage falls with it, and in proportion below that: exponents
+between 1/3 and 1, less where something else than power is the limit.
 """
 
 from __future__ import annotations
@@ -16,28 +22,44 @@ from importlib import resources
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.typed_files import decode, parse
 
+POWER_EXPONENT = 0.25
+"""Between A100, H100 and B200, two at a time, by constants of an early fit: 0.22 to 0.30."""
+SUSTAINED_EXPONENT = 0.5
+"""Estimated: sustained rows are public for the B200 alone."""
 _PROFILES = ("prismscale.cost", "kernels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmRoofline:
-    """Matrix products of one element type; see :func:`prismscale.cost.kernel_gemm.gemm_ns`."""
+    """Matrix products of one element type; see :mod:`prismscale.cost.kernel_tiles`."""
 
     peak_flops: float
     """Dense peak of the data sheet, FLOP/s."""
     efficiency: float
-    """Share of the peak inside a long inner loop of the largest tile."""
+    """Share of the peak that tiles without end would reach, for a short time."""
     k_overhead: float
     """Inner steps (elements of K) that a tile's prologue and epilogue cost."""
-    small_tile_factor: float = 0.8
-    """Throughput of a tile of a quarter of the size, relative to the largest."""
+    tile_overhead: float = 18.0
+    """Elements of reuse at which a tile reaches half of ``efficiency``."""
+    wave_rounding: float = 1.0
+    """Share of a started wave of tiles that is paid though multiprocessors idle."""
+    memory_efficiency: float = 0.85
+    """Share of the memory bandwidth that products reach."""
+    cache_factor: float = 3.0
+    """Bandwidth of the L2 cache, relative to that of the memory."""
     base_ns: float = 2_000
+    sustained_cap: float | None = None
+    """Share of the peak that the power limit lets last; None: no limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1.2 or self.peak_flops <= 0:
             raise UsageError(
                 f"efficiency {self.efficiency} must lie in 0 … 1.2 and peak_flops be positive"
             )
+        if not 0 <= self.wave_rounding <= 1:
+            raise UsageError(f"wave_rounding {self.wave_rounding} must lie in 0 … 1")
+        if min(self.memory_efficiency, self.cache_factor, self.sustained_cap or 1.0) <= 0:
+            raise UsageError("memory_efficiency, cache_factor and sustained_cap must be positive")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +131,15 @@ class KernelProfile:
     """By kind."""
     peer: TransferCost | None = None
     """Of memory of another GPU of the node; None: over the bus, as to the host."""
+    power_watts: float | None = None
+    """Limit of the data sheet; None: not known, and taken to grow with the peak."""
+    clock_headroom: float = 1.0
+    """Highest clock relative to the one that the data sheet's peaks are for."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """Relative error by kind: p90 on measurements that were not fitted, or an estimate."""
     scaled_from: str | None = None
+    own_products: tuple[str, ...] = ()
+    """Element types whose products were measured, where the rest is scaled."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,6 +147,11 @@ class KernelProfile:
             raise UsageError("multiprocessors and memory bandwidth must be positive")
         if "Float" not in self.gemm or "unknown" not in self.memory:
             raise UsageError("a profile needs the rooflines gemm.Float and memory.unknown")
+
+    def burst(self) -> KernelProfile:
+        """The GPU for as long as its power limit is not felt: a benchmark of single kernels."""
+        gemm = {dtype: replace(r, sustained_cap=None) for dtype, r in self.gemm.items()}
+        return replace(self, gemm=gemm)
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -162,6 +195,14 @@ class ScaledGpu:
     memory_bandwidth_bytes_per_s: float
     peak_flops: Mapping[str, float]
     """By element type as C++ spells it; types that are left out keep the other GPU's."""
+    power_watts: float | None = None
+    """None: not known, and taken to grow with the peak."""
+    clock_headroom: float = 1.0
+    """Highest clock relative to the one that the data sheet's peaks are for."""
+    gemm: Mapping[str, GemmRoofline] = field(default_factory=dict)
+    """Products that were measured on this GPU, by element type."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """By kind, where this GPU's own are known."""
     peer: TransferCost | None = None
     """None: the other GPU's."""
     error_factor: float = 2.0
@@ -169,21 +210,50 @@ class ScaledGpu:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def profile(self) -> KernelProfile:
-        """The other GPU's efficiencies on this one's peaks."""
+        """The other GPU's efficiencies on this one's peaks, shifted by what power allows."""
         other = KernelProfile.load(self.scaled_from)
-        gemm = {
-            dtype: replace(roofline, peak_flops=self.peak_flops.get(dtype, roofline.peak_flops))
-            for dtype, roofline in other.gemm.items()
-        }
+        scaled = {dtype: self._products(other, dtype) for dtype in other.gemm}
+        shift = self._shift(other, "BFloat16", POWER_EXPONENT)
         return replace(
             other,
             name=self.name,
             device=self.device,
             multiprocessors=self.multiprocessors,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
-            gemm=gemm,
+            power_watts=self.power_watts,
+            clock_headroom=self.clock_headroom,
+            gemm={**scaled, **self.gemm},
+            attention={
+                family: replace(roofline, efficiency=roofline.efficiency * shift)
+                for family, roofline in other.attention.items()
+            },
             peer=self.peer or other.peer,
-            errors={kind: self.error_factor * e for kind, e in other.errors.items()},
+            errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,
+            own_products=tuple(self.gemm),
             sources=self.sources,
         )
+
+    def _products(self, other: KernelProfile, dtype: str) -> GemmRoofline:
+        """Caches are built for the tensor cores that they feed: their bandwidth goes with the peak,
+        as it does from A100 to B200 (11 to 14 bytes for 1,000 FLOP), not with the memory's."""
+        roofline = other.gemm[dtype]
+        cap = roofline.sustained_cap
+        peaks = self.peak_flops.get(dtype, roofline.peak_flops) / roofline.peak_flops
+        memory = self.memory_bandwidth_bytes_per_s / other.memory_bandwidth_bytes_per_s
+        return replace(
+            roofline,
+            peak_flops=self.peak_flops.get(dtype, roofline.peak_flops),
+            efficiency=min(1.2, roofline.efficiency * self._shift(other, dtype, POWER_EXPONENT)),
+            cache_factor=roofline.cache_factor * peaks / memory,
+            sustained_cap=cap and cap * self._shift(other, dtype, SUSTAINED_EXPONENT),
+        )
+
+    def _shift(self, other: KernelProfile, dtype: str, exponent: float) -> float:
+        """What the share of the data sheet's peak is multiplied with."""
+        headroom = self.clock_headroom / other.clock_headroom
+        if self.power_watts is None or other.power_watts is None:
+            return headroom
+        theirs = other.gemm[dtype].peak_flops
+        peaks = self.peak_flops.get(dtype, theirs) / theirs * headroom
+        return headroom * (self.power_watts / other.power_watts / peaks) ** exponent

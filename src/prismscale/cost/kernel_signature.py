@@ -65,7 +65,7 @@ class TensorShape:
     @property
     def item_bytes(self) -> int:
         """Bytes of one element; the 8-bit and narrower floats count 1."""
-        return _ITEM_BYTES.get(self.dtype, 1)
+        return item_bytes(self.dtype)
 
     @property
     def n_bytes(self) -> int:
@@ -116,6 +116,11 @@ class KernelCall:
     def flag(self, name: str) -> bool:
         """A boolean argument; one that was left out is false."""
         return self.arguments.get(name, (0,))[:1] == (1,)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; the 8-bit and narrower floats count 1."""
+    return _ITEM_BYTES.get(dtype, 1)
 
 
 def parse_signature(text: str) -> KernelCall:

@@ -11,8 +11,14 @@ Collectives use rings and trees. Of both, a GPU's neighbours in its node are the
 receives have channels of their own to each peer in the node, and one pool to peers in others
 (``NCCL_SHARED_STEPS`` x 128 KiB for each channel).
 
+NVLink SHARP, on GPUs that multicast, has a buffer besides: for each member in the node and each of
+its channels two of ``NCCL_STEPS`` = 8 chunks, and a page of credits (``nvls.cc``; logs of 8 H100:
+"nvlsTotalSize 268435456"). NCCL sets it up when it first reduces to all with it, in groups of more
+than two GPUs in a node.
+
 What is assumed: 4 channels where a group has one GPU in a node; rings and trees that cross nodes on
-equally many GPUs; nothing for NVLink SHARP, which some groups have besides.
+equally many GPUs; that the first ``all_reduce`` of such a group takes NVLink SHARP, that gathers
+and scatters, whose buffers are not registered, do not
 """
 
 from __future__ import annotations
@@ -33,6 +39,20 @@ MESSAGE_CHANNELS = 32
 """Of sends and receives, to each peer."""
 NETWORK_CHANNELS = 4
 """Of collectives, where a group has one GPU in a node."""
+MOST_CHANNELS = 64
+"""That NCCL ever uses."""
+SHARP_STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharpSettings:
+    """NVLink SHARP, which sums in the switch."""
+
+    channels: int
+    """In a group within one node."""
+    channels_across: int
+    """In a group over several nodes."""
+    chunk_bytes: int = 128 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +63,8 @@ class NcclSettings:
     """Of collectives among GPUs of a node."""
     gpus_per_node: int
     simple_bytes: int = 4 * MIB
+    sharp: SharpSettings | None = None
+    """None where GPUs do not multicast, or the program has switched it off."""
 
     def __post_init__(self) -> None:
         if self.channels < 1 or self.gpus_per_node < 1 or self.simple_bytes < 1:
@@ -68,20 +90,34 @@ class NcclSettings:
 
 
 def settings_from_environment(
-    channels: int, gpus_per_node: int, environment: Mapping[str, str] = os.environ
+    channels: int,
+    gpus_per_node: int,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    sharp: SharpSettings | None = None,
 ) -> NcclSettings:
     """Settings of a GPU that uses so many ``channels``, as ``NCCL_BUFFSIZE``,
-    ``NCCL_MIN_NCHANNELS`` and ``NCCL_MAX_NCHANNELS`` change them.
+    ``NCCL_MIN_NCHANNELS``, ``NCCL_MAX_NCHANNELS``, ``NCCL_NVLS_ENABLE`` and ``NCCL_NVLS_CHUNKSIZE``
+    change them.
 
     Raises:
         UsageError: one of them is not a number.
     """
-    most = _number(environment, "NCCL_MAX_NCHANNELS", channels)
+    most = _number(environment, "NCCL_MAX_NCHANNELS", MOST_CHANNELS)
     least = _number(environment, "NCCL_MIN_NCHANNELS", 1)
+    if environment.get("NCCL_NVLS_ENABLE", "").strip() == "0":
+        sharp = None
+    if sharp is not None:
+        sharp = SharpSettings(
+            channels=max(min(sharp.channels, most), least),
+            channels_across=max(min(sharp.channels_across, most), least),
+            chunk_bytes=_number(environment, "NCCL_NVLS_CHUNKSIZE", sharp.chunk_bytes),
+        )
     return NcclSettings(
         channels=max(min(channels, most), least),
         gpus_per_node=gpus_per_node,
         simple_bytes=_number(environment, "NCCL_BUFFSIZE", 4 * MIB),
+        sharp=sharp,
     )
 
 
@@ -95,12 +131,15 @@ class Communicator:
     rank: int
     """The global rank whose memory this is."""
     has_rings: bool = False
+    reduces: bool = False
+    """Whether it has summed for all."""
     sends_to: set[int] = field(default_factory=set)
     receives_from: set[int] = field(default_factory=set)
 
-    def connect_rings(self) -> None:
-        """A collective runs."""
+    def connect_rings(self, *, reduces: bool = False) -> None:
+        """A collective runs: one that sums for all, or another."""
         self.has_rings = True
+        self.reduces = self.reduces or reduces
 
     def connect_messages(self, *, sends_to: Sequence[int], receives_from: Sequence[int]) -> None:
         """Sends and receives run, with these global ranks."""
@@ -110,7 +149,8 @@ class Communicator:
     @property
     def n_bytes(self) -> int:
         """What is held on this rank's GPU."""
-        return (self._ring_bytes() if self.has_rings else 0) + self._message_bytes()
+        rings = self._ring_bytes() if self.has_rings else 0
+        return rings + self._sharp_bytes() + self._message_bytes()
 
     def _ring_bytes(self) -> int:
         settings = self.settings
@@ -126,6 +166,14 @@ class Communicator:
             # Each channel leaves the node once for its ring and once for its tree.
             n_bytes += 2 * settings.channels * over_network // local
         return n_bytes
+
+    def _sharp_bytes(self) -> int:
+        sharp, local = self.settings.sharp, sum(map(self._is_near, self.ranks))
+        if sharp is None or not self.reduces or local <= 2:
+            return 0
+        channels = sharp.channels if local == len(self.ranks) else sharp.channels_across
+        buffer = local * channels * 2 * SHARP_STEPS * sharp.chunk_bytes
+        return _pages(buffer) + PAGE_BYTES
 
     def _message_bytes(self) -> int:
         settings = self.settings

@@ -1,8 +1,8 @@
-"""What a live rank's process is told."""
+"""What a live rank's process is told, and which processes the live stage has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,11 @@ from prismscale.errors import UsageError
 from prismscale.transfers.transfer_settings import TransferSettings
 
 CLOCKS = ("paced", "virtual")
+RANK_PROCESS = "prismscale.live.live_rank"
+COORDINATOR_PROCESS = "prismscale.live.coordinator.coordinator_process"
+ASSISTANT_PROCESS = "prismscale.transfers.assistants"
+LogLine = Callable[[int, str], None]
+"""``(rank, line)`` of a live rank's own output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,13 @@ from prismscale.errors import PrismscaleError, StuckError
 from prismscale.graph.io import save_graph, save_trace
 from prismscale.graph.job_graph import JobGraph
 from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
-from prismscale.live.live_spec import LiveSpec
+from prismscale.live.live_spec import (
+    ASSISTANT_PROCESS,
+    COORDINATOR_PROCESS,
+    RANK_PROCESS,
+    LiveSpec,
+    LogLine,
+)
 from prismscale.live.real_part import ADDRESS
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.failure import failure_of
@@ -27,13 +33,8 @@ from prismscale.transfers.transfer_settings import OTHERS
 from prismscale.typed_files import load_json, save_json
 
 POLL_S = 0.05
-RANK_PROCESS = "prismscale.live.live_rank"
-COORDINATOR_PROCESS = "prismscale.live.coordinator.coordinator_process"
 COORDINATOR = "coordinator"
-ASSISTANT_PROCESS = "prismscale.transfers.assistants"
 ASSISTANTS = "assistants"
-LogLine = Callable[[int, str], None]
-"""``(rank, line)`` of a live rank's own output."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.payload.recordings.blob_store import LIMIT_BYTES
-from prismscale.payload.recordings.recording_writer import recordings_of
+from prismscale.payload.recordings.selection import recordings_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

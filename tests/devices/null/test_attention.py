@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,6 +78,39 @@ def test_the_backward_holds_what_cudnn_holds() -> None:
     workspace = 4 * q.numel() + 4 * q.numel() // 128 + 2 * 2 * q.numel()
     peak = torch.cuda.max_memory_allocated() - before
     assert workspace < peak <= workspace + results
+
+
+def peak_over(call: Callable[[], object]) -> int:
+    """Bytes that ``call`` holds at most, beyond what is held before it."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize(("dim", "tile"), [(32, 64), (64, 64), (96, 128), (128, 128)])
+def test_the_backward_holds_what_efficient_attention_holds(dim: int, tile: int) -> None:
+    """Row sums, and dQ in float32: whole tiles of it, each with 16 bytes more."""
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        q = heads(dim=dim).requires_grad_()
+        out = scaled_dot_product_attention(q, q, q)
+        gradient = torch.empty_like(out)
+        peak = peak_over(lambda: out.backward(gradient))
+    rows = q.numel() // dim
+    workspace = 4 * rows + 4 * rows * tile + 16 * rows // tile
+    results = 3 * 2 * q.numel()
+    assert workspace < peak <= workspace + results + 2 * 2 * q.numel()
+
+
+def test_wide_heads_of_efficient_attention_have_an_accumulator() -> None:
+    """Up to 128 it lies in registers."""
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        narrow, wide = heads(dim=128), heads(dim=256)
+        held = [
+            peak_over(lambda t=t: scaled_dot_product_attention(t, t, t)) / t.numel()
+            for t in (narrow, wide)
+        ]
+    assert held[1] - held[0] == pytest.approx(4, abs=0.1)
 
 
 @pytest.mark.parametrize(

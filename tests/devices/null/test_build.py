@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -16,6 +19,30 @@ def test_the_extension_is_built_once() -> None:
 
     assert path == build.build_extension()
     assert torch.__version__ in path.parent.name
+
+
+def test_what_was_compiled_at_install_is_taken(monkeypatch, tmp_path) -> None:
+    """An object in the package goes before the cache, which need not be there then."""
+    built = build.build_extension()
+    installed = tmp_path / "built" / built.parent.name / built.name
+    installed.parent.mkdir(parents=True)
+    installed.symlink_to(built)
+    monkeypatch.setattr(build, "INSTALLED", tmp_path / "built")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+
+    assert build.is_built()
+    assert build.build_extension() == installed
+
+
+def test_the_command_compiles_without_importing_torch() -> None:
+    """Whether there is something to compile is known at once: torch takes seconds to import."""
+    code = (
+        "import sys; from prismscale.devices.null import build; "
+        "build.extension_path(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
 
 
 def test_a_missing_compiler_is_explained(monkeypatch, tmp_path) -> None:

@@ -168,3 +168,22 @@ def test_the_gradient_of_an_embedding_sums_in_float32(tokens: int, sums: int) ->
     taken = torch.cuda.max_memory_allocated() - before - weight.nbytes
     # The indices are sorted beside it: some lists of 8 bytes each.
     assert sums * 256 * 4 <= taken <= sums * 256 * 4 + 10 * 8 * tokens * bool(sums)
+
+
+@pytest.mark.parametrize(
+    ("shape", "each"),
+    [
+        ((1 << 20,), 8 + 4 + 8),  # positions; keys and values once more
+        ((16, 1 << 16), 8 + 8 + 4 + 4 + 8),  # rows are numbered, and sorted as one
+        ((256, 1 << 12), 0),  # short rows, in place
+        ((256, 1 << 13), 8 + 4 + 8),
+    ],
+)
+def test_a_sort_takes_cubs_workspace(shape: tuple[int, ...], each: int) -> None:
+    """Bytes for each float, beside the sorted values and their positions."""
+    tensor = torch.empty(shape, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    tensor.sort()
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak == pytest.approx((4 + 8 + each) * tensor.numel(), rel=1e-3)

@@ -1,15 +1,19 @@
 """Compile the null device's C++ extension once and keep it in the user's cache.
 
-The shared object is keyed by torch's version and ABI and by a hash of sources, flags and torch's
-list of operators: an upgrade of one compiles anew, environments with the same torch share one
-object. Builds run in a directory of their own and are moved into place by one atomic rename; a lock
-makes processes that start together wait for one build.
+The shared object is keyed by torch's version and libraries and by a hash of sources, flags and
+torch's list of operators: an upgrade of one compiles anew, environments with the same torch share
+one object. Builds run in a directory of their own and are moved into place by one atomic rename; a
+lock makes processes that start together wait for one build. An object that was compiled when
+prismscale was installed (``setup.py``) lies in the package and is taken from there.
+
+Nothing here imports torch, so the command itself can compile before it starts a rank.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -23,7 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prismscale.errors import StorageError, UsageError
+from prismscale.torch_versions import installed_torch
 
+INSTALLED = Path(__file__).with_name("built")
+"""Folder with what was compiled at install."""
 _SOURCES = Path(__file__).with_name("csrc")
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
 _LIBRARIES = ("c10", "torch_cpu", "torch")
@@ -33,10 +40,10 @@ _MOST_UNITS = 4
 
 
 def build_extension() -> Path:
-    """Path of the compiled extension, compiling it first where the cache has none.
+    """Path of the compiled extension, compiling it into the cache first where there is none.
 
-    Raises UsageError without a C++ compiler or when the compiler fails, StorageError when the cache
-    directory cannot be written.
+    Raises UsageError without torch, without a C++ compiler or when the compiler fails, StorageError
+    when the cache directory cannot be written.
     """
     library = extension_path()
     target = library.parent
@@ -44,7 +51,7 @@ def build_extension() -> Path:
         return library
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_suffix(".lock")):
+        with _lock(target.with_name(f"{target.name}.lock")):
             if not library.exists():
                 _build_into(target, _torch_directory())
     except OSError as error:
@@ -55,9 +62,26 @@ def build_extension() -> Path:
     return library
 
 
+def build_for_package(folder: Path) -> None:
+    """Compile the extension into ``folder``, which becomes :data:`INSTALLED`.
+
+    Raises UsageError as :func:`build_extension` does.
+    """
+    torch_dir = _torch_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    _build_into(folder / _cache_key(torch_dir), torch_dir)
+
+
 def extension_path() -> Path:
-    """Where the extension for this torch lies once it is compiled."""
-    return cache_directory() / _cache_key(_torch_directory()) / _NAME
+    """Where the extension for this torch lies, or will lie once it is compiled."""
+    key = _cache_key(_torch_directory())
+    installed = INSTALLED / key / _NAME
+    return installed if installed.exists() else cache_directory() / key / _NAME
+
+
+def is_built() -> bool:
+    """Whether the extension for this torch is there, so that nobody waits for a compiler."""
+    return extension_path().exists()
 
 
 def cache_directory() -> Path:
@@ -93,10 +117,16 @@ def _has_cuda_row(line: str) -> bool:
     return match is not None and "CUDA" in re.split(r",\s*", match.group(1))
 
 
-def _torch_directory() -> Path:
-    import torch
+def has_torch() -> bool:
+    """Whether there is a torch to compile for."""
+    return importlib.util.find_spec("torch") is not None
 
-    return Path(torch.__file__).parent
+
+def _torch_directory() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise UsageError("the null CUDA device is compiled for torch, which is not installed")
+    return Path(found.origin).parent
 
 
 def _listing(torch_dir: Path) -> Path:
@@ -105,16 +135,15 @@ def _listing(torch_dir: Path) -> Path:
 
 
 def _cache_key(torch_dir: Path) -> str:
-    import torch
-
     # Of what the object is made with, and nothing else: environments with the same torch share it.
     digest = hashlib.sha256()
     digest.update(" ".join(_FLAGS).encode())
-    digest.update(str(torch._C._GLIBCXX_USE_CXX11_ABI).encode())
+    # Two builds of one version have libraries of different sizes.
+    digest.update(str((torch_dir / "lib" / "libc10.so").stat().st_size).encode())
     digest.update(_listing(torch_dir).read_bytes())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"torch-{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:16]}"
+    return f"torch-{installed_torch()}-{platform.machine()}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager

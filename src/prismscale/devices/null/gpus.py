@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from prismscale.cost.nccl_memory import SharpSettings
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.torch_versions import NEWEST, release_of
 
@@ -57,6 +58,16 @@ class NullDeviceSpec:
             raise UsageError(f"launch_queue_depth is {self.launch_queue_depth}; at least 1")
         if self.multi_processor_count < 1:
             raise UsageError(f"multi_processor_count is {self.multi_processor_count}; at least 1")
+
+    @property
+    def nvlink_sharp(self) -> SharpSettings | None:
+        """NCCL's channels (``NVLS_NCHANNELS_SM90`` and others in ``nvls.cc``); None for a GPU
+        older than Hopper, which cannot multicast."""
+        if self.capability < (9, 0):
+            return None
+        if self.capability[0] == 9:
+            return SharpSettings(channels=16, channels_across=16)
+        return SharpSettings(channels=24, channels_across=32)
 
     def blas_workspace_bytes(self, torch_version: str) -> int:
         """cuBLAS workspace of one handle on one stream, unless CUBLAS_WORKSPACE_CONFIG is set.

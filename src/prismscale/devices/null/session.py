@@ -69,7 +69,9 @@ class NullEmulation:
         self.outside = OutsideMemory(
             self.library,
             context_bytes=spec.context_bytes,
-            settings=settings_from_environment(spec.nccl_channels, devices_per_node),
+            settings=settings_from_environment(
+                spec.nccl_channels, devices_per_node, sharp=spec.nvlink_sharp
+            ),
         )
         symmetric_memory.install(devices_per_node, self.outside.hold_symmetric)
         self.memory = ModelledMemoryTracker(self._runtime, self.outside)

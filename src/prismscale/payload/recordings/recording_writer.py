@@ -29,11 +29,6 @@ SCHEMA = pa.schema(
 )
 
 
-def recordings_of(captures: Path) -> Path:
-    """Where the recording of a job lies, beside the traces of its ranks."""
-    return captures / "recorded"
-
-
 def blobs_of(folder: Path) -> Path:
     """Where the bytes of a recording lie."""
     return folder / "blobs"

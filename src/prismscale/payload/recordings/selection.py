@@ -1,4 +1,4 @@
-"""Which communications are recorded: what ``--record`` says."""
+"""Which communications are recorded: what ``--record`` says, and where they lie."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
@@ -14,6 +15,11 @@ EVERYTHING = "all"
 _KEYS = ("group", "op", "rank", "step")
 REDUCED_FOR_ALL = frozenset({CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER})
 """Whose result is recorded; that of a reduce is its root's alone."""
+
+
+def recordings_of(captures: Path) -> Path:
+    """Where the recording of a job lies, beside the traces of its ranks."""
+    return captures / "recorded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,11 @@
 // Memory that CUDA kernels take from the caching allocator while they run and that no tensor of the
 // program shows. It counts towards peaks.
-#include "fallback.h"
+#include <ATen/Context.h>
+#include <ATen/WrapDimUtils.h>
 
 #include <algorithm>
+
+#include "fallback.h"
 
 namespace prismscale {
 namespace {
@@ -69,6 +72,73 @@ std::vector<size_t> embedding_backward(c10::ArrayRef<c10::IValue> arguments) {
           static_cast<size_t>(parts) * rounded(grad.size(-1), 32) * sum_bytes};
 }
 
+// Tiles of the kernels of efficient attention for capability 8 and newer (mem_eff_attention/kernels/
+// cutlassB.h): rows of queries by rows of keys, by the larger head size.
+struct Tiles {
+  int64_t queries, keys;
+};
+Tiles efficient_tiles(int64_t dim) {
+  if (dim <= 64) return {64, 64};
+  return {128, dim <= 128 ? 128 : 64};
+}
+
+// Efficient attention keeps its output in registers for heads of up to 128. Beyond that there is an
+// accumulator in float32, unless the output is one. Arguments: q, k, v of (batch, heads, length, dim).
+std::vector<size_t> efficient_forward(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& q = arguments[0].toTensor();
+  const at::Tensor& v = arguments[2].toTensor();
+  if (v.size(-1) <= 128 || q.itemsize() >= 4) return {};
+  return {static_cast<size_t>(q.size(0) * q.size(1) * q.size(2) * v.size(-1)) * sizeof(float)};
+}
+
+// The backward pass of efficient attention (kernel_backward.h): row sums; an accumulator of dQ in
+// float32 by tiles, each with a lock and a counter of 16 bytes; for heads of more than 128 in 16 bits
+// also parts of dK and dV, for as many splits of the keys as 200 allow over all heads, or for one if
+// the program wants determinism. Arguments: grad, q, k, v of (batch, heads, length, dim).
+std::vector<size_t> efficient_backward(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& q = arguments[1].toTensor();
+  const at::Tensor& k = arguments[2].toTensor();
+  const at::Tensor& v = arguments[3].toTensor();
+  const int64_t pairs = q.size(0) * q.size(1), length = q.size(2), keys = k.size(2);
+  if (pairs == 0 || length == 0 || keys == 0) return {};
+  const int64_t dim = q.size(-1), value_dim = v.size(-1), most = std::max(dim, value_dim);
+  const Tiles tiles = efficient_tiles(most);
+  const auto rows = rounded(length, tiles.queries), columns = rounded(dim, tiles.keys);
+  const size_t n_tiles = rows / tiles.queries * (columns / tiles.keys);
+  size_t each = rows * columns * sizeof(float) + n_tiles * 16;
+  if (most > 128 && q.itemsize() < 4) {
+    const bool one = at::globalContext().deterministicAlgorithms();
+    const int64_t splits =
+        one ? 1 : std::max<int64_t>(1, std::min((keys + 63) / 64, 200 / pairs));
+    const size_t wide = rounded(dim, tiles.queries) + rounded(value_dim, tiles.queries);
+    each += static_cast<size_t>(splits * tiles.keys) * wide * sizeof(float);
+  }
+  const size_t sums = static_cast<size_t>(pairs * length) * sizeof(float);
+  size_t bytes = static_cast<size_t>(pairs) * each;
+  if (q.itemsize() >= 4) {
+    // Here the row sums are made by torch's own product and sum, before the kernel.
+    bytes = std::max(bytes, static_cast<size_t>(pairs * length * value_dim) * sizeof(float));
+  }
+  return {sums, bytes};
+}
+
+// A sort of more than 4,096 elements is cub's (Sort.cpp, SortStable.cu): positions to start from, and
+// keys and values once more. A few long rows are sorted as one, with the number of their row. What
+// else torch takes from cub (cumsum, nonzero, reductions) has a few bytes for thousands of elements.
+std::vector<size_t> sort(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  if (self.dim() == 0 || self.numel() == 0) return {};
+  const int64_t dim = at::maybe_wrap_dim(arguments[2].toInt(), self.dim());
+  const int64_t length = self.size(dim), rows = self.numel() / length;
+  if (length <= 4096) return {};
+  const auto all = static_cast<size_t>(self.numel());
+  const auto row = static_cast<size_t>(length);
+  const size_t key = self.itemsize(), position = sizeof(int64_t);
+  if (rows == 1 || length >= 1'000'000) return {row * position, row * (key + position)};
+  if (rows < 128) return {all * position, all * position, all * key, all * (key + position)};
+  return {all * position, all * (key + position)};
+}
+
 }  // namespace
 
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
@@ -78,6 +148,13 @@ std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IVa
   if (info.name == "aten::_scaled_dot_product_cudnn_attention_backward") {
     return cudnn_backward(arguments);
   }
+  if (info.name == "aten::_scaled_dot_product_efficient_attention") {
+    return efficient_forward(arguments);
+  }
+  if (info.name == "aten::_scaled_dot_product_efficient_attention_backward") {
+    return efficient_backward(arguments);
+  }
+  if (info.name == "aten::sort.stable") return sort(arguments);
   if (info.name == "aten::embedding_dense_backward") return embedding_backward(arguments);
   return {};
 }

@@ -9,11 +9,31 @@ import ctypes
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 
 from prismscale.devices.null.graphs.graph_recording import MODES, GraphRecording
 from prismscale.devices.null.graphs.mem_pools import PoolId, own_pool_id, succeed
+
+
+class RandomWords:
+    """Seed and offset of the random numbers of all graphs of a device, where a replay finds them:
+    two tensors of one number, from the ordinary pool, for as long as there is a graph."""
+
+    _of_device: ClassVar[WeakValueDictionary[int, RandomWords]] = WeakValueDictionary()
+
+    def __init__(self, device: int) -> None:
+        place = torch.device("cuda", device)
+        self.words = [torch.empty(1, dtype=torch.int64, device=place) for _ in range(2)]
+
+    @classmethod
+    def of(cls, device: int) -> RandomWords:
+        """Those that there are, or new ones."""
+        found = cls._of_device.get(device)
+        if found is None:
+            found = cls._of_device[device] = cls(device)
+        return found
 
 
 class _Resources:
@@ -22,6 +42,7 @@ class _Resources:
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
         self.recording: GraphRecording | None = None
+        self.random: RandomWords | None = None
         self.pools: list[tuple[int, PoolId]] = []
         """Device and id of the pools that are held, the graph's own first."""
 
@@ -30,6 +51,7 @@ class _Resources:
         if self.recording is not None:
             self.recording.delete()
             self.recording = None
+        self.random = None
         pools, self.pools = self.pools, []
         for device, pool in pools:
             self._library.ps_pool_release(device, *pool)
@@ -69,6 +91,7 @@ class NullGraph:
         )
         pool_id = own_pool_id() if pool is None or not any(pool) else (pool[0], pool[1])
         self._held.release()  # of a capture that failed
+        self._held.random = RandomWords.of(device)
         self._held.recording = GraphRecording(self.library, capture_error_mode)
         begun = self.library.ps_pool_begin_capture(device, *pool_id)
         if not begun:

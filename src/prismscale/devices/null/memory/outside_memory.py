@@ -108,7 +108,7 @@ class OutsideMemory:
         elif op in (CollectiveOp.GATHER, CollectiveOp.SCATTER):
             self._connect_root(communicator, collective, others)
         else:
-            communicator.connect_rings()
+            communicator.connect_rings(reduces=op == CollectiveOp.ALL_REDUCE)
 
     @staticmethod
     def _connect_root(

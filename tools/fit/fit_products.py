@@ -1,0 +1,254 @@
+"""Fit the law of matrix products on public measurements, and say how well it holds.
+
+    python tools/fit/fit_products.py [--truth DIR]
+
+Writes the products of ``a100-80g``, ``h100-sxm`` and ``b200`` into their files in
+``src/prismscale/cost/kernels`` (between the lines that say so), what the measuring programs ran
+besides into ``validation/kernels/harness.toml``, and residuals of fitted and of held-out rows into
+``tools/fit/products.json``. Each GPU and element type is fitted by itself, to the least mean
+absolute logarithmic error of a seeded sample of the rows that are not held out; rows with an extent
+below 256 count a fifth. The cap of the B200 is fitted after its bursts, on SimuMax's rows; those of
+the other GPUs are shifted from it by their power (see ``cost/kernel_profile.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from prismscale.cost.kernel_profile import SUSTAINED_EXPONENT, GemmRoofline, KernelProfile
+from prismscale.validation.kernels.product_rows import DTYPES, Harness, ProductRows, load_products
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
+KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
+HARNESS = ROOT / "src" / "prismscale" / "validation" / "kernels" / "harness.toml"
+BEGIN, END = "# begin fitted products\n", "# end fitted products\n"
+KINDS = ("bfloat16", "fp8")
+ALSO = {"bfloat16": ("BFloat16", "Half"), "fp8": ("Float8_e4m3fn", "Float8_e5m2")}
+FIELDS = (
+    "efficiency",
+    "k_overhead",
+    "tile_overhead",
+    "base_ns",
+    "memory_efficiency",
+    "wave_rounding",
+    "cache_factor",
+)
+START = (0.85, 150.0, 14.0, 2_600.0, 0.75, 0.3, 3.0)
+BOUNDS = ((0.3, 1.1), (0, 2_000), (0, 60), (500, 9_000), (0.3, 1), (0, 1), (0.5, 8))
+HARNESS_START, HARNESS_BOUNDS = (2_000.0, 0.4), ((0, 20_000), (0.05, 1))
+SAMPLE, ROUNDS, EVALUATIONS = 1_500, 3, 400
+SMALL, SMALL_WEIGHT = 256, 0.2
+
+
+def main() -> int:
+    """Write the files; exit code 2 where there is no truth."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    truth = parser.parse_args().truth
+    if not (truth / "aiconfigurator").is_dir():
+        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+        return 2
+    tables = load_products(truth)
+    profiles: dict[str, KernelProfile] = {}
+    harnesses: dict[str, Harness] = {}
+    for gpu in ("b200", "h100-sxm", "a100-80g"):
+        profile = KernelProfile.load(gpu)
+        for kind in KINDS:
+            rows = [t for t in tables if t.gpu == gpu and t.kind == kind and not t.sustained]
+            if rows:
+                profile, found = fit(profile, rows)
+                harnesses |= found
+                print(gpu, kind, profile.gemm[DTYPES[kind]], flush=True)
+        profiles[gpu] = profile
+    _fit_block_harnesses(tables, profiles, harnesses)
+    cap = fit_cap(profiles["b200"], next(t for t in tables if t.sustained))
+    for gpu, profile in profiles.items():
+        profiles[gpu] = with_cap(profile, cap * _cap_shift(profiles["b200"], profile))
+        _write_products(KERNELS / f"{gpu}.toml", profiles[gpu])
+    _write_harnesses(harnesses)
+    _write_residuals(tables, profiles, harnesses)
+    return 0
+
+
+def fit(
+    profile: KernelProfile, tables: Sequence[ProductRows]
+) -> tuple[KernelProfile, dict[str, Harness]]:
+    """``profile`` with the products of one element type, and the measuring programs."""
+    kind = tables[0].kind
+    samples = [_sample(table) for table in tables]
+    quantised = kind != "bfloat16"
+    values = [*START, *(HARNESS_START * len(tables) if quantised else ())]
+    bounds = [*BOUNDS, *(HARNESS_BOUNDS * len(tables) if quantised else ())]
+
+    def unpacked(x: Sequence[float]) -> tuple[KernelProfile, list[ProductRows]]:
+        trial = _with_products(profile, kind, x[: len(FIELDS)])
+        rest = x[len(FIELDS) :]
+        used = [
+            replace(s, harness=Harness(overhead_ns=rest[2 * i], quantise_share=rest[2 * i + 1]))
+            if quantised
+            else s
+            for i, s in enumerate(samples)
+        ]
+        return trial, used
+
+    def loss(x: Sequence[float]) -> float:
+        trial, used = unpacked([float(v) for v in x])
+        return _loss(trial, used)
+
+    for _ in range(ROUNDS):
+        values = _minimised(loss, values, bounds)
+    fitted, used = unpacked(values)
+    return fitted, {s.name: s.harness for s in used if quantised}
+
+
+def fit_cap(profile: KernelProfile, table: ProductRows) -> float:
+    """Share of the peak that lasts, with which the rows that are not held out fit best."""
+    rows = _part(table, ~table.held_out)
+    trials = np.arange(0.4, 0.8, 0.002)
+    losses = [_loss(with_cap(profile, float(cap)), [rows]) for cap in trials]
+    return float(trials[int(np.argmin(losses))])
+
+
+def with_cap(profile: KernelProfile, cap: float) -> KernelProfile:
+    """``profile`` whose tensor cores keep up ``cap`` of their peak."""
+    capped = [t for kind in KINDS for t in ALSO[kind] if t in profile.gemm]
+    gemm = {t: replace(profile.gemm[t], sustained_cap=round(cap, 3)) for t in capped}
+    return replace(profile, gemm={**profile.gemm, **gemm})
+
+
+def _cap_shift(measured: KernelProfile, profile: KernelProfile) -> float:
+    headroom = profile.clock_headroom / measured.clock_headroom
+    peaks = profile.gemm["BFloat16"].peak_flops / measured.gemm["BFloat16"].peak_flops * headroom
+    watts = (profile.power_watts or 1) / (measured.power_watts or 1)
+    return headroom * (watts / peaks) ** SUSTAINED_EXPONENT
+
+
+def _fit_block_harnesses(
+    tables: Sequence[ProductRows],
+    profiles: dict[str, KernelProfile],
+    harnesses: dict[str, Harness],
+) -> None:
+    """Blockwise rows are held against the products of 8-bit floats; only their programs differ."""
+    for table in tables:
+        if table.kind != "fp8_block":
+            continue
+        rows = _sample(table)
+        start = (*HARNESS_START, float(np.quantile(table.time_ns, 0.02)))
+
+        def loss(x: Sequence[float], rows: ProductRows = rows) -> float:
+            return _loss(profiles[rows.gpu], [replace(rows, harness=_harness(x))])
+
+        bounds = (*HARNESS_BOUNDS, (0, 400_000))
+        harnesses[table.name] = _harness(_minimised(loss, start, bounds))
+
+
+def _harness(x: Sequence[float]) -> Harness:
+    return Harness(overhead_ns=float(x[0]), quantise_share=float(x[1]), floor_ns=float(x[2]))
+
+
+def _minimised(loss: object, start: Sequence[float], bounds: Sequence[object]) -> list[float]:
+    simplex = np.vstack([start, *(np.array(start) * s for s in 1 + 0.3 * np.eye(len(start)))])
+    low, high = np.array(bounds, float).T
+    options = {
+        "maxfev": EVALUATIONS,
+        "adaptive": True,
+        "initial_simplex": np.clip(simplex, low, high),
+    }
+    found = minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options)
+    return [float(v) for v in found.x]
+
+
+def _loss(profile: KernelProfile, tables: Sequence[ProductRows]) -> float:
+    wrong = weights = 0.0
+    for table in tables:
+        large = table.extents[1:].min(0) >= SMALL
+        weight = np.where(large, 1.0, SMALL_WEIGHT)
+        wrong += float((weight * np.abs(np.log(table.predicted_ns(profile) / table.time_ns))).sum())
+        weights += float(weight.sum())
+    return wrong / weights
+
+
+def _sample(table: ProductRows) -> ProductRows:
+    """A seeded sample of the rows that may be fitted, each table in proportion to its rows."""
+    free = np.flatnonzero(~table.held_out)
+    chosen = np.random.default_rng(0).permutation(free)[: max(1, len(free) * SAMPLE // 20_000)]
+    mask = np.zeros(len(table.time_ns), bool)
+    mask[chosen] = True
+    return _part(table, mask)
+
+
+def _part(table: ProductRows, mask: NDArray[np.bool_]) -> ProductRows:
+    return replace(
+        table,
+        extents=table.extents[:, mask],
+        result_bytes=table.result_bytes[mask],
+        time_ns=table.time_ns[mask],
+        held_out=table.held_out[mask],
+    )
+
+
+def _with_products(profile: KernelProfile, kind: str, x: Sequence[float]) -> KernelProfile:
+    values = dict(zip(FIELDS, (float(f"{v:.4g}") for v in x), strict=True))
+    gemm = {
+        dtype: GemmRoofline(peak_flops=profile.gemm[dtype].peak_flops, **values)
+        for dtype in ALSO[kind]
+    }
+    return replace(profile, gemm={**profile.gemm, **gemm})
+
+
+def _write_products(path: Path, profile: KernelProfile) -> None:
+    tables = []
+    for dtype in (t for kind in KINDS for t in ALSO[kind]):
+        roofline = profile.gemm.get(dtype)
+        if roofline is None or roofline.sustained_cap is None:
+            continue
+        body = "".join(f"{k} = {v:.6g}\n" for k, v in asdict(roofline).items())
+        tables.append(f"[gemm.{dtype}]\n{body}")
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(before + BEGIN + "\n".join(tables) + END + after, encoding="utf-8")
+
+
+def _write_harnesses(harnesses: dict[str, Harness]) -> None:
+    lines = [HARNESS.read_text(encoding="utf-8").partition("[programs]")[0] + "[programs]\n"]
+    for name, harness in sorted(harnesses.items()):
+        values = ", ".join(f"{k} = {v:.4g}" for k, v in asdict(harness).items())
+        lines.append(f'"{name}" = {{ {values} }}\n')
+    HARNESS.write_text("".join(lines), encoding="utf-8")
+
+
+def _write_residuals(
+    tables: Sequence[ProductRows],
+    profiles: dict[str, KernelProfile],
+    harnesses: dict[str, Harness],
+) -> None:
+    found = {}
+    for table in tables:
+        rows = replace(table, harness=harnesses.get(table.name, Harness()))
+        error = 100 * (rows.predicted_ns(profiles[table.gpu]) / table.time_ns - 1)
+        large = table.extents[1:].min(0) >= SMALL
+        for part, mask in (("fitted", ~table.held_out), ("held out", table.held_out)):
+            e = error[mask & large]
+            found[f"{table.name}, {part}"] = {
+                "rows": len(e),
+                "bias_percent": round(float(np.median(e)), 2),
+                "median_percent": round(float(np.median(np.abs(e))), 2),
+                "p90_percent": round(float(np.quantile(np.abs(e), 0.9)), 2),
+            }
+    path = Path(__file__).with_name("products.json")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
