@@ -16,7 +16,7 @@ from prismscale.analysis.emulated import Emulated
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel_measured import KernelTable
 from prismscale.cost.variability import VariabilityProfile
-from prismscale.devices.routing import Routing
+from prismscale.devices.routing_text import parse_routing
 from prismscale.diagnosis.finding import diagnose
 from prismscale.durations.scenario import Scenario
 from prismscale.forecast.fleet import Fleet
@@ -198,7 +198,7 @@ def _lines() -> list[Reader]:
         _of("nodes", "n.csv", nodes, read_nodes, rows_damaged, text_damaged),
         _of("sniff test", "s.log", SNIFF, lambda p: read_sniff_test(p, 8, 4), text_damaged),
         _of("nccl-tests", "n.txt", NCCL, measured, text_damaged),
-        _of("routing", "l.csv", loads, lambda p: Routing.parse(str(p)), rows_damaged),
+        _of("routing", "l.csv", loads, lambda p: parse_routing(str(p)), rows_damaged),
         _of("payload", "p.bin", payload, read_payload, text_damaged),
     ]
 
