@@ -221,6 +221,37 @@ def test_flash_attention_is_what_its_authors_measured(
     assert flops / found.device_ns / 1e3 == pytest.approx(0.895 * tflops, rel=0.1)
 
 
+def test_transformer_engines_attention_is_cudnns() -> None:
+    """What its stand-in launches costs what torch's operator of cuDNN costs."""
+    shape = "BFloat16[1,32,4096,128]"
+    inputs = ";".join([shape] * 3)
+    stated = "extents=32,4096,4096,128,128,1"
+    engine = H100.cost(
+        FIELD.join(("transformer_engine::fused_attn_fwd.attention", inputs, shape, stated))
+    )
+    torch = cost("_scaled_dot_product_cudnn_attention", inputs, shape, "is_causal=1")
+
+    assert engine == torch
+
+
+def test_attention_that_lasts_is_slower_than_a_burst() -> None:
+    """By less than products are: POWER_RESERVE."""
+    shape = "BFloat16[1,32,16384,128]"
+    signature = text("_scaled_dot_product_cudnn_attention", ";".join([shape] * 3), shape, "")
+    b200 = KernelProfile.load("b200")
+    lasting = ModelledKernels(profile=b200).cost(signature).device_ns
+    burst = ModelledKernels(profile=b200.burst()).cost(signature).device_ns
+
+    assert 0.7 < burst / lasting < 0.9
+
+
+def test_attention_without_keys_costs_no_more_than_a_kernel() -> None:
+    """An empty batch has no scores."""
+    empty = "BFloat16[0,32,4096,128]"
+
+    assert cost("_scaled_dot_product_cudnn_attention", ";".join([empty] * 3), empty).device_ns < 6e3
+
+
 def test_packed_attention_is_attention_of_its_documents() -> None:
     """Four packed documents cost what a batch of four costs."""
     packed = cost(

@@ -21,8 +21,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+from fitting import minimised, residuals, write_between
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from prismscale.cost.kernel_profile import SUSTAINED_EXPONENT, GemmRoofline, KernelProfile
 from prismscale.validation.kernels.product_rows import DTYPES, Harness, ProductRows, load_products
@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
 KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
 HARNESS = ROOT / "src" / "prismscale" / "validation" / "kernels" / "harness.toml"
-BEGIN, END = "# begin fitted products\n", "# end fitted products\n"
 KINDS = ("bfloat16", "fp8")
 ALSO = {"bfloat16": ("BFloat16", "Half"), "fp8": ("Float8_e4m3fn", "Float8_e5m2")}
 FIELDS = (
@@ -46,7 +45,7 @@ FIELDS = (
 START = (0.85, 150.0, 14.0, 2_600.0, 0.75, 0.3, 3.0)
 BOUNDS = ((0.3, 1.1), (0, 2_000), (0, 60), (500, 9_000), (0.3, 1), (0, 1), (0.5, 8))
 HARNESS_START, HARNESS_BOUNDS = (2_000.0, 0.4), ((0, 20_000), (0.05, 1))
-SAMPLE, ROUNDS, EVALUATIONS = 1_500, 3, 400
+SAMPLE, ROUNDS = 1_500, 3
 SMALL, SMALL_WEIGHT = 256, 0.2
 
 
@@ -106,7 +105,7 @@ def fit(
         return _loss(trial, used)
 
     for _ in range(ROUNDS):
-        values = _minimised(loss, values, bounds)
+        values = minimised(loss, values, bounds)
     fitted, used = unpacked(values)
     return fitted, {s.name: s.harness for s in used if quantised}
 
@@ -149,23 +148,11 @@ def _fit_block_harnesses(
             return _loss(profiles[rows.gpu], [replace(rows, harness=_harness(x))])
 
         bounds = (*HARNESS_BOUNDS, (0, 400_000))
-        harnesses[table.name] = _harness(_minimised(loss, start, bounds))
+        harnesses[table.name] = _harness(minimised(loss, start, bounds))
 
 
 def _harness(x: Sequence[float]) -> Harness:
     return Harness(overhead_ns=float(x[0]), quantise_share=float(x[1]), floor_ns=float(x[2]))
-
-
-def _minimised(loss: object, start: Sequence[float], bounds: Sequence[object]) -> list[float]:
-    simplex = np.vstack([start, *(np.array(start) * s for s in 1 + 0.3 * np.eye(len(start)))])
-    low, high = np.array(bounds, float).T
-    options = {
-        "maxfev": EVALUATIONS,
-        "adaptive": True,
-        "initial_simplex": np.clip(simplex, low, high),
-    }
-    found = minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options)
-    return [float(v) for v in found.x]
 
 
 def _loss(profile: KernelProfile, tables: Sequence[ProductRows]) -> float:
@@ -214,18 +201,15 @@ def _write_products(path: Path, profile: KernelProfile) -> None:
             continue
         body = "".join(f"{k} = {v:.6g}\n" for k, v in asdict(roofline).items())
         tables.append(f"[gemm.{dtype}]\n{body}")
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(before + BEGIN + "\n".join(tables) + END + after, encoding="utf-8")
+    write_between(path, "products", "\n".join(tables))
 
 
 def _write_harnesses(harnesses: dict[str, Harness]) -> None:
-    lines = [HARNESS.read_text(encoding="utf-8").partition("[programs]")[0] + "[programs]\n"]
+    lines = ["[programs]\n"]
     for name, harness in sorted(harnesses.items()):
         values = ", ".join(f"{k} = {v:.4g}" for k, v in asdict(harness).items())
         lines.append(f'"{name}" = {{ {values} }}\n')
-    HARNESS.write_text("".join(lines), encoding="utf-8")
+    write_between(HARNESS, "products", "".join(lines))
 
 
 def _write_residuals(
@@ -239,13 +223,7 @@ def _write_residuals(
         error = 100 * (rows.predicted_ns(profiles[table.gpu]) / table.time_ns - 1)
         large = table.extents[1:].min(0) >= SMALL
         for part, mask in (("fitted", ~table.held_out), ("held out", table.held_out)):
-            e = error[mask & large]
-            found[f"{table.name}, {part}"] = {
-                "rows": len(e),
-                "bias_percent": round(float(np.median(e)), 2),
-                "median_percent": round(float(np.median(np.abs(e))), 2),
-                "p90_percent": round(float(np.quantile(np.abs(e), 0.9)), 2),
-            }
+            found[f"{table.name}, {part}"] = residuals(error[mask & large])
     path = Path(__file__).with_name("products.json")
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

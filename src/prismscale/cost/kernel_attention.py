@@ -1,68 +1,79 @@
-"""Fused attention: work of the tensor cores, with a share that short sequences lose.
+"""Attention of a call: its shapes, and which implementation runs it.
 
 Forward: two products, ``2·B·H·L·S·(D + Dv)`` operations, of which a mask leaves a share: half, if
-it is causal, or what a block mask says. Backward: five products where the forward has two
-(FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+it is causal, or what a block mask says. What they take: :mod:`prismscale.cost.attention_blocks`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from prismscale.cost.attention_blocks import (
+    BACKWARD_FACTOR,
+    CAUSAL,
+    AttentionShapes,
+    attention_times_ns,
+)
 from prismscale.cost.kernel_gemm import operand_dtype, roofline_of
 from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall
-from prismscale.cost.kernel_tiles import POWER_SHARPNESS
+from prismscale.errors import UsageError
 
-_BACKWARD_FACTOR = 2.5
-_QUERY_BLOCK = 128
-_CAUSAL = 0.5
-"""Share of the scores that a causal mask leaves."""
 _FAMILIES = {
-    # Within a tenth of cuDNN's in its own figures (arXiv 2407.08608, figures 5 and 6).
-    "flash_attn_3": "cudnn",
-    "flash": "flash",
-    "efficient": "efficient",
-    "cudnn": "cudnn",
-    "flex": "flex",
+    # Backward without rows of its own: within a tenth of cuDNN's (arXiv 2407.08608, figure 6).
+    "flash_attn_3": ("flash_3", "cudnn"),
+    "flash": ("flash",),
+    "efficient": ("efficient",),
+    "cudnn": ("cudnn",),
+    "flex": ("flex",),
+    # Transformer Engine's, with cuDNN.
+    "fused_attn": ("cudnn",),
 }
-"""Rooflines of the families of attention, by a part of the operator's name."""
+"""Rooflines of the families of attention, the best first, by a part of the operator's name."""
 
 
 def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     """Time of a fused attention call; ``kind`` is ``attention`` or ``attention_backward``."""
     backward = kind == "attention_backward"
-    roofline = _roofline(profile, call, backward)
     scores = _scores(call, backward)
-    keys, reached = scores.keys * scores.share, roofline.efficiency
-    if scores.share < 1:
-        reached *= roofline.causal_factor
-    reached *= keys / (keys + roofline.length_overhead)
-    reached *= 1.0 if scores.head_size > 64 else roofline.small_head_factor
-    # Whatever a block mask leaves: every block of keys has its own thread block.
-    spread = int(keys) if scores.share == _CAUSAL else scores.keys
-    reached *= _fill(profile, scores.batch_heads, spread if backward else scores.length)
-    flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
-    products = roofline_of(profile, scores.dtype)
-    reached = _lasting(reached, products.sustained_cap)
-    peak = products.peak_flops
+    roofline = attention_roofline(profile, call.base, scores.dtype, backward=backward)
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs))
-    moved = 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
-    return roofline.base_ns + max(1e9 * flops / (peak * reached) if flops else 0.0, moved)
+    if not scores.flops:
+        return roofline.base_ns + 1e9 * n_bytes / profile.memory_bandwidth_bytes_per_s
+    numbers = (
+        scores.batch_heads,
+        scores.length,
+        scores.keys,
+        scores.head_size,
+        scores.value_size,
+        scores.share,
+        n_bytes,
+    )
+    shapes = AttentionShapes(*(np.array([number], float) for number in numbers))
+    products = roofline_of(profile, scores.dtype)
+    return float(attention_times_ns(profile, roofline, products, shapes, backward=backward)[0])
 
 
-def _lasting(reached: float, cap: float | None) -> float:
-    """The share of the peak that the power limit lets last, as for products."""
-    if cap is None:
-        return reached
-    return reached * (1 + (reached / cap) ** POWER_SHARPNESS) ** (-1 / POWER_SHARPNESS)
+def attention_roofline(
+    profile: KernelProfile, operator: str, dtype: str, *, backward: bool
+) -> AttentionRoofline:
+    """What ``operator`` runs: its own roofline, or the next one that the profile has."""
+    names = next((_FAMILIES[name] for name in _FAMILIES if name in operator), ())
+    suffix = "_backward" if backward else ""
+    precisions = ("_fp8", "") if dtype.startswith("Float8") else ("",)
+    for name in (*names, "flash"):
+        for precision in precisions:
+            if name + precision + suffix in profile.attention:
+                return profile.attention[name + precision + suffix]
+    raise UsageError(f"kernel profile {profile.name} has no table attention.flash{suffix}")
 
 
 def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float, float]:
     """Operations of a call: without those that a mask leaves out, and with them."""
     scores = _scores(call, backward)
-    flops = scores.flops * (_BACKWARD_FACTOR if backward else 1.0)
+    flops = scores.flops * (BACKWARD_FACTOR if backward else 1.0)
     return flops, flops / scores.share if scores.share else 0.0
 
 
@@ -89,7 +100,7 @@ class _Scores:
 def _scores(call: KernelCall, backward: bool) -> _Scores:
     if call.is_library and "extents" in call.arguments:
         batch_heads, length, keys, head_size, value_size, is_causal = call.arguments["extents"]
-        share = _CAUSAL if is_causal else 1.0
+        share = CAUSAL if is_causal else 1.0
         dtype = operand_dtype(call)
     else:
         # The backward's first input is the gradient of the output, except for flex attention.
@@ -120,13 +131,7 @@ def share_left(call: KernelCall) -> float:
     if density >= 0:
         return density / 1000
     is_causal = call.flag("is_causal") or call.flag("causal") or "flex" in call.base
-    return _CAUSAL if is_causal else 1.0
-
-
-def _roofline(profile: KernelProfile, call: KernelCall, backward: bool) -> AttentionRoofline:
-    family = next((_FAMILIES[name] for name in _FAMILIES if name in call.base), "flash")
-    suffix = "_backward" if backward else ""
-    return profile.attention.get(family + suffix, profile.attention["flash" + suffix])
+    return CAUSAL if is_causal else 1.0
 
 
 def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int, int]:
@@ -143,10 +148,3 @@ def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> t
     if call.base.startswith(("_flash", "_efficient")):
         return query[0] * query[2], query[1], key[1]
     return query[0] * query[1], query[2], key[2]
-
-
-def _fill(profile: KernelProfile, batch_heads: int, length: int) -> float:
-    """Share of the multiprocessors that have a block of queries (or keys) to work on."""
-    blocks = batch_heads * max(1, math.ceil(length / _QUERY_BLOCK))
-    waves = math.ceil(blocks / profile.multiprocessors)
-    return max(1e-3, blocks / (waves * profile.multiprocessors))

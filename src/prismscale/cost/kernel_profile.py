@@ -64,18 +64,31 @@ class GemmRoofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRoofline:
-    """Fused attention; see :func:`prismscale.cost.kernel_attention.attention_ns`."""
+    """Fused attention; see :mod:`prismscale.cost.attention_blocks`."""
 
     efficiency: float
-    """Share of the element type's peak that long sequences reach with heads of 128."""
-    small_head_factor: float
-    """Relative throughput with heads of 64."""
-    length_overhead: float
+    """Share of the element type's peak that heads and sequences without end would reach."""
+    head_overhead: float = 0.0
+    """Elements of a head that the exponential of a score costs."""
+    length_overhead: float = 0.0
     """Keys that a block of queries costs on top of those it reads."""
+    causal_overhead: float = 0.0
+    """More of them under a causal mask."""
     causal_factor: float = 1.0
-    """Relative throughput under a causal mask, of the half of the work that is left: blocks on the
-    diagonal are computed whole, and blocks of queries differ in length."""
+    """Relative throughput under a mask, of the work that is left."""
+    wave_rounding: float = 1.0
+    """Share of a started wave of blocks that is paid though multiprocessors idle."""
+    memory_efficiency: float = 0.9
+    """Share of the memory bandwidth."""
     base_ns: float = 5_000
+
+    def __post_init__(self) -> None:
+        if min(self.efficiency, self.causal_factor, self.memory_efficiency) <= 0:
+            raise UsageError(
+                "efficiency, causal_factor and memory_efficiency of attention must be positive"
+            )
+        if not 0 <= self.wave_rounding <= 1:
+            raise UsageError(f"wave_rounding {self.wave_rounding} must lie in 0 … 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +139,8 @@ class KernelProfile:
     gemm: Mapping[str, GemmRoofline]
     """By element type as C++ spells it (``BFloat16``)."""
     attention: Mapping[str, AttentionRoofline]
-    """By operator family (``flash``, ``efficient``, ``cudnn``), ``_backward`` appended."""
+    """By implementation (``flash``, ``flash_3``, ``cudnn``, ``efficient``, ``flex``), ``_fp8`` and
+    ``_backward`` appended."""
     memory: Mapping[str, MemoryRoofline]
     """By kind."""
     peer: TransferCost | None = None
@@ -201,6 +215,8 @@ class ScaledGpu:
     """Highest clock relative to the one that the data sheet's peaks are for."""
     gemm: Mapping[str, GemmRoofline] = field(default_factory=dict)
     """Products that were measured on this GPU, by element type."""
+    attention: Mapping[str, AttentionRoofline] = field(default_factory=dict)
+    """Attention that was measured on this GPU, by implementation."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """By kind, where this GPU's own are known."""
     peer: TransferCost | None = None
@@ -226,7 +242,8 @@ class ScaledGpu:
             attention={
                 family: replace(roofline, efficiency=roofline.efficiency * shift)
                 for family, roofline in other.attention.items()
-            },
+            }
+            | dict(self.attention),
             peer=self.peer or other.peer,
             errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,

@@ -55,10 +55,10 @@ def products_ns(
     """
     busy = _busy_s(profile, roofline, extents, item_bytes)
     memory = n_bytes / (roofline.memory_efficiency * profile.memory_bandwidth_bytes_per_s)
-    seconds = _bend((busy, memory), MEMORY_SHARPNESS)
+    seconds = bend((busy, memory), MEMORY_SHARPNESS)
     if roofline.sustained_cap is not None:
         allowed = 2 * extents.prod(0) / (roofline.peak_flops * roofline.sustained_cap)
-        seconds = _bend((seconds, allowed), POWER_SHARPNESS)
+        seconds = bend((seconds, allowed), POWER_SHARPNESS)
     return roofline.base_ns + 1e9 * seconds
 
 
@@ -86,7 +86,7 @@ def _busy_s(
     return (np.maximum(computing, loading) + parts).min(1)
 
 
-def _bend(
+def bend(
     seconds: tuple[NDArray[np.float64], NDArray[np.float64]], sharpness: float
 ) -> NDArray[np.float64]:
     """The longer of two times, rounded off where they are alike."""

@@ -16,7 +16,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -92,10 +92,22 @@ class ProductRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionProgram:
+    """What a measuring program ran beside attention."""
+
+    overhead_ns: float = 0.0
+    kv_passes: float = 0.0
+    """Times that keys and values crossed the memory bus more often than attention reads them."""
+    slowdown: float = 1.0
+    """Of the kernel, by reading keys through a table of pages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Harnesses:
     """``harness.toml``: the measuring programs by GPU, kind and framework."""
 
     programs: Mapping[str, Harness]
+    attention: Mapping[str, AttentionProgram] = field(default_factory=dict)
 
     @classmethod
     def load(cls) -> Harnesses:
