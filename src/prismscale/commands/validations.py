@@ -12,7 +12,7 @@ from prismscale.commands.validate_gpu import validate_gpu
 from prismscale.program_arguments import OPEN, ProgramCommand
 from prismscale.validation import collective_errors
 from prismscale.validation.accuracy_page import renew, section
-from prismscale.validation.kernels import product_scores
+from prismscale.validation.kernels import kernel_scores
 from prismscale.validation.rows import Row, finish
 from prismscale.validation.suite import REMARKS, validate
 
@@ -51,11 +51,11 @@ def validate_collectives(
 
 @validations.command("kernels")
 def validate_kernels(truth: TruthOption, json: JsonOption = None, page: PageOption = PAGE) -> None:
-    """Hold the model of matrix products against public measurements that it was not fitted on.
+    """Hold the kernel model against public measurements that it was not fitted on.
 
     The worst come first; misses are shown, and exit with 1.
     """
-    _told("Kernels", "kernels", product_scores.validate(truth), product_scores.REMARKS, json, page)
+    _told("Kernels", "kernels", kernel_scores.validate(truth), kernel_scores.REMARKS, json, page)
 
 
 def _told(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.graph.node import CollectiveOp
 from prismscale.validation.collective_points import CollectivePoint, clusters, load_points
+from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row
 
 MIB = 2**20
@@ -61,24 +62,14 @@ def _rows(
     families: Sequence[_Family],
     points: Iterable[CollectivePoint],
     models: Mapping[str, AnalyticCollectiveModel],
-) -> list[Row]:
+) -> Iterator[Row]:
     points = list(points)
-    rows = []
     for family in families:
         chosen = [p for p in points if family.belongs(p)]
-        if not chosen:
-            continue
-        signed = _errors(chosen, models)
-        what = f"{label}: {family.name} ({len(chosen)} points)"
-        middle = 100 * float(np.median(np.abs(signed)))
-        if family.median_bar is None:
-            rows.append(Row.told(f"{what}: median error", middle, "%"))
-        else:
-            rows.append(Row.at_most(f"{what}: median error", middle, family.median_bar, "%"))
-        p90 = 100 * float(np.quantile(np.abs(signed), 0.9))
-        rows.append(Row.told(f"{what}: p90 error", p90, "%"))
-        rows.append(Row.told(f"{what}: bias", 100 * float(np.median(signed)), "%"))
-    return rows
+        if chosen:
+            bars = Bars(median=family.median_bar)
+            name = f"{label}: {family.name}"
+            yield from error_rows(name, 100 * _errors(chosen, models), bars, of="points")
 
 
 def _errors(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import KernelProfile, ScaledGpu
+from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.kernels.product_rows import ProductRows, load_products
 from prismscale.validation.rows import Row
 
@@ -35,15 +35,6 @@ REMARKS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bars:
-    """What errors may be at most, in %."""
-
-    median: float | None = None
-    p90: float | None = None
-    bias: float | None = None
-
-
 _EIGHT_BITS = (Bars(median=12, p90=30), Bars(median=8, p90=20))
 BURST = (
     ("bfloat16", Bars(median=10, p90=25, bias=2), Bars(median=6, p90=15, bias=2)),
@@ -61,16 +52,17 @@ FROM = (
 """A GPU, and another one whose constants it is predicted with."""
 
 
-def validate(truth: Path) -> list[Row]:
-    """All rows, those that miss their bar by the most first.
+def validate(truth: Path) -> Iterator[Row]:
+    """All rows.
 
     Raises:
         UsageError: no tables below ``truth``.
     """
     tables = load_products(truth)
     profiles = {gpu: KernelProfile.load(gpu) for gpu in {t.gpu for t in tables}}
-    found = [*_bursts(tables, profiles), *_sustained(tables, profiles), *_data_sheets(tables)]
-    return sorted(found, key=lambda row: -row.value / row.bar if row.bar else 1.0)
+    yield from _bursts(tables, profiles)
+    yield from _sustained(tables, profiles)
+    yield from _data_sheets(tables)
 
 
 def _bursts(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]) -> Iterator[Row]:
@@ -81,11 +73,11 @@ def _bursts(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]) -
                 continue
             errors = [_errors(t, profiles[gpu]) for t in rows]
             name = f"{gpu} product {kind}"
-            yield from _rows(name, np.concatenate([e for e, _ in errors]), all_bars)
+            yield from error_rows(name, np.concatenate([e for e, _ in errors]), all_bars)
             large = np.concatenate([e[is_large] for e, is_large in errors])
-            yield from _rows(f"{name} > 100 GFLOP", large, large_bars)
+            yield from error_rows(f"{name} > 100 GFLOP", large, large_bars)
             for table, (error, _) in zip(rows, errors, strict=True):
-                yield from _rows(f"{name}, {table.framework} alone", error, Bars())
+                yield from error_rows(f"{name}, {table.framework} alone", error)
 
 
 def _sustained(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]) -> Iterator[Row]:
@@ -93,8 +85,8 @@ def _sustained(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]
         if table.sustained:
             error, is_large = _errors(table, profiles[table.gpu])
             name = f"{table.gpu} product {table.kind}, sustained"
-            yield from _rows(name, error, Bars())
-            yield from _rows(f"{name} > 100 GFLOP", error[is_large], Bars())
+            yield from error_rows(name, error)
+            yield from error_rows(f"{name} > 100 GFLOP", error[is_large])
 
 
 def _data_sheets(tables: Sequence[ProductRows]) -> Iterator[Row]:
@@ -103,7 +95,7 @@ def _data_sheets(tables: Sequence[ProductRows]) -> Iterator[Row]:
         if rows:
             profile = by_data_sheet(KernelProfile.load(gpu), other)
             error = np.concatenate([_errors(t, profile, every_family=True)[0] for t in rows])
-            yield from _rows(f"{gpu} product bfloat16 from {other}", error, DATA_SHEET)
+            yield from error_rows(f"{gpu} product bfloat16 from {other}", error, DATA_SHEET)
 
 
 def by_data_sheet(gpu: KernelProfile, other: str) -> KernelProfile:
@@ -127,21 +119,3 @@ def _errors(
     counted = (table.extents[1:].min(0) >= SMALLEST) & (table.held_out | every_family)
     error = 100 * (table.predicted_ns(profile) / table.time_ns - 1)
     return error[counted], 2 * table.extents.prod(0)[counted] > LARGE_FLOPS
-
-
-def _rows(name: str, error: NDArray[np.float64], bars: Bars) -> Iterator[Row]:
-    if not len(error):
-        return
-    name = f"{name} ({len(error):,} rows)"
-    absolute = np.abs(error)
-    figures = (
-        ("median error", float(np.median(absolute)), bars.median),
-        ("p90 error", float(np.quantile(absolute, 0.9)), bars.p90),
-    )
-    for what, value, bar in figures:
-        row = f"{name}: {what}"
-        yield Row.told(row, value, "%") if bar is None else Row.at_most(row, value, bar, "%")
-    bias = float(np.median(error))
-    yield Row.told(f"{name}: bias", bias, "%")
-    if bars.bias is not None:
-        yield Row.at_most(f"{name}: size of the bias", abs(bias), bars.bias, "%")
