@@ -142,14 +142,15 @@ CASES = (
 )
 
 
+def files(folder: Path) -> tuple[object, ...]:
+    """Options that say where Megatron-LM leaves what it writes."""
+    return ("--data-cache-path", folder / "data", "--tensorboard-dir", folder / "tensorboard")
+
+
 def measure(chosen: Case, script: Path, runs: Runs) -> list[Row]:
     """Run one case through the command line."""
     out = folder_name(chosen.title)
-    files = (
-        *("--data-cache-path", runs.folder / "data"),
-        *("--tensorboard-dir", runs.folder / "tensorboard"),
-    )
-    found = runs.null(out, chosen.world_size, (script, *chosen.options, *files))
+    found = runs.null(out, chosen.world_size, (script, *chosen.options, *files(runs.folder)))
     if not found:
         return [Row.at_least(f"{chosen.title}: completes", 0, 1)]
     stages = found["stages"]

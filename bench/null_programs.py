@@ -53,6 +53,17 @@ class Case:
     most_wall_s: float | None = None
     most_rss_gib: float | None = None
 
+    @property
+    def job(self) -> tuple[object, ...]:
+        """Where it runs, as options of ``run`` and ``fit``."""
+        fixed = ("--device", "null", "--cluster", self.cluster, "--world-size", self.world_size)
+        return (*fixed, *self.options)
+
+    def script(self, folder: Path) -> tuple[object, ...]:
+        """The program and its arguments; ``folder`` is one that was prepared."""
+        assets = ("--hf_assets_path", folder / "tokenizer")
+        return (TITAN, "--module", "titan_configs", *self.args, *PARTIAL, *SHARED, *assets)
+
 
 EIGHT = ("--config", "llama3_8b_2024", "--training.local_batch_size", "2")
 COMPILED = (*EIGHT, "--compile.enable", "--compile.components", "model")
@@ -112,12 +123,20 @@ CASES = (
         tokens_per_rank=2 * 8192,
     ),
     Case(
+        name="8b-64",
+        world_size=64,
+        args=("--config", "llama3_8b"),
+        tokens_per_rank=8192,
+        cluster="h100-sxm",
+        most_wall_s=15,
+    ),
+    Case(
         name="405b",
         world_size=512,
         args=LARGE,
         tokens_per_rank=16 * 8192 * 8 / 512,
         cluster="h100-sxm",
-        most_wall_s=600,
+        most_wall_s=240,
         most_rss_gib=12,
     ),
     Case(
@@ -126,7 +145,7 @@ CASES = (
         args=WIDE,
         tokens_per_rank=16 * 8192 * 64 / 8192,
         cluster="h100-sxm",
-        most_wall_s=900,
+        most_wall_s=300,
         most_rss_gib=12,
     ),
 )
@@ -153,10 +172,7 @@ def prepare(folder: Path) -> None:
 
 def measure(case: Case, runs: Runs) -> list[Row]:
     """Run one case through the command line."""
-    job = ("--device", "null", "--cluster", case.cluster, "--world-size", case.world_size)
-    script = (TITAN, "--module", "titan_configs", *case.args, *PARTIAL, *SHARED)
-    assets = ("--hf_assets_path", runs.folder / "tokenizer")
-    found = runs.run(case.name, (*job, *case.options), (*script, *assets))
+    found = runs.run(case.name, case.job, case.script(runs.folder))
     if not found:
         return [Row.at_least(f"{case.name}: completes", 0, 1)]
     reserved = reserved_bytes(runs.folder / case.name, found["captured"]) / GIB

@@ -50,6 +50,11 @@ def llama3_8b_kept() -> Trainer.Config:
     return config
 
 
+def llama3_8b() -> Trainer.Config:
+    """8B as torchtitan has it."""
+    return registry.llama3_8b()
+
+
 def llama3_70b() -> Trainer.Config:
     """70B as torchtitan has it."""
     return registry.llama3_70b()
