@@ -1,15 +1,17 @@
 # make demo: from a fresh machine to the first result. make test: everything that CI runs.
 # make test-matrix: the null device and the emulated process group on each torch and Python.
 # make test-frameworks: frameworks that nobody changed on the null device, nightly.
+# make test-wheel: sdist and wheel where nothing else is. make docs: the site, in build/site.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
+SITE := .venv-docs
 FRAMEWORKS_LIMIT_S ?= 7200
 CASES ?=
 
-.PHONY: demo test test-matrix test-frameworks lint types unit clean
+.PHONY: demo test test-matrix test-frameworks test-wheel docs lint types unit clean
 
 demo: $(STAMP)
 	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --device null --live 0 \
@@ -37,6 +39,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+test-wheel: $(STAMP)
+	scripts/test-wheel $(BIN)/python
+
+docs: $(SITE)/.installed
+	$(SITE)/bin/python scripts/build-site
+
+$(SITE)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --upgrade pip
+	$(SITE)/bin/pip install --quiet --group docs
+	touch $@
+
 test-matrix:
 	$(PYTHON) scripts/test-matrix $(TORCH)
 
@@ -53,4 +67,4 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints-frameworks.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix $(FRAMEWORKS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-matrix $(FRAMEWORKS) $(SITE) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
