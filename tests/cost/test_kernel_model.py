@@ -252,6 +252,19 @@ def test_attention_without_keys_costs_no_more_than_a_kernel() -> None:
     assert cost("_scaled_dot_product_cudnn_attention", ";".join([empty] * 3), empty).device_ns < 6e3
 
 
+def test_torchs_norms_read_wide_rows_again() -> None:
+    """As many elements in rows of 16,384 take longer than in rows of 4,096; cuDNN's do not."""
+
+    def norm(name: str, rows: int, width: int) -> int:
+        x, w, s = f"BFloat16[{rows},{width}]", f"BFloat16[{width}]", f"Float[{rows},1]"
+        return H100.cost(FIELD.join((name, f"{x};{w}", f"{x};{s}", ""))).device_ns
+
+    torch, cudnn = "aten::_fused_rms_norm", "transformer_engine::rmsnorm_fwd.fused_norm"
+
+    assert norm(torch, 4096, 16384) > 1.3 * norm(torch, 16384, 4096)
+    assert norm(cudnn, 4096, 16384) == pytest.approx(norm(cudnn, 16384, 4096), rel=0.01)
+
+
 def test_packed_attention_is_attention_of_its_documents() -> None:
     """Four packed documents cost what a batch of four costs."""
     packed = cost(

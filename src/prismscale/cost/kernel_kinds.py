@@ -4,7 +4,8 @@ Everything that ATen calls elementwise is ``pointwise``, or ``broadcast`` where 
 shape or layout, which costs an index computation for every element. Copies between layouts are
 ``strided_copy``. Softmax of more than 1,024 elements is another kernel than of fewer. An operator
 that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such. An
-operator of a library's stand-in names its kind in its overload.
+operator of a library's stand-in names its kind in its overload; norms of Transformer Engine
+(``fused_norm``) read their operands once more seldom than torch's.
 
 What inductor generates says in its name what it is: ``inductor::triton_poi_fused_mul_0``. Such a
 call carries its bytes (``traffic_bytes``).
@@ -102,6 +103,8 @@ STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
     "foreach_reduction",
     "strided_copy",
     "long_softmax",
+    "fused_norm",
+    "fused_norm_backward",
 }
 """What the overload of a library's operator can say that it is."""
 KINDS = STAND_IN_KINDS | {

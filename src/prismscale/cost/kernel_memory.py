@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.cost.kernel_profile import KernelProfile, MemoryRoofline
 from prismscale.cost.kernel_signature import KernelCall, TensorShape
 
 # Tensors, blocks and elements of a block that one launch of ATen's multi_tensor_apply takes, by
@@ -17,6 +17,8 @@ from prismscale.cost.kernel_signature import KernelCall, TensorShape
 _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _BLOCKS_PER_LAUNCH = 320
 _ELEMENTS_PER_BLOCK = 65_536
+_CACHED_WIDTH = 4096
+"""Elements of a row up to which torch's norms find it in a cache when they read it again."""
 
 
 def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
@@ -27,9 +29,19 @@ def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple
         launches = call.arguments["launches"][0]
     elif kind in ("foreach", "foreach_reduction", "optimizer"):
         launches = _multi_tensor_launches(call)
-    n_bytes = bytes_moved(call, kind) * roofline.passes
+    n_bytes = bytes_moved(call, kind) * roofline.passes + _of_rows(roofline, call)
     bandwidth = profile.memory_bandwidth_bytes_per_s * roofline.efficiency
     return launches * roofline.base_ns + 1e9 * n_bytes / bandwidth, launches
+
+
+def _of_rows(roofline: MemoryRoofline, call: KernelCall) -> float:
+    """Bytes that go with the rows of the first operand, and with their width."""
+    if not call.inputs or not call.inputs[0].sizes or not (roofline.row_bytes + roofline.rereads):
+        return 0.0
+    first = call.inputs[0]
+    width = max(1, first.sizes[-1])
+    again = roofline.rereads * min(max(width / _CACHED_WIDTH - 1, 0), 1)
+    return roofline.row_bytes * first.elements / width + again * first.n_bytes
 
 
 def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:

@@ -103,6 +103,11 @@ class MemoryRoofline:
     """Kernels that one call starts."""
     passes: float = 1.0
     """Times that the call's bytes cross the memory bus."""
+    row_bytes: float = 0.0
+    """Bytes that each row of the first operand costs beside its own."""
+    rereads: float = 0.0
+    """Times that rows of 8,192 elements and more, which no cache holds, are read again; from 4,096
+    on a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +222,8 @@ class ScaledGpu:
     """Products that were measured on this GPU, by element type."""
     attention: Mapping[str, AttentionRoofline] = field(default_factory=dict)
     """Attention that was measured on this GPU, by implementation."""
+    memory: Mapping[str, MemoryRoofline] = field(default_factory=dict)
+    """Kernels that were measured on this GPU, by kind."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """By kind, where this GPU's own are known."""
     peer: TransferCost | None = None
@@ -244,6 +251,7 @@ class ScaledGpu:
                 for family, roofline in other.attention.items()
             }
             | dict(self.attention),
+            memory={**other.memory, **self.memory},
             peer=self.peer or other.peer,
             errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,

@@ -82,7 +82,7 @@ def _forward(
     if recipe in ("", DELAYED):
         columns = getattr(out, "_transpose", None) if recipe else None
         writes = [buffer for buffer in buffers(out) if buffer is not columns]
-        launch(_TE + name, memory("norm"), reads=reads, writes=[*writes, *statistics])
+        launch(_TE + name, memory("fused_norm"), reads=reads, writes=[*writes, *statistics])
         if columns is not None:
             fp8_transpose(out._data, dtype, out=columns)
         return out
@@ -92,7 +92,7 @@ def _forward(
         result, amax = unquantized_with_amax(quantizer, x.shape, torch_dtype(dtype))
     else:
         result = empty_as(x.shape, torch_dtype(dtype))
-    launch(_TE + name, memory("norm"), reads=reads, writes=[result, *statistics])
+    launch(_TE + name, memory("fused_norm"), reads=reads, writes=[result, *statistics])
     cast_into(result, out, quantizer, amax=amax)
     return out
 
@@ -143,7 +143,7 @@ def _backward(name: str, reads: list[Tensor], sm_margin: int, *, parameters: int
     grads = [torch.empty_like(x), *(torch.empty_like(weight) for _ in range(parameters))]
     blocks = torch.cuda.get_device_properties(x.device).multi_processor_count - sm_margin
     workspace = empty_as([parameters * blocks * weight.numel() * 4], torch.uint8)
-    launch(_TE + name, memory("norm_backward"), reads=reads, writes=[*grads, workspace])
+    launch(_TE + name, memory("fused_norm_backward"), reads=reads, writes=[*grads, workspace])
     return grads
 
 

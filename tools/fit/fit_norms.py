@@ -1,0 +1,104 @@
+"""Fit norms in 16 bits on public measurements, and say how well they hold.
+
+    python tools/fit/fit_norms.py [--truth DIR]
+
+Writes torch's and cuDNN's norms into ``h100-sxm.toml`` (rows of an H200, which has its chip) and
+``b200.toml`` (rows of a GB200), between the lines that say so, from the families that are not held
+out, to the least mean absolute logarithmic error; residuals go to ``tools/fit/norms.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+from fitting import minimised, residuals, write_between
+
+from prismscale.cost.kernel import ModelledKernels
+from prismscale.cost.kernel_profile import KernelProfile, MemoryRoofline
+from prismscale.validation.kernels.memory_rows import MemoryRow, load_memory_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
+KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
+CHIPS = {"h200-sxm": "h100-sxm", "gb200": "b200"}
+KINDS = {
+    "norm forward, torch": "norm",
+    "norm backward, torch": "norm_backward",
+    "norm forward, cuDNN": "fused_norm",
+    "norm backward, cuDNN": "fused_norm_backward",
+}
+FIELDS = ("efficiency", "base_ns", "row_bytes", "rereads")
+START = (0.7, 3_000.0, 1_000.0, 0.5)
+BOUNDS = ((0.1, 1.0), (500.0, 20_000.0), (0.0, 10_000.0), (0.0, 2.0))
+CUDNN = ("fused_norm", "fused_norm_backward")
+"""These read each row once."""
+ROUNDS, OF_CHIP = 4, 2
+"""Of the fields; the others are of the algorithm, and taken from the chip before."""
+
+
+def main() -> int:
+    """Write the files; exit code 2 where there is no truth."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    truth = parser.parse_args().truth
+    if not (truth / "cudnn_frontend").is_dir():
+        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+        return 2
+    rows, found = load_memory_rows(truth), {}
+    algorithms: dict[str, tuple[float, float]] = {}
+    for measured_on, written_to in CHIPS.items():
+        tables = []
+        for group, kind in KINDS.items():
+            mine = [r for r in rows if r.gpu == measured_on and r.group == group]
+            free = [r for r in mine if not r.held_out]
+            known = algorithms.get(kind, () if kind in CUDNN else None)
+            free_fields = len(FIELDS) if known is None else OF_CHIP
+            values = list(START[:free_fields])
+            for _ in range(ROUNDS):
+                loss = partial(_loss, kind, free, known or ())
+                values = minimised(loss, values, BOUNDS[:free_fields])
+            roofline = _roofline((*values, *(known or ())))
+            algorithms.setdefault(kind, (roofline.row_bytes, roofline.rereads))
+            for part, chosen in (("fitted", free), ("held out", [r for r in mine if r.held_out])):
+                errors = [100 * (_predicted(r, kind, roofline) / r.time_ns - 1) for r in chosen]
+                found[f"{measured_on} {group}, {part}"] = residuals(errors)
+            lines = "".join(f"{f} = {getattr(roofline, f):.4g}\n" for f in FIELDS)
+            tables.append(f"[memory.{kind}]\n{lines}")
+        write_between(KERNELS / f"{written_to}.toml", "norms", "\n".join(tables))
+    path = Path(__file__).with_name("norms.json")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+@cache
+def _profile(gpu: str) -> KernelProfile:
+    return KernelProfile.load(gpu)
+
+
+def _loss(
+    kind: str, rows: Sequence[MemoryRow], known: Sequence[float], values: Sequence[float]
+) -> float:
+    roofline = _roofline((*values, *known))
+    return float(np.mean([abs(np.log(_predicted(r, kind, roofline) / r.time_ns)) for r in rows]))
+
+
+def _roofline(values: Sequence[float]) -> MemoryRoofline:
+    rounded = (float(f"{value:.4g}") for value in values)
+    return MemoryRoofline(**dict(zip(FIELDS, rounded, strict=False)))
+
+
+def _predicted(row: MemoryRow, kind: str, roofline: MemoryRoofline) -> float:
+    profile = _profile(row.gpu)
+    model = ModelledKernels(profile=replace(profile, memory={**profile.memory, kind: roofline}))
+    return float(sum(model.cost(signature).device_ns for signature in row.signatures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
