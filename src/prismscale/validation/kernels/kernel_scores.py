@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from prismscale.validation.error_rows import worst_first
-from prismscale.validation.kernels import attention_scores, product_scores
+from prismscale.validation.kernels import attention_scores, memory_scores, product_scores
 from prismscale.validation.rows import Row
 
-REMARKS = (*product_scores.REMARKS, *attention_scores.REMARKS)
+REMARKS = (*product_scores.REMARKS, *attention_scores.REMARKS, *memory_scores.REMARKS)
 
 
 def validate(truth: Path) -> list[Row]:
@@ -17,4 +17,5 @@ def validate(truth: Path) -> list[Row]:
     Raises:
         UsageError: no tables below ``truth``.
     """
-    return worst_first([*product_scores.validate(truth), *attention_scores.validate(truth)])
+    parts = (product_scores, attention_scores, memory_scores)
+    return worst_first([row for part in parts for row in part.validate(truth)])

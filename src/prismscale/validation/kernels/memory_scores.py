@@ -1,0 +1,53 @@
+"""Kernels that wait for memory against public measurements that nothing was fitted on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from prismscale.cost.kernel import ModelledKernels
+from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.validation.error_rows import Bars, error_rows
+from prismscale.validation.kernels.memory_rows import MemoryRow, load_memory_rows
+from prismscale.validation.rows import Row
+
+BARS = Bars(median=10, p90=30)
+SHORTEST_NS = 8_000
+REMARKS = (
+    "Norms in 16 bits: cudnn-frontend's rows of the models that are held out, 5 a score. That "
+    "torch's norms read rows of more than 4,096 elements again was thought of with all of these "
+    "rows in sight. A GB200's L2 cache holds whole operands, which no constant expresses.",
+    "Eager kernels: Liger's rows whose operators are known (norms, cross entropy, embeddings, "
+    "squared ReLU), none of them fitted; medians of runs with a cold L2 cache. Its programs of "
+    "rotary embeddings, fused losses and gated activations are of operators or shapes that its "
+    "rows do not state. No public rows of optimizers were found.",
+    "Operators in running models: TraceLens on an H100, none of them fitted; their operands often "
+    "lie in the L2 cache, and additions of transposed operands, which the model takes for whole "
+    "lines, are up to five times as slow.",
+)
+
+
+def validate(truth: Path) -> Iterator[Row]:
+    """All rows.
+
+    Raises:
+        UsageError: no measurements below ``truth``.
+    """
+    groups: dict[tuple[str, str], list[MemoryRow]] = defaultdict(list)
+    for row in load_memory_rows(truth):
+        if row.held_out:
+            groups[row.gpu, row.group].append(row)
+    for (gpu, group), rows in sorted(groups.items()):
+        model = ModelledKernels(profile=KernelProfile.load(gpu).burst())
+        errors = [_error(model, row) for row in rows]
+        yield from error_rows(f"{gpu} {group}", errors, BARS)
+        long = [e for e, row in zip(errors, rows, strict=True) if row.time_ns >= SHORTEST_NS]
+        if len(long) < len(errors):
+            yield from error_rows(f"{gpu} {group}, 8 µs and more", long)
+
+
+def _error(model: ModelledKernels, row: MemoryRow) -> float:
+    """In %."""
+    predicted = sum(model.cost(signature).device_ns for signature in row.signatures)
+    return 100 * (predicted / row.time_ns - 1)
