@@ -78,6 +78,8 @@ class ProductRows:
     harness: Harness = Harness()
     sustained: bool = False
     """Ran for long enough to feel the power limit."""
+    layouts: NDArray[np.str_] | None = None
+    """What each row is in training: ``forward``, ``dgrad``, ``wgrad``, ``wgrad, fp32``."""
 
     def predicted_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
         """What the measuring program would have read on ``profile``."""
@@ -178,4 +180,10 @@ def _sustained(path: Path, held: HeldOut) -> ProductRows:
         time_ns=1e9 * 2 * extents.prod(0) / (np.array(shares) * _SIMUMAX_PEAK),
         held_out=np.array([held.holds("simumax_products", family) for family in families]),
         sustained=True,
+        layouts=np.array([_layout(s) for s in stated]),
     )
+
+
+def _layout(stated: Mapping[str, str]) -> str:
+    name = {"TN": "forward", "NN": "dgrad", "NT": "wgrad"}[stated["layout"]]
+    return name + (", fp32" if stated["out_dtype"] == "fp32" else "")

@@ -87,6 +87,11 @@ def _sustained(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]
             name = f"{table.gpu} product {table.kind}, sustained"
             yield from error_rows(name, error)
             yield from error_rows(f"{name} > 100 GFLOP", error[is_large])
+            if table.layouts is None:
+                continue
+            layouts = table.layouts[_counted(table)]
+            for layout in sorted(set(layouts)):
+                yield from error_rows(f"{name}, {layout}", error[layouts == layout])
 
 
 def _data_sheets(tables: Sequence[ProductRows]) -> Iterator[Row]:
@@ -116,6 +121,10 @@ def _errors(
     table: ProductRows, profile: KernelProfile, *, every_family: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Signed errors in % of the rows that count, and which of these are large."""
-    counted = (table.extents[1:].min(0) >= SMALLEST) & (table.held_out | every_family)
+    counted = _counted(table, every_family=every_family)
     error = 100 * (table.predicted_ns(profile) / table.time_ns - 1)
     return error[counted], 2 * table.extents.prod(0)[counted] > LARGE_FLOPS
+
+
+def _counted(table: ProductRows, *, every_family: bool = False) -> NDArray[np.bool_]:
+    return (table.extents[1:].min(0) >= SMALLEST) & (table.held_out | every_family)

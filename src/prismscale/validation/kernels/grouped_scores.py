@@ -1,0 +1,59 @@
+"""Products of experts against public measurements, none of them fitted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from prismscale.cost.kernel import ModelledKernels
+from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.validation.error_rows import Bars, error_rows
+from prismscale.validation.kernels.grouped_rows import FEWEST_ROWS, GroupedRow, load_grouped
+from prismscale.validation.rows import Row
+
+BARS = {True: Bars(median=12), False: Bars(median=15)}
+"""Tokens spread evenly, and by a power law."""
+REMARKS = (
+    "Experts: the products themselves have no constants of their own. Transformer Engine's are "
+    "held against SimuMax's rows of training on a B200 (its single products gave the constants of "
+    "the law). Layers of experts are aiconfigurator's, on one GPU, with 64 rows an expert or more: "
+    "kernels of servers for inference (Triton, CUTLASS, TensorRT-LLM), which are slower than "
+    "cuBLAS by what the bias says, and which also sort and gather tokens; `_grouped_mm` has no "
+    "public rows. A power law's spread is not in the signature: it is priced as if even.",
+)
+
+
+def validate(truth: Path) -> Iterator[Row]:
+    """All rows.
+
+    Raises:
+        UsageError: no measurements below ``truth``.
+    """
+    groups: dict[tuple[str, str, bool], list[GroupedRow]] = defaultdict(list)
+    for row in load_grouped(truth):
+        groups[row.gpu, row.group, not row.is_even].append(row)
+    for (gpu, group, is_uneven), rows in sorted(groups.items()):
+        spread = "power law" if is_uneven else "balanced"
+        bars = BARS[not is_uneven]
+        enough = [row for row in rows if row.rows >= FEWEST_ROWS]
+        yield from error_rows(f"{gpu} experts {group}, {spread}", _errors(enough), bars)
+        fewer = [row for row in rows if row.rows < FEWEST_ROWS]
+        yield from error_rows(f"{gpu} experts {group}, {spread}, fewer rows", _errors(fewer))
+
+
+def _errors(rows: list[GroupedRow]) -> list[float]:
+    """In %."""
+    return [100 * (_predicted(row) / row.time_ns - 1) for row in rows]
+
+
+def _predicted(row: GroupedRow) -> int:
+    model = _model(row.gpu, row.sustained)
+    return sum(model.cost(signature).device_ns for signature in row.signatures)
+
+
+@cache
+def _model(gpu: str, sustained: bool) -> ModelledKernels:
+    profile = KernelProfile.load(gpu)
+    return ModelledKernels(profile=profile if sustained else profile.burst())
