@@ -265,6 +265,15 @@ def test_torchs_norms_read_wide_rows_again() -> None:
     assert norm(cudnn, 4096, 16384) == pytest.approx(norm(cudnn, 16384, 4096), rel=0.01)
 
 
+def test_results_of_32_bits_cost_more_than_their_bytes() -> None:
+    """Gradients of weights that are added up in 32 bits; float32 products stay as they are."""
+    read = "BFloat16[8192,8192];BFloat16[8192,8192]"
+    wide = cost("mm", read, "Float[8192,8192]").device_ns
+    narrow = cost("mm", read, "BFloat16[8192,8192]").device_ns
+
+    assert 1.04 < wide / narrow < 1.07
+
+
 def test_packed_attention_is_attention_of_its_documents() -> None:
     """Four packed documents cost what a batch of four costs."""
     packed = cost(

@@ -10,7 +10,10 @@ import numpy as np
 from prismscale.cost.kernel_kinds import GENERATED
 from prismscale.cost.kernel_profile import GemmRoofline, KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, TensorShape, item_bytes
-from prismscale.cost.kernel_tiles import products_ns
+from prismscale.cost.kernel_tiles import WIDE_RESULT, products_ns
+
+_HALF = 2
+"""Bytes of the 16-bit floats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +43,8 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
     extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
     each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), item_bytes(dtype))
-    return time_ns + float(each.sum())
+    is_wide = item_bytes(dtype) == _HALF and any(t.dtype == "Float" for t in call.outputs[:1])
+    return time_ns + float(each.sum()) * (WIDE_RESULT if is_wide else 1.0)
 
 
 def operand_dtype(call: KernelCall) -> str:

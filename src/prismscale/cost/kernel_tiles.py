@@ -33,6 +33,10 @@ _PART_BYTES = 4
 MEMORY_SHARPNESS, POWER_SHARPNESS = 6.0, 3.5
 """Of the bends where bytes, and where power, take over; the second is fitted on SimuMax's rows."""
 
+WIDE_RESULT = 1.05
+"""Time of a product of 16-bit factors whose result is added up in 32 bits, relative to others: the
+median of 75 gradients of weights that SimuMax measured on a B200."""
+
 
 def products_ns(
     profile: KernelProfile,

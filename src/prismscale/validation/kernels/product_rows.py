@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import item_bytes
-from prismscale.cost.kernel_tiles import products_ns
+from prismscale.cost.kernel_tiles import WIDE_RESULT, products_ns
 from prismscale.errors import UsageError
 from prismscale.typed_files import decode, parse
 from prismscale.validation.kernels.held_out import HeldOut
@@ -89,6 +89,7 @@ class ProductRows:
         size = item_bytes(dtype)
         n_bytes = batch * (size * (m * k + k * n) + self.result_bytes * m * n)
         alone = products_ns(gpu, gpu.gemm[dtype], self.extents, n_bytes, size)
+        alone *= np.where(self.result_bytes > max(size, 2), WIDE_RESULT, 1.0)
         bandwidth = profile.memory_bandwidth_bytes_per_s
         return self.harness.measured_ns(alone, self.extents, bandwidth)
 

@@ -7,7 +7,6 @@ and pytorch/csrc/util.cpp of Transformer Engine 2.11.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,9 +153,10 @@ def te_general_grouped_gemm(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Sequence[Tensor]:
-    """A product an expert, on a few streams at once; ``bias`` takes its gradients.
+    """A product an expert; ``bias`` takes its gradients.
 
-    Products of one shape are costed as one batch.
+    They are started on a few streams, and cost as much as one after another (SimuMax's rows of a
+    B200: prismscale validate kernels).
     """
     found = [
         product_of(shape_of(one), transa, shape_of(other), transb)
@@ -164,7 +164,7 @@ def te_general_grouped_gemm(
     ]
     dtype = torch_dtype(output_dtype)
     writes = [empty_as(shape, dtype) for shape, _ in found] if out is None else list(out)
-    batches = Counter(product[1:] for _, product in found if all(product[1:]))
+    products = [product for _, product in found if all(product[1:])]
     scales = [
         buffer
         for one, other in zip(a, b, strict=True)
@@ -174,8 +174,8 @@ def te_general_grouped_gemm(
     reads += [buffer for one in b for buffer in operand(one, rowwise=not transb)]
     if grad:
         writes += [tensor for tensor in bias if tensor.numel()]
-    cost = gemm(*((count, m, n, k) for (m, n, k), count in batches.items()), fp8=is_quantized(a[0]))
-    if batches:
+    cost = gemm(*products, fp8=is_quantized(a[0]))
+    if products:
         launch(
             f"{_TE}grouped_gemm", cost, reads=reads + (writes if accumulate else []), writes=writes
         )
