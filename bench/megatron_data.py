@@ -38,8 +38,9 @@ def make(root: Path) -> None:
     _pieces(root / "nemotron_2_256k.model", NEMOTRON)
     _pieces(root / "tokenizer.model", MIXTRAL)
     _data_set(root / GPT_DATA, documents=2000, sentences=1, tokens=1100)
-    for prefix in (BERT_DATA, "my-t5_00_text_document"):
-        _data_set(root / prefix, documents=3000, sentences=16, tokens=64)
+    _data_set(root / BERT_DATA, documents=3000, sentences=16, tokens=64)
+    # 9 in 100,000 of the documents are for validation, and as many for the test.
+    _data_set(root / "my-t5_00_text_document", documents=20_000, sentences=8, tokens=64)
     for name in _FOLDERS:
         folder = root / name
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,12 @@ import gzip
 import json
 import os
 import re
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
@@ -70,6 +72,21 @@ NOT_MADE_UP = {"mimo": "reads images in Energon's format, and a tokenizer of Hug
 """Records whose data the bench cannot make, by the beginning of their names."""
 LOOKED_AT: Mapping[str, str] = {}
 """Records by which a mechanism was found, with its name."""
+REASONS: Mapping[str, str] = {}
+"""Why a record's bar is missed, where it is known."""
+FAMILIES = {
+    "FP8": "fp8",
+    "MLA": "_mla",
+    "hybrid": "^hybrid",
+    "BERT": "^bert",
+    "T5": "^t5",
+    "multimodal": "^multimodal|^mimo",
+    "experts": "expert|moe|mixtral|deepseek|_ep[248]_",
+    "context parallel": "_cp[24]",
+    "GPT of Megatron's own layers": "^gpt3_mcore_tp",
+    "GPT": "",
+}
+"""Kinds of records by their names; the first that fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +161,12 @@ def options(arguments: Mapping[str, str], places: Mapping[str, Path]) -> Iterato
             yield value
 
 
+def our_commit() -> str:
+    """Of this clone."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 class Bench:
     """Runs records in one folder."""
 
@@ -157,6 +180,14 @@ class Bench:
     def origin(self, golden: Golden) -> Origin:
         """Of one record."""
         return self._repository.origin(golden.path, golden.peaks)
+
+    def commit_of(self, golden: Golden) -> str:
+        """Of this project: that by which the record's run was made, which may be an older one."""
+        file = self._commit_file(golden)
+        return file.read_text() if file.exists() else our_commit()
+
+    def _commit_file(self, golden: Golden) -> Path:
+        return self._work / "runs" / golden.name / "commit"
 
     def peak_bytes(self, golden: Golden, origin: Origin) -> tuple[int, str]:
         """Of the last rank; 0 where the program failed, with the reason."""
@@ -186,12 +217,14 @@ class Bench:
         found = runs.null(golden.name, golden.world_size, (script, *line), *job)
         if not found:
             return 0, runs.reason
+        if not self._commit_file(golden).exists():
+            self._commit_file(golden).write_text(our_commit())
         memory = memory_by_rank(runs.folder / golden.name, found["captured"])
         return memory[golden.world_size - 1].peak_bytes, ""
 
 
-def measure(golden: Golden, bench: Bench) -> list[Row]:
-    """The rows of one record."""
+def measure(golden: Golden, bench: Bench) -> Row:
+    """The row of one record."""
     origin = bench.origin(golden)
     title = f"{golden.name}: {origin.commit[:10]}, Transformer Engine {origin.transformer_engine}"
     reason = next((why for start, why in NOT_MADE_UP.items() if golden.name.startswith(start)), "")
@@ -199,15 +232,42 @@ def measure(golden: Golden, bench: Bench) -> list[Row]:
     if not reason:
         peak_bytes, reason = bench.peak_bytes(golden, origin)
     if not peak_bytes:
-        return [Row.at_least(f"{title}: completes ({reason})", 0, 1)]
+        return Row.at_least(f"{title}: completes ({reason})", 0, 1)
     its = golden.steady_bytes
     error = 100 * (peak_bytes / its - 1)
     said = f"{title}: peak {peak_bytes:,} of {its:,} bytes"
     if golden.early_bytes != its:
         said += f" ({golden.early_bytes:,} up to step {STEPS})"
     if golden.name in LOOKED_AT:
-        return [Row.told(f"{said}, not scored: {LOOKED_AT[golden.name]}", error, "%")]
-    return [Row.at_most(said, abs(error), golden.bar, "%")]
+        return Row.told(f"{said}, not scored: {LOOKED_AT[golden.name]}", error, "%")
+    return Row.at_most(said, abs(error), golden.bar, "%")
+
+
+def noted(row: Row, name: str, commit: str) -> Row:
+    """``row`` with what it was measured of, and why its bar is missed."""
+    reason = "" if row.ok else REASONS.get(name, "")
+    return replace(row, note="; ".join(filter(None, (f"prismscale {commit}", reason))))
+
+
+def summary(rows: Sequence[Row], n_records: int) -> list[Row]:
+    """How many records ran, how many are within their bars, and the errors of each family."""
+    compared = {row.name.partition(":")[0]: row for row in rows if ": peak " in row.name}
+    scored = {name: row for name, row in compared.items() if row.bar is not None}
+    done = len(compared)
+    found = [Row.at_least(f"{done} of {n_records} records run", done / n_records, RUN_BAR)]
+    within = sum(row.ok for row in scored.values())
+    if scored:
+        said = f"{within} of {len(scored)} records within their bar"
+        found.append(Row.told(said, within / len(scored)))
+    by_family: dict[str, list[float]] = {}
+    for name, row in scored.items():
+        family = next(kind for kind, words in FAMILIES.items() if re.search(words, name))
+        by_family.setdefault(family, []).append(row.value)
+    for family, errors in sorted(by_family.items()):
+        said = f"{family}, {len(errors)} records"
+        found.append(Row.told(f"{said}, median", statistics.median(errors), "%"))
+        found.append(Row.told(f"{said}, worst", max(errors), "%"))
+    return found
 
 
 def main() -> int:
@@ -226,13 +286,12 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(work, Repository(given.megatron))
         for golden in chosen:
-            found = measure(golden, bench)
-            print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
-            rows += found
+            row = noted(measure(golden, bench), golden.name, bench.commit_of(golden))
+            print(f"{row.name}: {row.value:.4g} {row.unit}; {row.note}", flush=True)
+            rows.append(row)
             if given.json:
                 write_rows(rows, given.json)
-    done = sum(": peak " in row.name for row in rows)
-    rows.append(Row.at_least(f"{done} of {len(goldens)} records run", done / len(goldens), RUN_BAR))
+    rows = sorted(rows, key=lambda row: row.name) + summary(rows, len(goldens))
     return finish(rows, title="Megatron-LM's records of memory", json_path=given.json)
 
 

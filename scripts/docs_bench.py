@@ -46,9 +46,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _cells(row: dict[str, Any]) -> str:
     name = row["name"].replace("|", "\\|")
+    note = row.get("note", "").replace("|", "\\|")
     if row["bar"] is None:
-        return f"{name} | {_figure(row, 'value')} | | "
-    verdict = "met" if row["ok"] else "**missed**"
+        return f"{name} | {_figure(row, 'value')} | | {note}"
+    verdict = "; ".join(filter(None, ("met" if row["ok"] else "**missed**", note)))
     return f"{name} | {_figure(row, 'value')} | {_direction(row)} {_figure(row, 'bar')} | {verdict}"
 
 

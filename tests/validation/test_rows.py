@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def test_rows_are_written_as_plain_json(tmp_path: Path) -> None:
         "ok": True,
     }
     assert second["value"] is None
+
+
+def test_what_a_row_notes_is_read_again(tmp_path: Path) -> None:
+    """The reason of a miss stands beside its figure."""
+    rows = [replace(Row.at_most("error", 2.0, 1.0, "%"), note="the router learns")]
+    write_rows(rows, tmp_path / "rows.json")
+    assert read_rows(tmp_path / "rows.json") == rows
 
 
 def test_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:

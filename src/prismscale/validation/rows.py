@@ -1,7 +1,7 @@
 """Rows of a validation: a measured figure, what it may be at most, and whether it is.
 
 Every bench and every ``prismscale validate`` prints rows and writes them as JSON: a list of objects
-``{"name", "value", "unit", "bar", "least", "ok"}``.
+``{"name", "value", "unit", "bar", "least", "ok"}``, and ``"note"`` where there is something to say.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Row:
     least: bool = False
     """The bar is the least it may be."""
     ok: bool = True
+    note: str = ""
+    """Of what the row was measured, and why a bar is missed where that is known."""
 
     @property
     def sign(self) -> str:
@@ -79,7 +81,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
     Raises:
         StorageError: the file cannot be written.
     """
-    plain = [{k: _finite(v) for k, v in asdict(row).items()} for row in rows]
+    plain = [_plain(row) for row in rows]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
@@ -108,6 +110,13 @@ def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = Non
     if json_path is not None:
         write_rows(rows, json_path)
     return 0 if rows and all(row.ok for row in rows) else 1
+
+
+def _plain(row: Row) -> dict[str, object]:
+    plain = {key: _finite(value) for key, value in asdict(row).items()}
+    if not row.note:
+        del plain["note"]
+    return plain
 
 
 def _console() -> Console:
