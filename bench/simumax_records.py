@@ -10,7 +10,7 @@ scripts and command lines are its launchers'. The Python of this bench needs tra
 2.11.0 and Apex (both as Python alone) and what Megatron-LM needs: docs/null-device.md.
 
 - *allocated*, *reserved*: the largest error of a record's ranks.
-- *step*: predicted against the fastest of the recorded steps; no bar.
+- *step*: predicted against the fastest of the recorded steps; bars on the errors of all records.
 
 What is not theirs: torch 2.10. A cuBLAS handle on Blackwell had 8,320 KiB then and has 32 MiB now
 (pull request 175344): ``CUBLAS_WORKSPACE_CONFIG`` says what was the default.
@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import Runs, memory_by_rank
 
@@ -51,6 +52,7 @@ LOOKED_AT = (
 )
 """Layouts by whose records something was found."""
 ALLOCATED_BAR, RESERVED_MEDIAN_BAR, RESERVED_WORST_BAR = 1.0, 3.0, 7.0
+STEP_BARS = Bars(median=6, p90=12)
 
 DENSE = {
     "llama3-70b": "--hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 "
@@ -224,10 +226,12 @@ def main() -> int:
 
 
 def _overall(rows: Sequence[Row]) -> list[Row]:
-    """The median over scored records."""
+    """The median over scored records, and errors of all steps: none of them was fitted."""
     scored = [row.value for row in rows if row.name.endswith(": reserved")]
+    steps = [row.value for row in rows if ": step " in row.name]
     name = f"{len(scored)} records scored: reserved, median"
-    return [Row.at_most(name, median(scored), RESERVED_MEDIAN_BAR, "%")] if scored else []
+    memory = [Row.at_most(name, median(scored), RESERVED_MEDIAN_BAR, "%")] if scored else []
+    return [*memory, *error_rows("step", steps, STEP_BARS, of="records")]
 
 
 def _arguments() -> argparse.Namespace:

@@ -24,6 +24,9 @@ REMARKS = (
     "other networks; the constants are of groups of 2 and 8, of node pairs and of 10 nodes.",
     "An all_reduce of 4 H100 is shown and not scored: that in-switch reduction begins at 5 members "
     "was read off such rows.",
+    "B200, 64 MiB and more: in the fitted rows, too, a reduce_scatter of two GPUs takes 1.14 times "
+    "as long as an all_gather, and bandwidth still grows by a tenth from 128 to 512 MiB; the law "
+    "has neither.",
     "80 GPUs below 512 MiB, and sends among 10 nodes, are slower on the measured cluster than any "
     "model of links explains (its 80-GPU sends reach 15 GB/s of 50).",
     "The rows have one group at a time. Groups of one family that share network cards are counted "

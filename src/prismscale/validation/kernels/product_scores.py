@@ -23,11 +23,16 @@ REMARKS = (
     "way: its share of the bandwidth and its launches are constants of the measuring programs "
     "(harness.toml), fitted on the other families. `fp8` is scaled per tensor or per token, "
     "`fp8_block` by blocks; both are held against the same products of 8-bit floats.",
+    "8-bit products on an H100: TensorRT-LLM's rows are of cuBLAS; vLLM's and SGLang's, scaled row "
+    "by row, are of other kernels, which take up to 1.8 times as long where N and K both exceed "
+    "17,000. One law prices both, which is what p90 above 100 GFLOP is about.",
     "Frameworks measure the same library's kernels 5 to 10 % apart, also on one GPU: their biases "
     "are shown apart, and no constant can remove both.",
     "Sustained: SimuMax's products of training steps on a B200, which ran at the power limit. "
     "No such rows are public for other GPUs: what lasts there is shifted from the B200 by the "
     "watts for each FLOP/s, with an exponent that is estimated.",
+    "No public rows of MXFP8 or TF32 products were found: they are priced as other 8-bit products, "
+    "and by the float32 constants.",
     "From a data sheet: the constants of another GPU with this one's peaks, bandwidth, "
     "multiprocessors, clocks and power, on all rows. This is not blind: that power moves the share "
     "of the peak by an exponent of 0.25, and that the L2 cache's bandwidth goes with the peak, was "
