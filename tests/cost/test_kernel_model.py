@@ -91,7 +91,7 @@ def test_scaled_errors_are_wider() -> None:
     )
     b200 = KernelProfile.load("b200")
 
-    assert b200.errors["norm"] == table["error_factor"] * H100.profile.errors["norm"]
+    assert b200.errors["copy"] == table["error_factor"] * H100.profile.errors["copy"]
     assert b200.errors["gemm"] == table["errors"]["gemm"]
 
 
