@@ -274,6 +274,19 @@ def test_results_of_32_bits_cost_more_than_their_bytes() -> None:
     assert 1.04 < wide / narrow < 1.07
 
 
+def test_a_library_writes_results_of_32_bits_among_its_inputs() -> None:
+    """Transformer Engine's gradients of weights: read, added to, and written."""
+    factors = "BFloat16[4096,8192];BFloat16[4096,14336]"
+    arguments = "extents=1,14336,8192,4096;launches=1;fp8=0"
+    name = "transformer_engine::generic_gemm.gemm"
+
+    def gradient(dtype: str) -> int:
+        inputs = ";".join((factors, f"{dtype}[14336,8192]", f"{dtype}[14336,8192]"))
+        return H100.cost(FIELD.join((name, inputs, "", arguments))).device_ns
+
+    assert 1.04 < gradient("Float") / gradient("BFloat16") < 1.07
+
+
 def test_packed_attention_is_attention_of_its_documents() -> None:
     """Four packed documents cost what a batch of four costs."""
     packed = cost(

@@ -43,8 +43,15 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
     extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
     each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), item_bytes(dtype))
-    is_wide = item_bytes(dtype) == _HALF and any(t.dtype == "Float" for t in call.outputs[:1])
+    is_wide = item_bytes(dtype) == _HALF and _has_wide_results(call, busy)
     return time_ns + float(each.sum()) * (WIDE_RESULT if is_wide else 1.0)
+
+
+def _has_wide_results(call: KernelCall, products: list[Product]) -> bool:
+    """Whether results are of 32 bits; those of a library's call are among its inputs."""
+    results = sum(product.batch * product.m * product.n for product in products)
+    wide = (t.elements for t in (*call.inputs, *call.outputs) if t.dtype == "Float")
+    return sum(wide) >= results
 
 
 def operand_dtype(call: KernelCall) -> str:
