@@ -135,6 +135,15 @@ def test_a_file_that_no_rank_writes_is_missed_by_the_last_one_too(
         runner.capture([0, 3])
 
 
+def test_where_all_ranks_fail_the_lowest_is_told(spec: CaptureSpec, tmp_path: Path) -> None:
+    """Rank 3 misses what rank 0 would have written, had it not failed."""
+    body = "if dist.get_rank() == 0:\n    raise ValueError('no documents')\ntime.sleep(1)\n"
+    target = write_shared(tmp_path, body)
+    runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
+    with pytest.raises(ScriptError, match="rank 0 during capture: ValueError: no documents"):
+        runner.capture([0, 3])
+
+
 def ended(folder: Path, code: int, said: str = "last words") -> Child:
     """A process that ended."""
     log = folder / "log"

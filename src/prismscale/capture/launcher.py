@@ -125,11 +125,11 @@ class CaptureRunner:
     def _run(self, specs: Sequence[CaptureSpec], add: Callable[[RankTrace], None]) -> None:
         waiting = {str(spec.rank): spec for spec in specs}
         started: dict[str, CaptureSpec] = {}
-        early: dict[str, CaptureSpec] = {}
+        early: dict[str, Child] = {}
         with Children() as children:
             while waiting or early or children.running:
                 if early and not waiting and not _ranks(children):
-                    waiting, early = early, {}
+                    waiting, early = {name: started[name] for name in early}, {}
                 while waiting and children.running < self.jobs:
                     name, spec = next(iter(waiting.items()))
                     if spec.trace_path.exists():
@@ -147,9 +147,12 @@ class CaptureRunner:
                         continue
                     spec = started[child.name]
                     if (waiting or _ranks(children)) and _may_have_been_early(child, spec):
-                        early[child.name] = spec
-                    else:
-                        add(self._collect(child, spec))
+                        early[child.name] = child
+                        continue
+                    if child.process.returncode:
+                        # What the lower rank failed for may be what the others miss.
+                        child = min(child, *early.values(), key=lambda one: int(one.name))
+                    add(self._collect(child, started[child.name]))
                 if not (waiting or early or _ranks(children)):
                     break
                 self._refuse_slow(children)
