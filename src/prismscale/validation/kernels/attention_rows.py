@@ -166,10 +166,10 @@ def _table(
     )
 
 
-Row = tuple[Key, Shape, float, bool]
+_Keyed = tuple[Key, Shape, float, bool]
 
 
-def _bursts(folder: Path, held: HeldOut) -> Iterator[Row]:
+def _bursts(folder: Path, held: HeldOut) -> Iterator[_Keyed]:
     for path in sorted(folder.glob("*_attention_perf__*.csv.gz")):
         gpu = GPUS.get(path.name.split("_")[0])
         for row in _rows(path):
@@ -191,7 +191,7 @@ def _bursts(folder: Path, held: HeldOut) -> Iterator[Row]:
             )
 
 
-def _cudnn(truth: Path, held: HeldOut) -> Iterator[Row]:
+def _cudnn(truth: Path, held: HeldOut) -> Iterator[_Keyed]:
     folder = truth / "cudnn_frontend"
     for path in sorted(folder.glob("attention_training__*.csv")):
         for row in _rows(path):
@@ -221,7 +221,7 @@ def _passes(
     times: Mapping[str, str],
     family: str,
     held: HeldOut,
-) -> Iterator[Row]:
+) -> Iterator[_Keyed]:
     gpu, backend, dtype, mask = about
     operator = IMPLEMENTATIONS.get(backend)
     if operator is None or gpu not in GPUS:
@@ -236,25 +236,26 @@ def _passes(
 def _sustained(path: Path, held: HeldOut) -> Iterator[AttentionRows]:
     operators = json.loads(path.read_text(encoding="utf-8"))["accelerator"]["op"]
     for kind, factor in (("sdp_fwd", 2.0), ("sdp_bwd", 5.0)):
-        for what, long in (("", False), (", read off", True)):
-            rows = []
-            for text, share in operators[kind]["accurate_efficient_factor"].items():
-                stated = dict(re.findall(r"(\w+)=(\w+)", text))
-                numbers = [float(stated[n]) for n in ("batch", "seq_len", "head_num")]
-                batch, length, heads = numbers
-                of_keys, size, value_size = (
-                    float(stated[n]) for n in ("kv_head_num", "qk_head_dim", "v_head_dim")
-                )
-                flops = factor * batch * length**2 * heads * (size + value_size)
-                sizes = f"{stated['qk_head_dim']}/{stated['v_head_dim']}"
-                name = f"heads={stated['head_num']},kv={stated['kv_head_num']},size={sizes}"
-                if (length >= _SIMUMAX_READ_OFF) == long:
-                    shape = (batch, length, heads, of_keys, size, value_size, CAUSAL)
-                    is_held = held.holds("simumax_attention", name)
-                    rows.append((shape, 1e9 * flops / (share * _SIMUMAX_PEAK), is_held))
-            if rows:
-                key = ("b200", "cudnn", kind == "sdp_bwd", "bfloat16", f"simumax{what}")
-                yield _table(key, rows, {}, sustained=True)
+        shares = operators.get(kind, {}).get("accurate_efficient_factor", {})
+        rows = [_trained(text, share, factor, held) for text, share in shares.items()]
+        for program, is_read_off in (("simumax", False), ("simumax, read off", True)):
+            chosen = [row for row in rows if (row[0][1] >= _SIMUMAX_READ_OFF) == is_read_off]
+            if chosen:
+                key = ("b200", "cudnn", kind == "sdp_bwd", "bfloat16", program)
+                yield _table(key, chosen, {}, sustained=True)
+
+
+def _trained(text: str, share: float, factor: float, held: HeldOut) -> tuple[Shape, float, bool]:
+    """A row of SimuMax, which counts operations as if there was no mask (its efficiency tests)."""
+    stated = dict(re.findall(r"(\w+)=(\w+)", text))
+    names = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
+    shape = _shape((*(float(stated[name]) for name in names), CAUSAL))
+    batch, length, heads, _, size, value_size, _ = shape
+    flops = factor * batch * length**2 * heads * (size + value_size)
+    sizes = f"{stated['qk_head_dim']}/{stated['v_head_dim']}"
+    family = f"heads={stated['head_num']},kv={stated['kv_head_num']},size={sizes}"
+    is_held = held.holds("simumax_attention", family)
+    return shape, 1e9 * flops / (share * _SIMUMAX_PEAK), is_held
 
 
 def _shape(numbers: Iterable[float]) -> Shape:
