@@ -11,6 +11,8 @@ from importlib import metadata
 OLDEST = (2, 11)
 NEWEST = (2, 15)
 """Of those that the test matrix runs (``make test-matrix``)."""
+CUDNN = 91501
+"""Version of cuDNN whose rules the null device has."""
 
 
 def installed_torch() -> str | None:
@@ -19,6 +21,19 @@ def installed_torch() -> str | None:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return None
+
+
+def installed_cudnn() -> int:
+    """Version of the cuDNN that a CUDA build of torch brings (9.15.1 is 91501); the one whose rules
+    the null device has where none is installed."""
+    for package in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        try:
+            numbers = re.findall(r"\d+", metadata.version(package))[:3]
+        except metadata.PackageNotFoundError:
+            continue
+        major, minor, patch = map(int, numbers)
+        return major * 10_000 + minor * 100 + patch
+    return CUDNN
 
 
 def release_of(version: str | None) -> tuple[int, int] | None:

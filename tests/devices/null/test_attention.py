@@ -130,3 +130,24 @@ def test_the_order_is_that_of_the_gpu(
     command = [sys.executable, "-c", CHOICE, gpu, str(dim)]
     child = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert child.stdout.strip() == expected
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.ops.aten, "_cudnn_attention_forward"), reason="this torch has no such operator"
+)
+def test_packed_sequences_on_cudnn_have_the_shapes_of_their_tokens() -> None:
+    """torch has no Meta kernel for what it runs varlen_attn on; gradients are like their tensors."""
+    q = torch.empty(96, 8, 64, device="cuda", dtype=torch.bfloat16)
+    k = torch.empty(96, 2, 64, device="cuda", dtype=torch.bfloat16)
+    starts = torch.tensor([0, 32, 96], device="cuda", dtype=torch.int32)
+    lengths = (starts, starts, 64, 64)
+    out, statistics, *_, seed, offset, _ = torch.ops.aten._cudnn_attention_forward(
+        q, k, k, None, *lengths, True, 0.0, True
+    )
+    grads = torch.ops.aten._cudnn_attention_backward(
+        out, q, k, k, out, statistics, seed, offset, starts, *lengths, 0.0, True
+    )
+
+    assert out.shape == q.shape
+    assert statistics.numel() == 96 * 8
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prismscale.torch_versions import installed_cudnn
+
 
 def test_tensors_on_cuda_are_plain_tensors() -> None:
     """A CUDA tensor is exactly torch.Tensor, on cuda:0."""
@@ -134,3 +136,10 @@ def test_accelerator_api_agrees() -> None:
     """torch.accelerator sees the same device and memory."""
     assert str(torch.accelerator.current_accelerator()) == "cuda"
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+
+
+def test_a_cuda_build_tells_the_version_of_its_cudnn() -> None:
+    """Programs choose kernels by it; a CPU build has none."""
+    told = torch.backends.cudnn.version()
+
+    assert told == (installed_cudnn() if torch.backends.cudnn._cudnn is not None else None)

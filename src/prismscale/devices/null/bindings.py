@@ -115,6 +115,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_stats_words": (c_int64, ()),
     "ps_install": (None, (ctypes.POINTER(SettingsRow),)),
     "ps_set_capability": (None, (c_int, c_int)),
+    "ps_set_cudnn": (None, (c_int64,)),
     "ps_set_cost": (None, (c_void_p, c_int64, c_int64)),
     "ps_set_answer": (None, (c_void_p,)),
     "ps_set_routing": (None, (ctypes.POINTER(c_double), c_int64, c_bool, c_double)),

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
-from prismscale.devices.null import bindings, cuda_api
+from prismscale.devices.null import bindings, cuda_api, packed_attention
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.compiled import regions
 from prismscale.devices.null.flex import block_masks
@@ -25,7 +25,7 @@ from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
-from prismscale.torch_versions import installed_torch
+from prismscale.torch_versions import installed_cudnn, installed_torch
 
 # Until a kernel model is set: plausible for small kernels, and never zero, because programs divide
 # by elapsed time. They are placeholders and reported as such ("default"), not predictions.
@@ -76,6 +76,7 @@ def activate(
     library = bindings.load(build_extension())
     library.ps_install(ctypes.byref(_settings(spec)))
     library.ps_set_capability(*spec.capability)
+    library.ps_set_cudnn(installed_cudnn())
     library.ps_set_launch_queue_depth(spec.launch_queue_depth)
     library.ps_set_cost(None, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
     ledger = ValueLedger(library, policy or ValuePolicy())
@@ -83,6 +84,7 @@ def activate(
     cuda_api.install(library, spec, history)
     nvml.install(library, spec)
     flex_operators.install()
+    packed_attention.install()
     block_masks.install(library.ps_without_cost)
     regions.install(library, lower=lower)
     finder = StandInFinder(stand_ins())

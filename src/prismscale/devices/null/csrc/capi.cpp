@@ -115,6 +115,7 @@ void ps_install(const SettingsRow* row) {
 }
 
 void ps_set_capability(int major, int minor) { set_capability(major, minor); }
+void ps_set_cudnn(int64_t version) { set_cudnn(version); }
 
 void ps_set_cost(CostCallback callback, int64_t device_ns, int64_t host_ns) {
   set_cost_callback(callback, device_ns, host_ns);

@@ -208,6 +208,12 @@ const at::Generator& default_generator(int index) {
   return (*generators)[static_cast<size_t>(index < 0 ? current_device() : index)];
 }
 
+namespace {
+long g_cudnn = 0;
+}  // namespace
+
+void set_cudnn(int64_t version) { g_cudnn = static_cast<long>(version); }
+
 // ATen finds the hooks by this very name in its registry. No data members: see install_hooks().
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
@@ -240,6 +246,9 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* pointer) const override { return PinnedAllocator::get().owns(pointer); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedAllocator::get(); }
   c10::Allocator* getCUDADeviceAllocator() const override { return cuda_allocator(); }
+  // A CUDA build's Python asks; some versions of torch have one of the two only.
+  long versionCuDNN() const { return g_cudnn; }
+  long versionRuntimeCuDNN() const { return g_cudnn; }
   std::string showConfig() const override { return "null CUDA device"; }
 };
 

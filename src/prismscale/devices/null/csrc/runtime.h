@@ -9,6 +9,8 @@ namespace prismscale {
 
 void install_guard();
 void install_hooks();
+// Version of cuDNN that the device says it has: 9.15.1 is 91501.
+void set_cudnn(int64_t version);
 void register_ddp_timer();
 const at::Generator& default_generator(int device_index);
 

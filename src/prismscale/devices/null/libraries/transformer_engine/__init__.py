@@ -21,8 +21,8 @@ from prismscale.devices.null.libraries.transformer_engine.versions import (
     check_version,
     installed,
 )
+from prismscale.torch_versions import CUDNN
 
-_CUDNN_VERSION = 91501
 _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
@@ -99,7 +99,7 @@ def make_extension() -> ModuleType:
     content |= multi_tensor.functions("transformer_engine")
     content |= {
         "FP8TensorMeta": SimpleNamespace,
-        "get_cudnn_version": lambda: _CUDNN_VERSION,
+        "get_cudnn_version": lambda: CUDNN,
         "get_cublasLt_version": lambda: _CUBLASLT_VERSION,
         "get_num_cublas_streams": lambda: _CUBLAS_STREAMS,
         "_num_cublas_streams": _CUBLAS_STREAMS,
