@@ -133,7 +133,8 @@ def test_the_order_is_that_of_the_gpu(
 
 
 @pytest.mark.skipif(
-    not hasattr(torch.ops.aten, "_cudnn_attention_forward"), reason="this torch has no such operator"
+    not hasattr(torch.ops.aten, "_cudnn_attention_forward"),
+    reason="this torch has no such operator",
 )
 def test_packed_sequences_on_cudnn_have_the_shapes_of_their_tokens() -> None:
     """torch has no Meta kernel for what it runs varlen_attn on; gradients are like their tensors."""
