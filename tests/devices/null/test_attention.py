@@ -137,7 +137,7 @@ def test_the_order_is_that_of_the_gpu(
     reason="this torch has no such operator",
 )
 def test_packed_sequences_on_cudnn_have_the_shapes_of_their_tokens() -> None:
-    """torch has no Meta kernel for what it runs varlen_attn on; gradients are like their tensors."""
+    """torch has no Meta kernel for what it runs varlen_attn on; gradients are as their tensors."""
     q = torch.empty(96, 8, 64, device="cuda", dtype=torch.bfloat16)
     k = torch.empty(96, 2, 64, device="cuda", dtype=torch.bfloat16)
     starts = torch.tensor([0, 32, 96], device="cuda", dtype=torch.int32)
