@@ -50,6 +50,10 @@ class CaptureSpec(RankSpec):
         ended = other.trace_path.exists() or other.error_path.exists()
         return other.path.exists() and not ended
 
+    def may_be_told(self) -> bool:
+        """Whether what the first rank tells may still come: its program has not failed."""
+        return not replace(self, rank=0).error_path.exists()
+
     @property
     def trace_path(self) -> Path:
         """Where the trace goes."""

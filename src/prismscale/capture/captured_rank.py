@@ -129,7 +129,7 @@ def _run(
 ) -> RouterWatch | None:
     """Run the program with everything in place that ``stack`` is to take away. Returns what its
     routers chose."""
-    stack.enter_context(payload.in_force(Path(spec.payloads)))
+    stack.enter_context(payload.in_force(Path(spec.payloads), while_true=spec.may_be_told))
     noting = payload.rules.noting_sites(hook)
     stack.enter_context(absent_peers(spec.environment, noting, observer))
     # The marker is found from where the program imports.

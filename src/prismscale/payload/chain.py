@@ -72,10 +72,12 @@ class RankPayload:
         otherwise()
 
     @contextmanager
-    def in_force(self, folder: Path) -> Iterator[None]:
+    def in_force(
+        self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
         """Meanwhile object collectives follow the rules, too, and agree with those of other ranks
-        through ``folder``."""
-        with MIRROR.shared_in(folder):
+        through ``folder``; what the first rank tells there is waited for only ``while_true``."""
+        with MIRROR.shared_in(folder), MIRROR.stages.waiting(while_true):
             MIRROR.rules = self.rules if self.rules.rules else None
             yield
 

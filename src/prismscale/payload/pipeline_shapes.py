@@ -15,7 +15,7 @@ for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from importlib import import_module
@@ -43,6 +43,7 @@ class StageMetadata:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._forward: Any = None
+        self._may_come: Callable[[], bool] = lambda: True
 
     @contextmanager
     def shared_in(self, folder: Path) -> Iterator[None]:
@@ -52,6 +53,15 @@ class StageMetadata:
             yield
         finally:
             self._folder, self._forward = None, None
+
+    @contextmanager
+    def waiting(self, while_true: Callable[[], bool]) -> Iterator[None]:
+        """Wait for the rank with the first stage no longer than ``while_true``."""
+        before, self._may_come = self._may_come, while_true
+        try:
+            yield
+        finally:
+            self._may_come = before
 
     def sent(self, objects: Sequence[Any]) -> None:
         """This rank sends objects to a peer: perhaps a stage its shapes."""
@@ -75,7 +85,9 @@ class StageMetadata:
 
     def _forward_of(self) -> Any:
         if self._forward is None and self._folder is not None:
-            rows = _wait_for(self._folder / FILE)
+            path = self._folder / FILE
+            there = await_file(path, PATIENCE_S, poll_s=_POLL_S, while_true=self._may_come)
+            rows = json.loads(path.read_text()) if there else None
             self._forward = None if rows is None else _decode(rows)
         return self._forward
 
@@ -171,8 +183,3 @@ def _placement_of(value: Any) -> Any:
 
 def _tuple(value: Any) -> Any:
     return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
-
-
-def _wait_for(path: Path) -> Any:
-    there = await_file(path, PATIENCE_S, poll_s=_POLL_S)
-    return json.loads(path.read_text()) if there else None
