@@ -331,6 +331,7 @@ def test_broadcasting_costs_more_than_a_number() -> None:
         (text("special_erf", "Float[8]", "Float[8]"), "pointwise"),
         (text("add.Tensor", "Float[8,8];Float[8]", "Float[8,8]"), "broadcast"),
         ("cuda::graph_launch" + 3 * FIELD, "graph_launch"),
+        ("fsdp::chunk_cat_mixed_dtype" + 3 * FIELD, "copy"),
         ("mine::scale" + 3 * FIELD, "unknown"),
     ],
 )

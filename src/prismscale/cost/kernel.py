@@ -37,7 +37,7 @@ FUSED_KINDS = (
 )
 _FUSED_SHARE = 0.22
 """Memory traffic of inductor's kernels relative to that of eager operators: bench/fusion.py."""
-_NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
+_NEVER_FUSED = ("_chunk_cat", "fsdp::chunk_cat_mixed_dtype", "split_with_sizes_copy")
 """FSDP's copies around communications, which run in hooks outside of compiled regions."""
 
 

@@ -75,6 +75,7 @@ _TABLE: Mapping[str, str] = {
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "copy": """copy clone cat stack contiguous _to_copy constant_pad_nd repeat tile _copy_from
         _copy_from_and_resize split_with_sizes_copy _chunk_cat slice_scatter select_scatter
+        fsdp::chunk_cat_mixed_dtype
         select_backward slice_backward diagonal_scatter as_strided_scatter copy_to alias_copy
         view_copy permute_copy _fsdp_copy fill_diagonal block_diag expand_copy narrow_copy
         split_copy unbind_copy transpose_copy""",
