@@ -59,11 +59,12 @@ WORLD_SIZES = {
 SCRIPTS = {
     "bert": ("pretrain_bert.py", "examples/bert/pretrain_bert.py"),
     "t5": ("pretrain_t5.py", "examples/t5/pretrain_t5.py"),
+    "hybrid_flextron": ("megatron/elastification/pretrain_hybrid_flex.py",),
     "hybrid": ("pretrain_mamba.py", "pretrain_hybrid.py", "examples/mamba/pretrain_mamba.py"),
     "multimodal-llava": ("pretrain_vlm.py", "examples/multimodal/pretrain_vlm.py"),
     "mimo": ("examples/mimo/train.py",),
 }
-"""By group, where its tests' script lies or has lain."""
+"""By the first words of a name, else by group, where its tests' script lies or has lain."""
 NOT_TRAINING = "gpt_grpo"
 LEFT_OUT = (
     *("--save", "--load", "--async-", "--use-persistent-ckpt", "--exit-", "--auto-detect-ckpt"),
@@ -122,6 +123,12 @@ class Golden:
     def world_size(self) -> int:
         """GPUs of the run."""
         return next((n for start, n in WORLD_SIZES.items() if self.name.startswith(start)), 8)
+
+    @property
+    def scripts(self) -> tuple[str, ...]:
+        """Where the script may lie."""
+        own = (paths for start, paths in SCRIPTS.items() if self.name.startswith(f"{start}_"))
+        return next(own, SCRIPTS.get(self.group, ("pretrain_gpt.py",)))
 
     @property
     def bar(self) -> float:
@@ -216,11 +223,7 @@ class Bench:
         text = BERT_DATA if golden.group == "bert" else GPT_DATA
         places = self._places | {"DATA_BLEND": self._places["DATA_PATH"] / text}
         line = (*options(given["MODEL_ARGS"], places), *more)
-        script = next(
-            path
-            for name in SCRIPTS.get(golden.group, ("pretrain_gpt.py",))
-            if (path := tree / name).is_file()
-        )
+        script = next(tree / path for path in golden.scripts if (tree / path).is_file())
         job = ("--samples", 1, "--watch-steps", 0)
         found = runs.null(golden.name, golden.world_size, (script, *line), *job)
         if not found:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from prismscale.devices.null.cuda_bindings import index_of, uuid_of
 from prismscale.devices.null.gpus import NullDeviceSpec
 
 _DRIVER = "580.65.06"
@@ -92,6 +93,12 @@ def _functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
             raise NVMLError(f"Invalid Argument: the null node has {spec.devices_per_node} devices")
         return NvmlDevice(index=index)
 
+    def handle_of(text: str | bytes) -> NvmlDevice:
+        try:
+            return handle(index_of(text.decode() if isinstance(text, bytes) else text))
+        except ValueError as error:
+            raise NVMLError(f"Invalid Argument: {error}") from error
+
     def memory(device: NvmlDevice, version: int = 1) -> types.SimpleNamespace:
         free = int(library.ps_free_bytes(device.index))
         total = spec.total_memory_bytes
@@ -106,6 +113,8 @@ def _functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
         "nvmlSystemGetDriverVersion": lambda: _DRIVER,
         "nvmlDeviceGetCount": lambda: spec.devices_per_node,
         "nvmlDeviceGetHandleByIndex": handle,
+        "nvmlDeviceGetHandleByUUID": handle_of,
+        "nvmlDeviceGetUUID": lambda device: f"GPU-{uuid_of(device.index)}",
         "nvmlDeviceGetIndex": lambda device: device.index,
         "nvmlDeviceGetName": lambda device: spec.name,
         "nvmlDeviceGetCudaComputeCapability": lambda device: spec.capability,
