@@ -180,7 +180,7 @@ def measure(case: Case, runs: Runs) -> list[Row]:
     wall, rss = sum(found["wall_s"].values()), found["peak_rss_bytes"] / GIB
     return [
         *_beside(f"{case.name}: reserved memory", reserved, case.memory_gib, 0.03, "GiB"),
-        *_beside(f"{case.name}: tokens/s a GPU", tokens, case.tokens_per_s, 0.15, ""),
+        *_beside(f"{case.name}: tokens/s a GPU", tokens, case.tokens_per_s, 0.08, ""),
         _covered(case, found["kernels"]),
         _at_most(f"{case.name}: wall time", wall, case.most_wall_s, "s"),
         _at_most(f"{case.name}: memory of all our processes", rss, case.most_rss_gib, "GiB"),

@@ -52,7 +52,8 @@ LOOKED_AT = (
 )
 """Layouts by whose records something was found."""
 ALLOCATED_BAR, RESERVED_MEDIAN_BAR, RESERVED_WORST_BAR = 1.0, 3.0, 7.0
-STEP_BARS = Bars(median=6, p90=12)
+STEP_BARS, RECORDS = Bars(median=6, p90=12), 24
+"""Of steps, once all records have one by today's prices."""
 
 DENSE = {
     "llama3-70b": "--hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 "
@@ -226,12 +227,13 @@ def main() -> int:
 
 
 def _overall(rows: Sequence[Row]) -> list[Row]:
-    """The median over scored records, and errors of all steps: none of them was fitted."""
+    """The median over scored records, and errors of steps: none of them was fitted."""
     scored = [row.value for row in rows if row.name.endswith(": reserved")]
     steps = [row.value for row in rows if ": step " in row.name]
     name = f"{len(scored)} records scored: reserved, median"
     memory = [Row.at_most(name, median(scored), RESERVED_MEDIAN_BAR, "%")] if scored else []
-    return [*memory, *error_rows("step", steps, STEP_BARS, of="records")]
+    bars = STEP_BARS if len(steps) == RECORDS else Bars()
+    return [*memory, *error_rows("step", steps, bars, of="records")]
 
 
 def _arguments() -> argparse.Namespace:
