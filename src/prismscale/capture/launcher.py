@@ -151,7 +151,7 @@ class CaptureRunner:
                         continue
                     if child.process.returncode:
                         # What the lower rank failed for may be what the others miss.
-                        child = min(child, *early.values(), key=lambda one: int(one.name))
+                        child = min([child, *early.values()], key=lambda one: int(one.name))
                     add(self._collect(child, started[child.name]))
                 if not (waiting or early or _ranks(children)):
                     break

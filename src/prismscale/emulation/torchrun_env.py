@@ -6,12 +6,12 @@ Source: ``torch/distributed/elastic/agent/server/local_elastic_agent.py`` (worke
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from prismscale.errors import UsageError
+from prismscale.processes.variables import variables_set
 
 _MAX_PORT = 65_535
 
@@ -102,17 +102,6 @@ class RankEnvironment:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> AbstractContextManager[None]:
         """Set the variables in ``os.environ``; put back what was there on exit."""
-        variables = self.variables()
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        return variables_set(self.variables())

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from prismscale.errors import PrismscaleError, ScriptError, UsageError
 from prismscale.fit.stage_ranks import stage_ranks
 from prismscale.fit.variants import Change
 from prismscale.job_parts import capture_runner, fork_server
+from prismscale.processes.variables import variables_set
 from prismscale.progress import Reporter
 from prismscale.runfolder import RunFolder
 
@@ -65,7 +63,7 @@ class FitJob:
 
     def _variant(self, change: Change, cluster: Cluster) -> Variant:
         config = replace(self.config, script=change.of(self.config.script))
-        with _environment(change.environment):
+        with variables_set(change.environment):
             try:
                 stages = self._stages(config, change, cluster)
             except ScriptError as error:
@@ -113,18 +111,3 @@ def _memory_of(runner: CaptureRunner, folder: Path, rank: int, name: str) -> Sta
 def _key(config: JobConfig, change: Change, cluster: Cluster) -> str:
     parts = [config.capture_key(cluster), sorted(change.environment.items()), "fit"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _environment(changed: dict[str, str]) -> Iterator[None]:
-    """Processes that start meanwhile see the variables."""
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
