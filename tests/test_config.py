@@ -58,6 +58,7 @@ ALL = JobConfig(
     what_ifs=("dtype=fp8",),
     payload="rules",
     rules=RuleFile(path=RULES),
+    trusts_objects=True,
 )
 """A job of which everything is told."""
 ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --attach 2 --device null
@@ -66,13 +67,14 @@ ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --atta
     --no-memory --fresh --compute-scale 1.5
     --kernels kernels.json --fused --routing zipf:1.5 --storage 3
     --variability none --what-if dtype=fp8 --payload rules --rules {RULES} --slow 1=2 --hang 4@step5
-    --stand-in my_kernels={__file__} -m train 7"""
+    --trust-objects --stand-in my_kernels={__file__} -m train 7"""
 NOT_IN_PYTHON = {
     "values": "for programs whose branches depend on values",
     "slots": "the same",
     "budget_bytes": "the same",
     "record": "for live ranks that hear real values",
     "record_limit_bytes": "the same",
+    "trusts_objects": "for run folders of others",
     "transfers": "for live ranks that send real bytes",
     "payload": "for what absent peers say, which the command reports",
     "rules": "the same",

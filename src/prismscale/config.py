@@ -78,6 +78,8 @@ class JobConfig:
     record: tuple[str, ...] = ()
     """With real values, what is recorded for live ranks."""
     record_limit_bytes: int = LIMIT_BYTES
+    trusts_objects: bool = False
+    """Objects from the run folder are unpickled whoever pickled them."""
     transfers: TransferSettings = field(default_factory=TransferSettings)
     """Whether live ranks really send what a rank sends."""
     budget_bytes: int = 0
@@ -269,6 +271,7 @@ class JobConfig:
         parts = [
             # Files of an earlier format are left where they are, and not read.
             VERSION,
+            "objects have marks",  # earlier captures have none: see payload/object_marks.py
             self.script.label,
             "".join(sources),
             list(self.script.args),
@@ -306,6 +309,7 @@ class JobConfig:
             sorted(self.hang.items()),
             list(self.what_ifs),
             repr(self.transfers),
+            self.trusts_objects,
         ]
         return _digest(parts)
 

@@ -271,6 +271,7 @@ def _of_any_rank(config: JobConfig, cluster: Cluster, captures: Path) -> dict[st
         "communication_load": cluster.processor_communicates,
         "payloads": str(captures / "payloads"),
         "payload": config.payload_kind,
+        "trusts_objects": config.trusts_objects,
         "rules": config.rules.path if config.rules else "",
         "gpu": cluster.device.name,
         "gpu_memory_bytes": cluster.device.memory_bytes,

@@ -190,6 +190,14 @@ def job_config(
     record_limit: Annotated[
         float, typer.Option(help="GB that recordings may take on the disk.")
     ] = LIMIT_BYTES / (1 << 30),
+    trust_objects: Annotated[
+        bool,
+        typer.Option(
+            "--trust-objects",
+            help="Unpickle what object collectives bring from a run folder that another user or "
+            "machine made: whatever it says is executed.",
+        ),
+    ] = False,
     transfers: Annotated[
         str,
         typer.Option(
@@ -261,6 +269,7 @@ def job_config(
         slots=slots,
         record=tuple(record or ()),
         record_limit_bytes=round(record_limit * (1 << 30)),
+        trusts_objects=trust_objects,
         transfers=TransferSettings.parse(transfers, netns or (), live_ranks),
         budget_bytes=_bytes(budget) if budget else 0,
         payload=payload,

@@ -23,7 +23,7 @@ RUN_OPTIONS = [
     *("--record", "--record-limit", "--routing", "--rules"),
     *("--samples", "--show", "--slots", "--slow"),
     *("--stand-in", "--step-marker", "--steps", "--storage"),
-    *("--tokens-per-step", "--transfers", "--values", "--variability"),
+    *("--tokens-per-step", "--transfers", "--trust-objects", "--values", "--variability"),
     *("--watch-steps", "--what-if", "--world-size", "-m"),
 ]
 TORCHLESS = [

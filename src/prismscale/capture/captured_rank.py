@@ -38,6 +38,7 @@ from prismscale.host_comm.cohort_peers import CohortLoad
 from prismscale.host_comm.local_work import CommunicationLoad, DeferredLoad, GlooLoad, NullLoad
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.chain import RankPayload, payload_of
+from prismscale.payload.object_marks import marks_of
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 
@@ -131,7 +132,7 @@ def _run(
     routers chose."""
     stack.enter_context(payload.in_force(Path(spec.payloads), while_true=spec.may_be_told))
     noting = payload.rules.noting_sites(hook)
-    stack.enter_context(absent_peers(spec.environment, noting, observer))
+    stack.enter_context(absent_peers(spec.environment, noting, observer, marks=marks_of(spec)))
     # The marker is found from where the program imports.
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))

@@ -52,6 +52,9 @@ class RankSpec:
     """Tokens by expert; on a device that computes, where it is given."""
     stand_ins: tuple[StandInFile, ...] = ()
     """What a null device imports in place of CUDA binaries."""
+    trusts_objects: bool = False
+    """Whatever an object collective brings is unpickled: see
+    :mod:`prismscale.payload.object_marks`."""
     storage_bytes_per_s: float = WRITE_BYTES_PER_S
     """What a rank on a null device writes of a checkpoint in a second."""
 

@@ -47,6 +47,7 @@ from prismscale.live.stream_hook import streamed_hook
 from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.chain import payload_of
+from prismscale.payload.object_marks import marks_of
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 from prismscale.typed_files import save_json
@@ -189,7 +190,8 @@ def run_live(spec: LiveSpec) -> Observation:
             stack.enter_context(watch_backward(control.phases))
         answers = payload.rules.noting_sites(felt)
         objects = not spec.objects_are_recorded
-        stack.enter_context(absent_peers(spec.environment, answers, hook, objects=objects))
+        peers = absent_peers(spec.environment, answers, hook, objects=objects, marks=marks_of(spec))
+        stack.enter_context(peers)
         # The marker is found from where the program imports.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))

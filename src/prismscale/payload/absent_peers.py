@@ -13,6 +13,7 @@ from prismscale.emulation.install import Groups, install, rebound
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.payload import checkpoint_plans, checkpoint_saves, uneven_shards
 from prismscale.payload.mirror import MirrorPayload
+from prismscale.payload.object_marks import ObjectMarks, marked_objects
 from prismscale.payload.objects import MIRROR
 
 
@@ -23,12 +24,13 @@ def absent_peers(
     observer: GroupObserver | None = None,
     *,
     objects: bool = True,
+    marks: ObjectMarks | None = None,
 ) -> Iterator[Groups]:
     """Let ``torch.distributed`` believe in ``environment``, and in what peers would say.
 
     ``hook`` answers every communication of the program's. Checkpoints, what runs in the background
     and, unless their bytes are known (``objects`` is False), object collectives are answered here.
-    Raises as :func:`.install`.
+    ``marks`` says which bytes are unpickled; None: all. Raises as :func:`.install`.
     """
     # Made when it is first asked: it holds a block of memory, which would be the program's.
     mirror = cache(MirrorPayload)
@@ -37,6 +39,9 @@ def absent_peers(
         groups = undo.enter_context(install(environment, answers, observer))
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)
+        if marks is not None:
+            # Before the mirror, which pads what is pickled and answers what is not there.
+            undo.enter_context(marked_objects(marks))
         undo.enter_context(changed({**checkpoint_saves.changes(), **uneven_shards.changes()}))
         for name, replacement in MIRROR.wrapped().items() if objects else ():
             undo.enter_context(rebound(name, replacement))

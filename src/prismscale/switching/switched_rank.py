@@ -27,6 +27,7 @@ from prismscale.errors import UsageError
 from prismscale.graph.io import save_trace
 from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.payload.mirror import MirrorPayload
+from prismscale.payload.object_marks import marked_objects, marks_of
 from prismscale.payload.recordings.recording_writer import RecordingWriter
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
@@ -135,6 +136,7 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
         observer = GroupObservers(exchange, recorder)
         keys = _shared_keys(spec, questions)
         stack.enter_context(install(spec.environment, hook, observer, keys))
+        stack.enter_context(marked_objects(marks_of(spec)))
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         stack.enter_context(watch_backward(recorder))
