@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prismscale.analysis.observation import Observation
+from prismscale.analysis.payload_use import mirror_blamed
 from prismscale.analysis.result import RunResult, StandstillResult
 from prismscale.analysis.stages import shown_ranks
 from prismscale.analysis.summary import Findings, summarise
@@ -92,7 +93,8 @@ class Job:
             # Here, where its progress is seen: a rank would compile behind a log.
             with self._stage("compile"):
                 build_extension()
-        with Footprint() as footprint, self._starting() as starter:
+        blamed = mirror_blamed(config.payload_kind)
+        with blamed, Footprint() as footprint, self._starting() as starter:
             plan, traces = self._capture(cluster, captures, starter)
             with self._stage("assemble"):
                 groups = collect_groups(traces, config.world_size, plan.representative_R)

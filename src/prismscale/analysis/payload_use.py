@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from prismscale.errors import UsageError
+from prismscale.errors import MismatchError, StuckError, UsageError
 from prismscale.typed_files import load_json, save_json
 
 
@@ -55,6 +56,28 @@ class PayloadUses:
             FormatError: not such a file.
         """
         return load_json(PayloadUses, path, "the payloads of a rank")
+
+
+MIRRORED = (
+    "With --payload mirror a rank hears itself where others would speak: where the program decides "
+    "by what it hears (sizes, flags, votes, tokens by expert), it may decide otherwise than in the "
+    "job."
+)
+
+
+@contextmanager
+def mirror_blamed(kind: PayloadKind) -> Iterator[None]:
+    """An error that ranks do not fit together says meanwhile that the mirror may be why.
+
+    Raises:
+        MismatchError, StuckError: the same ones.
+    """
+    try:
+        yield
+    except (MismatchError, StuckError) as error:
+        if kind is not PayloadKind.MIRROR:
+            raise
+        raise type(error)(f"{error}\n{MIRRORED}") from error
 
 
 def all_uses(ranks: Iterable[PayloadUses]) -> tuple[PayloadUse, ...]:

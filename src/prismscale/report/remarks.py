@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.moved import Moved
-from prismscale.analysis.payload_use import PayloadKind
+from prismscale.analysis.payload_use import MIRRORED, PayloadKind
 from prismscale.analysis.result import EventResult, LiveResult, RunResult
 from prismscale.report.kernels import coverage_sentence, eager_sentence
 from prismscale.report.units import counted, duration, percent, signed_percent, size, span
@@ -212,11 +212,7 @@ def warnings_of(result: RunResult) -> list[str]:
     if result.eager_regions:
         found.append(eager_sentence(result))
     if result.payload is PayloadKind.MIRROR:
-        found.append(
-            "With --payload mirror a rank hears itself where others would speak: where the program "
-            "decides by what it hears (sizes, flags, votes, tokens by expert), it may decide "
-            "otherwise than in the job."
-        )
+        found.append(MIRRORED)
     untracked = [s.name for s in result.stages if s.peak_bytes is None]
     if untracked:
         where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"
