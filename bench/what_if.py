@@ -1,36 +1,38 @@
 """What-ifs beside the change that was really made: step against step.
 
-    python bench/what_if.py [--part null|titan|gloo]… [--json PATH] [--keep FOLDER]
+    python bench/what_if.py [--part 'null | *']… [--json PATH] [--keep FOLDER]
 
 A program is captured as it is and as a user would change it (``programs/llama_variants.py``), both
 through ``prismscale run``; ``prismscale what-if`` says of the first what the second takes. The part
 ``titan`` needs torchtitan 0.3.0 and tokenizers beside prismscale. ``gloo`` measures on this
 machine, which should have nothing else to do: captures of both programs are made in turn, and
-medians compared. PATH keeps the rows of parts that a run leaves out.
+medians compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from null_programs import prepare
 from one_truth_programs import titan
+from parts import Part, run_parts
 from prismscale.cluster import Cluster
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row
 from runs import HERE, Runs, folder_name, is_installed
 
 LIMIT_S = 1800
 BAR = 2.0
 """Percent of the changed program's step."""
+AGAINST = "what-if against the change"
+FAILED = Row.at_most(AGAINST, float("nan"), BAR, "%")
+TITAN_RANKS = 64
 VARIANTS = HERE / "programs" / "llama_variants.py"
 SHAPE = "--model 1b --layers 4 --seq-len 4096 --batch-size 2 --dtype bf16"
 TENSOR = f"{SHAPE} --tp 8"
@@ -167,15 +169,12 @@ CASES = (
 )
 
 
-def null_rows(runs: Runs) -> list[Row]:
-    """Every case on null H100s."""
-    rows = []
-    for case in CASES:
-        before = _captured(runs, case, case.before, "h100-sxm")
-        changed = _captured(runs, case, case.after, _cluster(runs, case))
-        texts = case.what_ifs or _kernel_ratios(before, changed)
-        rows += _rows(runs, f"{case.name}, {case.world_size:,} ranks", before, changed, texts)
-    return rows
+def null_rows(case: Case, folder: Path) -> list[Row]:
+    """One case on null H100s."""
+    runs = Runs(folder, limit_s=LIMIT_S)
+    before = _captured(runs, case, case.before, "h100-sxm")
+    changed = _captured(runs, case, case.after, _cluster(runs, case))
+    return _rows(runs, before, changed, case.what_ifs or _kernel_ratios(before, changed))
 
 
 def _captured(runs: Runs, case: Case, variants: str, cluster: str) -> dict[str, Any]:
@@ -224,24 +223,18 @@ def _kernel_ns(found: dict[str, Any]) -> dict[str, int]:
 
 
 def _rows(
-    runs: Runs,
-    name: str,
-    before: dict[str, Any],
-    changed: dict[str, Any],
-    texts: Sequence[str],
+    runs: Runs, before: dict[str, Any], changed: dict[str, Any], texts: Sequence[str]
 ) -> list[Row]:
     """What really happened, and how far the what-ifs are off."""
     hoped = _what_if(runs, before["folder"], texts) if before.get("step_ns") and texts else {}
     if not hoped or not changed.get("step_ns"):
-        return [Row.at_most(f"{name}: what-if against the change", float("nan"), BAR, "%")]
+        return [FAILED]
     real_ns, was_ns = changed["step_ns"], before["step_ns"]
     off = abs(hoped["after"]["step_ns"] / real_ns - 1) * 100
-    rows = [
-        Row.told(f"{name}: the change", (real_ns / was_ns - 1) * 100, "%"),
-        Row.at_most(f"{name}: what-if against the change", off, BAR, "%"),
+    return [
+        Row.told("the change", (real_ns / was_ns - 1) * 100, "%"),
+        Row.at_most(AGAINST, off, BAR, "%"),
     ]
-    print(*(f"{r.name}: {r.value:.4f} {r.unit}" for r in rows), sep="\n", flush=True)
-    return rows
 
 
 def _what_if(runs: Runs, folder: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -254,22 +247,16 @@ def _what_if(runs: Runs, folder: str, texts: Sequence[str]) -> dict[str, Any]:
     return results["forecast"]["what_if"]
 
 
-def titan_rows(runs: Runs) -> list[Row]:
-    """torchtitan's own policies of checkpointing, against none."""
-    if not is_installed("torchtitan"):
-        print("left out, torchtitan is not installed: titan")
+def titan_rows(config: str, folder: Path) -> list[Row]:
+    """A policy of torchtitan's checkpointing, against none."""
+    if not (is_installed("torchtitan") and is_installed("tokenizers")):
+        print("left out, torchtitan or tokenizers is not installed")
         return []
-    rows = []
-    world_size = 64
-    changed = _titan(runs, "llama3_8b_kept", world_size)
-    for name, config in (
-        ("checkpointing of whole layers", "llama3_8b_checkpointed"),
-        ("checkpointing of cheap operators", "llama3_8b_selective"),
-    ):
-        before = _titan(runs, config, world_size)
-        title = f"torchtitan 8B, {name} off, {world_size} ranks"
-        rows += _rows(runs, title, before, changed, ("recompute=off",))
-    return rows
+    if not (folder / "tokenizer").exists():
+        prepare(folder)
+    runs = Runs(folder, limit_s=LIMIT_S)
+    before, changed = (_titan(runs, name, TITAN_RANKS) for name in (config, "llama3_8b_kept"))
+    return _rows(runs, before, changed, ("recompute=off",))
 
 
 def _titan(runs: Runs, config: str, world_size: int) -> dict[str, Any]:
@@ -282,13 +269,9 @@ GLOO = "--model tiny --layers 4 --batch-size 4 --dp-mode ddp --device cpu --step
 CPU = ("--device", "cpu", "--samples", 16)
 
 
-def gloo_rows(runs: Runs) -> list[Row]:
-    """On this machine's processors: a slower link, and blocking all-reduces."""
-    return _gloo_link(runs) + _gloo_overlap(runs)
-
-
-def _gloo_link(runs: Runs) -> list[Row]:
+def gloo_link(folder: Path) -> list[Row]:
     """The same captures on a cluster with a slower link: no measurement comes between."""
+    runs = Runs(folder, limit_s=LIMIT_S)
     cluster = Cluster.load("loopback-gloo")
     link = cluster.intra_node
     slow = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 8)
@@ -304,13 +287,12 @@ def _gloo_link(runs: Runs) -> list[Row]:
     (runs.folder / "gloo-link" / "results.json").unlink(missing_ok=True)
     options = (*CPU, "--cluster", "loopback-gloo", "--world-size", 8)
     before = {**runs.run("gloo-link", options, script), "folder": "gloo-link"}
-    return _rows(
-        runs, "gloo: link × 0.125, DDP, 8 ranks", before, steps[str(path)], ("link=nvlink x0.125",)
-    )
+    return _rows(runs, before, steps[str(path)], ("link=nvlink x0.125",))
 
 
-def _gloo_overlap(runs: Runs) -> list[Row]:
+def gloo_overlap(folder: Path) -> list[Row]:
     """Captures in turn; what differs between captures of one program is shown beside."""
+    runs = Runs(folder, limit_s=LIMIT_S)
     before, changed, hoped = [], [], []
     for turn in range(TURNS):
         for variants, steps in (((), before), (("--blocking",), changed)):
@@ -323,51 +305,31 @@ def _gloo_overlap(runs: Runs) -> list[Row]:
             if found and not variants:
                 told = _what_if(runs, folder, ("overlap=default_pg off",))
                 hoped += [told["after"]["step_ns"]] if told else []
-    name = "gloo: overlap off, DDP, 2 ranks"
     if not (before and changed and hoped):
-        return [Row.at_most(f"{name}: what-if against the change", float("nan"), BAR, "%")]
+        return [FAILED]
     was, real, then = (statistics.median(steps) for steps in (before, changed, hoped))
     between = (max(changed) - min(changed)) / 2 / real * 100
     return [
-        Row.told(f"{name}: the change", (real / was - 1) * 100, "%"),
-        Row.told(f"{name}: captures of the changed program differ by", between, "%"),
-        Row.at_most(f"{name}: what-if against the change", abs(then / real - 1) * 100, BAR, "%"),
+        Row.told("the change", (real / was - 1) * 100, "%"),
+        Row.told("captures of the changed program differ by", between, "%"),
+        Row.at_most(AGAINST, abs(then / real - 1) * 100, BAR, "%"),
     ]
 
 
-PARTS: dict[str, Callable[[Runs], list[Row]]] = {
-    "null": null_rows,
-    "titan": titan_rows,
-    "gloo": gloo_rows,
+TITAN = {
+    "checkpointing of whole layers": "llama3_8b_checkpointed",
+    "checkpointing of cheap operators": "llama3_8b_selective",
+}
+PARTS: dict[str, Part] = {
+    **{f"null | {c.name}, {c.world_size:,} ranks": partial(null_rows, c) for c in CASES},
+    **{
+        f"titan | 8B, {name} off, {TITAN_RANKS} ranks": partial(titan_rows, config)
+        for name, config in TITAN.items()
+    },
+    "gloo | link × 0.125, DDP, 8 ranks": gloo_link,
+    "gloo | overlap off, DDP, 2 ranks": gloo_overlap,
 }
 
 
-def main() -> int:
-    """Run the parts, print the table, and write it where asked; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="all by default")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--keep", type=Path, help="folder for the runs")
-    options = parser.parse_args()
-    chosen = options.part or list(PARTS)
-    rows = [r for r in read_rows(options.json) if r.name.split(" | ")[0] not in chosen]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = (options.keep or Path(scratch)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if "titan" in chosen and is_installed("tokenizers") and not (folder / "tokenizer").exists():
-            prepare(folder)
-        for part in chosen:
-            found = PARTS[part](Runs(folder, limit_s=LIMIT_S))
-            rows += [replace(row, name=f"{part} | {row.name}") for row in found]
-            if options.json:
-                write_rows(rows, options.json)
-    return finish(rows, title="What-ifs beside real changes", json_path=options.json)
-
-
 if __name__ == "__main__":
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(HERE.parent / "src"), str(HERE), os.environ.get("PYTHONPATH")])
-    )
-    sys.exit(main())
+    sys.exit(run_parts(PARTS, title="What-ifs beside real changes", doc=__doc__))
