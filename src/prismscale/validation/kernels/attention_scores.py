@@ -25,8 +25,8 @@ REMARKS = (
     "training are few: 4 to 11 for each score.",
     "cuDNN's 8-bit backward pass on an H200 takes 0.9 to 1.1 times as long under a causal mask as "
     "without one (0.6 to 0.9 in its older rows): it computes what the mask leaves out, which the "
-    "law does not have. `mxfp8` is held against the constants of per-tensor scaling. No public rows "
-    "were found of FlashAttention-3's backward pass (cuDNN's is taken), and none of "
+    "law does not have. `mxfp8` is held against the constants of per-tensor scaling. No public "
+    "rows were found of FlashAttention-3's backward pass (cuDNN's is taken), and none of "
     "memory-efficient attention. Kernels of TensorRT-LLM, Triton and FlashAttention-4 are of no "
     "library whose calls the null device answers.",
     "Sustained attention (SimuMax, B200) is wall time of a loop in Python, which a launch of about "
