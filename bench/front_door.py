@@ -37,7 +37,7 @@ LIMIT_S = 3600
 MOST_FIT_S = {"8b-64": 20, "70b-8192": 40, "405b": 90}
 MOST_MIXTRAL_S = 60
 PEAK_BAR, MFU_BAR = 0.001, 0.005
-FIRST_SCREEN = ("Fits", "Step", "p95", "Tokens/s", "MFU", "HFU", "Exposed", "costs")
+FIRST_SCREEN = ("Fits", "Step", "p95", "Tokens/s", "MFU", "HFU", "Exposed", "GPU-hours")
 """Words of the answers that the demo's first screen owes."""
 
 
