@@ -103,5 +103,5 @@ def test_other_objects_are_nobodys_shapes(tmp_path: Path) -> None:
 def test_a_first_stage_that_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
     """Its file will not come: the receiver is told nothing at once."""
     other = StageMetadata()
-    with other.shared_in(tmp_path), other.waiting(lambda: False):
+    with other.shared_in(tmp_path, while_true=lambda: False):
         assert Stage(other, 3)._recv_meta(2) is None

@@ -77,7 +77,7 @@ class RankPayload:
     ) -> Iterator[None]:
         """Meanwhile object collectives follow the rules, too, and agree with those of other ranks
         through ``folder``; what the first rank tells there is waited for only ``while_true``."""
-        with MIRROR.shared_in(folder), MIRROR.stages.waiting(while_true):
+        with MIRROR.shared_in(folder, while_true=while_true):
             MIRROR.rules = self.rules if self.rules.rules else None
             yield
 

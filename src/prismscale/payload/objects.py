@@ -25,7 +25,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,12 +145,16 @@ class ObjectMirror:
         return gathered
 
     @contextmanager
-    def shared_in(self, folder: Path) -> Iterator[None]:
-        """Agree with the other ranks of the job through ``folder``."""
-        parts = (self.stages, self.deepspeed_stages, self.lengths)
-        with ExitStack() as stack:
-            for part in parts:
-                stack.enter_context(part.shared_in(folder))
+    def shared_in(
+        self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Agree with the other ranks of the job through ``folder``; what the first rank tells is
+        waited for only ``while_true``."""
+        with (
+            self.stages.shared_in(folder, while_true=while_true),
+            self.deepspeed_stages.shared_in(folder, while_true=while_true),
+            self.lengths.shared_in(folder),
+        ):
             yield
 
     def offer(self, outputs: Sequence[torch.Tensor]) -> bool:

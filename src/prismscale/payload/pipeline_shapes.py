@@ -4,9 +4,8 @@ Each stage receives, as a pickled object, the shapes that the stage before it se
 those that the stage after it sends back. An absent stage is answered for:
 
 - *backward*, by the receiver's own outputs: a gradient has the shape of what it belongs to;
-- *forward*, by what a stage of this rank, or of the rank with the first stage, sent: between two
-  stages of one pipeline there is always the same hidden state. The rank with the first stage, which
-  alone needs nobody, leaves it in a folder that captured ranks share, as JSON.
+- *forward*, by what a stage of this rank, or of the rank with the first stage, sent: see
+  :mod:`prismscale.payload.first_stage`.
 
 torch 2.11 tells forward shapes only, as a plain tuple of meta tensors; later versions have classes
 for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
@@ -14,7 +13,6 @@ for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -29,39 +27,28 @@ from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from prismscale.emulation.call_site import callers
-from prismscale.files import await_file, write_json
+from prismscale.payload.first_stage import FirstStageNote
 
 FILE = "pipeline-forward.json"
-PATIENCE_S = 300.0
-"""How long a rank waits for the one with the first stage, which is captured at the same time."""
-_POLL_S = 0.05
 
 
 class StageMetadata:
     """Of one emulated rank."""
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self._note = FirstStageNote(FILE)
         self._forward: Any = None
-        self._may_come: Callable[[], bool] = lambda: True
 
     @contextmanager
-    def shared_in(self, folder: Path) -> Iterator[None]:
-        """Tell other ranks, and ask them, through ``folder``."""
-        self._folder = folder
+    def shared_in(
+        self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Tell other ranks, and ask them, through ``folder``: see :class:`FirstStageNote`."""
         try:
-            yield
+            with self._note.shared_in(folder, while_true=while_true):
+                yield
         finally:
-            self._folder, self._forward = None, None
-
-    @contextmanager
-    def waiting(self, while_true: Callable[[], bool]) -> Iterator[None]:
-        """Wait for the rank with the first stage no longer than ``while_true``."""
-        before, self._may_come = self._may_come, while_true
-        try:
-            yield
-        finally:
-            self._may_come = before
+            self._forward = None
 
     def sent(self, objects: Sequence[Any]) -> None:
         """This rank sends objects to a peer: perhaps a stage its shapes."""
@@ -69,9 +56,7 @@ class StageMetadata:
         if metas is None:
             return
         self._forward = objects[0]
-        if self._folder is not None and not (self._folder / FILE).exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_json(self._folder / FILE, _encode(metas))
+        self._note.leave(_encode(metas))
 
     def expected(self, frame: FrameType | None) -> Any:
         """The object that the stage which is receiving, if one is, would be sent; or None."""
@@ -84,11 +69,8 @@ class StageMetadata:
         return None
 
     def _forward_of(self) -> Any:
-        if self._forward is None and self._folder is not None:
-            path = self._folder / FILE
-            there = await_file(path, PATIENCE_S, poll_s=_POLL_S, while_true=self._may_come)
-            rows = json.loads(path.read_text()) if there else None
-            self._forward = None if rows is None else _decode(rows)
+        if self._forward is None and (rows := self._note.wait()) is not None:
+            self._forward = _decode(rows)
         return self._forward
 
 
