@@ -35,6 +35,12 @@ _MENDS = {
 }
 
 
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/prismscale`` or ``~/.cache/prismscale``: what all runs of a user share."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "prismscale"
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open ``path`` for writing bytes; it appears, whole, when the block ends without an exception.

@@ -15,7 +15,8 @@ from prismscale.cost.kernel_signature import FIELD
 from prismscale.errors import UsageError
 from prismscale.validation.error_rows import worst_first
 from prismscale.validation.kernels.held_out import HeldOut
-from prismscale.validation.kernels.product_rows import Harness, load_products
+from prismscale.validation.kernels.measuring_programs import Harness
+from prismscale.validation.kernels.product_rows import load_products
 from prismscale.validation.kernels.product_scores import by_data_sheet, validate
 
 HELD = next(iter(sorted(HeldOut.load().families["aiconfigurator_gemm"], reverse=True)))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.validation.kernels.attention_rows import AttentionRows, load_attention
-from prismscale.validation.kernels.product_rows import AttentionProgram
+from prismscale.validation.kernels.measuring_programs import AttentionProgram
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"

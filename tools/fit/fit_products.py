@@ -25,7 +25,8 @@ from fitting import minimised, residuals, write_between
 from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import SUSTAINED_EXPONENT, GemmRoofline, KernelProfile
-from prismscale.validation.kernels.product_rows import DTYPES, Harness, ProductRows, load_products
+from prismscale.validation.kernels.measuring_programs import Harness
+from prismscale.validation.kernels.product_rows import DTYPES, ProductRows, load_products
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from prismscale.devices.null.build import cache_directory
 from prismscale.devices.rank_spec import RankSpec
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.install import rebound
 from prismscale.errors import StorageError, UsageError
+from prismscale.files import user_cache
 
 MOST_MARKS = 1 << 18
 """Of one rank: 17 MB."""
@@ -45,7 +45,7 @@ def user_key() -> bytes:
         StorageError: it cannot be made or read.
         UsageError: others may read it.
     """
-    path = cache_directory().parent / "objects.key"
+    path = user_cache() / "objects.key"
     try:
         if not path.exists():
             _make_key(path)

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prismscale.errors import StorageError, UsageError
+from prismscale.files import user_cache
 from prismscale.torch_versions import installed_torch
 
 INSTALLED = Path(__file__).with_name("built")
@@ -85,9 +86,8 @@ def is_built() -> bool:
 
 
 def cache_directory() -> Path:
-    """``$XDG_CACHE_HOME/prismscale`` or ``~/.cache/prismscale``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "prismscale" / "null-device"
+    """Where what is compiled lies in the user's cache."""
+    return user_cache() / "null-device"
 
 
 def cuda_operators(native_functions: str) -> list[str]:

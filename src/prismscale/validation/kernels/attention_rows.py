@@ -11,11 +11,6 @@ answers: no table has them. Windows are not priced, and have no table either.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +24,13 @@ from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import item_bytes
 from prismscale.errors import UsageError
 from prismscale.validation.kernels.held_out import HeldOut
-from prismscale.validation.kernels.product_rows import AttentionProgram, Harnesses
+from prismscale.validation.kernels.measuring_programs import AttentionProgram, Harnesses
+from prismscale.validation.kernels.public_tables import (
+    SIMUMAX_PEAK,
+    simumax_operators,
+    simumax_shares,
+    table_rows,
+)
 
 GPUS = {
     "a100": "a100-80g",
@@ -50,7 +51,6 @@ IMPLEMENTATIONS = {
 DTYPES = {"bfloat16": "BFloat16", "fp8": "Float8_e4m3fn", "mxfp8": "Float8_e4m3fn"}
 _GRADIENTS = 2
 """The backward pass moves this many times the forward's bytes: gradients too."""
-_SIMUMAX_PEAK = 2250e12
 _SIMUMAX_READ_OFF = 32_768
 """From this length on, SimuMax's rows gave ``POWER_RESERVE``."""
 
@@ -138,7 +138,7 @@ def load_attention(truth: Path) -> list[AttentionRows]:
         )
     programs = Harnesses.load().attention
     tables = [_table(key, rows, programs) for key, rows in sorted(found.items())]
-    simumax = truth / "simumax_b200" / "measured_operators.json"
+    simumax = simumax_operators(truth)
     return [*tables, *_sustained(simumax, held)] if simumax.exists() else tables
 
 
@@ -172,7 +172,7 @@ _Keyed = tuple[Key, Shape, float, bool]
 def _bursts(folder: Path, held: HeldOut) -> Iterator[_Keyed]:
     for path in sorted(folder.glob("*_attention_perf__*.csv.gz")):
         gpu = GPUS.get(path.name.split("_")[0])
-        for row in _rows(path):
+        for row in table_rows(path):
             operator, dtype = IMPLEMENTATIONS.get(row["kernel_source"]), row["attn_dtype"]
             plain = row.get("window_size", "0") == "0" and row.get("kv_cache_dtype", dtype) == dtype
             if gpu is None or operator is None or not plain:
@@ -194,7 +194,7 @@ def _bursts(folder: Path, held: HeldOut) -> Iterator[_Keyed]:
 def _cudnn(truth: Path, held: HeldOut) -> Iterator[_Keyed]:
     folder = truth / "cudnn_frontend"
     for path in sorted(folder.glob("attention_training__*.csv")):
-        for row in _rows(path):
+        for row in table_rows(path):
             numbers = ("batch", "seqlen", "q_heads", "kv_heads", "head_dim", "head_dim")
             times = {row["pass"]: row["time_ms"]}
             family = f"llama3.1,{row['mask']},{row['seqlen']}"
@@ -202,7 +202,7 @@ def _cudnn(truth: Path, held: HeldOut) -> Iterator[_Keyed]:
             if row["deterministic_bwd"] == "False":
                 yield from _passes(about, [row[n] for n in numbers], times, family, held)
     for path in sorted(folder.glob("sdpa_benchmark_training__*.csv")):
-        for row in _rows(path):
+        for row in table_rows(path):
             if row["success"] != "True" or row["sliding_window_size"]:
                 continue
             wide = ("batch_size", "q_seqlen", "num_q_heads", "num_kv_heads", "head_dim_qk")
@@ -234,10 +234,8 @@ def _passes(
 
 
 def _sustained(path: Path, held: HeldOut) -> Iterator[AttentionRows]:
-    operators = json.loads(path.read_text(encoding="utf-8"))["accelerator"]["op"]
     for kind, factor in (("sdp_fwd", 2.0), ("sdp_bwd", 5.0)):
-        shares = operators.get(kind, {}).get("accurate_efficient_factor", {})
-        rows = [_trained(text, share, factor, held) for text, share in shares.items()]
+        rows = [_trained(of, share, factor, held) for of, share in simumax_shares(path, kind)]
         for program, is_read_off in (("simumax", False), ("simumax, read off", True)):
             chosen = [row for row in rows if (row[0][1] >= _SIMUMAX_READ_OFF) == is_read_off]
             if chosen:
@@ -245,9 +243,10 @@ def _sustained(path: Path, held: HeldOut) -> Iterator[AttentionRows]:
                 yield _table(key, chosen, {}, sustained=True)
 
 
-def _trained(text: str, share: float, factor: float, held: HeldOut) -> tuple[Shape, float, bool]:
+def _trained(
+    stated: Mapping[str, str], share: float, factor: float, held: HeldOut
+) -> tuple[Shape, float, bool]:
     """A row of SimuMax, which counts operations as if there was no mask (its efficiency tests)."""
-    stated = dict(re.findall(r"(\w+)=(\w+)", text))
     names = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
     shape = _shape((*(float(stated[name]) for name in names), CAUSAL))
     batch, length, heads, _, size, value_size, _ = shape
@@ -255,15 +254,9 @@ def _trained(text: str, share: float, factor: float, held: HeldOut) -> tuple[Sha
     sizes = f"{stated['qk_head_dim']}/{stated['v_head_dim']}"
     family = f"heads={stated['head_num']},kv={stated['kv_head_num']},size={sizes}"
     is_held = held.holds("simumax_attention", family)
-    return shape, 1e9 * flops / (share * _SIMUMAX_PEAK), is_held
+    return shape, 1e9 * flops / (share * SIMUMAX_PEAK), is_held
 
 
 def _shape(numbers: Iterable[float]) -> Shape:
     batch, length, heads, of_keys, size, value_size, share = numbers
     return batch, length, heads, of_keys, size, value_size, share
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, str]]:
-    content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    yield from csv.DictReader(io.StringIO(text.decode("utf-8")))

@@ -9,38 +9,32 @@ either is fitted.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from prismscale.cost.kernel_signature import FIELD
 from prismscale.errors import UsageError
-from prismscale.validation.kernels.memory_rows import call, tensor
+from prismscale.validation.kernels.measured_calls import MeasuredCalls, call, tensor
+from prismscale.validation.kernels.public_tables import (
+    AICONFIGURATOR_GPUS,
+    SIMUMAX_PEAK,
+    simumax_operators,
+    simumax_shares,
+    table_rows,
+)
 
-GPUS = {"a100": "a100-80g", "h100": "h100-sxm", "b200": "b200"}
 FEWEST_ROWS = 64
 """Of each expert, in a batch of training."""
-_SIMUMAX_PEAK = 2250e12
 _STAGES = {"fwd": "forward", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}
 _MAIN_GRADS = {"fp32": "Float", "bf16": "BFloat16"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedRow:
-    """One measurement."""
+class GroupedRow(MeasuredCalls):
+    """One measurement, and how its tokens were spread."""
 
-    gpu: str
-    group: str
-    """Rows that are scored together."""
     is_even: bool
     """All experts get as many tokens."""
-    signatures: tuple[str, ...]
-    time_ns: float
     rows: float
     """Of each expert, on average."""
     sustained: bool
@@ -53,7 +47,7 @@ def load_grouped(truth: Path) -> list[GroupedRow]:
         UsageError: the folder has none.
     """
     paths = sorted((truth / "aiconfigurator").glob("*__moe_perf__*.csv.gz"))
-    simumax = truth / "simumax_b200" / "measured_operators.json"
+    simumax = simumax_operators(truth)
     rows = [row for path in paths for row in _layers(path)]
     rows += _trained(simumax) if simumax.exists() else []
     if not rows:
@@ -65,18 +59,14 @@ def load_grouped(truth: Path) -> list[GroupedRow]:
 
 
 def _trained(path: Path) -> Iterator[GroupedRow]:
-    operators = json.loads(path.read_text(encoding="utf-8"))["accelerator"]["op"]
-    for text, share in (
-        operators.get("group_matmul", {}).get("accurate_efficient_factor", {}).items()
-    ):
-        stated = dict(re.findall(r"(\w+)=(\w+)", text))
+    for stated, share in simumax_shares(path, "group_matmul"):
         experts, m, n, k = (int(stated[e]) for e in ("ng", "M", "N", "K"))
         yield GroupedRow(
             gpu="b200",
             group=f"{_STAGES[stated['stage']]}, Transformer Engine",
             is_even=True,
             signatures=(_engine_call(stated, experts, (m, n, k)),),
-            time_ns=1e9 * 2 * experts * m * n * k / (share * _SIMUMAX_PEAK),
+            time_ns=1e9 * 2 * experts * m * n * k / (share * SIMUMAX_PEAK),
             rows=m,
             sustained=True,
         )
@@ -97,14 +87,12 @@ def _engine_call(stated: Mapping[str, str], experts: int, sizes: tuple[int, int,
         reads = [*reads, *writes]
     extents = ",".join(map(str, (1, *product) * experts))
     arguments = f"extents={extents};launches={experts};fp8=0"
-    name = "transformer_engine::grouped_gemm.gemm"
-    return FIELD.join((name, ";".join(reads), ";".join(writes), arguments))
+    return call("transformer_engine::grouped_gemm.gemm", reads, writes, arguments)
 
 
 def _layers(path: Path) -> Iterator[GroupedRow]:
-    gpu = GPUS.get(path.name.split("_")[0])
-    text = gzip.decompress(path.read_bytes()).decode("utf-8")
-    for row in csv.DictReader(io.StringIO(text)):
+    gpu = AICONFIGURATOR_GPUS.get(path.name.split("_")[0])
+    for row in table_rows(path):
         # What a rank of an expert-parallel group was given is not stated.
         if gpu is None or row["moe_dtype"] != "bfloat16" or row["moe_ep_size"] != "1":
             continue

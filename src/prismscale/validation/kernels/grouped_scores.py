@@ -45,12 +45,7 @@ def validate(truth: Path) -> Iterator[Row]:
 
 def _errors(rows: list[GroupedRow]) -> list[float]:
     """In %."""
-    return [100 * (_predicted(row) / row.time_ns - 1) for row in rows]
-
-
-def _predicted(row: GroupedRow) -> int:
-    model = _model(row.gpu, row.sustained)
-    return sum(model.cost(signature).device_ns for signature in row.signatures)
+    return [row.error_percent(_model(row.gpu, row.sustained)) for row in rows]
 
 
 @cache

@@ -9,20 +9,19 @@ nothing of it is fitted.
 from __future__ import annotations
 
 import ast
-import csv
-import gzip
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from prismscale.cost.kernel_kinds import kind_of
-from prismscale.cost.kernel_signature import FIELD, parse_signature
+from prismscale.cost.kernel_signature import parse_signature
 from prismscale.errors import UsageError
 from prismscale.validation.kernels.held_out import HeldOut
+from prismscale.validation.kernels.measured_calls import MeasuredCalls, call, tensor
+from prismscale.validation.kernels.public_tables import table_rows
 
 GPUS = {
     "NVIDIA A100-SXM4-80GB": "a100-80g",
@@ -46,15 +45,9 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryRow:
-    """One measurement."""
+class MemoryRow(MeasuredCalls):
+    """One measurement, and whether it may be fitted."""
 
-    gpu: str
-    group: str
-    """Rows that are scored together, such as ``norm, torch, forward``."""
-    signatures: tuple[str, ...]
-    """Of the kernels that were timed together."""
-    time_ns: float
     held_out: bool
 
 
@@ -75,21 +68,9 @@ def load_memory_rows(truth: Path) -> list[MemoryRow]:
     return rows
 
 
-def tensor(dtype: str, *sizes: int, strides: Sequence[int] = ()) -> str:
-    """A tensor of a signature."""
-    text = f"{dtype}[{','.join(map(str, sizes))}]"
-    return text + ("@" + ",".join(map(str, strides)) if strides else "")
-
-
-def call(name: str, reads: Sequence[str], writes: Sequence[str]) -> str:
-    """A signature."""
-    name = name if "::" in name else f"aten::{name}"
-    return FIELD.join((name, ";".join(reads), ";".join(writes), ""))
-
-
 def _norms(truth: Path, held: HeldOut) -> Iterator[MemoryRow]:
     for path in sorted((truth / "cudnn_frontend").glob("norms__*.csv")):
-        for row in _rows(path):
+        for row in table_rows(path):
             backend, gpu = row.get("backend"), GPUS.get(row.get("gpu_name") or "")
             if row.get("success") != "True" or backend not in ("pytorch", "cudnn") or gpu is None:
                 continue
@@ -128,7 +109,7 @@ def _norm_calls(rows: int, width: int, kind: str, backend: str) -> Mapping[str, 
 
 def _liger(truth: Path) -> Iterator[MemoryRow]:
     path = truth / "liger" / "all_benchmark_data.csv"
-    for row in _rows(path) if path.exists() else ():
+    for row in table_rows(path) if path.exists() else ():
         gpu, eager = GPUS.get(row["gpu_name"]), ("huggingface", "torch")
         if gpu is None or row["kernel_provider"] not in eager or row["metric_name"] != "speed":
             continue
@@ -188,7 +169,7 @@ def _rms_norm(rows: int, width: int) -> list[str]:
 
 def _tracelens(truth: Path) -> Iterator[MemoryRow]:
     for path in sorted((truth / "tracelens").glob("op_kernel_times_*.csv.gz")):
-        for row in _rows(path):
+        for row in table_rows(path):
             name = row["name"].removeprefix("aten::")
             signature = _operator(name, row) if row["gpu"] == "h100" and "->" not in name else ""
             if signature:
@@ -232,9 +213,3 @@ def _is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
             return False
         expected *= size
     return True
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, str]]:
-    content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    yield from csv.DictReader(io.StringIO(text.decode("utf-8")))

@@ -40,14 +40,8 @@ def validate(truth: Path) -> Iterator[Row]:
             groups[row.gpu, row.group].append(row)
     for (gpu, group), rows in sorted(groups.items()):
         model = ModelledKernels(profile=KernelProfile.load(gpu).burst())
-        errors = [_error(model, row) for row in rows]
+        errors = [row.error_percent(model) for row in rows]
         yield from error_rows(f"{gpu} {group}", errors, BARS)
         long = [e for e, row in zip(errors, rows, strict=True) if row.time_ns >= SHORTEST_NS]
         if len(long) < len(errors):
             yield from error_rows(f"{gpu} {group}, 8 µs and more", long)
-
-
-def _error(model: ModelledKernels, row: MemoryRow) -> float:
-    """In %."""
-    predicted = sum(model.cost(signature).device_ns for signature in row.signatures)
-    return 100 * (predicted / row.time_ns - 1)

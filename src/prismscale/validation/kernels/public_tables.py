@@ -1,0 +1,37 @@
+"""How the files of public measurements are read, whatever kernel they are of."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+AICONFIGURATOR_GPUS = {"a100": "a100-80g", "h100": "h100-sxm", "b200": "b200"}
+"""Profiles by how aiconfigurator's files begin."""
+SIMUMAX_PEAK = 2250e12
+"""FLOP/s of a B200 that SimuMax's efficiencies are shares of."""
+
+
+def table_rows(path: Path) -> Iterator[Mapping[str, str]]:
+    """Rows of a CSV file, which may be compressed, by the names of their columns."""
+    content = path.read_bytes()
+    text = gzip.decompress(content) if path.suffix == ".gz" else content
+    yield from csv.DictReader(io.StringIO(text.decode("utf-8")))
+
+
+def simumax_operators(truth: Path) -> Path:
+    """The file of what SimuMax measured of single operators; it may not be there."""
+    return truth / "simumax_b200" / "measured_operators.json"
+
+
+def simumax_shares(path: Path, operator: str) -> Iterator[tuple[Mapping[str, str], float]]:
+    """What SimuMax states of each of its measurements of ``operator``, and the share of
+    :data:`SIMUMAX_PEAK` that it reached."""
+    operators = json.loads(path.read_text(encoding="utf-8"))["accelerator"]["op"]
+    measured = operators.get(operator, {}).get("accurate_efficient_factor", {})
+    for text, share in measured.items():
+        yield dict(re.findall(r"(\w+)=(\w+)", text)), share
