@@ -11,36 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.cost.kernel import ConstantKernels, KernelCost, ModelledKernels, load_kernel_model
+from prismscale.cost.kernel import ConstantKernels, ModelledKernels, load_kernel_model
 from prismscale.cost.kernel_kinds import KINDS, kind_of
 from prismscale.cost.kernel_memory import bytes_moved
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import FormatError, UsageError
-
-H100 = load_kernel_model("h100-sxm")
-
-
-def text(name: str, inputs: str = "", outputs: str = "", arguments: str = "") -> str:
-    """A signature of an ATen operator."""
-    return FIELD.join((f"aten::{name}", inputs, outputs, arguments))
-
-
-def cost(name: str, inputs: str = "", outputs: str = "", arguments: str = "") -> KernelCost:
-    """Its cost on an H100."""
-    return H100.cost(text(name, inputs, outputs, arguments))
+from support.kernel_prices import H100, cost, text
 
 
 def product(m: int, n: int, k: int, dtype: str = "BFloat16") -> str:
     """A matrix product."""
     return text("mm", f"{dtype}[{m},{k}];{dtype}[{k},{n}]", f"{dtype}[{m},{n}]")
-
-
-def attention(length: int, causal: int = 1, name: str = "_scaled_dot_product_flash_attention"):
-    """Self-attention with 32 heads of 128."""
-    shape = f"BFloat16[1,32,{length},128]"
-    inputs = ";".join([shape] * (6 if "backward" in name else 3))
-    return cost(name, inputs, shape, f"is_causal={causal}")
 
 
 @pytest.mark.parametrize("gpu", KernelProfile.names())
@@ -191,67 +173,6 @@ def test_convolution_backward_is_twice_the_forward() -> None:
     assert back.device_ns == pytest.approx(2 * forward.device_ns, rel=0.01)
 
 
-def test_a_causal_mask_halves_the_work() -> None:
-    """On long sequences; the half that is left runs at a lower share of the peak."""
-    ratio = attention(16384).device_ns / attention(16384, causal=0).device_ns
-
-    assert ratio == pytest.approx(0.5 / H100.profile.attention["flash"].causal_factor, rel=0.05)
-
-
-def test_attention_backward_costs_more_than_twice_the_forward() -> None:
-    """Five products instead of two."""
-    back = attention(8192, name="_scaled_dot_product_flash_attention_backward")
-
-    assert 2.5 < back.device_ns / attention(8192).device_ns < 4
-
-
-@pytest.mark.parametrize(
-    ("length", "causal", "tflops"), [(512, 0, 309), (4096, 0, 368), (1024, 1, 260), (16384, 1, 335)]
-)
-def test_flash_attention_is_what_its_authors_measured(
-    length: int, causal: int, tflops: float
-) -> None:
-    """FlashAttention-3, figure 5: 16,384 tokens, 16 heads of 128; torch's build reaches 0.895."""
-    shape = f"BFloat16[{16384 // length},16,{length},128]"
-    inputs, name = ";".join([shape] * 3), "_scaled_dot_product_flash_attention"
-    burst = ModelledKernels(profile=H100.profile.burst())
-    found = burst.cost(text(name, inputs, shape, f"is_causal={causal}"))
-    flops = 4 * 16384 * length * 2048 / (1 + causal)
-
-    assert flops / found.device_ns / 1e3 == pytest.approx(0.895 * tflops, rel=0.1)
-
-
-def test_transformer_engines_attention_is_cudnns() -> None:
-    """What its stand-in launches costs what torch's operator of cuDNN costs."""
-    shape = "BFloat16[1,32,4096,128]"
-    inputs = ";".join([shape] * 3)
-    stated = "extents=32,4096,4096,128,128,1"
-    engine = H100.cost(
-        FIELD.join(("transformer_engine::fused_attn_fwd.attention", inputs, shape, stated))
-    )
-    torch = cost("_scaled_dot_product_cudnn_attention", inputs, shape, "is_causal=1")
-
-    assert engine == torch
-
-
-def test_attention_that_lasts_is_slower_than_a_burst() -> None:
-    """By less than products are: POWER_RESERVE."""
-    shape = "BFloat16[1,32,16384,128]"
-    signature = text("_scaled_dot_product_cudnn_attention", ";".join([shape] * 3), shape, "")
-    b200 = KernelProfile.load("b200")
-    lasting = ModelledKernels(profile=b200).cost(signature).device_ns
-    burst = ModelledKernels(profile=b200.burst()).cost(signature).device_ns
-
-    assert 0.7 < burst / lasting < 0.9
-
-
-def test_attention_without_keys_costs_no_more_than_a_kernel() -> None:
-    """An empty batch has no scores."""
-    empty = "BFloat16[0,32,4096,128]"
-
-    assert cost("_scaled_dot_product_cudnn_attention", ";".join([empty] * 3), empty).device_ns < 6e3
-
-
 def test_torchs_norms_read_wide_rows_again() -> None:
     """As many elements in rows of 16,384 take longer than in rows of 4,096; cuDNN's do not."""
 
@@ -285,20 +206,6 @@ def test_a_library_writes_results_of_32_bits_among_its_inputs() -> None:
         return H100.cost(FIELD.join((name, inputs, "", arguments))).device_ns
 
     assert 1.04 < gradient("Float") / gradient("BFloat16") < 1.07
-
-
-def test_packed_attention_is_attention_of_its_documents() -> None:
-    """Four packed documents cost what a batch of four costs."""
-    packed = cost(
-        "_flash_attention_forward",
-        ";".join(["BFloat16[8192,32,128]"] * 3),
-        "BFloat16[8192,32,128]",
-        "max_q=2048;max_k=2048;is_causal=1",
-    )
-    shape = "BFloat16[4,2048,32,128]"
-    batch = cost("_flash_attention_forward", ";".join([shape] * 3), shape, "is_causal=1")
-
-    assert packed.device_ns == pytest.approx(batch.device_ns, rel=0.01)
 
 
 def test_elementwise_time_follows_bytes() -> None:
