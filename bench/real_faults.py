@@ -168,21 +168,34 @@ def patients(folder: Path, name: str) -> Iterator[tuple[Callable[[int], Patient]
         yield make, mark
 
 
-def killed_ranks(folder: Path) -> list[Row]:
-    """A rank dies while it is suspended."""
+def injured(
+    folder: Path, name: str, injure: Callable[[Patient, int], Callable[[object], bool]]
+) -> list[Row]:
+    """A fault that the job brings about itself: ``injure`` orders the one of a number, and returns
+    what tells whether an error is the clear one."""
     seen = Seen()
-    with patients(folder, "ranks") as (make, mark):
+    with patients(folder, name) as (make, mark):
         for number in range(TIMES):
             patient = make(number)
-            rank, step = 1 + number % (RANKS - 1), 1 + number // (RANKS - 1)
-            patient.injure(kind="kill", rank=rank, step=step)
+            is_clear = injure(patient, number)
             error = patient.attempt()
-            clear = isinstance(error, ScriptError) and f"rank {rank} was ended" in str(error)
-            seen.note("without its error", wrong=not clear, why=str(error))
+            seen.note("without its error", wrong=not is_clear(error), why=repr(error))
             patient.look(seen, mark)
             patient.resume(seen)
             shutil.rmtree(patient.folder)
     return seen.rows()
+
+
+def killed_ranks(folder: Path) -> list[Row]:
+    """A rank dies while it is suspended."""
+
+    def kill(patient: Patient, number: int) -> Callable[[object], bool]:
+        rank, step = 1 + number % (RANKS - 1), 1 + number // (RANKS - 1)
+        patient.injure(kind="kill", rank=rank, step=step)
+        told = f"rank {rank} was ended"
+        return lambda error: isinstance(error, ScriptError) and told in str(error)
+
+    return injured(folder, "ranks", kill)
 
 
 def full_disks(folder: Path) -> list[Row]:
@@ -247,19 +260,13 @@ def _words(config: JobConfig) -> list[str]:
 
 def changed_values(folder: Path) -> list[Row]:
     """A byte of what one rank has said and the others have not heard."""
-    seen = Seen()
-    with patients(folder, "values") as (make, mark):
-        for number in range(TIMES):
-            patient = make(number)
-            run = str(patient.folder / "run")
-            patient.injure(kind="flip", step=1 + number % 6, byte=1 + 37 * number, run=run)
-            error = patient.attempt()
-            clear = isinstance(error, FormatError) and "does not hold" in str(error)
-            seen.note("without its error", wrong=not clear, why=repr(error))
-            patient.look(seen, mark)
-            patient.resume(seen)
-            shutil.rmtree(patient.folder)
-    return seen.rows()
+
+    def flip(patient: Patient, number: int) -> Callable[[object], bool]:
+        run = str(patient.folder / "run")
+        patient.injure(kind="flip", step=1 + number % 6, byte=1 + 37 * number, run=run)
+        return lambda error: isinstance(error, FormatError) and "does not hold" in str(error)
+
+    return injured(folder, "values", flip)
 
 
 def changed_recordings(folder: Path) -> list[Row]:
