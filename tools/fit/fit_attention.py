@@ -11,25 +11,28 @@ held out. Where there are a dozen rows, only what they can tell is fitted.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
-from fitting import minimised, residuals, write_between
+from fitting import (
+    HARNESS,
+    KERNELS,
+    inline_table_of,
+    minimised,
+    residuals,
+    table_of,
+    truth_with,
+    write_between,
+    write_residuals,
+)
 from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import AttentionRoofline, KernelProfile
 from prismscale.validation.kernels.attention_rows import AttentionRows, load_attention
 from prismscale.validation.kernels.measuring_programs import AttentionProgram
 
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
-KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
-HARNESS = ROOT / "src" / "prismscale" / "validation" / "kernels" / "harness.toml"
 START = {
     "efficiency": (0.8, (0.05, 1.5)),
     "length_overhead": (100.0, (0.0, 2_000.0)),
@@ -114,11 +117,8 @@ FlashAttention's rows on the same chip."""
 
 def main() -> int:
     """Write the files; exit code 2 where there is no truth."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    truth = parser.parse_args().truth
-    if not (truth / "cudnn_frontend").is_dir():
-        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+    truth = truth_with("cudnn_frontend", __doc__)
+    if truth is None:
         return 2
     tables = load_attention(truth)
     written: dict[str, dict[str, AttentionRoofline]] = {}
@@ -138,12 +138,11 @@ def main() -> int:
                 found[f"{table.name} {table.program}, {part}"] = residuals(error[mask & long])
         print(group.measured_on, group.table, roofline, *used, flush=True)
     for gpu, rooflines in written.items():
-        text = [f"[attention.{n}]\n{_body(r)}" for n, r in sorted(rooflines.items())]
+        text = [f"[attention.{n}]\n{table_of(r)}" for n, r in sorted(rooflines.items())]
         write_between(KERNELS / f"{gpu}.toml", "attention", "\n".join(text))
-    lines = [f'"{n}" = {{ {_values(p)} }}\n' for n, p in sorted(programs.items())]
+    lines = [f'"{n}" = {inline_table_of(p)}\n' for n, p in sorted(programs.items())]
     write_between(HARNESS, "attention", "[attention]\n" + "".join(lines))
-    path = Path(__file__).with_name("attention.json")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_residuals("attention", found)
     return 0
 
 
@@ -217,14 +216,6 @@ def _sample(table: AttentionRows) -> AttentionRows:
         time_ns=table.time_ns[mask],
         held_out=table.held_out[mask],
     )
-
-
-def _body(roofline: AttentionRoofline) -> str:
-    return "".join(f"{k} = {v:.6g}\n" for k, v in asdict(roofline).items())
-
-
-def _values(program: AttentionProgram) -> str:
-    return ", ".join(f"{k} = {v:.4g}" for k, v in asdict(program).items())
 
 
 if __name__ == "__main__":

@@ -9,24 +9,18 @@ out, to the least mean absolute logarithmic error; residuals go to ``tools/fit/n
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
-from fitting import minimised, residuals, write_between
+from fitting import KERNELS, minimised, residuals, truth_with, write_between, write_residuals
 
 from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_profile import KernelProfile, MemoryRoofline
 from prismscale.validation.kernels.memory_rows import MemoryRow, load_memory_rows
 
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
-KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
 CHIPS = {"h200-sxm": "h100-sxm", "gb200": "b200"}
 KINDS = {
     "norm forward, torch": "norm",
@@ -45,11 +39,8 @@ ROUNDS, OF_CHIP = 4, 2
 
 def main() -> int:
     """Write the files; exit code 2 where there is no truth."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    truth = parser.parse_args().truth
-    if not (truth / "cudnn_frontend").is_dir():
-        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+    truth = truth_with("cudnn_frontend", __doc__)
+    if truth is None:
         return 2
     rows, found = load_memory_rows(truth), {}
     algorithms: dict[str, tuple[float, float]] = {}
@@ -72,8 +63,7 @@ def main() -> int:
             lines = "".join(f"{f} = {getattr(roofline, f):.4g}\n" for f in FIELDS)
             tables.append(f"[memory.{kind}]\n{lines}")
         write_between(KERNELS / f"{written_to}.toml", "norms", "\n".join(tables))
-    path = Path(__file__).with_name("norms.json")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_residuals("norms", found)
     return 0
 
 
@@ -97,7 +87,7 @@ def _roofline(values: Sequence[float]) -> MemoryRoofline:
 def _predicted(row: MemoryRow, kind: str, roofline: MemoryRoofline) -> float:
     profile = _profile(row.gpu)
     model = ModelledKernels(profile=replace(profile, memory={**profile.memory, kind: roofline}))
-    return float(sum(model.cost(signature).device_ns for signature in row.signatures))
+    return float(row.predicted_ns(model))
 
 
 if __name__ == "__main__":

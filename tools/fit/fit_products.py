@@ -13,25 +13,29 @@ the other GPUs are shifted from it by their power (see ``cost/kernel_profile.py`
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from fitting import minimised, residuals, write_between
+from fitting import (
+    HARNESS,
+    KERNELS,
+    inline_table_of,
+    minimised,
+    residuals,
+    table_of,
+    truth_with,
+    write_between,
+    write_residuals,
+)
 from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import SUSTAINED_EXPONENT, GemmRoofline, KernelProfile
 from prismscale.validation.kernels.measuring_programs import Harness
 from prismscale.validation.kernels.product_rows import DTYPES, ProductRows, load_products
 
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
-KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
-HARNESS = ROOT / "src" / "prismscale" / "validation" / "kernels" / "harness.toml"
 KINDS = ("bfloat16", "fp8")
 ALSO = {"bfloat16": ("BFloat16", "Half"), "fp8": ("Float8_e4m3fn", "Float8_e5m2")}
 FIELDS = (
@@ -52,11 +56,8 @@ SMALL, SMALL_WEIGHT = 256, 0.2
 
 def main() -> int:
     """Write the files; exit code 2 where there is no truth."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    truth = parser.parse_args().truth
-    if not (truth / "aiconfigurator").is_dir():
-        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+    truth = truth_with("aiconfigurator", __doc__)
+    if truth is None:
         return 2
     tables = load_products(truth)
     profiles: dict[str, KernelProfile] = {}
@@ -200,16 +201,14 @@ def _write_products(path: Path, profile: KernelProfile) -> None:
         roofline = profile.gemm.get(dtype)
         if roofline is None or roofline.sustained_cap is None:
             continue
-        body = "".join(f"{k} = {v:.6g}\n" for k, v in asdict(roofline).items())
-        tables.append(f"[gemm.{dtype}]\n{body}")
+        tables.append(f"[gemm.{dtype}]\n{table_of(roofline)}")
     write_between(path, "products", "\n".join(tables))
 
 
 def _write_harnesses(harnesses: dict[str, Harness]) -> None:
     lines = ["[programs]\n"]
     for name, harness in sorted(harnesses.items()):
-        values = ", ".join(f"{k} = {v:.4g}" for k, v in asdict(harness).items())
-        lines.append(f'"{name}" = {{ {values} }}\n')
+        lines.append(f'"{name}" = {inline_table_of(harness)}\n')
     write_between(HARNESS, "products", "".join(lines))
 
 
@@ -225,8 +224,7 @@ def _write_residuals(
         large = table.extents[1:].min(0) >= SMALL
         for part, mask in (("fitted", ~table.held_out), ("held out", table.held_out)):
             found[f"{table.name}, {part}"] = residuals(error[mask & large])
-    path = Path(__file__).with_name("products.json")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_residuals("products", found)
 
 
 if __name__ == "__main__":

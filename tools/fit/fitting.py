@@ -1,14 +1,35 @@
-"""What the fits of kernels have in common: the minimum, and tables between two lines of a file."""
+"""What the fits of kernels have in common: where truth is, the minimum, and what they write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
+KERNELS = ROOT / "src" / "prismscale" / "cost" / "kernels"
+HARNESS = ROOT / "src" / "prismscale" / "validation" / "kernels" / "harness.toml"
 EVALUATIONS = 400
+
+
+def truth_with(part: str, doc: str | None) -> Path | None:
+    """The folder of public truth that the command line names; None, with a sentence of why, where
+    it has no folder ``part``. ``doc`` describes the command."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0] if doc else None)
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    truth: Path = parser.parse_args().truth
+    if (truth / part).is_dir():
+        return truth
+    print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+    return None
 
 
 def minimised(
@@ -34,6 +55,23 @@ def write_between(path: Path, what: str, text: str) -> None:
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(end)
     path.write_text(before + begin + text + end + after, encoding="utf-8")
+
+
+def table_of(constants: Any) -> str:
+    """The lines of a table of TOML with the fields of a dataclass."""
+    return "".join(f"{k} = {v:.6g}\n" for k, v in asdict(constants).items())
+
+
+def inline_table_of(constants: Any) -> str:
+    """The same as a table in one line."""
+    values = ", ".join(f"{k} = {v:.4g}" for k, v in asdict(constants).items())
+    return f"{{ {values} }}"
+
+
+def write_residuals(name: str, found: Mapping[str, Mapping[str, float]]) -> None:
+    """Put ``found``, by table and part, into ``NAME.json`` beside this file."""
+    path = Path(__file__).with_name(f"{name}.json")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def residuals(error_percent: Sequence[float]) -> dict[str, float]:

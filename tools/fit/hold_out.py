@@ -26,30 +26,25 @@ tracelens                  nothing of it is fitted
 
 from __future__ import annotations
 
-import argparse
-import csv
-import gzip
 import hashlib
-import io
 import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
+from fitting import truth_with
+
+from prismscale.validation.kernels.public_tables import table_rows
+
 SEED, SHARE, WHOLE = "prismscale kernels 1", 0.3, ("tracelens",)
 
 
 def main() -> int:
     """Print the list; exit code 2 where there is no truth."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    truth = parser.parse_args().truth
-    if not (truth / "aiconfigurator").is_dir():
-        print(f"no public truth at {truth}: give it with --truth DIR", file=sys.stderr)
+    truth = truth_with("aiconfigurator", __doc__)
+    if truth is None:
         return 2
     print("# Families of public kernel measurements that no constant is fitted on. Drawn by")
     print("# tools/fit/hold_out.py before anything was fitted; never drawn anew.")
@@ -102,7 +97,7 @@ def _named(folder: Path, pattern: str, name: str) -> set[str]:
     return {
         name.format(**row)
         for path in folder.glob(pattern)
-        for row in _rows(path)
+        for row in table_rows(path)
         if row.get("success", "True") == "True"
     }
 
@@ -139,12 +134,6 @@ def _cudnn_attention(folder: Path) -> set[str]:
 
 def _vidur(path: Path) -> str:
     return path.name.split("__")[3]
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, str]]:
-    content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    yield from csv.DictReader(io.StringIO(text.decode("utf-8")))
 
 
 if __name__ == "__main__":
