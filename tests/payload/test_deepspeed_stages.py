@@ -8,7 +8,7 @@ import torch
 
 from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.deepspeed_stages import DeepSpeedStages
+from prismscale.payload.stages.deepspeed_stages import DeepSpeedStages
 
 FLOAT, DIMENSIONS = 5, (2, 128, 64)
 NUMBERS = [0, FLOAT, len(DIMENSIONS), *DIMENSIONS]

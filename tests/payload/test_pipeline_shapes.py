@@ -12,7 +12,7 @@ from torch.distributed import _mesh_layout
 from torch.distributed.pipelining import _utils
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from prismscale.payload.pipeline_shapes import StageMetadata
+from prismscale.payload.stages.pipeline_shapes import StageMetadata
 
 HAS_CLASSES = hasattr(_utils, "_StageForwardMeta")
 needs_classes = pytest.mark.skipif(not HAS_CLASSES, reason="torch 2.11 has no classes for shapes")

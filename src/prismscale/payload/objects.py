@@ -12,7 +12,8 @@ rule can answer that. So while an object collective runs, this module
 ``scatter_object_list``   what this rank last gave to ``gather_object`` in the same group, else
                           the content of its output list
 ``recv_object_list``      shapes that a pipeline stage is told, see
-                          :mod:`prismscale.payload.pipeline_shapes`; else unknown: refused with the
+                          :mod:`prismscale.payload.stages.pipeline_shapes`; else unknown: refused
+with the
                           line that receives
 ``gather_object``,        this rank's own object in each place (save plans: see
 ``all_gather_object``     :mod:`prismscale.payload.checkpoint_plans`)
@@ -38,9 +39,9 @@ from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import GroupHandle
 from prismscale.errors import UsageError
 from prismscale.payload import checkpoint_plans
-from prismscale.payload.deepspeed_stages import DeepSpeedStages
 from prismscale.payload.object_lengths import Call, ObjectLengths, rounded
-from prismscale.payload.pipeline_shapes import StageMetadata
+from prismscale.payload.stages.deepspeed_stages import DeepSpeedStages
+from prismscale.payload.stages.pipeline_shapes import StageMetadata
 
 Pickled = tuple[torch.Tensor, torch.Tensor]
 """The bytes of an object, and how many they are, as torch makes them."""

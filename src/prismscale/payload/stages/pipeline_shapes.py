@@ -5,7 +5,7 @@ those that the stage after it sends back. An absent stage is answered for:
 
 - *backward*, by the receiver's own outputs: a gradient has the shape of what it belongs to;
 - *forward*, by what a stage of this rank, or of the rank with the first stage, sent: see
-  :mod:`prismscale.payload.first_stage`.
+  :mod:`prismscale.payload.stages.first_stage`.
 
 torch 2.11 tells forward shapes only, as a plain tuple of meta tensors; later versions have classes
 for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
@@ -27,7 +27,7 @@ from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from prismscale.emulation.call_site import callers
-from prismscale.payload.first_stage import FirstStageNote
+from prismscale.payload.stages.first_stage import FirstStageNote
 
 FILE = "pipeline-forward.json"
 

@@ -1,7 +1,8 @@
 """What stages of DeepSpeed's pipeline tell each other before their first activations.
 
 Each stage tells the next, in one tensor of integers, the type and shape of what it sends. An absent
-stage is answered for with what the first stage told: see :mod:`prismscale.payload.first_stage`.
+stage is answered for with what the first stage told: see
+:mod:`prismscale.payload.stages.first_stage`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from prismscale.emulation.call_site import callers
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
-from prismscale.payload.first_stage import FirstStageNote
+from prismscale.payload.stages.first_stage import FirstStageNote
 
 FILE = "deepspeed-forward.json"
 

@@ -1,0 +1,1 @@
+"""What pipeline stages tell each other before their first activations."""
