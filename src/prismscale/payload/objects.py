@@ -13,8 +13,7 @@ rule can answer that. So while an object collective runs, this module
                           the content of its output list
 ``recv_object_list``      shapes that a pipeline stage is told, see
                           :mod:`prismscale.payload.stages.pipeline_shapes`; else unknown: refused
-with the
-                          line that receives
+                          with the line that receives
 ``gather_object``,        this rank's own object in each place (save plans: see
 ``all_gather_object``     :mod:`prismscale.payload.checkpoint_plans`)
 ========================= ====================================================================
