@@ -50,8 +50,8 @@ PROGRAMS = (
     titan("Llama-3 8B", "llama3", "llama3_8b"),
     titan("DeepSeek-V3 16B", "deepseek_v3", "deepseek_v3_16b"),
     titan("Qwen3 30B-A3B", "qwen3", "qwen3_30b_a3b"),
-    # The longest document of a batch is an argument of its attention, and torchtitan refuses to replay
-    # a CUDA graph whose arguments have changed, on a GPU as here.
+    # The longest document of a batch is an argument of its attention, and torchtitan refuses to
+    # replay a CUDA graph whose arguments have changed, on a GPU as here.
     titan("gpt-oss 20B", "gpt_oss", "gpt_oss_20b", "--training.disable_cuda_graphs"),
     titan("float8", "llama3", "llama3_debugmodel_float8", package="torchao"),
     titan("Llama-3 70B, async TP", "llama3", "llama3_70b", *_TENSOR, "--compile.enable"),

@@ -23,8 +23,8 @@ _OURS_AND_TORCH = (
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _MOST_CALLERS = 64
-"""Between a payload rule and the program's own function lie about twenty frames of ours and of torch's
-process group, and a few of the framework's."""
+"""Between a payload rule and the program's own function lie about twenty frames of ours and of
+torch's process group, and a few of the framework's."""
 _is_users: dict[str, bool] = {}
 
 
