@@ -81,16 +81,11 @@ def _demo_command() -> list[str]:
 
 def verdict(asked: Asked) -> Iterator[Row]:
     """``fit`` beside ``run``."""
-    out = asked.runs.folder / f"{asked.name}-fit"
-    told = asked.runs.folder / f"{asked.name}-fit.json"
-    job = _without_device(asked.job)
-    done = asked.runs.command("fit", *job, "--fresh", "--out", out, "--json", told, *asked.script)
+    found = asked.runs.fit(f"{asked.name}-fit", _without_device(asked.job), asked.script)
     run = asked.runs.run(asked.name, asked.job, asked.script)
-    if done.returncode not in (0, 4) or not run:
-        print(done.stderr[-2000:], file=sys.stderr)
+    if not found or not run:
         yield Row.at_least(f"{asked.name}: fit and run complete", 0, 1)
         return
-    found = json.loads(told.read_text())
     fit = found["variants"][0]["fit"]
     ran = _fullest(asked)
     yield Row.at_most(f"{asked.name}: fit", found["wall_s"], asked.most_s, "s")

@@ -5,9 +5,8 @@
 A record is what the last rank of a functional test of Megatron-LM logged at every step. It is run
 by the code of the commit that brought its values (``megatron_history.py``), with the options that
 the test had there, over Transformer Engine's Python code of that commit's container, through
-``prismscale run --device null``. The last rank's peak in the run folder is compared with the
-highest before the run was resumed (step 51). ``results.json`` has the highest peak of a stage's
-ranks: where there is one stage that is rank 0's, which holds a little more.
+``prismscale fit --capture LAST``. The last rank's peak is compared with the highest before the run
+was resumed (step 51).
 
 CLONE is a clone of NVIDIA/Megatron-LM with its history; trees and libraries are put into
 ``--work``. The Python of this bench needs what Megatron-LM needs (docs/null-device.md); Apex and
@@ -38,7 +37,7 @@ from string import Template
 from megatron_data import BERT_DATA, GPT_DATA, make
 from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import Runs, memory_by_rank
+from runs import Runs
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 LIMIT_S = 3600
@@ -224,14 +223,16 @@ class Bench:
         places = self._places | {"DATA_BLEND": self._places["DATA_PATH"] / text}
         line = (*options(given["MODEL_ARGS"], places), *more)
         script = next(tree / path for path in golden.scripts if (tree / path).is_file())
-        job = ("--samples", 1, "--watch-steps", 0)
-        found = runs.null(golden.name, golden.world_size, (script, *line), *job)
+        last = golden.world_size - 1
+        job = ("--cluster", "h100-sxm", "--world-size", golden.world_size, "--capture", last)
+        found = runs.fit(golden.name, job, (script, *line))
         if not found:
             return 0, runs.reason
         if not self._commit_file(golden).exists():
             self._commit_file(golden).write_text(our_commit())
-        memory = memory_by_rank(runs.folder / golden.name, found["captured"])
-        return memory[golden.world_size - 1].peak_bytes, ""
+        stages = found["variants"][0]["stages"]
+        peak: int = next(s["record"]["peak_bytes"] for s in stages if s["rank"] == last)
+        return peak, ""
 
 
 def measure(golden: Golden, bench: Bench) -> Row:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prismscale.errors import NoFitError
 from prismscale.graph.io import load_graph, load_trace
 from prismscale.graph.trace import MemoryRecord
 from prismscale.runfolder import RunFolder
@@ -67,14 +68,27 @@ class Runs:
 
     def run(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
         """``prismscale run``; its results, empty where it failed."""
-        root = self.folder / out
-        if not (root / "results.json").exists():
-            done = self.command("run", *options, "--out", root, *script)
-            if done.returncode:
-                print(f"{out}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+        told = self.folder / out / "results.json"
+        return self._told("run", told, (*options, "--out", told.parent, *script), (0,))
+
+    def fit(self, out: str, options: Sequence[object], script: Sequence[object]) -> dict[str, Any]:
+        """``prismscale fit``; what it found, whether the job fits or not, empty where it failed."""
+        told = self.folder / f"{out}.json"
+        command = (*options, "--out", self.folder / out, "--json", told, *script)
+        return self._told("fit", told, command, (0, NoFitError.exit_code))
+
+    def _told(
+        self, command: str, told: Path, arguments: Sequence[object], good: Sequence[int]
+    ) -> dict[str, Any]:
+        """What ``command`` has written to ``told``; exit codes other than ``good`` are failures."""
+        if not told.exists():
+            done = self.command(command, *arguments)
+            if done.returncode not in good:
+                print(f"{told.parent}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
                 self.reason = next(filter(None, reversed(done.stderr.splitlines())), "")
                 return {}
-        return json.loads((root / "results.json").read_text())
+        found: dict[str, Any] = json.loads(told.read_text())
+        return found
 
     def null(
         self, out: str, world_size: int, script: Sequence[object], *more: object

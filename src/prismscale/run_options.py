@@ -154,7 +154,7 @@ def job_config(
         str,
         typer.Option(
             help="More ranks to capture, for example 3,16-23: to see a mistake that only these "
-            "make.",
+            "make, or, with fit, their memory.",
             show_default="none",
         ),
     ] = "",

@@ -107,6 +107,13 @@ def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
     assert "does not fit" in done.err
 
 
+def test_ranks_that_are_named_are_looked_at(script: Path, tmp_path: Path) -> None:
+    """Beside those of the stages."""
+    assert fit(tmp_path, "--capture", WORLD - 1, script, "--width", 32).code == 0
+    stages = json.loads((tmp_path / "fit.json").read_text())["variants"][0]["stages"]
+    assert {stage["rank"] for stage in stages} == {0, WORLD - 1}
+
+
 def test_what_holds_the_memory_is_shown(script: Path, tmp_path: Path) -> None:
     """With the line that asked for it."""
     done = prismscale("fit", *TORCHRUN, "--out", tmp_path / "out", script, "--eat", 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,16 +89,17 @@ class FitJob:
             )
             # Nothing that happens now and then is looked for.
             runner.spec = replace(runner.spec, watched_steps=0)
-            stages = _captured_stages(runner)
+            stages = _captured_stages(runner, config.capture)
         return tuple(_memory_of(runner, folder, rank, name) for rank, name in stages.items())
 
 
-def _captured_stages(runner: CaptureRunner) -> dict[int, str]:
-    """Captures one rank a stage; which these are rank 0 tells."""
-    runner.capture([0])
+def _captured_stages(runner: CaptureRunner, also: Sequence[int]) -> dict[int, str]:
+    """Captures one rank a stage, which rank 0 tells, and the ranks ``also``."""
+    first = {0, *also}
+    runner.capture(sorted(first))
     stages = stage_ranks(runner.traces[0])
-    runner.capture([rank for rank in stages if rank != 0])
-    return stages
+    runner.capture([rank for rank in stages if rank not in first])
+    return {rank: f"rank {rank}" for rank in also} | stages
 
 
 def _memory_of(runner: CaptureRunner, folder: Path, rank: int, name: str) -> StageMemory:

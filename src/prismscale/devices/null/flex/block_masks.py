@@ -134,9 +134,10 @@ def _blocks_met(mask: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     left = _ask(mask.mask_mod, batch, heads, queries[looked_at].reshape(-1), keys.reshape(-1))
     if left is None:
         return None
-    blocks = left.expand(batch, heads, -1, -1).unflatten(3, (-1, _POINTS))
-    blocks = blocks.unflatten(2, (-1, _POINTS)).transpose(3, 4)
-    counts = (found.sum(-1) for found in (blocks.any(-1).any(-1), blocks.all(-1).all(-1)))
+    blocks = left.view(torch.uint8).unflatten(3, (-1, _POINTS)).unflatten(2, (-1, _POINTS))
+    # One sum over bytes: several times quicker than any() and all() along dimensions this short.
+    of_block = blocks.sum((3, 5), dtype=torch.int32).expand(batch, heads, -1, -1)
+    counts = ((of_block >= least).sum(-1) for least in (1, _POINTS**2))
     some, whole = (
         count.repeat_interleave(every, dim=2)[:, :, :rows].to(numbers.dtype) for count in counts
     )
@@ -162,8 +163,8 @@ def _ask(
     )
     try:
         with _OnHost():
-            answers = function(*places)
+            answers = torch.as_tensor(function(*places))
     except (_UnknownValueError, RuntimeError, IndexError):
         return None  # it wants what is not known, or single indices
-    whole = (batch, heads, queries.numel(), keys.numel())
-    return torch.as_tensor(answers).broadcast_to(whole)
+    whole = torch.broadcast_shapes(answers.shape, (1, 1, queries.numel(), keys.numel()))
+    return answers.broadcast_to(whole).bool().contiguous()
