@@ -320,6 +320,24 @@ def test_another_shape_is_not_taken(tmp_path: Path) -> None:
     assert tensor.item() == 1
 
 
+def test_where_another_rule_knows_only_the_sender_itself_is_believed(tmp_path: Path) -> None:
+    """An older message, or that of another group, may be about something else."""
+
+    def message(op: CollectiveOp, tensor: torch.Tensor, ranks: tuple[int, int]) -> Collective:
+        tensors = ([tensor], ()) if op is CollectiveOp.SEND else ((), [tensor])
+        rank, peer = (0, 1) if op is CollectiveOp.SEND else (1, 0)
+        return _collective(op, *tensors, root=peer, rank=rank, ranks=ranks)
+
+    RecordedPayload(tmp_path).offer(message(CollectiveOp.SEND, torch.tensor([9]), (0, 4)))
+    own = RecordedPayload(tmp_path, is_known=lambda: True)
+    other = RecordedPayload(tmp_path, is_known=lambda: True)
+    received = torch.tensor([0])
+    assert not other.offer(message(CollectiveOp.RECV, received, (3, 7)))
+    assert own.offer(message(CollectiveOp.RECV, received, (0, 4)))
+    assert received.item() == 9
+    assert not own.offer(message(CollectiveOp.RECV, received, (0, 4)))
+
+
 def test_a_rank_that_runs_longer_takes_the_newest_value(tmp_path: Path) -> None:
     """What the sender sent last stands for what it would have sent in later steps."""
     root = RecordedPayload(tmp_path)

@@ -118,7 +118,12 @@ def rank_payload(
         UsageError, FormatError: of the rules file.
     """
     value_of = torch.Tensor.detach if emulation is None else exact_value
-    recorded = RecordedPayload(folder, is_captured_now=is_captured_now, value_of=value_of)
+    recorded = RecordedPayload(
+        folder,
+        is_captured_now=is_captured_now,
+        value_of=value_of,
+        is_known=lambda: MIRROR.knows_object,
+    )
     book = RuleBook(RuleFile(path=rules).rules() if rules else (), value_of=value_of)
     return RankPayload(
         rules=book,

@@ -140,6 +140,11 @@ class ObjectMirror:
         return self._call is not None
 
     @property
+    def knows_object(self) -> bool:
+        """Whether an object collective is under way here, and what it brings is known."""
+        return self._call is not None and self._call.is_known
+
+    @property
     def _gathered(self) -> dict[Any, Any]:
         gathered: dict[Any, Any] = self._threads.__dict__.setdefault("gathered", {})
         return gathered

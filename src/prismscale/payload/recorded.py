@@ -10,7 +10,8 @@ The name says which: operation, group index of the group, group ranks of sender 
 running number of such communications, and the sender's global rank. A receiver waits for a sender
 that is being captured beside it. One whose own sender was not captured takes the value of the same
 position in another group of that group index; one that runs for more steps than its sender did, the
-newest value that fits.
+newest value that fits. Neither is done where another rule knows what a peer sends: an older message
+may be about something else.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class RecordedPayload:
     """A payload rule on a folder that captured ranks share.
 
     ``is_captured_now`` says whether a rank is being captured: what it sends will come.
-    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept.
+    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept. ``is_known``
+    says whether a later rule knows what the peer sends that is being received from.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class RecordedPayload:
         *,
         is_captured_now: Callable[[int], bool] = lambda rank: False,
         value_of: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.detach,
+        is_known: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = Path(folder)
         self._is_captured_now = is_captured_now
         self._value_of = value_of
+        self._is_known = is_known
         self._numbers: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -92,7 +96,9 @@ class RecordedPayload:
         await_file(
             exact, PATIENCE_S, poll_s=_POLL_S, while_true=lambda: self._is_captured_now(member)
         )
-        found = self._candidates(key, number, group.ranks[sender])
+        found = self._candidates(key, number, member)
+        if is_p2p and self._is_known():
+            found = iter([exact] if exact.exists() else [])
         return any(_fill(tensors, _read(path)[position:]) for path in found)
 
     def _path(self, key: str, number: int, sender: int) -> Path:

@@ -13,7 +13,13 @@ import re
 from dataclasses import dataclass
 
 from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
-from prismscale.devices.null import bindings, cuda_api, cuda_bindings, packed_attention
+from prismscale.devices.null import (
+    bindings,
+    cuda_api,
+    cuda_bindings,
+    packed_attention,
+    torch_profiler,
+)
 from prismscale.devices.null.build import build_extension
 from prismscale.devices.null.compiled import regions
 from prismscale.devices.null.flex import block_masks
@@ -84,6 +90,7 @@ def activate(
     cuda_api.install(library, spec, history)
     nvml.install(library, spec)
     cuda_bindings.install(spec)
+    torch_profiler.install()
     flex_operators.install()
     packed_attention.install()
     block_masks.install(library.ps_without_cost)

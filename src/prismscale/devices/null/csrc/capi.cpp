@@ -108,6 +108,7 @@ void ps_install(const SettingsRow* row) {
   install_guard();
   install_hooks();
   register_ddp_timer();
+  register_profiler();
   register_direct_kernels();
   register_policy_kernels();
   register_attention_choice();

@@ -166,6 +166,7 @@ int64_t Device::launch(
       index_, stream, signature, host_ns, device_ns, is_queued ? kQueued : kNotQueued);
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
+  kernels_ns_ += device_ns;
   if (is_queued) state.queue_ns.push_back(state.tail_ns);
   return start;
 }
@@ -260,6 +261,11 @@ void Device::synchronize_device() {
 int64_t Device::stream_time_ns(int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   return streams_[static_cast<size_t>(stream)].tail_ns;
+}
+
+int64_t Device::kernels_ns() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return kernels_ns_;
 }
 
 void Device::advance_stream(int64_t stream, int64_t until_ns) {

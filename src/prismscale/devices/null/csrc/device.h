@@ -60,6 +60,7 @@ class Device : public StreamProgress {
   void synchronize_stream(int64_t stream);
   void synchronize_device();
   int64_t stream_time_ns(int64_t stream);
+  int64_t kernels_ns();  // what all kernels have taken that were launched here
 
   // Captures of graphs. Launches on streams that take part, and events between them, are recorded.
   void begin_capture(std::shared_ptr<RecordedGraph> graph, int64_t stream);
@@ -119,6 +120,7 @@ class Device : public StreamProgress {
   std::shared_ptr<RecordedGraph> graph_;  // that is being captured here
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};
+  int64_t kernels_ns_ = 0;
   std::unique_ptr<CachingAllocator> allocator_;
   MemoryHistory history_;
   Block* allocate(size_t bytes, int64_t stream, int32_t origin);

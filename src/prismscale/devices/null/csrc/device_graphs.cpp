@@ -79,6 +79,7 @@ int64_t Device::launch_in_graph(int64_t stream, uint32_t signature, int64_t devi
   SpanGraph::get().launched(index_, stream, signature, 0, device_ns, kNotQueued);
   const int64_t start = std::max(state.tail_ns, host_time_ns());
   state.tail_ns = start + device_ns;
+  kernels_ns_ += device_ns;
   return start;
 }
 

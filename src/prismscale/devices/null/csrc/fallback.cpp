@@ -4,6 +4,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <unordered_map>
@@ -59,10 +60,12 @@ IValue to_meta(const IValue& value) {
   return value;
 }
 
-// Meta kernels may be Python; neither autograd, autocast nor torch-function modes are their concern.
+// Meta kernels may be Python; neither autograd, autocast, torch-function modes nor a profiler of the
+// program's is their concern.
 class MetaScope {
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  at::DisableRecordFunctionGuard unseen_;
   at::impl::TorchFunctionDisabledState previous_ =
       at::impl::PythonTorchFunctionTLS::get_disabled_state();
 

@@ -12,6 +12,7 @@ void install_hooks();
 // Version of cuDNN that the device says it has: 9.15.1 is 91501.
 void set_cudnn(int64_t version);
 void register_ddp_timer();
+void register_profiler();
 const at::Generator& default_generator(int device_index);
 
 }  // namespace prismscale
