@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -30,6 +28,7 @@ from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.graph.node import NodeKind
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload
+from support.cuda_graphs import capture
 from support.emulation import emulated
 from support.op_log import OpSignature, drain_ops, record_ops, set_cost_model
 
@@ -72,14 +71,6 @@ def host_ns(run: Callable[[], object]) -> int:
     before = library.ps_host_time_ns()
     run()
     return int(library.ps_host_time_ns() - before)
-
-
-def capture(run: Callable[[], object], **options: object) -> torch.cuda.CUDAGraph:
-    """A graph of ``run``."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, **options):  # type: ignore[arg-type]
-        run()
-    return graph
 
 
 N_SIDES = 3
@@ -207,60 +198,6 @@ def test_a_step_in_a_graph_changes_no_memory() -> None:
     before = torch.cuda.memory_stats()
     graph.replay()
     assert torch.cuda.memory_stats() == before
-
-
-@pytest.fixture
-def empty() -> int:
-    gc.collect()
-    torch.cuda.empty_cache()
-    return held()
-
-
-SIZE = 32 << 20
-
-
-def held() -> int:
-    """Reserved for what is large: the words of random state may take a segment of small blocks."""
-    return int(torch.cuda.memory_stats()["reserved_bytes.large_pool.current"])
-
-
-def buffer() -> torch.Tensor:
-    return torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
-
-
-def test_memory_of_a_graph_stays_its_own_until_the_graph_and_its_tensors_go(empty: int) -> None:
-    """Freed blocks are reused in the capture, and by nobody else."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        address = buffer().data_ptr()
-        kept = buffer()
-        assert kept.data_ptr() == address
-    assert buffer().data_ptr() != address
-    torch.cuda.empty_cache()
-    assert held() == empty + SIZE
-    del graph
-    torch.cuda.empty_cache()
-    assert held() == empty + SIZE
-    del kept
-    torch.cuda.empty_cache()
-    assert held() == empty
-
-
-def test_graphs_can_share_a_pool(empty: int) -> None:
-    """The second captures into what the first has freed; the pool stays until both are gone."""
-    handle = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
-    first = capture(buffer, pool=handle, stream=stream)
-    second = capture(buffer, pool=first.pool(), stream=stream)
-    third = capture(buffer, stream=stream)
-    assert first.pool() == second.pool() == handle != third.pool()
-    assert held() == empty + 2 * SIZE
-    del first, third
-    torch.cuda.empty_cache()
-    assert held() == empty + SIZE
-    second.reset()
-    torch.cuda.empty_cache()
-    assert held() == empty
 
 
 def forbidden() -> dict[str, Callable[[], object]]:
@@ -540,28 +477,3 @@ def test_debug_dump_says_how_much_is_in_it(tmp_path: Path) -> None:
         tensor.neg_().abs_()
     NullGraph.debug_dump(graph, str(tmp_path / "graph.dot"))
     assert "2 launches" in (tmp_path / "graph.dot").read_text()
-
-
-def test_workspaces_of_a_capture_lie_in_its_pool(empty: int) -> None:
-    """Until the program clears them, as for any stream that first multiplies there."""
-    matrix = torch.ones(8, 8, device="cuda")
-    streams = itertools.islice(iter(torch.cuda.Stream, None), 2)
-    graph = capture(lambda: matrix @ matrix, stream=next(streams))
-    owners = {s["segment_pool_id"] for s in torch.cuda.memory_snapshot() if s["allocated_size"]}
-    assert graph.pool() in owners
-    torch._C._cuda_clearCublasWorkspaces()
-    owners = {s["segment_pool_id"] for s in torch.cuda.memory_snapshot() if s["allocated_size"]}
-    assert graph.pool() not in owners
-
-
-def test_graphs_of_a_device_share_two_words_of_random_state(empty: int) -> None:
-    """Seed and offset, in the ordinary pool, until the last graph is gone."""
-    tensor = torch.ones(8, device="cuda")
-    before = torch.cuda.memory_allocated()
-    first = capture(tensor.neg_)
-    held = torch.cuda.memory_allocated() - before
-    second = capture(tensor.neg_)
-    assert torch.cuda.memory_allocated() - before == held == 2 * 512
-    first.reset()
-    second.reset()
-    assert torch.cuda.memory_allocated() == before
