@@ -78,6 +78,7 @@ KNOWN = {
     ),
     ("step", "h100"): (("null_programs", "tokens/s a GPU, rel"),),
     ("step", "b200"): (("simumax_records", ": step "),),
+    ("step", "a100"): (("vtrain_layouts", ": step "),),
 }
 """Figure and GPU, and the rows (bench, part of the name) that hold it against measurements."""
 

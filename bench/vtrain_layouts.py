@@ -1,0 +1,304 @@
+"""Megatron-LM's layouts on 8 to 512 A100s beside vTrain's published iterations, and the choice.
+
+    python bench/vtrain_layouts.py [--truth DIR] [--case NAME]… [--json PATH]
+
+A seeded sample of ``vtrain_a100`` goes through ``prismscale run --device null``: rows that share
+GPUs, model and global batch, so that the layout with the shortest predicted step can be held
+against the best that was published. The Python of this bench needs megatron-core 0.16.1, Triton,
+Transformer Engine 2.9.0 and, on ``PYTHONPATH``, Apex, both as Python alone: docs/null-device.md.
+The program is ``examples/megatron``. A row takes 2 to 17 minutes on one core; what ``PATH`` holds
+of other rows stays, so the sample may be run in pieces; bars are on the whole of it alone.
+
+Published are GPUs, layout, batch sizes, width, heads, layers and length. From the code and the
+validation settings that the authors published (VIA-Research/vTrain) are: fp16, learned positions, a
+vocabulary of 50,257, Apex's norms, a fused softmax, 1F1B without interleaving, one all-reduce of
+16-bit gradients behind the last backward pass (``use_gradient_bucket`` false), and 800 Gb/s of
+network a node: ``nics_per_node`` is 4 here, where the preset ``a100-80g`` has 8 cards. Assumed:
+
+- Adam without sharding, loss scaling, clipped gradients and dropout of 0.1, Megatron's defaults;
+- weight gradients added by the product itself (Apex), elementwise work fused: by inductor here, by
+  TorchScript then;
+- ranks in Megatron's order (tensor, data, pipeline), tensor parallelism without sequence
+  parallelism, all collectives by the preset's rules;
+- several nodes recompute every layer in full, one node nothing. The settings switch it on in both,
+  but with it rows of one node would have run products at 94 % of the peak, by their slope over
+  layers and microbatches. Rows of that reckoning (``is_looked_at``) are not in the sample.
+
+Not scored, and marked: rows of one node without tensor parallelism whose microbatch is narrow. The
+host's time a launch rests on them (``[host]`` of the kernel profile), beside H100 rows.
+
+*After 5 rows*: one factor for all, the median of published over predicted of five rows, a seeded
+one of at most eight microbatches of each group but the largest model's; these are not scored then.
+No constant of the product was moved for, or by, these rows.
+
+Why split rows of one node are far off: by the published slopes a layer and microbatch of a narrow
+row takes 2.75 to 4.99 ms, in no order of its work. 2,048 wide over eight GPUs it takes 4.79 ms for
+one sequence and 3.87 ms for two; on two GPUs 4.63 ms for two sequences, and 4.76 ms on one. That is
+the host, at a pace that changes from row to row. Ours is bound by the GPU there (2.7 ms a layer in
+the last but one), because a region that inductor fuses costs the host one launch; TorchScript's
+cost more. Several nodes have wide microbatches, and products decide. There two groups' rows with
+TP 2 and PP 8 ran at 179 (6,144 wide) and 161 TFLOP/s a GPU (8,192 wide), by FLOPs with
+recomputation and 15 slots of 1F1B; ours at 160 and 172. Wider products are slower there only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+
+from prismscale.cluster import Cluster
+from prismscale.validation.error_rows import Bars, error_rows
+from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from runs import EXAMPLES, Runs
+
+DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
+SCRIPT = EXAMPLES / "megatron" / "train.py"
+LIMIT_S = 3600
+SEED = 24
+VOCABULARY = 50_257
+CARDS = 4
+"""Of 200 Gb/s, in a node."""
+PRESET, CLUSTER_FILE = "a100-80g", "a100-800gbps.toml"
+HOST_BOUND = 8 * 1024
+"""Sequences times width of a microbatch below which the host is the slower (``kernels.py``)."""
+CALIBRATION_ROWS, MOST_MICROBATCHES = 5, 8
+"""Of how many rows a user has the step, and how long their programs are at most."""
+UNCALIBRATED, CALIBRATED, CHOICE_BAR = Bars(median=8), Bars(median=5), 3.0
+STEP = ": step "
+
+Model = tuple[int, int, int, int]
+"""GPUs, global batch, width, layers: what rows of a group share."""
+ONE_NODE: tuple[Model, ...] = ((8, 32, 2048, 24), (8, 32, 1024, 24))
+DRAWN_ON_ONE_NODE, DRAWN_ON_SEVERAL = 8, 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Iteration:
+    """One published row."""
+
+    gpus: int
+    batch: int
+    micro_batch: int
+    hidden: int
+    heads: int
+    layers: int
+    length: int
+    tensor: int
+    data: int
+    stages: int
+    time_ms: float
+
+    @property
+    def model(self) -> Model:
+        """What it shares with the rows of its group."""
+        return self.gpus, self.batch, self.hidden, self.layers
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, in each replica."""
+        return self.batch // self.data // self.micro_batch
+
+    @property
+    def is_one_node(self) -> bool:
+        """Of eight GPUs at most."""
+        return self.gpus <= 8
+
+    @property
+    def name(self) -> str:
+        """For its row."""
+        layout = f"TP {self.tensor}, PP {self.stages}, DP {self.data}"
+        return f"{group_name(self.model)}, {layout}, microbatch {self.micro_batch}"
+
+    @property
+    def family(self) -> str:
+        """Kind of row that is summed up by itself."""
+        if not self.is_one_node:
+            return "several nodes"
+        if self.stages > 1:
+            return "one node, PP > 1"
+        return "one node, TP > 1" if self.tensor > 1 else "one node, DP alone"
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether its slope says what one node recomputes."""
+        layout = (self.tensor, self.data, self.stages)
+        return self.is_one_node and layout == (1, 2, 1) and self.hidden == 2048
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no constant was found by rows like it."""
+        narrow = self.micro_batch * self.hidden < HOST_BOUND
+        return not (self.is_one_node and self.tensor == 1 and narrow)
+
+    @property
+    def options(self) -> str:
+        """Of the program."""
+        recomputed = "none" if self.is_one_node else "full"
+        return f"""--fp16 --num-layers {self.layers} --hidden-size {self.hidden}
+            --num-attention-heads {self.heads} --seq-length {self.length}
+            --micro-batch-size {self.micro_batch} --global-batch-size {self.batch}
+            --tensor-model-parallel-size {self.tensor} --pipeline-model-parallel-size {self.stages}
+            --vocab-size {VOCABULARY} --recompute-granularity {recomputed}"""
+
+
+def group_name(model: Model) -> str:
+    """For rows."""
+    gpus, batch, hidden, layers = model
+    return f"{gpus} GPUs, {layers} layers of {hidden:,}, batch {batch:,}"
+
+
+def load_iterations(folder: Path) -> list[Iteration]:
+    """All published rows."""
+    return [
+        _iteration(row)
+        for part in ("single", "multi")
+        for row in _read(folder / f"ground_truth_{part}.csv")
+    ]
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def _iteration(row: Mapping[str, str]) -> Iteration:
+    return Iteration(
+        gpus=int(row["# GPUs"]),
+        batch=int(row["global batch"]),
+        micro_batch=int(row["micro batch"]),
+        hidden=int(row["hidden size"]),
+        heads=int(row["attention heads"]),
+        layers=int(row["# layers"]),
+        length=int(row["sequence length"]),
+        tensor=int(row["tensor parallelism"]),
+        data=int(row["data parallelism"]),
+        stages=int(row["pipeline parallelism"]),
+        time_ms=float(row["iteration time (ms)"]),
+    )
+
+
+def sample(every: Sequence[Iteration]) -> list[Iteration]:
+    """Seeded, by group; on one node in turn of each family, so that each has its share."""
+    generator = random.Random(SEED)
+    models = dict.fromkeys([*ONE_NODE, *(row.model for row in every if not row.is_one_node)])
+    drawn: list[Iteration] = []
+    for model in models:
+        rows = [row for row in every if row.model == model and not row.is_looked_at]
+        generator.shuffle(rows)
+        by_family: dict[str, list[Iteration]] = {}
+        for row in rows:
+            by_family.setdefault(row.family, []).append(row)
+        turns = (row for turn in zip_longest(*by_family.values()) for row in turn if row)
+        limit = DRAWN_ON_ONE_NODE if model in ONE_NODE else DRAWN_ON_SEVERAL
+        drawn += [row for _, row in zip(range(limit), turns, strict=False)]
+    return drawn
+
+
+def calibration(drawn: Sequence[Iteration]) -> list[Iteration]:
+    """The rows whose measured steps a user is supposed to have: one of each of the first groups."""
+    generator = random.Random(SEED)
+    models = list(dict.fromkeys(row.model for row in drawn))[:CALIBRATION_ROWS]
+    short = [row for row in drawn if row.is_scored and row.microbatches <= MOST_MICROBATCHES]
+    return [generator.choice([row for row in short if row.model == model]) for model in models]
+
+
+def measure(row: Iteration, cluster: Path, runs: Runs) -> list[Row]:
+    """Run one row's program."""
+    job = ("--device", "null", "--cluster", cluster, "--world-size", row.gpus)
+    out = f"{'-'.join(map(str, row.model))}-{row.tensor}-{row.stages}-{row.micro_batch}"
+    brief = ("--samples", 1, "--watch-steps", 0)
+    found = runs.run(out, (*job, *brief), (SCRIPT, *row.options.split()))
+    if not found:
+        return [Row.at_least(f"{row.name}: completes", 0, 1)]
+    step_ms = found["step_ns"] / 1e6
+    mark = "" if row.is_scored else ", not scored"
+    name = f"{row.name}{STEP}{step_ms:,.1f} of {row.time_ms:,.1f} ms{mark}"
+    return [Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")]
+
+
+def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
+    """Errors by family and of all, the same after calibration, and choices of layout."""
+    error = {row.name.partition(STEP)[0]: row.value for row in rows if STEP in row.name}
+    run = [one for one in drawn if one.name in error]
+    scored = [one for one in run if one.is_scored]
+    for family in dict.fromkeys(one.family for one in run):
+        yield from error_rows(family, [error[o.name] for o in scored if o.family == family])
+    seen = [error[one.name] for one in run if not one.is_scored]
+    yield from error_rows("not scored, host's time seen in such rows", seen)
+    is_whole = len(run) == len(drawn)
+    yield Row.at_least("rows of the sample that were run", len(run), len(drawn))
+    before = [error[one.name] for one in scored]
+    yield from error_rows("uncalibrated", before, UNCALIBRATED if is_whole else Bars())
+    given = calibration(drawn)
+    if all(one.name in error for one in given):
+        factor = median(1 / (1 + error[one.name] / 100) for one in given)
+        yield Row.told(f"factor of {len(given)} rows", factor)
+        held_out = [one for one in scored if one not in given]
+        after = [100 * (factor * (1 + error[one.name] / 100) - 1) for one in held_out]
+        name = f"after {len(given)} rows"
+        yield from error_rows(name, after, CALIBRATED if is_whole else Bars())
+    for model in dict.fromkeys(one.model for one in drawn):
+        yield from _choice([one for one in drawn if one.model == model], error)
+
+
+def _choice(drawn: Sequence[Iteration], error: Mapping[str, float]) -> Iterator[Row]:
+    """What the layout of the shortest predicted step loses to the best, by published figures."""
+    group = [one for one in drawn if one.name in error]
+    if len(group) < 2:
+        return
+    chosen = min(group, key=lambda one: one.time_ms * (1 + error[one.name] / 100))
+    lost = 100 * (chosen.time_ms / min(one.time_ms for one in group) - 1)
+    name = f"{group_name(group[0].model)}: chosen of {len(group)} layouts, slower than the best"
+    is_whole = len(group) == len(drawn)
+    yield Row.at_most(name, lost, CHOICE_BAR, "%") if is_whole else Row.told(name, lost, "%")
+
+
+def main() -> int:
+    """Run the sample, print the table, and write it where asked; returns the exit code."""
+    options = _arguments()
+    folder = options.truth / "vtrain_a100"
+    if not folder.is_dir():
+        print(f"no public truth at {folder}: give its folder with --truth DIR", file=sys.stderr)
+        return 2
+    drawn = sample(load_iterations(folder))
+    chosen = [one for one in drawn if any(part in one.name for part in options.case or [""])]
+    others = {one.name for one in drawn} - {one.name for one in chosen}
+    rows = [row for row in read_rows(options.json) if row.name.partition(STEP)[0] in others]
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = (options.keep or Path(scratch)).absolute()
+        kept.mkdir(parents=True, exist_ok=True)
+        cluster = kept / CLUSTER_FILE
+        cluster.write_text(replace(Cluster.load(PRESET), nics_per_node=CARDS).to_toml())
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        runs = Runs(kept, limit_s=LIMIT_S, environment=environment)
+        for one in chosen:
+            found = measure(one, cluster, runs)
+            print(*(f"{r.name}: {r.value:.3g} {r.unit}" for r in found), sep="\n", flush=True)
+            rows += found
+            if options.json:
+                write_rows([*rows, *overall(rows, drawn)], options.json)
+    rows += overall(rows, drawn)
+    return finish(rows, title="vTrain's layouts on A100s", json_path=options.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    parser.add_argument("--case", action="append", help="part of a row's name; all by default")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
