@@ -37,7 +37,7 @@ FUSED_KINDS = (
 )
 _FUSED_SHARE = 0.22
 """Memory traffic of inductor's kernels relative to that of eager operators: bench/fusion.py."""
-_NEVER_FUSED = ("_chunk_cat", "fsdp::chunk_cat_mixed_dtype", "split_with_sizes_copy")
+_NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
 """FSDP's copies around communications, which run in hooks outside of compiled regions."""
 
 
@@ -118,7 +118,9 @@ class ModelledKernels:
             error=self.profile.errors.get(kind),
             kind=kind,
         )
-        if self.fused and kind in FUSED_KINDS and call.base not in _NEVER_FUSED:
+        # A library's kernel is one already: Apex's norms, and what inductor has generated.
+        is_apart = call.is_library or call.base in _NEVER_FUSED
+        if self.fused and kind in FUSED_KINDS and not is_apart:
             return _share_of_a_pass(cost)
         return cost
 
