@@ -295,14 +295,16 @@ def test_transfers_run_at_the_speed_of_the_bus() -> None:
 
 
 def test_fused_regions_share_a_pass() -> None:
-    """Elementwise work costs 22 %; products, FSDP's copies and kernels of libraries what they always
-    do."""
+    """Elementwise work costs 22 %; products, FSDP's copies and kernels of libraries their own
+    price."""
     fused = replace(H100, fused=True)
     add = text("add.Tensor", "Float[4096,4096];Float[4096,4096]", "Float[4096,4096]")
     gathered = text("split_with_sizes_copy.out", "BFloat16[8,4096]", "", "split_sizes=4096;dim=1")
 
     assert fused.cost(add).device_ns == round(0.22 * H100.cost(add).device_ns)
-    norm = text("apex::fused_layer_norm", "Half[4096,1024];Half[1024];Half[1024]", "Half[4096,1024]")
+    norm = text(
+        "apex::fused_layer_norm", "Half[4096,1024];Half[1024];Half[1024]", "Half[4096,1024]"
+    )
     for other in (product(512, 512, 512), gathered, norm):
         assert fused.cost(other) == H100.cost(other)
 
