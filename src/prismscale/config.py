@@ -271,7 +271,8 @@ class JobConfig:
         parts = [
             # Files of an earlier format are left where they are, and not read.
             VERSION,
-            "objects have marks",  # earlier captures have none: see payload/object_marks.py
+            # See payload/object_marks.py and payload/recorded.py.
+            "objects have marks, and numbers of their own",
             self.script.label,
             "".join(sources),
             list(self.script.args),

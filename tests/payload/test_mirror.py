@@ -16,7 +16,7 @@ from prismscale.emulation.hook import Collective, GroupHandle
 from prismscale.errors import FormatError
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.mirror import CompositePayload, MirrorPayload
-from prismscale.payload.recorded import RecordedPayload
+from prismscale.payload.recorded import NoObjects, RecordedPayload
 
 SIZE, RANK = 4, 1
 MIRROR = MirrorPayload()
@@ -329,13 +329,44 @@ def test_where_another_rule_knows_only_the_sender_itself_is_believed(tmp_path: P
         return _collective(op, *tensors, root=peer, rank=rank, ranks=ranks)
 
     RecordedPayload(tmp_path).offer(message(CollectiveOp.SEND, torch.tensor([9]), (0, 4)))
-    own = RecordedPayload(tmp_path, is_known=lambda: True)
-    other = RecordedPayload(tmp_path, is_known=lambda: True)
+    own = RecordedPayload(tmp_path, objects=NoObjects(knows_object=True))
+    other = RecordedPayload(tmp_path, objects=NoObjects(knows_object=True))
     received = torch.tensor([0])
     assert not other.offer(message(CollectiveOp.RECV, received, (3, 7)))
     assert own.offer(message(CollectiveOp.RECV, received, (0, 4)))
     assert received.item() == 9
     assert not own.offer(message(CollectiveOp.RECV, received, (0, 4)))
+
+
+def test_what_nobody_knows_is_waited_for_from_rank_0(tmp_path: Path) -> None:
+    """The receiver's own root is not captured; rank 0, which is, is a moment later."""
+    asked: list[int] = []
+
+    def is_captured_now(rank: int) -> bool:
+        asked.append(rank)
+        if rank == 0:
+            RecordedPayload(tmp_path).offer(_broadcast(0, torch.tensor([7]), ranks=(0, 1)))
+        return rank == 0
+
+    reader = RecordedPayload(
+        tmp_path, is_captured_now=is_captured_now, objects=NoObjects(lacks_object=True)
+    )
+    received = torch.tensor([0])
+    assert reader.offer(_broadcast(1, received, ranks=(6, 7)))
+    assert received.item() == 7
+    assert set(asked) == {6, 0}
+
+
+def test_objects_are_numbered_apart_from_tensors(tmp_path: Path) -> None:
+    """Groups may differ in how many tensors they broadcast before an object."""
+    calling = NoObjects(is_calling=True)
+    RecordedPayload(tmp_path, objects=calling).offer(_broadcast(0, torch.tensor([7]), ranks=(0, 1)))
+    reader = RecordedPayload(tmp_path)
+    assert not reader.offer(_broadcast(1, torch.zeros(2), ranks=(6, 7)))
+    reader = RecordedPayload(tmp_path, objects=calling)
+    received = torch.tensor([0])
+    assert reader.offer(_broadcast(1, received, ranks=(6, 7)))
+    assert received.item() == 7
 
 
 def test_a_rank_that_runs_longer_takes_the_newest_value(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def rank_payload(
         folder,
         is_captured_now=is_captured_now,
         value_of=value_of,
-        is_known=lambda: MIRROR.knows_object,
+        objects=MIRROR,
     )
     book = RuleBook(RuleFile(path=rules).rules() if rules else (), value_of=value_of)
     return RankPayload(

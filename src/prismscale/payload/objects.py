@@ -145,6 +145,12 @@ class ObjectMirror:
         return self._call is not None and self._call.is_known
 
     @property
+    def lacks_object(self) -> bool:
+        """Whether an object collective is under way here, and this rank has nothing in place of
+        what it brings."""
+        return self._call is not None and any(found is None for found in self._call.objects)
+
+    @property
     def _gathered(self) -> dict[Any, Any]:
         gathered: dict[Any, Any] = self._threads.__dict__.setdefault("gathered", {})
         return gathered

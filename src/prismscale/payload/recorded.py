@@ -7,11 +7,13 @@ one communication: a line of JSON, then the raw bytes of each tensor. Nothing is
 unpickled by reading it.
 
 The name says which: operation, group index of the group, group ranks of sender and receiver,
-running number of such communications, and the sender's global rank. A receiver waits for a sender
+running number of such communications, and the sender's global rank. Objects are numbered apart:
+ranks may differ in how many tensors they broadcast before. A receiver waits for a sender
 that is being captured beside it. One whose own sender was not captured takes the value of the same
 position in another group of that group index; one that runs for more steps than its sender did, the
 newest value that fits. Neither is done where another rule knows what a peer sends: an older message
-may be about something else.
+may be about something else. Where nobody else knows what a first member broadcasts, rank 0's own
+broadcast is waited for, which is captured first.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -46,12 +50,39 @@ _RECORDED = frozenset(
 )
 
 
+class ObjectCalls(Protocol):
+    """What is known of the object collective that is under way, if one is."""
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether one is."""
+        ...
+
+    @property
+    def knows_object(self) -> bool:
+        """Whether one is, and a later rule knows what it brings."""
+        ...
+
+    @property
+    def lacks_object(self) -> bool:
+        """Whether one is, and this rank has nothing in place of what it brings."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoObjects:
+    """The null implementation: tensors alone are sent."""
+
+    is_calling: bool = False
+    knows_object: bool = False
+    lacks_object: bool = False
+
+
 class RecordedPayload:
     """A payload rule on a folder that captured ranks share.
 
     ``is_captured_now`` says whether a rank is being captured: what it sends will come.
-    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept. ``is_known``
-    says whether a later rule knows what the peer sends that is being received from.
+    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept.
     """
 
     def __init__(
@@ -60,12 +91,12 @@ class RecordedPayload:
         *,
         is_captured_now: Callable[[int], bool] = lambda rank: False,
         value_of: Callable[[torch.Tensor], torch.Tensor | None] = torch.Tensor.detach,
-        is_known: Callable[[], bool] = lambda: False,
+        objects: ObjectCalls = NoObjects(),
     ) -> None:
         self._folder = Path(folder)
         self._is_captured_now = is_captured_now
         self._value_of = value_of
-        self._is_known = is_known
+        self._objects = objects
         self._numbers: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -80,6 +111,7 @@ class RecordedPayload:
         is_sender = op is CollectiveOp.SEND or (not is_p2p and peer == me)
         sender, receiver = (me, peer) if is_sender else (peer, me)
         kind = "p2p" if is_p2p else op.spelling
+        kind += ".objects" if self._objects.is_calling else ""
         target = f".d{receiver}" if is_p2p else ""
         key = f"{kind}.r{group.group_index}.s{sender}{target}"
         number = self._numbers[key]
@@ -93,13 +125,18 @@ class RecordedPayload:
             return False
         position = me if op is CollectiveOp.SCATTER else 0
         member = group.ranks[sender]
-        await_file(
-            exact, PATIENCE_S, poll_s=_POLL_S, while_true=lambda: self._is_captured_now(member)
-        )
+        self._await(exact, member)
+        if op is CollectiveOp.BROADCAST and sender == 0 and self._objects.lacks_object:
+            self._await(self._path(key, number, 0), 0)
         found = self._candidates(key, number, member)
-        if is_p2p and self._is_known():
+        if is_p2p and self._objects.knows_object:
             found = iter([exact] if exact.exists() else [])
         return any(_fill(tensors, _read(path)[position:]) for path in found)
+
+    def _await(self, path: Path, rank: int) -> None:
+        """Wait for what ``rank`` sends, as long as it is being captured."""
+        captured = self._is_captured_now
+        await_file(path, PATIENCE_S, poll_s=_POLL_S, while_true=lambda: captured(rank))
 
     def _path(self, key: str, number: int, sender: int) -> Path:
         return self._folder / f"{key}.n{number}.g{sender}.bin"
