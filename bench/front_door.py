@@ -81,7 +81,9 @@ def _demo_command() -> list[str]:
 
 def verdict(asked: Asked) -> Iterator[Row]:
     """``fit`` beside ``run``."""
-    found = asked.runs.fit(f"{asked.name}-fit", _without_device(asked.job), asked.script)
+    # Its time counts: nothing that was captured before is used.
+    job = ("--fresh", *_without_device(asked.job))
+    found = asked.runs.fit(f"{asked.name}-fit", job, asked.script)
     run = asked.runs.run(asked.name, asked.job, asked.script)
     if not found or not run:
         yield Row.at_least(f"{asked.name}: fit and run complete", 0, 1)

@@ -84,7 +84,7 @@ class Runs:
         if not told.exists():
             done = self.command(command, *arguments)
             if done.returncode not in good:
-                print(f"{told.parent}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
+                print(f"{command}, {told}:", done.stderr[-3000:], sep="\n", file=sys.stderr)
                 self.reason = next(filter(None, reversed(done.stderr.splitlines())), "")
                 return {}
         found: dict[str, Any] = json.loads(told.read_text())
