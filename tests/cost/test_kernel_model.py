@@ -302,9 +302,7 @@ def test_fused_regions_share_a_pass() -> None:
     gathered = text("split_with_sizes_copy.out", "BFloat16[8,4096]", "", "split_sizes=4096;dim=1")
 
     assert fused.cost(add).device_ns == round(0.22 * H100.cost(add).device_ns)
-    norm = text(
-        "apex::fused_layer_norm", "Half[4096,1024];Half[1024];Half[1024]", "Half[4096,1024]"
-    )
+    norm = text("apex::layer_norm.norm", "Half[4096,1024];Half[1024]", "Half[4096,1024]")
     for other in (product(512, 512, 512), gathered, norm):
         assert fused.cost(other) == H100.cost(other)
 
