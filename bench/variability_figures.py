@@ -2,8 +2,9 @@
 
     python bench/variability_figures.py --truth DIR
 
-Prints each figure of the profile beside what public measurements in DIR give for it. Of MLPerf only
-Llama-3.1 8B and Llama-2 70B LoRA are read: no step of the jobs that forecasts are scored on.
+Prints each figure of the profile beside what public measurements in DIR give for it. Of MLPerf,
+Llama-3.1 8B and Llama-2 70B LoRA are read; for long stalls alone GPT-3 and Llama-3.1 405B, on which
+forecasts are scored with the long stalls of the other (``long_stalls``).
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from long_stalls import GPT3, LLAMA, SCORED, LongStalls
 from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.samples import StepSamples
 from prismscale.formats.straggler import read_straggler
 from prismscale.graph.node import NodeKind
+from prismscale.validation.mlperf import read_runs
 from prismscale.validation.rows import Row, finish
 
 Floats = NDArray[np.float64]
@@ -49,6 +52,7 @@ def main() -> int:
         *_traces(options.truth / "straggler", profile),
         *_links(options.truth, profile),
         *_steps(options.truth / "mlperf", profile),
+        *_long_stalls(options.truth / "mlperf", profile),
     ]
     return finish(rows, title="Figures of the profile 'measured'", json_path=options.json)
 
@@ -236,6 +240,25 @@ def _steps(folder: Path, profile: VariabilityProfile) -> list[Row]:
         *_beside("stalls", profile.stalls.mean_s, float(np.mean(stalls_s)), "s"),
         Row.told("stalls that were seen", len(stalls_s)),
     ]
+
+
+def _long_stalls(folder: Path, profile: VariabilityProfile) -> list[Row]:
+    """Of both jobs for the profile, and of each for the other's score."""
+    runs = read_runs(folder)
+    own = {b: LongStalls.of(r for r in runs if r.bench == b) for b in (GPT3, LLAMA)}
+    figures = [
+        ("", profile.stalls, LongStalls.of(runs)),
+        (", of GPT-3 for 405B", SCORED[LLAMA], own[GPT3]),
+        (", of 405B for GPT-3", SCORED[GPT3], own[LLAMA]),
+    ]
+    rows = []
+    for name, ours, found in figures:
+        rows += [
+            *_beside(f"long stalls{name}", ours.long_per_job_hour, found.per_job_hour, "/job/h"),
+            *_beside(f"long stalls{name}", ours.long_mean_s, found.mean_s, "s"),
+            Row.told(f"long stalls that were seen{name}", found.count),
+        ]
+    return rows
 
 
 def _blocks(folder: Path) -> Iterator[tuple[float, float]]:

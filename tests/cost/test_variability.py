@@ -54,6 +54,7 @@ def test_a_users_file_is_named_after_itself(tmp_path: Path) -> None:
         ("[links.rail]\ntail_factor = 0.5", r"links.rail: tail_factor is 0.5; allowed: 1"),
         ("[kernels.gemm]\ncv = 0.1", r"unknown key 'kernels.gemm.cv'"),
         ("[stalls]\nmean_s = 1e6", r"stalls: mean_s is 1000000.0; allowed: 0"),
+        ("[stalls]\nlong_per_job_hour = -1", r"stalls: long_per_job_hour is -1.*allowed: 0"),
         ("node_share = 2.0", r"node_share is 2.0; allowed: 0"),
         ("[kernels", r"not valid TOML"),
     ],

@@ -135,6 +135,34 @@ def test_the_spread_between_runs_is_told_from_that_between_steps():
     assert spread.within_p95 == pytest.approx(0.01645, rel=0.05)
 
 
+def test_a_log_shows_a_rare_stall_or_does_not():
+    """One step in five hundred takes twice as long: half of all logs have none, and their CV is
+    that of the other steps; one in twenty has two and more."""
+    rng = np.random.default_rng(0)
+    steps = np.rint(rng.normal(1e9, 1e6, (5_000, 8)))
+    steps[::62, 3] += 1e9
+    spread = RunSpread.of(steps.astype(np.int64), log_steps=250)
+    assert spread.log.steps == 250
+    assert spread.log.cv_low == pytest.approx(0.001, rel=0.2)
+    assert spread.log.cv_high == pytest.approx(np.sqrt(2 / 250), rel=0.1)
+    assert spread.within_cv == pytest.approx(np.sqrt(1 / 500), rel=0.1)
+
+
+def test_long_stalls_come_by_the_job_and_not_by_its_size():
+    """As many in two nodes as in eight; each as long as it says, for the whole job."""
+    profile = VariabilityProfile(
+        name="long", stalls=StallVariation(long_per_job_hour=36_000, long_mean_s=0.05)
+    )
+    late = []
+    for replicas in (2, 8):
+        model, found = drawn(null_run(pipeline_job(2, replicas, 4, 4), profile), draws=4_000)
+        extra_s = (found.step_ns_D - model.step_ns) / 1e9
+        expected = 10 * model.step_ns / 1e9
+        late.append(float((extra_s > 1e-5).mean()))
+        assert extra_s.mean() == pytest.approx(expected * 0.05, rel=0.25)
+    assert late[0] == pytest.approx(late[1], rel=0.25)
+
+
 def test_many_small_kernels_vary_less_than_one_large_one():
     """The deviation of a sum of a hundred falls to a tenth of its share."""
     profile = VariabilityProfile(
@@ -256,11 +284,7 @@ def test_the_largest_of_many_is_drawn_by_its_own_distribution():
 def test_a_stalled_machine_delays_all_of_its_ranks():
     """At the node that was under way, by as long as the stall."""
     stalls = StepStalls.drawn(
-        np.random.default_rng(0),
-        StallVariation(per_node_hour=3_600, mean_s=0.5),
-        draws=10,
-        machines=4,
-        step_s=2.0,
+        np.random.default_rng(0), expected=8.0, mean_s=0.5, draws=10, machines=4
     )
     assert len(stalls.ns_E) == pytest.approx(80, rel=0.3)
     delays = stalls.delays(np.array([0, 0, 3]), np.array([5, 9]), np.array([0.25, 1.0]))

@@ -59,7 +59,12 @@ from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.guarantees import quantile_estimates, slowdown_probability
 from prismscale.forecast.model import Model, model_of
 from prismscale.forecast.modelled.profile_draws import SOURCES, ProfileDraws
-from prismscale.forecast.run_spread import RunSpread, VariationShare, variation_shares
+from prismscale.forecast.run_spread import (
+    LOG_STEPS,
+    RunSpread,
+    VariationShare,
+    variation_shares,
+)
 from prismscale.forecast.sensitivity import Sensitivity, ablate, factors_of
 from prismscale.forecast.sobol import ESTIMATORS, SobolIndex, sobol_indices
 from prismscale.forecast.training import TrainingPlan, best_interval_s, training_time
@@ -95,6 +100,9 @@ def forecast(
             "--shares/--no-shares", help="What each source of a profile does to p95 - p50."
         ),
     ] = True,
+    log_steps: Annotated[
+        int, typer.Option("--log-steps", min=2, max=10_000, help="Of the log whose spread is told.")
+    ] = LOG_STEPS,
     cluster: ClusterName = None,
     compute_scale: ComputeScale = None,
     slow: Slow = None,
@@ -137,7 +145,7 @@ def forecast(
         drawn = draw_steps(
             model.graph, model.source, config, base=model.base, executor=where, progress=update
         )
-    promise = _promise(drawn, planned, model.step_ns, quantile, slower, seed)
+    promise = _promise(drawn, planned, model.step_ns, quantile, slower, log_steps)
     sources = _sources(model, config, where, reporter) if shares else ()
     measured = measured_ns(run, found.samples)
     print_base(console, model.step_ns)
@@ -229,9 +237,9 @@ def _promise(
     base_ns: int,
     quantile: float,
     slower: float,
-    seed: int,
+    log_steps: int,
 ) -> Guarantee:
-    steps_AT, plan = drawn.by_run_AT, planned.plan
+    steps_AT, plan, seed = drawn.by_run_AT, planned.plan, drawn.config.seed
     has_runs = steps_AT.shape[1] > 1 and len(steps_AT) > 1
     together = steps_AT if has_runs else drawn.step_ns_D
     return Guarantee(
@@ -245,7 +253,7 @@ def _promise(
         slow=slowdown_probability(together, slower),
         whole=training_time(together, plan, seed=seed),
         best_interval_s=_best_interval(drawn, plan, seed),
-        spread=RunSpread.of(steps_AT) if has_runs else None,
+        spread=RunSpread.of(steps_AT, log_steps) if has_runs else None,
         growth=tail_growth(drawn.step_ns_D, GROWTH),
     )
 

@@ -143,10 +143,12 @@ def _spread(forecast: Mapping[str, Any]) -> str:
     spread = forecast["spread"]
     if spread is None:
         return ""
+    log = spread["log"]
     rows = [
         ("median step over the step without variation", f"{forecast['variation_cost']:+.2%}"),
         ("from step to step of one run, CV", f"{spread['within_cv']:.2%}"),
         ("from run to run, on other machines, CV", f"{spread['between_cv']:.2%}"),
+        (f"in a log of {log['steps']:,} steps, CV", f"{log['cv']:.2%}"),
         *((f"{s['name']}, of p95 - p50", f"{s['share']:.0%}") for s in forecast["sources"]),
     ]
     return fragment(_TABLE, head=("variation", ""), rows=rows)

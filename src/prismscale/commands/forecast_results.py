@@ -24,7 +24,7 @@ from prismscale.files import write_json
 from prismscale.forecast.draws.montecarlo import MonteCarlo
 from prismscale.forecast.model import Model
 from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
-from prismscale.forecast.run_spread import VariationShare
+from prismscale.forecast.run_spread import RunSpread, VariationShare
 from prismscale.runfolder import RunFolder
 
 MEMBER = "forecast"
@@ -88,7 +88,7 @@ def promise_json(
         "quantiles_ns": {f"{q:g}": plain(e) for q, e in promise.quantiles.items()},
         "slowdown": {"factor": promise.slower, **plain(promise.slow)},
         "variation_cost": promise.variation,
-        "spread": None if spread is None else plain(spread),
+        "spread": spread_json(spread),
         "sources": [plain(source) for source in sources],
         "training": {
             "steps": promise.plan.steps,
@@ -138,6 +138,11 @@ def placement_json(
         "hot": [{"stage": stage_S[h.node_slot], **plain(h)} for h in hot],
         "notes": list(notes),
     }
+
+
+def spread_json(spread: RunSpread | None) -> dict[str, Any] | None:
+    """What differs between runs, between steps, and in a log."""
+    return None if spread is None else {**plain(spread), "log": plain(spread.log)}
 
 
 def plain(value: Any) -> dict[str, Any]:

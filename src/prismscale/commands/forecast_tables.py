@@ -134,6 +134,11 @@ def print_spread(console: Console, spread: RunSpread, sources: Sequence[Variatio
         f"from step to step of one run: CV {spread.within_cv:.2%}, p95 {spread.within_p95:.2%} "
         f"above the median; from run to run, on other machines: CV {spread.between_cv:.2%}"
     )
+    log = spread.log
+    console.print(
+        f"a log of {log.steps:,} steps shows: CV {log.cv:.2%} "
+        f"({log.cv_low:.2%} … {log.cv_high:.2%}), p95 {log.p95:.2%} above the median"
+    )
     if not sources:
         return
     share = Column("of p95 - p50", justify="right")

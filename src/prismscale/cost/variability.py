@@ -6,7 +6,7 @@ cluster preset names one. Durations that a model answered are varied by it:
 - *temporal*: one kernel, or one communication, from one execution to the next;
 - *spatial*: devices that are slower than others, and links, for as long as the run lasts;
 - *links*: communications, by the links that they cross (:data:`SCOPES`), with a tail;
-- *stalls*: a node that stops for a moment;
+- *stalls*: a node that stops for a moment, and, rarely, one that stops for seconds;
 - *regimes*: what all ranks of a step share.
 
 Coefficients of variation (CV) are shares: 0.02 is 2 %. The median of every factor is 1, so that a
@@ -78,12 +78,21 @@ class StallVariation:
     per_node_hour: float = 0.0
     mean_s: float = 0.0
     """Of one stall; their lengths are exponential."""
+    long_per_job_hour: float = 0.0
+    """Long ones, seconds in which the whole job waits for one of its nodes. In public logs they
+    come by the hour, and not more often in larger jobs; what they are, nobody wrote down."""
+    long_mean_s: float = 0.0
+    """Of a long one; exponential too."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.per_node_hour <= 36_000:
-            raise UsageError(f"per_node_hour is {self.per_node_hour}; allowed: 0 … 36,000")
-        if not 0 <= self.mean_s <= 600:
-            raise UsageError(f"mean_s is {self.mean_s}; allowed: 0 … 600 seconds")
+        for name in ("per_node_hour", "long_per_job_hour"):
+            value = getattr(self, name)
+            if not 0 <= value <= 36_000:
+                raise UsageError(f"{name} is {value}; allowed: 0 … 36,000")
+        for name in ("mean_s", "long_mean_s"):
+            value = getattr(self, name)
+            if not 0 <= value <= 600:
+                raise UsageError(f"{name} is {value}; allowed: 0 … 600 seconds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

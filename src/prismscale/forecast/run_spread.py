@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,58 @@ from prismscale.forecast.draws.montecarlo import Draws
 
 SPREAD = (0.5, 0.95)
 """Quantiles whose distance is shared out among sources."""
+LOG_STEPS = 250
+"""Of a log, where nobody says: about an hour of a large job."""
+LOGS = 1_000
+"""Logs that are composed of drawn steps."""
+LOG_ENDS = (0.05, 0.95)
+"""Of the CV of logs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSpread:
+    """What a log of some steps of one run shows.
+
+    A rare long stall is in some logs and not in others, so that the CV over all drawn steps is
+    nobody's: most logs show less, a few much more.
+    """
+
+    steps: int
+    cv: float
+    """Of the median log."""
+    cv_low: float
+    cv_high: float
+    """Of one log in twenty, and of all but one in twenty."""
+    p95: float
+    """How far the p95 of the median log lies above that log's median, as a share."""
+
+    @classmethod
+    def of(cls, step_ns_AT: NDArray[np.int64], steps: int) -> LogSpread:
+        """From drawn runs (A) of several steps (T) each: logs are composed at random of all steps
+        around their own run's median. (Around its mean, one stall would move the other steps.)"""
+        off_AT = step_ns_AT - np.median(step_ns_AT, axis=1, keepdims=True)
+        around_AT = step_ns_AT.mean() + off_AT / _left_around_median(step_ns_AT.shape[1])
+        around_N = around_AT.ravel()
+        rng = np.random.default_rng(0)
+        log_LT = around_N[rng.integers(0, len(around_N), (LOGS, steps))]
+        cv_L = log_LT.std(axis=1, ddof=1) / log_LT.mean(axis=1)
+        middle_L, far_L = np.quantile(log_LT, SPREAD, axis=1)
+        low, high = np.quantile(cv_L, LOG_ENDS)
+        return cls(
+            steps=steps,
+            cv=float(np.median(cv_L)),
+            cv_low=float(low),
+            cv_high=float(high),
+            p95=float(np.median(far_L / middle_L - 1)),
+        )
+
+
+@lru_cache(maxsize=8)
+def _left_around_median(of: int) -> float:
+    """Deviation of ``of`` standard normal variables around the median of themselves, by drawing
+    them: 0.96 for eight."""
+    drawn = np.random.default_rng(0).standard_normal((40_000, of))
+    return float((drawn - np.median(drawn, axis=1, keepdims=True)).std())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +81,11 @@ class RunSpread:
     """Of the mean step, from run to run."""
     within_p95: float
     """How far the p95 of the steps of one run lies above their median, as a share."""
+    log: LogSpread
+    """What somebody sees who has the log of one run."""
 
     @classmethod
-    def of(cls, step_ns_AT: NDArray[np.int64]) -> RunSpread:
+    def of(cls, step_ns_AT: NDArray[np.int64], log_steps: int = LOG_STEPS) -> RunSpread:
         """From drawn runs (A) of several steps (T) each."""
         steps = step_ns_AT.shape[1]
         mean = float(step_ns_AT.mean())
@@ -44,6 +99,7 @@ class RunSpread:
             within_cv=float(np.sqrt(within)) / mean,
             between_cv=float(np.sqrt(between)) / mean,
             within_p95=float(far / middle - 1),
+            log=LogSpread.of(step_ns_AT, log_steps),
         )
 
 

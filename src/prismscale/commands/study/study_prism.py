@@ -28,7 +28,7 @@ from prismscale.commands.forecast_options import (
     factors,
     recording,
 )
-from prismscale.commands.forecast_results import plain, save_section
+from prismscale.commands.forecast_results import plain, save_section, spread_json
 from prismscale.commands.forecast_tables import print_notes
 from prismscale.commands.study.study_table import print_studies
 from prismscale.errors import UsageError
@@ -130,7 +130,7 @@ def study_json(study: PrismStudy, config: MonteCarlo) -> dict[str, Any]:
         "quantiles_ns": {f"{q:g}": plain(e) for q, e in study.quantiles.items()},
         "variation_cost": study.growth,
         "slowdown": {f"{factor:g}": plain(e) for factor, e in study.slow.items()},
-        "spread": None if study.spread is None else plain(study.spread),
+        "spread": spread_json(study.spread),
         "classes": [plain(a) for a in study.classes.ablations],
         "hot": [plain(h) for h in study.hot],
         "hot_p95_spread": study.hot_spread,

@@ -28,7 +28,7 @@ def _numbers(*heads: str) -> list[Column]:
 
 def _print_growth(console: Console, studies: Sequence[PrismStudy]) -> None:
     """How the tail grows with the job."""
-    heads = ("steady", "p5", "p50", "p95", "p50 over steady", "p95 over p50", "CV in a run")
+    heads = ("steady", "p5", "p50", "p95", "p50 over steady", "p95 over p50", "CV in a log")
     table = Table(Column("ranks", justify="right"), *_numbers(*heads), title="step time, ms")
     for study in studies:
         low, middle, far = (study.quantiles[q].value for q in (0.05, 0.5, 0.95))
@@ -37,7 +37,7 @@ def _print_growth(console: Console, studies: Sequence[PrismStudy]) -> None:
             *(f"{ns / 1e6:,.1f}" for ns in (study.step_ns, low, middle, far)),
             f"{study.growth:+.2%}",
             f"{far / middle - 1:+.2%}",
-            "" if study.spread is None else f"{study.spread.within_cv:.2%}",
+            "" if study.spread is None else f"{study.spread.log.cv:.2%}",
         )
     console.print(table)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.cost.variability import StallVariation
-
 Delays = dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]]
 """By body node: draws, members and nanoseconds of the stalls that fall into it."""
 
@@ -31,20 +29,29 @@ class StepStalls:
     def drawn(
         cls,
         rng: np.random.Generator,
-        stalls: StallVariation,
         *,
+        expected: float,
+        mean_s: float,
         draws: int,
         machines: int,
-        step_s: float,
     ) -> StepStalls:
-        """A Poisson process of each machine, over as long as the step takes."""
-        expected = stalls.per_node_hour / 3600 * step_s * machines
+        """A Poisson process over the step: so many stalls in each draw on average, each on one of
+        the machines."""
         count = int(rng.poisson(expected * draws)) if expected else 0
         return cls(
             draw_E=rng.integers(0, draws, count),
             machine_E=rng.integers(0, machines, count),
             when_E=rng.random(count),
-            ns_E=np.rint(rng.exponential(stalls.mean_s * 1e9, count)).astype(np.int64),
+            ns_E=np.rint(rng.exponential(mean_s * 1e9, count)).astype(np.int64),
+        )
+
+    def and_also(self, others: StepStalls) -> StepStalls:
+        """These and those."""
+        return StepStalls(
+            draw_E=np.concatenate([self.draw_E, others.draw_E]),
+            machine_E=np.concatenate([self.machine_E, others.machine_E]),
+            when_E=np.concatenate([self.when_E, others.when_E]),
+            ns_E=np.concatenate([self.ns_E, others.ns_E]),
         )
 
     def delays(

@@ -4,7 +4,7 @@ A draw is a run: devices and links keep their own speed through all of its steps
 
 - every kernel is drawn on every rank, and a node of the graph gets their sum (*temporal*);
 - every communication is drawn once for each group (*links*);
-- machines stop for a moment (*stalls*);
+- machines stop for a moment, and one now and then for seconds (*stalls*);
 - one pace holds for all ranks, and one for all communication between nodes (*regimes*).
 
 Each source has random streams of its own: without one of them the others' draws stay as they were.
@@ -50,7 +50,7 @@ TEMPORAL, SPATIAL, LINKS, STALLS, REGIMES = SOURCES = (
 """What a profile varies; each can be switched off."""
 LEAST_FACTOR = np.float32(0.1)
 """On a computation: devices differ, but not that much."""
-_KERNELS, _DEVICES, _MESSAGES, _TAILS, _PAIRS, _MACHINES, _PACE, _DAY = range(8)
+_KERNELS, _DEVICES, _MESSAGES, _TAILS, _PAIRS, _MACHINES, _PACE, _DAY, _LONG = range(9)
 """Random streams."""
 
 
@@ -179,15 +179,23 @@ class _ProfileChunk:
 
     def stalls(self, step: int) -> StepStalls:
         """Of all machines."""
-        source = self.source
         if step not in self._stalls:
-            self._stalls[step] = StepStalls.drawn(
-                self.chunk.generator(_MACHINES, step),
-                source.profile.stalls,
-                draws=self.chunk.draws,
-                machines=-(-source.world_size // source.devices_per_node),
-                step_s=0.0 if STALLS in source.off else source.step_ns / 1e9,
-            )
+            source, own = self.source, self.source.profile.stalls
+            machines = -(-source.world_size // source.devices_per_node)
+            hours = 0.0 if STALLS in source.off else source.step_ns / 3600e9
+
+            def drawn(stream: int, per_hour: float, mean_s: float) -> StepStalls:
+                return StepStalls.drawn(
+                    self.chunk.generator(stream, step),
+                    expected=per_hour * hours,
+                    mean_s=mean_s,
+                    draws=self.chunk.draws,
+                    machines=machines,
+                )
+
+            short = drawn(_MACHINES, own.per_node_hour * machines, own.mean_s)
+            long = drawn(_LONG, own.long_per_job_hour, own.long_mean_s)
+            self._stalls[step] = short.and_also(long)
         return self._stalls[step]
 
     def crossing(self, key: ChannelKey) -> tuple[Crossing, Factors | float]:
