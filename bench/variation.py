@@ -10,9 +10,12 @@ that is left out stays in PATH. Figures of PRISM are told beside ours: arXiv 251
 - ``scale``: ``study prism`` of 405B at 512, 8,192 and 65,536 ranks, with the default profile and
   with PRISM's figures of kernels; what ``forecast``, ``sensitivity`` and ``place`` say beside it;
   and what 1,000 draws take.
-- ``mlperf``: the step of one run, from step to step, as the default profile varies it, beside the
-  median run on as many H100. A ratio is the larger over the smaller. Warm-up (two steps) is left
-  out of measured runs, nothing else; a CV without steps that are 1 % off the median is told.
+- ``mlperf``: what a log of one run shows, of as many steps as were logged, beside the median run on
+  as many H100. A ratio is the larger over the smaller. What is scored is the default profile with
+  the long stalls of the other job's logs (``long_stalls``); with those of both, and at the step
+  that was measured (``--compute-scale``), it is told. Warm-up (two steps) is left out of measured
+  runs; without steps that follow an evaluation, which are events of the program, the same is scored
+  again.
 - ``placement``: search beside all placements, and best and worst beside ``run --slow``.
 """
 
@@ -32,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from long_stalls import without_the_job
 from null_programs import prepare
 from prismscale.validation.mlperf import MlperfRun, read_runs
 from prismscale.validation.rows import Row, finish, read_rows
@@ -40,7 +44,7 @@ from variation_programs import SMALL, NullJob, gpt3, llama_405b
 
 LIMIT_S = 7_200
 SIZES = (512, 8_192, 65_536)
-DRAWS, STUDY_DRAWS = 1_000, 400
+DRAWS, STUDY_DRAWS, LOG_DRAWS = 1_000, 400, 2_000
 TRIED = (
     (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
     (1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.1),
@@ -173,32 +177,66 @@ def mlperf_rows(runs: Runs, sizes: Sequence[int], truth: Path) -> Iterator[Row]:
         if not job.run(runs):
             yield Row.at_least(f"{job.name}: completes", 0, 1)
             continue
-        drawn = told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
-        yield from beside(f"{job.name} H100, MLPerf", drawn, own)
+        yield from beside(runs, job, own)
 
 
-def beside(name: str, drawn: Mapping[str, Any], measured: Sequence[MlperfRun]) -> Iterator[Row]:
+def beside(runs: Runs, job: NullJob, measured: Sequence[MlperfRun]) -> Iterator[Row]:
     """Ratios to the median measured run."""
-    spread = drawn["spread"]
-    step_s = [float(np.median(run.steps_ns)) / 1e9 for run in measured]
-    yield Row.told(f"{name}: step, forecast", drawn["quantiles_ns"]["0.5"]["value"] / 1e9, "s")
-    yield Row.told(f"{name}: step, median of {len(measured)} runs", float(np.median(step_s)), "s")
-    ours = {"CV of the step": spread["within_cv"], "p95 over p50": spread["within_p95"]}
-    figures: dict[str, Callable[[Any], float]] = {
-        "CV of the step": lambda ns: float(ns.std(ddof=1) / ns.mean()),
-        "p95 over p50": lambda ns: float(np.quantile(ns, 0.95) / np.median(ns) - 1),
-    }
-    for what, figure in figures.items():
-        theirs = float(np.median([figure(run.steps_ns) for run in measured]))
-        yield Row.told(f"{name}: {what}, forecast", 100 * ours[what], "%")
-        yield Row.told(f"{name}: {what}, median run", 100 * theirs, "%")
-        ratio = max(ours[what] / theirs, theirs / ours[what])
-        yield Row.at_most(f"{name}: {what}, ratio", ratio, 1.5)
-    near = float(np.median([figures["CV of the step"](usual(run.steps_ns)) for run in measured]))
+    name = f"{job.name} H100, MLPerf"
+    step_ns = float(np.median([np.median(run.steps_ns) for run in measured]))
+    steps = round(float(np.median([len(run.steps_ns) for run in measured])))
+    drawn = partial(log_of, runs, job.folder, steps)
+    profile = without_the_job(job.bench)
+    path = runs.folder / f"{profile.name}.toml"
+    path.write_text(profile.to_toml())
+    scored = drawn("--variability", path)
+    as_long = step_ns / scored["step_without_variation_ns"]
+    yield Row.told(f"{name}: step, forecast", scored["quantiles_ns"]["0.5"]["value"] / 1e9, "s")
+    yield Row.told(f"{name}: step, median of {len(measured)} runs", step_ns / 1e9, "s")
+    yield from ratios(name, scored, [run.steps_ns for run in measured])
+    after = "without steps after an evaluation"
+    yield from ratios(f"{name}, {after}", scored, [run.usual_ns for run in measured])
+    for how, options in {
+        "long stalls of both jobs": (),
+        "long stalls of both jobs, a step as long": ("--compute-scale", as_long),
+    }.items():
+        cv = drawn(*options)["spread"]["log"]["cv"]
+        yield Row.told(f"{name}, {how}: CV of the step, forecast", 100 * cv, "%")
+    near = float(np.median([cv_of(quiet(run.steps_ns)) for run in measured]))
     yield Row.told(f"{name}: CV of steps within 1 % of their median, median run", 100 * near, "%")
 
 
-def usual(steps_ns: np.ndarray) -> np.ndarray:
+def log_of(runs: Runs, folder: str, steps: int, *options: object) -> dict[str, Any]:
+    """The forecast of a run, with what a log of so many steps shows."""
+    fixed = ("--draws", LOG_DRAWS, "--no-shares", "--log-steps", steps)
+    return told(runs, "step", "forecast", folder, *fixed, *options)
+
+
+def ratios(
+    name: str, drawn: Mapping[str, Any], steps_ns: Sequence[np.ndarray[Any, Any]]
+) -> Iterator[Row]:
+    """A log as it was forecast beside the median of logs that were measured."""
+    log = drawn["spread"]["log"]
+    figures: dict[str, tuple[float, Callable[[Any], float]]] = {
+        "CV of the step": (log["cv"], cv_of),
+        "p95 over p50": (
+            log["p95"],
+            lambda ns: float(np.quantile(ns, 0.95) / np.median(ns) - 1),
+        ),
+    }
+    for what, (ours, figure) in figures.items():
+        theirs = float(np.median([figure(ns) for ns in steps_ns]))
+        yield Row.told(f"{name}: {what}, forecast", 100 * ours, "%")
+        yield Row.told(f"{name}: {what}, median run", 100 * theirs, "%")
+        yield Row.at_most(f"{name}: {what}, ratio", max(ours / theirs, theirs / ours), 1.5)
+
+
+def cv_of(steps_ns: np.ndarray[Any, Any]) -> float:
+    """Deviation over mean."""
+    return float(steps_ns.std(ddof=1) / steps_ns.mean())
+
+
+def quiet(steps_ns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Without evaluations, restarts and single stalls."""
     return steps_ns[np.abs(steps_ns / np.median(steps_ns) - 1) < 0.01]
 
