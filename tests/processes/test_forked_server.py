@@ -67,7 +67,7 @@ def test_forks_end_with_the_process(tmp_path: Path) -> None:
 
 
 def test_a_fork_that_splits_is_one_fork_to_its_server(tmp_path: Path) -> None:
-    """Its other half, which ends by returning as well, tells the server nothing."""
+    """Its other half ends by returning as well."""
     (tmp_path / "forked.py").write_text(FORKED)
     code = (
         "import pathlib; from prismscale.processes.forked_server import split\n"
@@ -87,3 +87,34 @@ def test_a_fork_that_splits_is_one_fork_to_its_server(tmp_path: Path) -> None:
             child = server.start(children, program)
             assert child.process.wait(60) == 0
     assert child.log_tail() == "True"
+
+
+def test_what_forks_of_a_fork_import_is_there_for_the_next(tmp_path: Path) -> None:
+    """A point of a sweep splits, and ranks of the next find what its own have imported."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    rank = "print('cmd' in sys.modules); import cmd"
+    point = f"""
+import pathlib
+from prismscale.processes.children import Children, Program
+from prismscale.processes.forked_server import split
+half = split(pathlib.Path({str(tmp_path / "half.log")!r}))
+if not isinstance(half, int):
+    with half, Children() as children:
+        for log in ("a", "b"):
+            log = pathlib.Path({str(tmp_path)!r}, log)
+            rank = Program(name=log.name, module="forked", arguments=({rank!r},), log=log)
+            half.start(children, rank).process.wait(60)
+"""
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    log = tmp_path / "log"
+    said = []
+    with (
+        ForkServer(preload=(), learn=("cmd",), log=log, environment=environment) as server,
+        Children() as children,
+    ):
+        for _ in range(2):
+            program = Program(name="0", module="forked", arguments=(point,), log=tmp_path / "0.log")
+            assert server.start(children, program).process.wait(60) == 0
+            said.append((tmp_path / "a").read_text())
+    assert said == ["False\n", "True\n"]

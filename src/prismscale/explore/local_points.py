@@ -1,8 +1,9 @@
 """Points side by side on this machine.
 
 Each point is a process that forks its ranks, itself a fork of a server that has imported what both
-need. A server has the environment of its forks, because modules read it while they are imported: a
-sweep over environment variables has a server for each environment.
+need, and what ranks of earlier points imported. A server has the environment of its forks, because
+modules read it while they are imported: a sweep over environment variables has a server for each
+environment.
 
 On the null device all points share one place a core, and whoever has a rank to capture takes a free
 one: no core waits for the slowest rank of a point. Where computation is measured, points run one
@@ -23,6 +24,7 @@ from prismscale.explore.figures import Asked
 from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.point_process import PointSpec
 from prismscale.explore.tasks import PointTask, Ran, raise_if_not_stored
+from prismscale.job_parts import LEARNED
 from prismscale.processes.children import Child, Children, Program, ending
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import cores
@@ -115,6 +117,7 @@ class _Servers:
             self._started += 1
             self._known[key] = ForkServer(
                 preload=(POINT_PROCESS, *task.preload),
+                learn=LEARNED,
                 log=self._runner.logs / f"fork-server-{self._started}.log",
                 environment=changed(self._runner.environment, task.point.environment),
             )

@@ -12,7 +12,8 @@ socket pair and collects an exit status only when asked for it, so that a proces
 for as long as its owner may signal it.
 
 Ranks of one program import the same. A fork tells in the end which of some modules it has imported,
-and the server imports them before it forks again: see ``learn``.
+and the server imports them before it forks again: see ``learn``. Where the fork serves forks of its
+own (a point of a sweep), what those imported is told as well.
 """
 
 from __future__ import annotations
@@ -296,7 +297,8 @@ def _told(hear: int) -> dict[str, str]:
     # Its own children may still hold the other end.
     os.set_blocking(hear, False)
     with open(hear, "rb", buffering=0) as pipe:
-        return dict(json.loads(pipe.read(_MESSAGE_BYTES) or b"{}"))
+        *lines, _ = (pipe.read(_MESSAGE_BYTES) or b"").split(b"\n")
+    return {name: origin for line in lines for name, origin in json.loads(line).items()}
 
 
 def _import_learned(learned: Mapping[str, str]) -> None:
@@ -361,18 +363,17 @@ def run_module(forked: Forked) -> int:
     if "numpy" in sys.modules:
         # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
         importlib.import_module("numpy").random.seed()
-    own = os.getpid()
     program = importlib.import_module(forked.module)
     sys.argv = [str(program.__file__), *forked.arguments]
     code = int(program.main(forked.arguments))
-    if os.getpid() != own:
-        # A fork that ``program`` made of itself: see :mod:`.forked_server`.
-        return code
     known = {name: sys.modules[name] for name in forked.learn if name in sys.modules}
     imported = {name: _origin(module.__spec__) for name, module in known.items()}
-    # Whoever would hear it may be gone.
+    # A fork that ``program`` made of itself (see :mod:`.forked_server`) comes here, too, and all of
+    # its forks: of what they imported the first server learns. Whoever would hear it may be gone,
+    # and of many that tell the first say the same.
     with contextlib.suppress(OSError):
-        os.write(forked.tell, json.dumps(imported).encode())
+        os.set_blocking(forked.tell, False)
+        os.write(forked.tell, json.dumps(imported).encode() + b"\n")
     return code
 
 
