@@ -44,7 +44,7 @@ from variation_programs import SMALL, NullJob, gpt3, llama_405b
 
 LIMIT_S = 7_200
 SIZES = (512, 8_192, 65_536)
-DRAWS, STUDY_DRAWS, LOG_DRAWS = 1_000, 400, 2_000
+DRAWS, STUDY_DRAWS = 1_000, 400
 TRIED = (
     (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
     (1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.1),
@@ -208,7 +208,7 @@ def beside(runs: Runs, job: NullJob, measured: Sequence[MlperfRun]) -> Iterator[
 
 def log_of(runs: Runs, folder: str, steps: int, *options: object) -> dict[str, Any]:
     """The forecast of a run, with what a log of so many steps shows."""
-    fixed = ("--draws", LOG_DRAWS, "--no-shares", "--log-steps", steps)
+    fixed = ("--draws", DRAWS, "--no-shares", "--log-steps", steps)
     return told(runs, "step", "forecast", folder, *fixed, *options)
 
 
