@@ -91,6 +91,32 @@ def test_an_unknown_test_is_false() -> None:
     assert not (unknown(4) > 3).any()
 
 
+def test_an_unknown_check_of_all_elements_passes() -> None:
+    """Ranks that compare their weights, as Megatron-LM's test mode does, find them equal."""
+    mine, theirs = unknown(64), unknown(64)
+
+    assert torch.all(mine == theirs)
+    assert (unknown(4, 8) > 3).all(dim=1).tolist() == [True] * 4
+    assert torch.allclose(mine, theirs)
+    assert torch.equal(mine, theirs)
+
+
+def test_a_check_of_constants_is_exact() -> None:
+    """What follows from constants is told as it is, a failing check too."""
+    zeros, ones = torch.zeros(4, device="cuda"), torch.ones(4, device="cuda")
+
+    assert not torch.all(zeros == ones)
+    assert not torch.equal(zeros, ones)
+
+
+def test_a_check_that_is_overwritten_is_a_check_no_longer() -> None:
+    """A buffer that once held a check is asked for what it holds now."""
+    flag = torch.all(unknown(64) > 0)
+    flag.copy_((unknown(64) > 3).any())
+
+    assert not flag
+
+
 def test_numbers_are_finite_and_nothing_is_nan() -> None:
     """Finiteness checks pass at any size, also after reduction."""
     tensor = unknown(100, 1000)

@@ -36,6 +36,7 @@ class Question(IntEnum):
     COUNT = 3
     HISTOGRAM = 4
     FOUND_INF = 5
+    CHECK = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class ValuePolicy:
     - ``floating``: a loss, a norm, a scale. Finite and positive, so that logs and ratios work.
     - ``integer``: a count. One rather than zero, because counts are divided by.
     - ``boolean``: a test. False ends rejection loops and finds neither NaN nor infinity.
+    - ``check``: whether a test holds for all elements (``all``, ``allclose``), or two tensors are
+      equal. True, because programs stop where such a check fails.
     - ``nonzero_fraction``: the share of elements that ``nonzero``, masks and ``unique`` keep.
     - ``routing``: relative load of the bins of a histogram with as many bins (tokens by expert).
     - ``routing_of_ranks``: they are loads of ranks, for histograms with a multiple of as many bins.
@@ -58,6 +61,7 @@ class ValuePolicy:
     floating: float = 1.0
     integer: int = 1
     boolean: bool = False
+    check: bool = True
     nonzero_fraction: float = 1.0
     routing: Sequence[float] = ()
     routing_of_ranks: bool = False
@@ -78,6 +82,8 @@ class ValuePolicy:
                 return float(self.integer)
             case Question.BOOLEAN:
                 return float(self.boolean)
+            case Question.CHECK:
+                return float(self.check)
             case Question.COUNT:
                 return float(round(self.nonzero_fraction * elements))
             case Question.HISTOGRAM | Question.FOUND_INF:
@@ -148,7 +154,7 @@ class ValueLedger:
                 return "user routing" if self._policy.routing else "uniform"
             case Question.FOUND_INF:
                 return "no inf or nan"
-            case Question.BOOLEAN:
+            case Question.BOOLEAN | Question.CHECK:
                 return str(bool(value))
             case Question.FLOAT:
                 return str(value)

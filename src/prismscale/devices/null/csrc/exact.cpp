@@ -217,6 +217,7 @@ void forget(const at::Tensor& tensor) {
     allocation->from_host = false;
     allocation->shadow = c10::Storage();
     allocation->uniform.reset();
+    allocation->is_check = false;
   }
 }
 

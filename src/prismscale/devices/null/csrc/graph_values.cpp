@@ -17,6 +17,7 @@ struct WrittenStorages {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::vector<char> shadow;  // empty: unknown
     std::optional<double> uniform;
+    bool is_check = false;
   };
   std::mutex mutex;
   std::unordered_set<const c10::StorageImpl*> seen;
@@ -52,12 +53,14 @@ void close_written_storages(WrittenStorages& storages) {
       written.shadow.assign(bytes, bytes + allocation.shadow.nbytes());
     }
     written.uniform = allocation.uniform;
+    written.is_check = allocation.is_check;
   });
 }
 
 void write_storages(WrittenStorages& storages) {
   storages.each([](WrittenStorages::Written& written, Allocation& allocation) {
     allocation.uniform = written.uniform;
+    allocation.is_check = written.is_check;
     allocation.shadow = c10::Storage();
     if (written.shadow.empty()) return;
     allocation.shadow = c10::Storage(c10::Storage::use_byte_size_t(), written.shadow.size(),

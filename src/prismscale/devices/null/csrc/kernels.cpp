@@ -153,7 +153,9 @@ double answer_for(const Tensor& unknown, const char* op) {
   if (allocation && allocation->uniform && !unknown.is_floating_point()) {
     return *allocation->uniform;
   }
-  return ask(op, question_for(unknown.scalar_type()), unknown.numel());
+  const bool is_check = allocation && allocation->is_check;
+  const Question question = is_check ? Question::kCheck : question_for(unknown.scalar_type());
+  return ask(op, question, unknown.numel());
 }
 
 // A copy to or from memory that is not pinned stops the host, which a capture does not allow.
@@ -207,7 +209,7 @@ bool equal(const Tensor& self, const Tensor& other) {
   device(self.get_device()).synchronize_stream(current_stream(self.get_device()));
   const auto mine = known_value(self), theirs = known_value(other);
   if (mine && theirs) return at::native::cpu_equal(*mine, *theirs);
-  return ask("aten::equal", Question::kBoolean, self.numel()) != 0.0;
+  return ask("aten::equal", Question::kCheck, self.numel()) != 0.0;
 }
 
 void do_not_assert(const Tensor&) {}

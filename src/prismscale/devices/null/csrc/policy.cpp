@@ -276,6 +276,14 @@ void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
                                      at::kStrided, at::kCPU));
 }
 
+// Whether all elements hold is a check, which a healthy run passes; answered when the host reads it.
+void all_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  reduction_kernel<false>(op, keys, stack);
+  const Tensor result = stack->back().toTensor();
+  Allocation* allocation = is_null(result) ? allocation_of(result) : nullptr;
+  if (allocation != nullptr && !known_value(result)) allocation->is_check = true;
+}
+
 // Gradient unscaling finds nothing infinite: found_inf stays what it was.
 void unscale_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Tensor found_inf = torch::jit::peek(*stack, 1, 3).toTensor();
@@ -303,7 +311,10 @@ void register_policy_kernels() {
   implement("index.Tensor", CppFunction::makeFromBoxedFunction<&index_kernel>());
   implement("_index_put_impl_", CppFunction::makeFromBoxedFunction<&index_kernel>());
   implement("index_put_", CppFunction::makeFromBoxedFunction<&index_put_kernel>());
-  for (const char* name : {"all", "all.dim", "any", "any.dim"}) {
+  for (const char* name : {"all", "all.dim"}) {
+    implement(name, CppFunction::makeFromBoxedFunction<&all_kernel>());
+  }
+  for (const char* name : {"any", "any.dim"}) {
     implement(name, CppFunction::makeFromBoxedFunction<&reduction_kernel<false>>());
   }
   for (const char* name : {"sum", "sum.dim_IntList", "count_nonzero.dim_IntList"}) {

@@ -15,6 +15,7 @@ enum class Question : int {
   kCount = 3,      // how many of `elements` a data-dependent shape holds
   kHistogram = 4,  // asked once per histogram; the answer is not used
   kFoundInf = 5,   // asked once per gradient unscaling; the answer is not used
+  kCheck = 6,      // whether something holds for all elements, or two tensors are equal
 };
 
 using AnswerCallback = double (*)(const char* op, int question, int64_t elements);

@@ -27,6 +27,7 @@ struct Allocation {
   // Every element has this value (masks of finite, NaN or infinite elements, of any size); between
   // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
+  bool is_check = false;   // made by `all`: whether something unknown holds for every element
 };
 
 // Largest storage that may carry a shadow, and most elements an exact op may touch.
