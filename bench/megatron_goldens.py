@@ -33,6 +33,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
+from typing import Any, ClassVar
+
+import yaml
 
 from megatron_data import BERT_DATA, GPT_DATA, make
 from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
@@ -49,7 +52,8 @@ OTHERS = ("expert", "moe", "mixtral", "deepseek", "cp2", "cp4", "fp8", "ep2", "e
 """In the names of records that hold more than dense layers: experts, context parallelism, FP8."""
 WORLD_SIZES = {
     "bert_release": 64,
-    "gpt3_15b_8t_release": 128,
+    "gpt3_15b_8t_release": 256,
+    "gpt3_mcore_reruns_resume_check_grads": 1,
     "mixtral_8x22b": 128,
     "mixtral_8x7b": 64,
     "deepseekv3_proxy": 128,
@@ -72,8 +76,12 @@ LEFT_OUT = (
 """Options of checkpoints and logs."""
 NOT_MADE_UP = {"mimo": "reads images in Energon's format, and a tokenizer of Hugging Face's hub"}
 """Records whose data the bench cannot make, by the beginning of their names."""
-LOOKED_AT: Mapping[str, str] = {}
-"""Records by which a mechanism was found, with its name."""
+_GROWTH = "how many GPUs is not public, and is taken from what the optimizer's first step adds"
+LOOKED_AT: Mapping[str, str] = {
+    "gpt3_15b_8t_release": _GROWTH,
+    "gpt3_15b_8t_release_sm_gb200": _GROWTH,
+}
+"""Records by which something was found, with what it is; they are not scored."""
 _ROUTER = "its router learns, and one rank's experts get more tokens; here they are spread evenly"
 REASONS: Mapping[str, str] = {
     "bert_mcore_tp4_pp1": "cause not found: what is held between steps is equal to 0.01 MiB, the"
@@ -148,29 +156,31 @@ def load_goldens(folder: Path) -> Iterator[Golden]:
             yield Golden(group=group, name=name, path=where, peaks=peaks)
 
 
-def sections(text: str) -> dict[str, dict[str, str]]:
-    """Two levels of ``key: value``, which is all of YAML that the tests use."""
-    found: dict[str, dict[str, str]] = {}
-    current: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if not line.startswith(" "):
-            current = found.setdefault(key, {})
-        elif key.strip() and not key.strip().startswith("#"):
-            current[key.strip()] = value.partition(" #")[0].strip()
+class _Words(yaml.SafeLoader):
+    """YAML whose values are the words that stand there: the launcher hands them on as they are."""
+
+    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
+
+
+def sections(text: str) -> dict[str, Any]:
+    """A test's configuration: its options and variables by section, as text."""
+    found: dict[str, Any] = yaml.load(text, Loader=_Words)
     return found
 
 
-def options(arguments: Mapping[str, str], places: Mapping[str, Path]) -> Iterator[str]:
-    """The command line, as the tests' launcher makes it, with the folders ``places``."""
-    for name, value in arguments.items():
+def options(
+    arguments: Mapping[str, str | list[str]], places: Mapping[str, object]
+) -> Iterator[str]:
+    """The command line, as the tests' launcher makes it, with ``places`` for its variables."""
+    for name, given in arguments.items():
         if name.startswith(LEFT_OUT):
             continue
-        # The launcher's shell takes backslashes away.
-        value = Template(value.strip("\"'").replace("\\", "")).safe_substitute(places)
+        words = " ".join(given) if isinstance(given, list) else given
+        # The launcher's shell takes backslashes and inner quotes away.
+        value = Template(words.strip("\"'").replace("\\", "")).safe_substitute(places)
         yield name
-        if re.fullmatch(r"\[.*\]", value):
-            yield from value[1:-1].split()
+        if isinstance(given, list) or re.fullmatch(r"\[.*\]", value):
+            yield from value.strip("[]").split()
         elif value != "true":
             yield value
 
@@ -187,7 +197,11 @@ class Bench:
     def __init__(self, work: Path, repository: Repository) -> None:
         self._work = work
         self._repository = repository
-        self._places = {"DATA_PATH": work / "data", "DATA_CACHE_PATH": work / "data-cache"}
+        self._places: dict[str, object] = {
+            "DATA_PATH": work / "data",
+            "DATA_CACHE_PATH": work / "data-cache",
+            "REPEAT": 1,  # the launcher's count of runs
+        }
         make(work / "data")
         (work / "data-cache").mkdir(exist_ok=True)
 
@@ -220,11 +234,11 @@ class Bench:
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         more = ("--tensorboard-dir", folder / "tensorboard" / golden.name)
         text = BERT_DATA if golden.group == "bert" else GPT_DATA
-        places = self._places | {"DATA_BLEND": self._places["DATA_PATH"] / text}
+        places = self._places | {"DATA_BLEND": f"{self._places['DATA_PATH']}/{text}"}
         line = (*options(given["MODEL_ARGS"], places), *more)
         script = next(tree / path for path in golden.scripts if (tree / path).is_file())
         last = golden.world_size - 1
-        job = ("--cluster", "h100-sxm", "--world-size", golden.world_size, "--capture", last)
+        job = ("--cluster", origin.cluster, "--world-size", golden.world_size, "--capture", last)
         found = runs.fit(golden.name, job, (script, *line))
         if not found:
             return 0, runs.reason
@@ -239,6 +253,8 @@ def measure(golden: Golden, bench: Bench) -> Row:
     """The row of one record."""
     origin = bench.origin(golden)
     title = f"{golden.name}: {origin.commit[:10]}, Transformer Engine {origin.transformer_engine}"
+    if origin.cluster != "h100-sxm":
+        title += f", {origin.cluster}"
     reason = next((why for start, why in NOT_MADE_UP.items() if golden.name.startswith(start)), "")
     peak_bytes = 0
     if not reason:

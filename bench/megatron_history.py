@@ -43,6 +43,8 @@ class Origin:
     """Text of the test's ``model_config.yaml``."""
     transformer_engine: str
     """Version, as the package index has it."""
+    cluster: str
+    """Preset of the GPUs that gave the values: a file that was renamed may be an A100's."""
 
 
 class Repository:
@@ -70,6 +72,7 @@ class Repository:
             commit=commit,
             config=self._show(commit, str(Path(path).with_name("model_config.yaml"))),
             transformer_engine=self._transformer_engine(commit),
+            cluster="a100-80g" if "_a100_" in Path(path).name else "h100-sxm",
         )
 
     def checkout(self, commit: str, folder: Path) -> Path:
