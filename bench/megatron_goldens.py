@@ -55,7 +55,7 @@ WORLD_SIZES = {
     "gpt3_15b_8t_release": 256,
     "gpt3_mcore_reruns_resume_check_grads": 1,
     "mixtral_8x22b": 128,
-    "mixtral_8x7b": 64,
+    "mixtral_8x7b": 128,
     "deepseekv3_proxy": 128,
 }
 """By the beginning of a record's name; 8 GPUs otherwise."""
@@ -80,6 +80,7 @@ _GROWTH = "how many GPUs is not public, and is taken from what the optimizer's f
 LOOKED_AT: Mapping[str, str] = {
     "gpt3_15b_8t_release": _GROWTH,
     "gpt3_15b_8t_release_sm_gb200": _GROWTH,
+    "mixtral_8x7b_alltoall_tp2pp4ep4_release_sm": _GROWTH,
 }
 """Records by which something was found, with what it is; they are not scored."""
 _ROUTER = "its router learns, and one rank's experts get more tokens; here they are spread evenly"

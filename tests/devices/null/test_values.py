@@ -151,6 +151,19 @@ def test_data_dependent_shapes_follow_the_policy() -> None:
         ledger.policy = value_policy.ValuePolicy()
 
 
+def test_rows_written_through_a_mask_tell_how_many_it_has() -> None:
+    """The backward pass of a model that puts image patches among tokens finds as many."""
+    rows = unknown(24, 8).requires_grad_()
+    mask = unknown(4, 16) > 0
+    embedding = torch.zeros(4, 16, 8, device="cuda")
+    embedding[mask] = rows
+    embedding.sum().backward()
+
+    assert rows.grad is not None
+    assert rows.grad.shape == (24, 8)
+    assert mask.nonzero().shape == (24, 2)
+
+
 def test_routing_is_uniform_and_adds_up() -> None:
     """A histogram of unknown expert indices spreads all tokens evenly."""
     experts = unknown(1000, dtype=torch.int64)

@@ -324,6 +324,32 @@ def test_permuted_tokens_come_with_their_places() -> None:
     assert [t.data_ptr() for t in again] == [t.data_ptr() for t in workspace]
 
 
+def test_packed_sequences_are_halved_over_ranks() -> None:
+    """A rank of context parallelism has two parts of every sequence, and sends one of them."""
+    starts = _empty(3, dtype=torch.int32)
+    keys, values = _empty(64, 4, 128), _empty(2, 64, 4, 128)
+
+    assert tex.thd_read_half_tensor(keys, starts, 0).shape == (32, 4, 128)
+    assert tex.thd_read_half_tensor(values, starts, 1).shape == (2, 32, 4, 128)
+    assert tex.thd_get_partitioned_indices(starts, 64, 4, 1).shape == (16,)
+    assert tex.thd_get_partitioned_indices(starts, 64, 4, 1).dtype == torch.int32
+
+
+def test_exchanges_of_packed_sequences_are_added_in_place() -> None:
+    """Corrections of output, row sums and gradients allocate nothing."""
+    starts, sums = _empty(3, dtype=torch.int32), _empty(4, 64, dtype=torch.float32)
+    half = tex.thd_read_second_half_lse(sums, starts, True, 32)
+    out, part = _empty(64, 4, 128), _empty(32, 4, 128)
+    before = torch.cuda.memory_allocated()
+
+    tex.thd_second_half_lse_correction(sums, half, starts, True)
+    tex.thd_out_correction(out, part, sums, half, starts, True, True)
+    tex.thd_grad_correction(out, part, starts, "none", "add")
+
+    assert half.shape == (4, 32)
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_what_is_left_out_says_so_when_it_is_called() -> None:
     """Its name is there, because the library's Python code imports it."""
     with pytest.raises(NotImplementedError, match="CommOverlapHelper"):

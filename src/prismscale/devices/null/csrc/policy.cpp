@@ -212,6 +212,20 @@ void index_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   null_kernel(op, keys, stack);
 }
 
+// Rows that a program writes through a mask tell how many of its elements are true; what counts
+// them later, as the backward pass does, agrees.
+void note_rows(const Tensor& self, const c10::IValue& indices, const Tensor& values) {
+  const auto given = indices.toListRef();
+  if (given.size() != 1 || !given[0].isTensor()) return;
+  const Tensor& mask = given[0].toTensor();
+  const bool is_rows = mask.defined() && mask.scalar_type() == at::kBool &&
+      values.dim() == self.dim() - mask.dim() + 1 && values.size(0) > 1;
+  if (!is_rows || known_value(mask)) return;
+  const Allocation* allocation = allocation_of(mask);
+  if (allocation == nullptr || allocation->uniform) return;
+  set_share(mask, static_cast<double>(values.size(0)) / static_cast<double>(mask.numel()));
+}
+
 void index_put_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t arguments = op.schema().arguments().size();
   const Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();
@@ -219,6 +233,8 @@ void index_put_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   const auto share = accumulates
       ? std::nullopt
       : indexed_share(self, torch::jit::peek(*stack, 1, arguments));
+  note_rows(self, torch::jit::peek(*stack, 1, arguments),
+            torch::jit::peek(*stack, 2, arguments).toTensor());
   index_kernel(op, keys, stack);
   if (share) set_share(self, *share);
 }

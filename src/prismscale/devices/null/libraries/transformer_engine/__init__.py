@@ -47,12 +47,11 @@ _REFUSED = """
     swizzle_scales_for_gemm_ te_general_grouped_gemm_for_discrete_in
     te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
-    thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor
-    thd_read_second_half_lse thd_second_half_lse_correction thd_sequence_order_to_cp_rank_order
+    thd_sequence_order_to_cp_rank_order
 """
-"""What the extension has and this package does not: user buffers, NVSHMEM, inference, context
-parallelism of packed sequences, 4-bit floats, and what only Blackwell or a variable of the
-environment chooses (grouped tensors, expert parallelism within the library, cuSOLVERMp)."""
+"""What the extension has and this package does not: user buffers, NVSHMEM, inference, packed
+sequences that change ranks by all-to-all, 4-bit floats, and what only Blackwell or a variable
+of the environment chooses (grouped tensors, expert parallelism within the library, cuSOLVERMp)."""
 
 
 def stand_in() -> StandIn:
@@ -87,6 +86,7 @@ def make_extension() -> ModuleType:
         enums,
         experts,
         norms,
+        packed_ranks,
         products,
         router,
     )
@@ -94,7 +94,7 @@ def make_extension() -> ModuleType:
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts, router):
+    for part in (*parts, experts, packed_ranks, router):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {
