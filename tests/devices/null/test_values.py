@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import psutil
 import pytest
 import torch
 
@@ -261,3 +262,31 @@ def test_known_bytes_are_bounded_together() -> None:
     assert not known[-1]
     kept.clear()
     assert torch.ops.prismscale_null.is_known(torch.zeros(1 << 20, dtype=torch.uint8).cuda())
+
+
+def test_a_large_copy_to_the_host_takes_no_memory_until_it_is_written() -> None:
+    """Gigabytes of offloaded values fit into a small machine, and stay writable."""
+    before = _own_bytes()
+    copies = [unknown(1 << 27, dtype=torch.bfloat16).cpu() for _ in range(4)]
+    held = _own_bytes() - before
+    copies[0][12_345_678:12_345_680] = 3.0
+
+    assert held < copies[0].nbytes
+    assert [copy[:: 1 << 20].eq(1.0).all().item() for copy in copies] == [True] * 4
+    assert copies[0][12_345_677:12_345_681].tolist() == [1.0, 3.0, 3.0, 1.0]
+    assert copies[1][12_345_678] == 1.0
+    assert copies[0][-1] == 1.0
+
+
+def test_memory_that_the_program_shares_stays_shared() -> None:
+    """A copy into memory that other processes see is written there."""
+    shared = torch.zeros(1 << 25).share_memory_()
+    view = torch.from_numpy(shared.numpy())
+    shared.copy_(unknown(1 << 25))
+
+    assert view[:: 1 << 16].eq(1.0).all()
+
+
+def _own_bytes() -> int:
+    """Memory that this process has to itself."""
+    return psutil.Process().memory_full_info().uss

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "runtime.h"
+#include "storage.h"
 
 namespace prismscale {
 namespace {
@@ -198,6 +199,8 @@ class PinnedAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+c10::Allocator* pinned_allocator() { return &PinnedAllocator::get(); }
 
 const at::Generator& default_generator(int index) {
   static auto* generators = new std::vector<at::Generator>();

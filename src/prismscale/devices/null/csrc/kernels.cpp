@@ -13,6 +13,7 @@
 #include "policy.h"
 #include "recorder.h"
 #include "registration.h"
+#include "shared_pages.h"
 
 namespace prismscale {
 namespace {
@@ -187,7 +188,7 @@ void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (const auto known = known_value(source)) {
     Tensor(self).copy_(*known);
   } else if (self.numel() > 0) {
-    Tensor(self).fill_(answer_for(source, "aten::copy_ to the host"));
+    fill_host(self, answer_for(source, "aten::copy_ to the host"));
   }
 }
 

@@ -54,6 +54,8 @@ class DeviceScope {
 };
 
 c10::Allocator* cuda_allocator();
+// Of the host's memory that the program pins: ordinary memory.
+c10::Allocator* pinned_allocator();
 void register_cuda_allocator();
 
 inline bool is_null(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
