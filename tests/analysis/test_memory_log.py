@@ -4,72 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prismscale.analysis.memory.memory_kinds import layer_of, memory_peak
 from prismscale.analysis.memory.memory_log import (
-    NOBODY,
     Action,
-    MemoryLog,
-    Origin,
-    Tables,
     load_memory_log,
     save_memory_log,
 )
 from prismscale.analysis.memory.memory_timeline import memory_timeline
 from prismscale.errors import FormatError
-
-LABELS = ("", "forward", "backward", "optimizer")
-A, F = Action.ALLOC, Action.FREE_REQUESTED
-
-
-def log_of(
-    *events: tuple[Action, int, int, str], owners: dict[int, int] | None = None
-) -> MemoryLog:
-    """Of (action, address, bytes, what the program does)."""
-    n = len(events)
-    column = {name: np.zeros(n, dtype=np.int64) for name in ("made_by", "stream", "origin")}
-    owner_E = np.full(n, NOBODY, dtype=np.int64)
-    for event, owner in (owners or {}).items():
-        owner_E[event] = owner
-    size_E = np.array([e[2] for e in events], dtype=np.int64)
-    return MemoryLog(
-        rank=3,
-        tables=Tables(
-            ops=("aten::mm",),
-            origins=(Origin("", "", False), Origin("train.py:7", "layers.2.mlp", False)),
-            labels=LABELS,
-            owners=(("parameters", "layers.0.weight"),),
-        ),
-        step_starts=(0,),
-        action_E=np.array([e[0] for e in events], dtype=np.int64),
-        address_E=np.array([e[1] for e in events], dtype=np.int64),
-        bytes_E=size_E,
-        block_bytes_E=size_E,
-        time_ns_E=np.arange(n, dtype=np.int64),
-        made_by_E=column["made_by"],
-        origin_E=column["origin"],
-        label_E=np.array([LABELS.index(e[3]) for e in events], dtype=np.int64),
-        stream_E=column["stream"],
-        owner_E=owner_E,
-        **{f"block_{name}_B": np.zeros(0, dtype=np.int64) for name in BLOCK_COLUMNS},
-    )
-
-
-BLOCK_COLUMNS = ("address", "size", "requested", "stream", "flags", "made_by")
-EVENTS = (
-    (A, 1, 100, ""),
-    (A, 2, 10, "forward"),
-    (A, 3, 20, "forward"),
-    (F, 3, 20, "forward"),
-    (A, 3, 30, "forward"),
-    (A, 4, 40, "backward"),
-    (F, 3, 30, "backward"),
-    (F, 2, 10, "backward"),
-)
+from support.memory_logs import EVENTS, log_of
 
 
 def test_kinds_follow_from_when_blocks_come_and_go() -> None:
@@ -103,10 +50,10 @@ def test_the_peak_is_that_of_a_plain_count(wanted: list[tuple[int, int]]) -> Non
     events, held, most = [], dict[int, int](), 0
     for address, size in wanted:
         if address in held:
-            events.append((F, address, held.pop(address), "forward"))
+            events.append((Action.FREE_REQUESTED, address, held.pop(address), "forward"))
         else:
             held[address] = size
-            events.append((A, address, size, "forward"))
+            events.append((Action.ALLOC, address, size, "forward"))
         most = max(most, sum(held.values()))
     peak = memory_peak(log_of(*events))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.foreign_reader import Reader
 from support.fuzzing import fuzz
-from support.readers import Reader, all_readers
+from support.readers import all_readers
 
 CASES, SECONDS = 150, 6.0
 
@@ -24,7 +25,8 @@ NAMES = (
     *("cluster", "variability", "fleet", "rules", "kernel times", "null device", "scenario"),
     *("flight record, JSON", "flight record", "nodes", "sniff test", "nccl-tests", "routing"),
     *("payload", "Kineto", "Chakra, et", "Chakra, json", "straggler", "trace"),
-    "graph, graph.parquet",
+    *("graph, graph.parquet", "results", "periodic events", "timeline", "samples"),
+    *("memory log", "launch log"),
 )
 
 

@@ -101,9 +101,9 @@ def _place(document: Any, rng: random.Random) -> tuple[Any, Any] | None:
     """Somewhere in a document: a container, and a key or index of it."""
     holder = document
     while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder or ())))
-        if not isinstance(holder, dict | list) or not keys:
+        if not isinstance(holder, dict | list) or not holder:
             return None
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         key = rng.choice(keys)
         inner = holder[key]
         if not isinstance(inner, dict | list) or not inner or rng.random() < 0.25:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
+import sys
+import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from prismscale.errors import MOST_CHARACTERS, PrismscaleError
-from support.readers import Reader, written
+from support.foreign_reader import Reader, written
 
 LONGEST_S = 10
 MOST_BYTES = 1 << 30
@@ -63,7 +66,7 @@ def fuzz(reader: Reader, folder: Path, seed: int, *, cases: int, until: float) -
     found, path = Outcomes(), written(reader, folder)
     good = reader.files[reader.path]
     before = _resident_bytes()
-    with _limits(), warnings.catch_warnings():
+    with _limits(), _heard() as said, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader.read(path)
         for n in range(cases):
@@ -71,7 +74,10 @@ def fuzz(reader: Reader, folder: Path, seed: int, *, cases: int, until: float) -
                 break
             rng = random.Random(f"{reader.name}/{seed}/{n}")
             path.write_bytes(rng.choice(reader.damages)(good, rng))
-            _one(reader, path, f"{reader.name}, seed {seed}, case {n}", found)
+            name = f"{reader.name}, seed {seed}, case {n}"
+            _one(reader, path, name, found)
+            if aside := said():
+                found.failed(name, f"said on the side: {aside[:300]}")
     found.highest_bytes = max(_resident_bytes() - before, 0)
     if found.highest_bytes > MOST_BYTES:
         found.failed(reader.name, f"took {found.highest_bytes >> 20:,} MiB")
@@ -83,19 +89,16 @@ def _one(reader: Reader, path: Path, seed: str, found: Outcomes) -> None:
     found.cases += 1
     signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
     try:
-        reader.read(path)
+        shown = reader.read(path)
         found.read += 1
+        if isinstance(shown, str):
+            _printed(shown, "what is shown", seed, found)
     except PrismscaleError as error:
         found.refused += 1
         said = str(error)
         if len(said) > MOST_CHARACTERS + OTHER_CHARACTERS:
             found.failed(seed, f"a message of {len(said):,} characters")
-        if any(not (c.isprintable() or c in "\n\t") for c in said):
-            found.failed(seed, f"{type(error).__name__} with control characters")
-        try:
-            said.encode()
-        except UnicodeEncodeError:
-            found.failed(seed, f"{type(error).__name__} that cannot be printed")
+        _printed(said, type(error).__name__, seed, found)
     except Hanging:
         found.failed(seed, f"did not end within {LONGEST_S} s")
     except (Exception, RecursionError) as error:
@@ -104,6 +107,42 @@ def _one(reader: Reader, path: Path, seed: str, found: Outcomes) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     found.longest_s = max(found.longest_s, time.monotonic() - began)
+
+
+def _printed(said: str, what: str, seed: str, found: Outcomes) -> None:
+    """A terminal must show the text, and obey nothing in it."""
+    if any(not (c.isprintable() or c in "\n\t") for c in said):
+        found.failed(seed, f"{what} with control characters")
+    try:
+        said.encode()
+    except UnicodeEncodeError:
+        found.failed(seed, f"{what} that cannot be printed")
+
+
+@contextmanager
+def _heard() -> Iterator[Callable[[], str]]:
+    """What is written to standard error since it was last asked, by C code too: an exception that
+    nobody catches, such as one of a destructor, is told there."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+
+        def said() -> str:
+            sys.stderr.flush()
+            if not os.fstat(file.fileno()).st_size:
+                return ""
+            file.seek(0)
+            told = file.read().decode(errors="replace").strip()
+            file.seek(0)
+            file.truncate()
+            return told
+
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
 
 
 @contextmanager

@@ -6,8 +6,6 @@ import gzip
 import io
 import json
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,7 +32,6 @@ from prismscale.sim.timeline import simulate
 from prismscale.typed_files import text_of
 from support import kineto_traces, straggler_traces
 from support.damage import (
-    Damage,
     bytes_damaged,
     json_damaged,
     rows_damaged,
@@ -42,45 +39,24 @@ from support.damage import (
     text_damaged,
     varints_damaged,
 )
+from support.foreign_reader import Reader, reader_of
 from support.jobs import RecordedDurations, pipeline_job
+from support.run_files import run_files
 from support.traces import loop_trace
 
 PRESETS = Path(__file__).parents[2] / "src" / "prismscale"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reader:
-    """One reader."""
-
-    name: str
-    format: str
-    """``text`` or ``Parquet``: they have different bars."""
-    path: str
-    """Of the file that is damaged, within a folder."""
-    files: Mapping[str, bytes]
-    """Good ones, by path."""
-    damages: tuple[Damage, ...]
-    read: Callable[[Path], object]
-    """What a command does with the path."""
-
-
-def _of(
-    name: str, path: str, data: bytes, read: Callable[[Path], object], *damages: Damage
-) -> Reader:
-    is_table = table_damaged in damages
-    return Reader(
-        name=name,
-        format="Parquet" if is_table else "text",
-        path=path,
-        files={path: data},
-        damages=(*damages, bytes_damaged),
-        read=read,
-    )
-
-
 def all_readers(folder: Path) -> list[Reader]:
     """Readers with good files, which are made in ``folder``."""
-    return [*_toml(), *_json(), *_lines(), *_traces(folder), *_tables(folder)]
+    return [
+        *_toml(),
+        *_json(),
+        *_lines(),
+        *_traces(folder),
+        *_tables(folder),
+        *run_files(folder / "run"),
+    ]
 
 
 def _toml() -> list[Reader]:
@@ -92,10 +68,10 @@ def _toml() -> list[Reader]:
         b'use = "token-ids"\nvocab = 50257\n'
     )
     return [
-        _of("cluster", "c.toml", cluster, Cluster.load, text_damaged),
-        _of("variability", "v.toml", profile, VariabilityProfile.load, text_damaged),
-        _of("fleet", "f.toml", fleet, lambda path: Fleet.load(str(path)), text_damaged),
-        _of("rules", "r.toml", rules, lambda path: RuleFile.parse(str(path)), text_damaged),
+        reader_of("cluster", "c.toml", cluster, Cluster.load, text_damaged),
+        reader_of("variability", "v.toml", profile, VariabilityProfile.load, text_damaged),
+        reader_of("fleet", "f.toml", fleet, lambda path: Fleet.load(str(path)), text_damaged),
+        reader_of("rules", "r.toml", rules, lambda path: RuleFile.parse(str(path)), text_damaged),
     ]
 
 
@@ -121,11 +97,11 @@ def _json() -> list[Reader]:
     emulated = {"kernels": [use], "values": [], "checkpoints": [], "libraries": []}
     both = (json_damaged, text_damaged)
     return [
-        _of("kernel times", "k.json", _dumped(table), KernelTable.load, *both),
-        _of("null device", "n.json", _dumped(emulated), Emulated.load, *both),
-        _of("scenario", "scenario.json", _scenario(), Scenario.load, *both),
-        _of("flight record, JSON", "dump_0.json", _dumped(FLIGHT), _diagnosed, *both),
-        _of(
+        reader_of("kernel times", "k.json", _dumped(table), KernelTable.load, *both),
+        reader_of("null device", "n.json", _dumped(emulated), Emulated.load, *both),
+        reader_of("scenario", "scenario.json", _scenario(), Scenario.load, *both),
+        reader_of("flight record, JSON", "dump_0.json", _dumped(FLIGHT), _diagnosed, *both),
+        reader_of(
             "flight record", "dump_0", pickle.dumps(FLIGHT, protocol=2), _diagnosed, varints_damaged
         ),
     ]
@@ -195,11 +171,11 @@ def _lines() -> list[Reader]:
         return measured_from(parse_nccl_tests(text_of(path)), machine="m", date="d")
 
     return [
-        _of("nodes", "n.csv", nodes, read_nodes, rows_damaged, text_damaged),
-        _of("sniff test", "s.log", SNIFF, lambda p: read_sniff_test(p, 8, 4), text_damaged),
-        _of("nccl-tests", "n.txt", NCCL, measured, text_damaged),
-        _of("routing", "l.csv", loads, lambda p: parse_routing(str(p)), rows_damaged),
-        _of("payload", "p.bin", payload, read_payload, text_damaged),
+        reader_of("nodes", "n.csv", nodes, read_nodes, rows_damaged, text_damaged),
+        reader_of("sniff test", "s.log", SNIFF, lambda p: read_sniff_test(p, 8, 4), text_damaged),
+        reader_of("nccl-tests", "n.txt", NCCL, measured, text_damaged),
+        reader_of("routing", "l.csv", loads, lambda p: parse_routing(str(p)), rows_damaged),
+        reader_of("payload", "p.bin", payload, read_payload, text_damaged),
     ]
 
 
@@ -270,8 +246,8 @@ def _tables(folder: Path) -> list[Reader]:
     graph = {p.name: p.read_bytes() for p in (folder / "graph").iterdir() if p.is_file()}
     damages = (table_damaged, bytes_damaged)
     return [
-        _of("straggler", "t.parquet", straggler.read_bytes(), read_straggler, table_damaged),
-        _of(
+        reader_of("straggler", "t.parquet", straggler.read_bytes(), read_straggler, table_damaged),
+        reader_of(
             "trace",
             "rank-0.parquet",
             (folder / "rank-0.parquet").read_bytes(),
@@ -291,10 +267,3 @@ def _tables(folder: Path) -> list[Reader]:
             if name.endswith(".parquet")
         ),
     ]
-
-
-def written(reader: Reader, folder: Path) -> Path:
-    """The good files in ``folder``; returns the one that is to be damaged."""
-    for name, data in reader.files.items():
-        (folder / name).write_bytes(data)
-    return folder / reader.path
