@@ -1,6 +1,7 @@
 # make demo: from a fresh machine to the first result. make test: everything that CI runs.
 # make test-matrix: the null device and the emulated process group on each torch and Python.
 # make test-frameworks: frameworks that nobody changed on the null device, nightly.
+# make test-tools: exported files with the tools that read them.
 # make test-wheel: sdist and wheel where nothing else is. make docs: the site, in build/site.
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ SITE := .venv-docs
 FRAMEWORKS_LIMIT_S ?= 7200
 CASES ?=
 
-.PHONY: demo test test-matrix test-frameworks test-wheel docs lint types unit clean
+.PHONY: demo test test-matrix test-frameworks test-tools test-wheel docs lint types unit clean
 
 demo: $(STAMP)
 	$(BIN)/prismscale run --world-size 1024 --cluster h100-sxm --device null --live 0 \
@@ -41,6 +42,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 test-wheel: $(STAMP)
 	scripts/test-wheel $(BIN)/python
+
+test-tools: $(STAMP)
+	scripts/test-tools $(BIN)/python
 
 docs: $(SITE)/.installed
 	$(SITE)/bin/python scripts/build-site

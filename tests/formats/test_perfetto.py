@@ -7,14 +7,17 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from prismscale.errors import StorageError
 from prismscale.formats.perfetto import write_perfetto
+from prismscale.formats.perfetto_counters import StepCurve
 from prismscale.sim.timeline import Timeline, simulate
 from support.jobs import RecordedDurations, pipeline_job
+from support.report_job import report_job
 from support.strategies import Job, jobs
 
 
@@ -207,3 +210,58 @@ def test_trace_that_cannot_be_written(timeline: Timeline, tmp_path: Path) -> Non
 
     with pytest.raises(StorageError, match="a part of that path is a file"):
         write_perfetto(tmp_path / "file" / "t", {"p": timeline})
+
+
+def curves(path: Path) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """(time, value) of each counter, by process and name."""
+    trace = Trace.FromString(path.read_bytes())
+    processes: dict[int, str] = {}
+    names: dict[int, tuple[str, str]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for packet in trace.packet:
+        descriptor, event = packet.track_descriptor, packet.track_event
+        if descriptor.HasField("process"):
+            processes[descriptor.uuid] = descriptor.process.process_name
+        if descriptor.HasField("counter"):
+            names[descriptor.uuid] = (processes[descriptor.parent_uuid], descriptor.name)
+        if event.type == TrackEvent.TYPE_COUNTER:
+            found[names[event.track_uuid]].append((packet.timestamp, event.counter_value))
+    return found
+
+
+def test_microbatches_in_flight_are_counted(tmp_path: Path) -> None:
+    """In 1F1B as many as there are stages from a rank's own to the last; none in the end."""
+    graph = report_job(pp=4, dp=2, microbatches=6)
+    durations = RecordedDurations(graph)
+    shown = {stage: stage * 2 for stage in range(4)}
+    timeline = simulate(graph, durations, steps=2, ranks=list(shown.values()))
+    write_perfetto(tmp_path / "t.perfetto-trace", {"predicted": timeline})
+
+    found = curves(tmp_path / "t.perfetto-trace")
+    for stage, rank in shown.items():
+        (values,) = (
+            [value for _, value in points]
+            for (process, name), points in found.items()
+            if process.startswith(f"rank {rank} ") and name == "microbatches in flight"
+        )
+        assert max(values) == 4 - stage
+        assert values[-1] == 0
+        assert len(values) == 2 * 2 * 6  # steps, ends of a microbatch, microbatches
+
+
+def test_curves_of_a_step_are_drawn_in_each(timeline: Timeline, tmp_path: Path) -> None:
+    """From its beginning; what lies beyond its end is left out."""
+    period = int(np.diff(timeline.step_end_ns_TDR[:, 0, 0])[0])
+    memory = StepCurve(
+        name="memory",
+        unit="B",
+        time_ns_P=np.array([0, 5, 10 * period]),
+        value_P=np.array([7, 9, 11]),
+    )
+    write_perfetto(tmp_path / "t.perfetto-trace", {"predicted": timeline}, curves={0: [memory]})
+
+    found = curves(tmp_path / "t.perfetto-trace")
+    ((_, points),) = ((key, p) for key, p in found.items() if key[1] == "memory")
+    assert [value for _, value in points[:2]] == [7, 9]
+    assert points[1][0] - points[0][0] == 5
+    assert [value for _, value in points].count(7) == 2

@@ -147,6 +147,9 @@ TOML: list[tuple[str, type[PrismscaleError], str]] = [
     ("[[rule]]\nuse = 'token-id'\n", FormatError, "use = 'token-id'; .* did you mean token-ids"),
     ("[[rule]]\nuse = 'token-ids'\n", FormatError, "key 'vocab' is missing"),
     ("[[rule]]\nuse = 'token-ids'\nvocab = 0\n", FormatError, "vocab is 0; give the size"),
+    ("[[rule]]\nuse = 'token-ids'\nvocab = inf\n", FormatError, "vocab is inf; give the size"),
+    ("[[rule]]\nuse = 'token-ids'\nvocab = 'own'\n", FormatError, "vocab is 'own'; give the size"),
+    ("[[rule]]\nuse = 'token-ids'\nvocab = [9]\n", FormatError, "a whole number from 1"),
     (2 * "[[rule]]\nuse = 'found-inf'\n", UsageError, "two rules have the name 'found-inf'"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -66,7 +67,7 @@ def text_damaged(data: bytes, rng: random.Random) -> bytes:
             break
         one, other = rng.choice(words), rng.choice(words)
         new = rng.choice(
-            (other[0], "", one[0] * 2, rng.choice(LITERALS), json.dumps(rng.choice(HOSTILE)))
+            (other[0], "", one[0] * 2, rng.choice(LITERALS), json.dumps(_hostile(rng)))
         )
         text = text[: one.start()] + new + text[one.end() :]
     return text.encode("utf-8", "surrogatepass")
@@ -78,12 +79,12 @@ def json_damaged(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 4))):
         place = _place(found, rng)
         if place is None:
-            found = rng.choice(HOSTILE)
+            found = _hostile(rng)
             continue
         holder, key = place
         kind = rng.randrange(6)
         if kind < 3:
-            holder[key] = rng.choice(HOSTILE)
+            holder[key] = _hostile(rng)
         elif kind == 3:
             del holder[key]
         elif kind == 4 and isinstance(holder, dict):
@@ -95,6 +96,11 @@ def json_damaged(data: bytes, rng: random.Random) -> bytes:
                 holder[key] = json.loads(json.dumps(other[0][other[1]]))
     text = json.dumps(found, ensure_ascii=rng.random() < 0.5)
     return text.encode("utf-8", "surrogatepass")
+
+
+def _hostile(rng: random.Random) -> Any:
+    """A copy: what is put into it later must not be there in the next case."""
+    return copy.deepcopy(rng.choice(HOSTILE))
 
 
 def _place(document: Any, rng: random.Random) -> tuple[Any, Any] | None:
@@ -135,7 +141,7 @@ def rows_damaged(data: bytes, rng: random.Random) -> bytes:
         row = rng.choice(rows)
         kind, at = rng.randrange(6), rng.randrange(len(row))
         if kind < 3:
-            row[at] = rng.choice((str(rng.choice(HOSTILE)), rng.choice(LITERALS)))
+            row[at] = rng.choice((str(_hostile(rng)), rng.choice(LITERALS)))
         elif kind == 3:
             del row[at]
             row or row.append("")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from prismscale.analysis.answers import fit_of
+from prismscale.analysis.answers import Wanted, fit_of
 from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.analysis.stages import shown_ranks
 from prismscale.commands.forecast_options import ClusterName, Run, numbers
@@ -21,8 +21,10 @@ from prismscale.forecast.recording import Recording, load_recording
 from prismscale.formats.chakra import write_chakra
 from prismscale.formats.kineto.trace_writer import Kernels, no_kernels, write_kineto
 from prismscale.formats.memory_snapshot import log_snapshot, write_snapshot
+from prismscale.formats.tensorboard_events import write_scalars
 from prismscale.progress import terminal
 from prismscale.report.folder import read_results
+from prismscale.report.titan_scalars import memory_scalars, scalars_of_step
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import SHOWN_STEPS, Timeline, simulate, simulate_steady
 
@@ -107,6 +109,32 @@ def memory(
         f"memory of rank {chosen}, {log.n_events:,} events: {out}; drop it on "
         "pytorch.org/memory_viz",
         soft_wrap=True,
+    )
+
+
+@exports.command()
+def tensorboard(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="Folder; each series is a run of TensorBoard in it.")],
+    steps: Annotated[int, typer.Option(help="Points of the predicted series.", min=1)] = 100,
+    tokens_per_step: Annotated[
+        int, typer.Option(help="Of the whole job.", show_default="as found")
+    ] = 0,
+) -> None:
+    """Write scalars with torchtitan's tags: the predicted step, and each live rank's own steps."""
+    folder = RunFolder(root=run)
+    result = read_results(folder)
+    if result.hung:
+        raise UsageError(f"the job in {run} hangs: it has no step to log")
+    asked = Wanted(tokens_per_step=tokens_per_step)
+    series = {"predicted": (result.step_ns,) * steps}
+    series |= {f"live-rank-{live.rank}": live.step_ns for live in result.live if live.step_ns}
+    memory_told = memory_scalars(folder, result)
+    for name, step_ns in series.items():
+        told = [memory_told | scalars_of_step(result, ns, asked) for ns in step_ns]
+        write_scalars(out / name, told, step_s=[ns / 1e9 for ns in step_ns])
+    terminal().print(
+        f"{', '.join(series)}: {out}; see them with tensorboard --logdir {out}", soft_wrap=True
     )
 
 

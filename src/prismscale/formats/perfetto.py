@@ -2,8 +2,9 @@
 
 One process per rank, one thread per lane (more where nodes of a lane overlap). A communication is
 two slices: waiting for the last member, and its own time. Arrows lead from each send to its
-receive, and through the shown members of each collective. Several timelines, for example predicted
-and observed, stand side by side, rank by rank. Times are nanoseconds.
+receive, and through the shown members of each collective. Curves tell microbatches in flight, and
+memory where it is known. Several timelines, for example predicted and observed, stand side by side,
+rank by rank. Times are nanoseconds.
 
 Format: https://perfetto.dev/docs/reference/synthetic-track-event
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +28,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from prismscale.files import atomic_write
+from prismscale.formats.perfetto_counters import Curve, StepCurve, in_flight, step_starts
 from prismscale.graph.channels import ChannelKey, ClassChannels
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
@@ -66,6 +68,7 @@ def write_perfetto(
     *,
     max_slices: int = 200_000,
     annotate: Annotate | None = None,
+    curves: Mapping[int, Sequence[StepCurve]] | None = None,
 ) -> Written:
     """Write the kept ranks of ``timelines`` (by title) to ``path``.
 
@@ -74,6 +77,7 @@ def write_perfetto(
         timelines: titles are shown where there are several.
         max_slices: the trace ends, for all ranks at the same time, where more would be needed.
         annotate: further arguments of a node.
+        curves: of a step, by rank: drawn in each of its steps.
 
     Returns:
         What was written and what was left out; the trace says the same in its first track.
@@ -92,6 +96,8 @@ def write_perfetto(
         writer = _Writer(file, _flows(rows), annotate)
         for pid, row in enumerate(rows, start=1):
             writer.rank(row, pid, until_ns, titled=len(timelines) > 1)
+            for curve in row.curves((curves or {}).get(row.kept.rank, ())):
+                writer.curve(curve, pid, until_ns)
         written = Written(slices=writer.slices, left_out=total - writer.slices, until_ns=until_ns)
         writer.note(written)
     return written
@@ -108,6 +114,15 @@ class _Row:
     @property
     def rank_class(self) -> RankClass:
         return self.timeline.graph.classes[self.kept.class_index]
+
+    def curves(self, of_step: Sequence[StepCurve]) -> Iterator[Curve]:
+        """What is drawn beside the slices."""
+        trace = self.rank_class.trace
+        flying = in_flight(trace, self.kept)
+        if flying is not None:
+            yield flying
+        starts = step_starts(trace, self.kept) if of_step else []
+        yield from (curve.over(starts) for curve in of_step)
 
     def ready_times(self) -> NDArray[np.int64]:
         ready = self.kept.ready_ns_N
@@ -179,6 +194,8 @@ class _Writer:
         self._flows = flows
         self._annotate = annotate
         self._uuids = itertools.count(NOTES_UUID + 1)
+        self._processes: dict[int, int] = {}
+        """Tracks by process."""
         self.slices = 0
 
     def rank(self, row: _Row, pid: int, until_ns: int | None, *, titled: bool) -> None:
@@ -188,6 +205,7 @@ class _Writer:
         process.track_descriptor.process.pid = pid
         process.track_descriptor.process.process_name = f"{row.title}: {name}" if titled else name
         self._builder.write_packet(process)
+        self._processes[pid] = process.track_descriptor.uuid
         trace = row.rank_class.trace
         lanes = [_Lane(lane) for lane in trace.lanes]
         arguments: dict[int, Args] = {}
@@ -208,6 +226,21 @@ class _Writer:
                 category = "communication" if x in instances else "computation"
                 flow = self._flows.get(instances[x]) if x in instances else None
                 self._slice(track, category, label, ready, end, args, flow)
+
+    def curve(self, curve: Curve, pid: int, until_ns: int | None) -> None:
+        """A counter of one rank."""
+        track = self._track()
+        descriptor = track.track_descriptor
+        descriptor.parent_uuid = self._processes[pid]
+        descriptor.name = curve.name
+        descriptor.counter.unit_name = curve.unit
+        self._builder.write_packet(track)
+        for time_ns, value in zip(curve.time_ns_P.tolist(), curve.value_P.tolist(), strict=True):
+            if until_ns is not None and time_ns >= until_ns:
+                break
+            packet = self._event(descriptor.uuid, TrackEvent.TYPE_COUNTER, time_ns)
+            packet.track_event.counter_value = value
+            self._builder.write_packet(packet)
 
     def note(self, written: Written) -> None:
         """Say in the trace what it lacks."""

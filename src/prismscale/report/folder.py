@@ -14,6 +14,7 @@ from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.report.html import Section, render
+from prismscale.report.memory_curves import memory_curves
 from prismscale.report.memory_section import answers_section, memory_sections
 from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
@@ -33,7 +34,12 @@ def write_report(
     """
     write_json(folder.results, result.to_json())
     save_timeline(timeline, folder.timeline)
-    write_perfetto(folder.trace, {"predicted": timeline}, annotate=_DurationSource(durations))
+    write_perfetto(
+        folder.trace,
+        {"predicted": timeline},
+        annotate=_DurationSource(durations),
+        curves=memory_curves(folder, timeline.ranks),
+    )
     write_page(folder, result, timeline)
 
 

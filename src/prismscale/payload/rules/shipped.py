@@ -17,6 +17,8 @@ _INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLAGS = 8
 _SEED = 0x70CE
+_LARGEST_VOCABULARY = 2**31 - 1
+"""Ids are at least of 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +42,12 @@ def _value(parameters: Mapping[str, Any]) -> Contribute:
 def _token_ids(parameters: Mapping[str, Any]) -> Contribute:
     """Ids that are below the vocabulary's size, alike on all ranks of a group: others in each
     call."""
-    vocab = int(parameters["vocab"])
-    if vocab < 1:
-        raise UsageError(f"vocab is {vocab}; give the size of the vocabulary, 1 or more")
+    vocab = parameters["vocab"]
+    if type(vocab) is not int or not 1 <= vocab <= _LARGEST_VOCABULARY:
+        raise UsageError(
+            f"vocab is {vocab!r}; give the size of the vocabulary, a whole number from 1 to "
+            f"{_LARGEST_VOCABULARY:,}"
+        )
 
     def ids(told: Communication, peer: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(_SEED + 1009 * told.number + peer)
