@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.attribution import Breakdown, break_down
 from prismscale.analysis.emulated import KernelKind, KernelUse, UnknownOperator, ValueUse
 from prismscale.analysis.result import (
     SCHEMA,
@@ -23,8 +23,9 @@ from prismscale.analysis.result import (
 )
 from prismscale.durations.what_if.effects import Effect
 from prismscale.errors import FormatError, UsageError
+from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import save_graph
-from prismscale.graph.trace import MemoryPart
+from prismscale.graph.trace import GroupRecord, MemoryPart
 from prismscale.report.folder import read_run, write_page, write_report
 from prismscale.report.gantt import Gantt
 from prismscale.report.html import Section, render, render_page
@@ -32,7 +33,8 @@ from prismscale.report.plots import Palette
 from prismscale.report.remarks import part_names
 from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
-from prismscale.sim.timeline import Timeline
+from prismscale.sim.timeline import Timeline, simulate
+from support.jobs import RecordedDurations, job_from_traces
 from support.report_job import report_run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
@@ -200,3 +202,28 @@ def test_document_names_exactly_the_fields(heading: str, cls: type) -> None:
 
     documented = re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
     assert documented == [f.name for f in dataclasses.fields(cls)]
+
+
+def test_a_host_that_runs_ahead_is_not_drawn_over_its_device() -> None:
+    """The broad bar shows of each label what the breakdown of the step counts."""
+    builder = TraceBuilder(
+        rank=0, world_size=1, groups=[GroupRecord(ranks=(0,), name="world", backend="nccl")]
+    )
+    builder.begin_body()
+    host = device = -1
+    for label, ms in (("forward", 10), ("backward", 20)):
+        host = builder.add_compute(2_000_000, preds=[host], lane="host", label=f"{label}, host")
+        before = [host] if device < 0 else [host, device]
+        device = builder.add_compute(ms * 1_000_000, preds=before, lane="stream 0", label=label)
+    graph = job_from_traces({0: builder.build()})
+    timeline = simulate(graph, RecordedDurations(graph), steps=3, ranks=[0])
+    counted = break_down(timeline, 0).compute_ns
+
+    drawn = Gantt(timeline, Palette([("computation", label) for label in counted]))
+    (row,) = drawn.rows
+    found: dict[str, int] = {}
+    for mark in row.marks:
+        if mark.lane == 0 and mark.start_ns >= int(timeline.step_end_ns_TDR[1, 0, 0]):
+            name = drawn.kinds[mark.kind].name
+            found[name] = found.get(name, 0) + mark.end_ns - mark.start_ns
+    assert found == {label: ns for label, ns in counted.items() if ns}

@@ -28,6 +28,7 @@ from prismscale.formats.straggler import read_straggler
 from prismscale.graph.io import load_graph, load_trace, save_graph, save_trace
 from prismscale.payload.recorded import _read as read_payload
 from prismscale.payload.rules.rule_file import RuleFile
+from prismscale.progress import Terminal
 from prismscale.sim.timeline import simulate
 from prismscale.typed_files import text_of
 from support import kineto_traces, straggler_traces
@@ -139,8 +140,12 @@ FLIGHT: dict[str, Any] = {
 }
 
 
-def _diagnosed(path: Path) -> object:
-    return diagnose(load_flight_record(path.parent)).text()
+def _diagnosed(path: Path) -> str:
+    """What the terminal shows."""
+    shown = io.StringIO()
+    found = diagnose(load_flight_record(path.parent))
+    Terminal(file=shown, width=100, markup=False, highlight=False).print(found.text())
+    return shown.getvalue()
 
 
 def _dumped(value: object) -> bytes:

@@ -87,5 +87,8 @@ def _beside(path: Path) -> dict[str, bytes]:
 def _shown(path: Path) -> str:
     """What the terminal shows of a run that somebody sent."""
     shown = io.StringIO()
-    print_summary(read_results(RunFolder(root=path.parent)), Terminal(file=shown, width=100))
+    print_summary(
+        read_results(RunFolder(root=path.parent)),
+        Terminal(file=shown, width=100, markup=False, highlight=False),
+    )
     return shown.getvalue()

@@ -158,7 +158,9 @@ class Gantt:
             kind = self._kind("computation", label)
             if end >= NEVER:
                 kind, info = self._kind(WAITING, WAITING), self._info("stopped for ever")
-            yield from self._mark(0, max(start, self.begin_ns), end, kind, info)
+            # As in the breakdown: what a computation on another lane, such as a device that is
+            # behind its host, already accounts for is not drawn over it.
+            yield from self._mark(0, max(start, clock), end, kind, info)
             clock = max(clock, end)
 
     def _gap(

@@ -76,7 +76,7 @@ def print_summary(
     if result.live:
         blocks.append(_live_table(result))
     if result.kernels:
-        blocks.append(_kernel_table(result))
+        blocks.append(_kernel_table(result, console.width))
     blocks.append(_notes(result, folder))
     console.print()
     for block in blocks:
@@ -234,9 +234,10 @@ def _live_table(result: RunResult) -> RenderableType:
     return _titled("Live ranks: what was observed beside what was predicted", table, note)
 
 
-def _kernel_table(result: RunResult) -> RenderableType:
+def _kernel_table(result: RunResult, width: int) -> RenderableType:
     table = Table(**_TABLE)
-    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=31)
+    # What the other columns leave: 31 of 80.
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(31, min(width - 49, 64)))
     for head in ("share", "calls", "time", "source", "error"):
         table.add_column(head, justify="left" if head == "source" else "right", no_wrap=True)
     for row in kind_rows(result)[:MOST_KINDS]:
