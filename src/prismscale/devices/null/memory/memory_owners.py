@@ -93,6 +93,25 @@ def _keep_longest(
 
 
 def _add(found: dict[int, Owner], tensor: Any, owner: Owner) -> None:
-    local = getattr(tensor, "_local_tensor", tensor)
-    if isinstance(local, torch.Tensor) and local.is_cuda:
-        found.setdefault(local.untyped_storage().data_ptr(), owner)
+    for address in _addresses(getattr(tensor, "_local_tensor", tensor)):
+        found.setdefault(address, owner)
+
+
+def _addresses(tensor: Any) -> Iterator[int]:
+    """Of the storages that hold a tensor."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+        return
+    try:
+        yield tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a wrapper without memory, such as a quantized weight
+        for name in _parts(tensor):
+            yield from _addresses(getattr(tensor, name))
+
+
+def _parts(wrapper: torch.Tensor) -> list[str]:
+    """Attributes of a wrapper in which its data are."""
+    if hasattr(wrapper, "__tensor_flatten__"):
+        return list(wrapper.__tensor_flatten__()[0])
+    # Transformer Engine's have no such method. What others hang on a parameter is no data of its
+    # own, and has a public name: main_grad.
+    return [name for name in vars(wrapper) if name.startswith("_")]
