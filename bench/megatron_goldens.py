@@ -25,7 +25,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ import yaml
 from megatron_data import BERT_DATA, GPT_DATA, make
 from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import Runs
+from runs import Runs, our_commit
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 LIMIT_S = 3600
@@ -198,12 +197,6 @@ def options(
             yield from value.strip("[]").split()
         elif value != "true":
             yield value
-
-
-def our_commit() -> str:
-    """Of this clone."""
-    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Bench:

@@ -19,14 +19,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.graph.io import load_trace
 from prismscale.validation.rows import Row, finish, read_rows
-from runs import HERE, PARTIAL, TITAN, Runs
+from prismscale.validation.steps.measured import TORCHTITAN
+from runs import HERE, PARTIAL, TITAN, Runs, median_row, provenance
 
 GIB = 2**30
 LIMIT_S = 3600
@@ -181,11 +182,21 @@ def measure(case: Case, runs: Runs) -> list[Row]:
     return [
         *_beside(f"{case.name}: reserved memory", reserved, case.memory_gib, 0.03, "GiB"),
         *_beside(f"{case.name}: tokens/s a GPU", tokens, case.tokens_per_s, 0.08, ""),
+        *_step(case, found),
         _covered(case, found["kernels"]),
         _at_most(f"{case.name}: wall time", wall, case.most_wall_s, "s"),
         _at_most(f"{case.name}: memory of all our processes", rss, case.most_rss_gib, "GiB"),
         Row.told(f"{case.name}: captured ranks", len(found["captured"])),
     ]
+
+
+def _step(case: Case, found: dict[str, Any]) -> list[Row]:
+    """The step, where one was published, and its forecast's median."""
+    if case.tokens_per_s is None:
+        return []
+    note = provenance(found, TORCHTITAN, case.cluster)
+    step = Row.told(f"{case.name}: step", found["step_ns"] / 1e6, "ms")
+    return [replace(step, note=note), *median_row(case.name, found)]
 
 
 def reserved_bytes(out: Path, captured: Sequence[int]) -> int:

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prismscale.analysis.result import RunResult
+from prismscale.analysis.step_error import step_error
 from prismscale.errors import NoFitError
 from prismscale.graph.io import load_graph, load_trace
 from prismscale.graph.trace import MemoryRecord
 from prismscale.runfolder import RunFolder
+from prismscale.validation.rows import Row
+from prismscale.validation.steps.measured import cluster_of_family
+from prismscale.validation.steps.price_version import price_version
+from prismscale.validation.steps.recorded_step import Provenance
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
@@ -123,6 +129,32 @@ def memory_by_rank(out: Path, captured: Sequence[int]) -> dict[int, MemoryRecord
     class_of_R = load_graph(RunFolder(root=out).graph).class_of_R
     by_class = {int(class_of_R[rank]): record for rank, record in own.items()}
     return {r: own.get(r, by_class[int(c)]) for r, c in enumerate(class_of_R)}
+
+
+def our_commit() -> str:
+    """Of this clone."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def provenance(found: Mapping[str, Any], family: str, gpu: str) -> str:
+    """The note of a step's row: its error bar, and what prices and which commit predicted it.
+
+    ``found`` is what the run told; ``gpu`` names kernels that a family's programs run.
+    """
+    error = step_error(RunResult.from_json(found)) or 0.0
+    prices = price_version(cluster_of_family(family), gpu)
+    return Provenance(error_percent=100 * error, prices=prices, commit=our_commit()).note()
+
+
+def median_row(name: str, found: Mapping[str, Any]) -> list[Row]:
+    """The median of the forecast that comes with a run; nothing where none was drawn."""
+    spread = found.get("spread")
+    return (
+        [Row.told(f"{name}: forecast's median step", spread["p50_ns"] / 1e6, "ms")]
+        if spread
+        else []
+    )
 
 
 def is_installed(package: str) -> bool:

@@ -10,7 +10,8 @@ scripts and command lines are its launchers'. The Python of this bench needs tra
 2.11.0 and Apex (both as Python alone) and what Megatron-LM needs: docs/null-device.md.
 
 - *allocated*, *reserved*: the largest error of a record's ranks.
-- *step*: predicted against the fastest of the recorded steps; bars on the errors of all records.
+- *step*: predicted against the recorded step; `prismscale validate steps` scores it, and says which
+  records were looked at while constants moved.
 
 What is not theirs: torch 2.10. A cuBLAS handle on Blackwell had 8,320 KiB then and has 32 MiB now
 (pull request 175344): ``CUBLAS_WORKSPACE_CONFIG`` says what was the default.
@@ -30,14 +31,15 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import Runs, memory_by_rank
+from prismscale.validation.steps.measured import SIMUMAX
+from runs import Runs, median_row, memory_by_rank, provenance
 
 MIB = 2**20
 LIMIT_S = 3600
@@ -177,14 +179,13 @@ def measure(record: Record, script: Path, runs: Runs) -> list[Row]:
         for i in range(2)
     )
     step_ms = found["step_ns"] / 1e6
+    name = f"{record.name}: step {step_ms:.2f} of {record.step_ms:.1f} ms"
+    step = Row.told(name, _percent(step_ms, record.step_ms), "%")
     return [
         _row(record, "allocated", allocated, ALLOCATED_BAR),
         _row(record, "reserved", reserved, RESERVED_WORST_BAR),
-        Row.told(
-            f"{record.name}: step {step_ms:.1f} of {record.step_ms:.1f} ms",
-            _percent(step_ms, record.step_ms),
-            "%",
-        ),
+        replace(step, note=provenance(found, SIMUMAX, CLUSTER)),
+        *median_row(record.name, found),
     ]
 
 

@@ -46,145 +46,51 @@ products are the slower ones there, and the faster ones here. A published row th
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 
-from prismscale.cluster import Cluster
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from runs import EXAMPLES, Runs
+from prismscale.validation.steps.measured import VTRAIN
+from prismscale.validation.steps.vtrain_rows import (
+    PRESET,
+    VOCABULARY,
+    Iteration,
+    Model,
+    cluster_of,
+    group_name,
+    load_iterations,
+)
+from runs import EXAMPLES, Runs, provenance
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 SCRIPT = EXAMPLES / "megatron" / "train.py"
 LIMIT_S = 3600
 SEED = 24
-VOCABULARY = 50_257
-CARDS = 4
-"""Of 200 Gb/s, in a node."""
-PRESET, CLUSTER_FILE = "a100-80g", "a100-800gbps.toml"
-HOST_BOUND = 8 * 1024
-"""Sequences times width of a microbatch below which the host is the slower (``kernels.py``)."""
+CLUSTER_FILE = "a100-800gbps.toml"
 CALIBRATION_ROWS, MOST_MICROBATCHES = 5, 8
 """Of how many rows a user has the step, and how long their programs are at most."""
 UNCALIBRATED, CALIBRATED, CHOICE_BAR = Bars(median=8), Bars(median=5), 3.0
 STEP = ": step "
 
-Model = tuple[int, int, int, int]
-"""GPUs, global batch, width, layers: what rows of a group share."""
 ONE_NODE: tuple[Model, ...] = ((8, 32, 2048, 24), (8, 32, 1024, 24))
 DRAWN_ON_ONE_NODE, DRAWN_ON_SEVERAL = 8, 6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Iteration:
-    """One published row."""
-
-    gpus: int
-    batch: int
-    micro_batch: int
-    hidden: int
-    heads: int
-    layers: int
-    length: int
-    tensor: int
-    data: int
-    stages: int
-    time_ms: float
-
-    @property
-    def model(self) -> Model:
-        """What it shares with the rows of its group."""
-        return self.gpus, self.batch, self.hidden, self.layers
-
-    @property
-    def microbatches(self) -> int:
-        """Of a step, in each replica."""
-        return self.batch // self.data // self.micro_batch
-
-    @property
-    def is_one_node(self) -> bool:
-        """Of eight GPUs at most."""
-        return self.gpus <= 8
-
-    @property
-    def name(self) -> str:
-        """For its row."""
-        layout = f"TP {self.tensor}, PP {self.stages}, DP {self.data}"
-        return f"{group_name(self.model)}, {layout}, microbatch {self.micro_batch}"
-
-    @property
-    def family(self) -> str:
-        """Kind of row that is summed up by itself."""
-        if not self.is_one_node:
-            return "several nodes"
-        if self.stages > 1:
-            return "one node, PP > 1"
-        return "one node, TP > 1" if self.tensor > 1 else "one node, DP alone"
-
-    @property
-    def is_looked_at(self) -> bool:
-        """Whether its slope says what one node recomputes."""
-        layout = (self.tensor, self.data, self.stages)
-        return self.is_one_node and layout == (1, 2, 1) and self.hidden == 2048
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether no constant was found by rows like it."""
-        narrow = self.micro_batch * self.hidden < HOST_BOUND
-        return not (self.is_one_node and self.tensor == 1 and narrow)
-
-    @property
-    def options(self) -> str:
-        """Of the program."""
-        recomputed = "none" if self.is_one_node else "full"
-        return f"""--fp16 --num-layers {self.layers} --hidden-size {self.hidden}
-            --num-attention-heads {self.heads} --seq-length {self.length}
-            --micro-batch-size {self.micro_batch} --global-batch-size {self.batch}
-            --tensor-model-parallel-size {self.tensor} --pipeline-model-parallel-size {self.stages}
-            --vocab-size {VOCABULARY} --recompute-granularity {recomputed}"""
-
-
-def group_name(model: Model) -> str:
-    """For rows."""
-    gpus, batch, hidden, layers = model
-    return f"{gpus} GPUs, {layers} layers of {hidden:,}, batch {batch:,}"
-
-
-def load_iterations(folder: Path) -> list[Iteration]:
-    """All published rows."""
-    return [
-        _iteration(row)
-        for part in ("single", "multi")
-        for row in _read(folder / f"ground_truth_{part}.csv")
-    ]
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
-
-
-def _iteration(row: Mapping[str, str]) -> Iteration:
-    return Iteration(
-        gpus=int(row["# GPUs"]),
-        batch=int(row["global batch"]),
-        micro_batch=int(row["micro batch"]),
-        hidden=int(row["hidden size"]),
-        heads=int(row["attention heads"]),
-        layers=int(row["# layers"]),
-        length=int(row["sequence length"]),
-        tensor=int(row["tensor parallelism"]),
-        data=int(row["data parallelism"]),
-        stages=int(row["pipeline parallelism"]),
-        time_ms=float(row["iteration time (ms)"]),
-    )
+def options_of(row: Iteration) -> str:
+    """Of the program."""
+    recomputed = "none" if row.is_one_node else "full"
+    return f"""--fp16 --num-layers {row.layers} --hidden-size {row.hidden}
+        --num-attention-heads {row.heads} --seq-length {row.length}
+        --micro-batch-size {row.micro_batch} --global-batch-size {row.batch}
+        --tensor-model-parallel-size {row.tensor} --pipeline-model-parallel-size {row.stages}
+        --vocab-size {VOCABULARY} --recompute-granularity {recomputed}"""
 
 
 def sample(every: Sequence[Iteration]) -> list[Iteration]:
@@ -217,13 +123,15 @@ def measure(row: Iteration, cluster: Path, runs: Runs) -> list[Row]:
     job = ("--device", "null", "--cluster", cluster, "--world-size", row.gpus)
     out = f"{'-'.join(map(str, row.model))}-{row.tensor}-{row.stages}-{row.micro_batch}"
     brief = ("--samples", 1, "--watch-steps", 0)
-    found = runs.run(out, (*job, *brief), (SCRIPT, *row.options.split()))
+    found = runs.run(out, (*job, *brief), (SCRIPT, *options_of(row).split()))
     if not found:
         return [Row.at_least(f"{row.name}: completes", 0, 1)]
     step_ms = found["step_ns"] / 1e6
     mark = "" if row.is_scored else ", not scored"
     name = f"{row.name}{STEP}{step_ms:,.1f} of {row.time_ms:,.1f} ms{mark}"
-    return [Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")]
+    step = Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")
+    note = provenance(found, VTRAIN, PRESET)
+    return [replace(step, note=note)]
 
 
 def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
@@ -278,7 +186,7 @@ def main() -> int:
         kept = (options.keep or Path(scratch)).absolute()
         kept.mkdir(parents=True, exist_ok=True)
         cluster = kept / CLUSTER_FILE
-        cluster.write_text(replace(Cluster.load(PRESET), nics_per_node=CARDS).to_toml())
+        cluster.write_text(cluster_of().to_toml())
         environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         runs = Runs(kept, limit_s=LIMIT_S, environment=environment)
         for one in chosen:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from prismscale.validation.steps.recorded_step import Provenance
 
 NONE_YET = "No bench results are recorded yet."
 
@@ -106,3 +109,41 @@ def known_errors(folder: Path) -> str:
             f"benches = [{benches}]",
         ]
     return "\n".join(parts) + "\n"
+
+
+STEPS = (
+    ("simumax", "simumax_records", re.compile(r"(.+): step ([\d.,]+) of ")),
+    ("torchtitan", "null_programs", re.compile(r"(.+): step$")),
+    ("vtrain", "vtrain_layouts", re.compile(r"(.+): step ([\d.,]+) of ")),
+)
+"""Family, bench, and the rows that hold a case's step in ms: in their name, or as their value."""
+MEDIAN = ": forecast's median step"
+
+
+def recorded_steps(folder: Path) -> str:
+    """``recorded_steps.toml``: the steps that programs were predicted to take."""
+    parts = [
+        "# Made by scripts/generate-docs of bench/results; see validation/steps/recorded_step.py."
+    ]
+    for family, bench, pattern in STEPS:
+        rows = _rows(folder / f"{bench}.json")
+        medians = {r["name"].removesuffix(MEDIAN): r["value"] for r in rows if MEDIAN in r["name"]}
+        for row in rows:
+            if found := pattern.match(row["name"]):
+                parts += ["", *_recorded(family, found, row, medians.get(found[1]))]
+    return "\n".join(parts) + "\n"
+
+
+def _recorded(
+    family: str, found: re.Match[str], row: dict[str, Any], median_ms: float | None
+) -> list[str]:
+    step_ms = float(found[2].replace(",", "")) if found.lastindex == 2 else row["value"]
+    lines = ["[[step]]", f'family = "{family}"', f'case = "{found[1]}"']
+    lines.append(f"step_ms = {step_ms:.2f}")
+    if median_ms is not None:
+        lines.append(f"median_ms = {median_ms:.2f}")
+    by = Provenance.parse(row.get("note", ""))
+    if by is not None:
+        lines.append(f"error_percent = {by.error_percent}")
+        lines += [f'prices = "{by.prices}"', f'commit = "{by.commit}"']
+    return lines

@@ -12,12 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from prismscale.cluster import Cluster
 from prismscale.cost.kernel import load_kernel_model
+from prismscale.validation.steps.price_version import communication_ns
 
 FROZEN = json.loads(Path(__file__).with_name("frozen_predictions.json").read_text())
 
 
-@pytest.mark.parametrize("gpu", sorted(FROZEN))
+COMMUNICATION = "communication of "
+
+
+@pytest.mark.parametrize("name", sorted(n for n in FROZEN if n.startswith(COMMUNICATION)))
+def test_communication_takes_what_was_frozen(name: str) -> None:
+    """Each collective's time after the last arrival."""
+    found = communication_ns(Cluster.load(name.removeprefix(COMMUNICATION)))
+
+    assert found == pytest.approx(FROZEN[name], rel=1e-6, abs=1)
+
+
+@pytest.mark.parametrize("gpu", sorted(n for n in FROZEN if not n.startswith(COMMUNICATION)))
 def test_predictions_are_those_that_were_frozen(gpu: str) -> None:
     """Each call's time on the device, to the nanosecond or a millionth."""
     model = load_kernel_model(gpu)

@@ -10,6 +10,7 @@ from typing import Any
 
 from prismscale.analysis.price import Price
 from prismscale.analysis.result import RunResult, StageResult
+from prismscale.analysis.step_error import step_error
 from prismscale.errors import UsageError
 
 DEFAULT_STEPS = 1000
@@ -89,6 +90,8 @@ class Answers:
     fit: MemoryFit | None
     step_ns: int
     """Without variation."""
+    step_error: float | None
+    """Relative, to either side, of nine steps in ten; None where the step is not modelled."""
     p50_ns: int | None
     p95_ns: int | None
     tokens_per_step: int | None
@@ -124,6 +127,7 @@ def answers(result: RunResult, asked: Wanted) -> Answers:
     return Answers(
         fit=fit_of(result),
         step_ns=result.step_ns,
+        step_error=step_error(result),
         p50_ns=spread.p50_ns if spread else None,
         p95_ns=spread.p95_ns if spread else None,
         tokens_per_step=tokens or None,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.validation.rows import Row
+
+MEDIAN, P90, BIAS = "median error", "p90 error", "bias"
+MOST_TIMES = 999.0
+"""The bar, that a figure is said to be at most."""
+NOBODY: Mapping[str, Sequence[float]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +31,7 @@ def error_rows(
     bars: Bars = Bars(),
     *,
     of: str = "rows",
+    others: Mapping[str, Sequence[float] | NDArray[np.float64]] = NOBODY,
 ) -> Iterator[Row]:
     """Median, p90 and bias of signed errors; nothing where there are none.
 
@@ -34,25 +40,42 @@ def error_rows(
         error_percent: predicted over measured less one, in %: positive is too slow.
         bars: what is asked.
         of: what is counted.
+        others: errors of what others predict of the same rows, by who that is.
     """
-    error = np.asarray(error_percent, float)
-    if not len(error):
+    if not len(error_percent):
         return
-    name = f"{name} ({len(error):,} {of})"
+    name = f"{name} ({len(error_percent):,} {of})"
+    said = {other: _figures(errors) for other, errors in others.items()}
+    asked = {MEDIAN: bars.median, P90: bars.p90}
+    for what, value in _figures(error_percent).items():
+        row, bar = f"{name}: {what}", asked.get(what)
+        told = Row.told(row, value, "%") if bar is None else Row.at_most(row, value, bar, "%")
+        yield replace(told, others={other: figures[what] for other, figures in said.items()})
+        if what == BIAS and bars.bias is not None:
+            yield Row.at_most(f"{name}: size of the bias", abs(value), bars.bias, "%")
+
+
+def _figures(error_percent: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    error = np.asarray(error_percent, float)
     size = np.abs(error)
-    figures = (
-        ("median error", float(np.median(size)), bars.median),
-        ("p90 error", float(np.quantile(size, 0.9)), bars.p90),
-    )
-    for what, value, bar in figures:
-        row = f"{name}: {what}"
-        yield Row.told(row, value, "%") if bar is None else Row.at_most(row, value, bar, "%")
-    bias = float(np.median(error))
-    yield Row.told(f"{name}: bias", bias, "%")
-    if bars.bias is not None:
-        yield Row.at_most(f"{name}: size of the bias", abs(bias), bars.bias, "%")
+    return {
+        MEDIAN: float(np.median(size)),
+        P90: float(np.quantile(size, 0.9)),
+        BIAS: float(np.median(error)),
+    }
 
 
 def worst_first(rows: Sequence[Row]) -> list[Row]:
     """Rows that miss their bar by the most, then those that meet it, then those without one."""
-    return sorted(rows, key=lambda row: -row.value / row.bar if row.bar else 1.0)
+    return sorted(rows, key=lambda row: (row.ok, -times_the_bar(row)))
+
+
+def times_the_bar(row: Row) -> float:
+    """A row's figure over its bar, or its bar over its figure where that is the least it may be:
+    above 1 the bar is missed. 0 without a bar; as large as it gets where one of the two is 0."""
+    if row.bar is None:
+        return 0.0
+    small, large = (row.value, row.bar) if row.least else (row.bar, row.value)
+    if not np.isfinite(large) or small <= 0:
+        return MOST_TIMES if not row.ok else 0.0
+    return min(large / small, MOST_TIMES)

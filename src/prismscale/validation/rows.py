@@ -1,7 +1,8 @@
 """Rows of a validation: a measured figure, what it may be at most, and whether it is.
 
 Every bench and every ``prismscale validate`` prints rows and writes them as JSON: a list of objects
-``{"name", "value", "unit", "bar", "least", "ok"}``, and ``"note"`` where there is something to say.
+``{"name", "value", "unit", "bar", "least", "ok"}``, ``"note"`` where there is something to say, and
+``"others"`` where others say something of the same.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +36,8 @@ class Row:
     ok: bool = True
     note: str = ""
     """Of what the row was measured, and why a bar is missed where that is known."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """The same figure by what others predict of the same rows, by who that is."""
 
     @property
     def sign(self) -> str:
@@ -114,8 +117,9 @@ def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = Non
 
 def _plain(row: Row) -> dict[str, object]:
     plain = {key: _finite(value) for key, value in asdict(row).items()}
-    if not row.note:
-        del plain["note"]
+    for empty in ("note", "others"):
+        if not plain[empty]:
+            del plain[empty]
     return plain
 
 

@@ -32,6 +32,8 @@ from prismscale.validation.kernels.public_tables import (
 )
 
 DTYPES = {"bfloat16": "BFloat16", "fp8": "Float8_e4m3fn", "fp8_block": "Float8_e4m3fn"}
+ROOFLINE_SHARE = 0.75
+"""That a roofline with one efficiency is taken to reach; chosen before any row was scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,16 @@ class ProductRows:
         alone *= np.where(self.result_bytes > max(size, 2), WIDE_RESULT, 1.0)
         bandwidth = profile.memory_bandwidth_bytes_per_s
         return self.harness.measured_ns(alone, self.extents, bandwidth)
+
+    def roofline_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
+        """What a rule of thumb says: :data:`ROOFLINE_SHARE` of the peak or of the bandwidth,
+        whichever takes longer."""
+        dtype = DTYPES[self.kind]
+        batch, m, n, k = self.extents
+        n_bytes = batch * (item_bytes(dtype) * (m * k + k * n) + self.result_bytes * m * n)
+        computing_s = 2 * self.extents.prod(0) / profile.gemm[dtype].peak_flops
+        moving_s = n_bytes / profile.memory_bandwidth_bytes_per_s
+        return 1e9 * np.maximum(computing_s, moving_s) / ROOFLINE_SHARE
 
 
 def load_products(truth: Path) -> list[ProductRows]:

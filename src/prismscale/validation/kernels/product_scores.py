@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from prismscale.cost.kernel_profile import KernelProfile, ScaledGpu
 from prismscale.validation.error_rows import Bars, error_rows
-from prismscale.validation.kernels.product_rows import ProductRows, load_products
+from prismscale.validation.kernels.product_rows import (
+    ROOFLINE_SHARE,
+    ProductRows,
+    load_products,
+)
 from prismscale.validation.rows import Row
 
 SMALLEST, LARGE_FLOPS = 256, 1e11
+ROOFLINE = f"roofline at {100 * ROOFLINE_SHARE:.0f} %"
 REMARKS = (
     "Products: rows of families (N, K) that nothing was fitted on (validation/kernels/"
     "held_out.toml, drawn before the fit), with no extent below 256; each row counts once. Bias is "
@@ -78,9 +83,12 @@ def _bursts(tables: Sequence[ProductRows], profiles: dict[str, KernelProfile]) -
                 continue
             errors = [_errors(t, profiles[gpu]) for t in rows]
             name = f"{gpu} product {kind}"
-            yield from error_rows(name, np.concatenate([e for e, _ in errors]), all_bars)
-            large = np.concatenate([e[is_large] for e, is_large in errors])
-            yield from error_rows(f"{name} > 100 GFLOP", large, large_bars)
+            every = np.concatenate([e for e, _ in errors])
+            thumb = np.concatenate([_by_thumb(t, profiles[gpu]) for t in rows])
+            yield from error_rows(name, every, all_bars, others={ROOFLINE: thumb})
+            is_large = np.concatenate([large for _, large in errors])
+            large, others = every[is_large], {ROOFLINE: thumb[is_large]}
+            yield from error_rows(f"{name} > 100 GFLOP", large, large_bars, others=others)
             for table, (error, _) in zip(rows, errors, strict=True):
                 yield from error_rows(f"{name}, {table.framework} alone", error)
 
@@ -129,6 +137,12 @@ def _errors(
     counted = _counted(table, every_family=every_family)
     error = 100 * (table.predicted_ns(profile) / table.time_ns - 1)
     return error[counted], 2 * table.extents.prod(0)[counted] > LARGE_FLOPS
+
+
+def _by_thumb(table: ProductRows, profile: KernelProfile) -> NDArray[np.float64]:
+    """Signed errors of a roofline in % of the rows that count."""
+    error: NDArray[np.float64] = 100 * (table.roofline_ns(profile) / table.time_ns - 1)
+    return error[_counted(table)]
 
 
 def _counted(table: ProductRows, *, every_family: bool = False) -> NDArray[np.bool_]:

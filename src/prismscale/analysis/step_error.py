@@ -1,0 +1,42 @@
+"""The error bar of a modelled step, from the errors that its parts have on public rows: what nine
+steps of ten should stay within.
+
+[Note: composition] Every kind of kernel has a relative error, the 90th percentile on measurements
+that it was not fitted on (``[errors]`` of its profile); communication has
+:data:`COMMUNICATION_ERROR`. Calls of one kind are taken to err alike, because one law prices them
+all. Kinds are taken to err independently, because each has constants of its own: their shares of
+the step times their errors add up in squares. Waiting follows from the rest, and errs as it does.
+``prismscale validate steps`` counts how often the truth lies inside.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+
+from prismscale.analysis.result import RunResult
+
+COMMUNICATION_ERROR = 0.24
+"""p90 over 80 GPUs below 512 MiB (``prismscale validate collectives``): the largest of the rows of
+16 MiB and more, on one node and on several."""
+UNKNOWN_ERROR = 0.5
+"""Of a kind of kernel whose error nobody knows; what is guessed for a memory-bound kind at most."""
+
+
+def step_error(result: RunResult) -> float | None:
+    """Relative, to either side; None where the step is not modelled."""
+    if result.device != "null" or result.hung:
+        return None
+    kernels_ns = sum(kernel.device_ns for kernel in result.kernels)
+    breakdowns = [(stage.ranks, stage.breakdown) for stage in result.stages]
+    compute_ns = sum(ranks * b.total_compute_ns for ranks, b in breakdowns)
+    exposed_ns = sum(ranks * b.total_exposed_ns for ranks, b in breakdowns)
+    working_ns = compute_ns + exposed_ns
+    if not kernels_ns or not working_ns:
+        return None
+    by_kind: dict[str, float] = {}
+    for kernel in result.kernels:
+        error = kernel.error if kernel.error >= 0 else UNKNOWN_ERROR
+        by_kind[kernel.kind] = by_kind.get(kernel.kind, 0.0) + error * kernel.device_ns
+    compute = compute_ns / working_ns
+    parts = [compute * err_ns / kernels_ns for err_ns in by_kind.values()]
+    return hypot(*parts, COMMUNICATION_ERROR * exposed_ns / working_ns)

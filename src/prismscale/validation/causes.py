@@ -1,0 +1,55 @@
+"""Why rows miss their bars, as far as that is known: what the accuracy page says beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prismscale.validation.rows import Row
+
+_SERVERS = (
+    "kernels of servers for inference (Triton, CUTLASS, TensorRT-LLM), slower than the libraries' "
+    "products, whose law prices them"
+)
+_FLOAT32 = (
+    "constants of float32 kernels with a warm L2 cache (NeuSight); these are of 16 bits and cold"
+)
+_SHEET = (
+    "a data sheet does not say what a library reaches: the best product runs at 87 % of the peak "
+    "on an A100, at 80 % on an H100 (stas00, ml-engineering)"
+)
+CAUSES = (
+    ("ST, nodes 1.6-14 % apart", "all nodes at the slow end cost 11.7 %, and the best order hides"),
+    (
+        "p99, p90 of errors",
+        "two to six steps of a run decide its p99: halves of one run miss it too",
+    ),
+    ("one node of B200, ≥ 64 MiB", "reduce_scatter of two GPUs, and bandwidth that still grows"),
+    ("80 H100, ≥ 512 MiB, all_reduce", "constants are of 1, 2 and 4 GPUs of a node; 8 are slower"),
+    ("fill in a running model", "a floor of 4 µs a kernel; in a CUDA stream they take about 2"),
+    ("pointwise in a running model", "a floor of 4 µs a kernel; operands in the L2 cache"),
+    ("broadcast in a running model", "additions of transposed operands, taken for whole lines"),
+    ("experts cutlass", _SERVERS),
+    ("experts triton", _SERVERS),
+    ("experts trtllm", _SERVERS),
+    ("experts wgrad, Transformer Engine", "sums of 32 bits, expert after expert: no constants"),
+    ("attention cudnn backward fp8", "cuDNN computes what the causal mask leaves out"),
+    ("gb200 norm", "the L2 cache holds whole operands, which no constant expresses"),
+    ("embedding forward, eager", _FLOAT32),
+    ("rms_norm forward, eager", _FLOAT32),
+    ("layer_norm forward, eager", _FLOAT32),
+    ("layer_norm backward, eager", _FLOAT32),
+    ("cross_entropy forward, eager", _FLOAT32),
+    ("product bfloat16 from", _SHEET),
+    ("product fp8 > 100 GFLOP", "vLLM's and SGLang's kernels are not cuBLAS's; one law for both"),
+)
+"""Part of a row's name, and the cause."""
+
+
+def with_causes(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those that miss with what is known of it; a row's own note stays."""
+    return [row if row.ok or row.note else replace(row, note=_cause(row)) for row in rows]
+
+
+def _cause(row: Row) -> str:
+    return next((cause for part, cause in CAUSES if part in row.name), "")

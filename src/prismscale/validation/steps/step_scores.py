@@ -1,0 +1,210 @@
+"""Whole steps of real programs against public measurements: ``prismscale validate steps``.
+
+The programs run for minutes to hours, so their predictions are read as benches recorded them
+(:mod:`prismscale.validation.steps.recorded_step`); errors are computed now, from the public tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from prismscale.validation.error_rows import Bars, error_rows, worst_first
+from prismscale.validation.rows import Row
+from prismscale.validation.steps.measured import (
+    SIMUMAX,
+    TORCHTITAN,
+    VTRAIN,
+    MeasuredStep,
+    cluster_of_family,
+    load_measured,
+)
+from prismscale.validation.steps.other_answers import SIX_N_D, six_n_d_ms
+from prismscale.validation.steps.price_version import price_version
+from prismscale.validation.steps.recorded_step import RecordedStep, recorded_steps
+
+SIMUMAX_STEPS, SIMUMAX_BARS = 24, Bars(median=6, p90=12)
+VTRAIN_STEPS, VTRAIN_BAR = 40, 8.0
+TITAN_BAR, CHANGE_BAR = 8.0, 2.0
+LEAST_COVERED, MOST_COVERED = 80.0, 95.0
+CHANGES = (("eager", ""), ("compiled", "-compiled"))
+"""Of torchtitan's runs on 8 and 128 GPUs: name, and how the cases end."""
+NO_SPREAD = (
+    "a run's step has no variation. On 128 GPUs the slowest of more devices, and longer links, "
+    "decide; the published steps have that, and the forecast's median has it in part"
+)
+TOO_WIDE = (
+    "p90 of kinds of kernels that benchmarks show, calls of one kind erring alike: the products of "
+    "one program err in both directions"
+)
+REMARKS = (
+    "Steps are of real programs on the null device, which run for minutes to hours: "
+    "bench/simumax_records.py, null_programs.py and vtrain_layouts.py recorded them, with the "
+    "commit that predicted them (bench/results). Errors, and what others say, are computed by "
+    "this command.",
+    "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
+    "program. Parameters are those that a token goes through.",
+    "Not scored: SimuMax's runs whose steps were looked at while constants of the B200 moved, "
+    "and vTrain's rows beside which the host's time a launch was set. The B200's share of its "
+    "bandwidth for elementwise kernels is SimuMax's stated figure.",
+    "vTrain's rows on one node: Megatron's layers take the same time there whatever their work,"
+    " because the host decides, at a pace that differs from row to row "
+    "(bench/vtrain_layouts.py).",
+    "A step's error bar is composed of the errors of its kinds of kernels and of communication "
+    "(analysis/step_error.py). It is counted over scored rows that recorded it.",
+    "Prices are eight letters of what the models say of a few hundred calls. A step that other "
+    "prices than today's predicted is stale.",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredStep:
+    """A measured step and its prediction."""
+
+    measured: MeasuredStep
+    recorded: RecordedStep
+
+    @property
+    def error_percent(self) -> float:
+        """Predicted over measured less one."""
+        return 100 * (self.recorded.step_ms / self.measured.step_ms - 1)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the truth lies within the error bar."""
+        share = self.recorded.error_percent / 100
+        return bool(abs(self.measured.step_ms / self.recorded.step_ms - 1) <= share)
+
+
+def validate(truth: Path) -> list[Row]:
+    """All rows, those that miss their bar by the most first.
+
+    Raises:
+        FormatError: a table is missing or damaged.
+    """
+    steps = scored_steps(load_measured(truth), recorded_steps())
+    return worst_first(
+        [
+            *_simumax(_of(steps, SIMUMAX)),
+            *_torchtitan(_of(steps, TORCHTITAN)),
+            *_vtrain(_of(steps, VTRAIN)),
+            *_covered(steps),
+            *_stale(steps),
+        ]
+    )
+
+
+def scored_steps(
+    measured: Sequence[MeasuredStep], recorded: Sequence[RecordedStep]
+) -> list[ScoredStep]:
+    """Those that were both measured and predicted, in the order of the predictions."""
+    by_case = {(step.family, step.case): step for step in measured}
+    return [
+        ScoredStep(measured=by_case[step.family, step.case], recorded=step)
+        for step in recorded
+        if (step.family, step.case) in by_case
+    ]
+
+
+def _of(steps: Sequence[ScoredStep], family: str) -> list[ScoredStep]:
+    return [step for step in steps if step.measured.family == family]
+
+
+def _simumax(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    scored = [step for step in steps if step.measured.is_scored]
+    is_whole = len(steps) == SIMUMAX_STEPS
+    yield from _group_rows(scored, SIMUMAX_BARS if is_whole else Bars())
+    if len(steps) > len(scored):
+        yield from _group_rows(steps, Bars(), mark=", all, seen ones too")
+    yield Row.at_least("SimuMax's runs by a recorded step", len(steps), SIMUMAX_STEPS)
+
+
+def _torchtitan(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    yield from _group_rows(steps, Bars())
+    for step in steps:
+        name = f"torchtitan {step.measured.case}: size of the step's error"
+        row = Row.at_most(name, abs(step.error_percent), TITAN_BAR, "%")
+        yield replace(row, others={who: abs(e[0]) for who, e in _by_thumb([step]).items()})
+    by_case = {step.measured.case: step for step in steps}
+    for name, ending in CHANGES:
+        pair = [by_case.get(f"8b-{gpus}{ending}") for gpus in (8, 128)]
+        if pair[0] and pair[1]:
+            yield from _change(name, pair[0], pair[1])
+
+
+def _change(name: str, few: ScoredStep, many: ScoredStep) -> Iterator[Row]:
+    """How much less a GPU does among 128 than among 8: ours less what was published, in points."""
+    published = 100 * (few.measured.step_ms / many.measured.step_ms - 1)
+    kinds = [("run's step", few.recorded.step_ms, many.recorded.step_ms)]
+    if few.recorded.median_ms and many.recorded.median_ms:
+        kinds.append(("forecast's median", few.recorded.median_ms, many.recorded.median_ms))
+    for kind, few_ms, many_ms in kinds:
+        ours = 100 * (few_ms / many_ms - 1)
+        row = Row.at_most(
+            f"torchtitan {name}, 8 to 128 GPUs: {kind} {ours:+.1f} %, published "
+            f"{published:+.1f} %, apart by",
+            abs(ours - published),
+            CHANGE_BAR,
+            "points",
+        )
+        yield row if row.ok else replace(row, note=NO_SPREAD)
+
+
+def _vtrain(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    scored = [step for step in steps if step.measured.is_scored]
+    for group in dict.fromkeys(step.measured.group for step in scored):
+        yield from _group_rows([s for s in scored if s.measured.group == group], Bars())
+    errors = [step.error_percent for step in scored]
+    bars = Bars(median=VTRAIN_BAR) if len(steps) >= VTRAIN_STEPS else Bars()
+    name = "Megatron-LM on A100s (vTrain), uncalibrated"
+    yield from error_rows(name, errors, bars, of="steps", others=_by_thumb(scored))
+    yield replace(
+        Row.at_least("vTrain's sampled rows by a recorded step", len(steps), VTRAIN_STEPS),
+        note="2 to 17 minutes of a core each",
+    )
+
+
+def _group_rows(steps: Sequence[ScoredStep], bars: Bars, *, mark: str = "") -> Iterator[Row]:
+    if not steps:
+        return
+    name = steps[0].measured.group + mark
+    yield from error_rows(
+        name, [s.error_percent for s in steps], bars, of="steps", others=_by_thumb(steps)
+    )
+
+
+def _by_thumb(steps: Sequence[ScoredStep]) -> dict[str, list[float]]:
+    """Errors of others' answers, by who they are."""
+    return {
+        SIX_N_D: [100 * (six_n_d_ms(s.measured) / s.measured.step_ms - 1) for s in steps],
+    }
+
+
+def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    told = [s for s in steps if s.measured.is_scored and s.recorded.error_percent]
+    if not told:
+        return
+    share = 100 * sum(step.is_covered for step in told) / len(told)
+    name = f"steps within their stated error bar ({len(told)} steps)"
+    width = float(np.median([step.recorded.error_percent for step in told]))
+    yield Row.at_least(name, share, LEAST_COVERED, "%")
+    most = Row.at_most(f"{name}, not to be too wide", share, MOST_COVERED, "%")
+    yield most if most.ok else replace(most, note=TOO_WIDE)
+    yield Row.told("half the width of a step's error bar, median", width, "%")
+
+
+def _stale(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    now = {
+        (s.measured.family, s.measured.gpu): price_version(
+            cluster_of_family(s.measured.family), s.measured.gpu
+        )
+        for s in steps
+    }
+    for (family, gpu), prices in now.items():
+        stale = sum(s.recorded.prices != prices for s in _of(steps, family))
+        yield Row.at_most(
+            f"{family}: steps by other prices than today's ({gpu} {prices})", stale, 0
+        )

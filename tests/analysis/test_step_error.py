@@ -1,0 +1,80 @@
+"""The error bar of a modelled step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import hypot
+
+import pytest
+
+from prismscale.analysis.attribution import Breakdown
+from prismscale.analysis.emulated import KernelKind
+from prismscale.analysis.result import RunResult, StageResult
+from prismscale.analysis.step_error import COMMUNICATION_ERROR, UNKNOWN_ERROR, step_error
+
+
+def kind(name: str, device_ns: int, error: float) -> KernelKind:
+    return KernelKind(kind=name, source="modelled", calls=1, device_ns=device_ns, error=error)
+
+
+def job(*kernels: KernelKind, compute_ns: int = 100, exposed_ns: int = 0) -> RunResult:
+    """Of one rank, by what its step consists of."""
+    parts = Breakdown(
+        rank=0,
+        step_ns=compute_ns + exposed_ns + 50,
+        compute_ns={"forward": compute_ns},
+        exposed_ns={"dp": exposed_ns},
+        bubble_ns=50,
+    )
+    stage = StageResult(
+        name="all ranks", ranks=1, first_rank=0, breakdown=parts, memory_source="none"
+    )
+    return RunResult(
+        command="train.py",
+        world_size=1,
+        cluster="h100-sxm",
+        device="null",
+        step_ns=parts.step_ns,
+        step_spread_ns=(parts.step_ns, parts.step_ns),
+        sampled_steps=1,
+        stages=(stage,),
+        classes=(),
+        live=(),
+        sources=(),
+        distinct_axes=(),
+        witnesses=(),
+        captured=(0,),
+        samples=1,
+        hangs=(),
+        rank_nodes=1,
+        kernels=kernels,
+    )
+
+
+def test_calls_of_one_kind_err_alike() -> None:
+    """Two entries of a kind add up; waiting errs as the rest does."""
+    found = step_error(job(kind("gemm", 40, 0.2), kind("gemm", 60, 0.1)))
+    assert found == pytest.approx(0.4 * 0.2 + 0.6 * 0.1)
+
+
+def test_kinds_err_independently() -> None:
+    """Their shares add up in squares."""
+    found = step_error(job(kind("gemm", 50, 0.2), kind("norm", 50, 0.2)))
+    assert found == pytest.approx(hypot(0.1, 0.1))
+
+
+def test_communication_that_nothing_hides_has_its_error() -> None:
+    """A step that is nothing but communication errs as communication does."""
+    found = step_error(job(kind("gemm", 1, 0.2), compute_ns=0, exposed_ns=100))
+    assert found == pytest.approx(COMMUNICATION_ERROR)
+
+
+def test_an_unknown_error_is_taken_for_a_large_one() -> None:
+    """Not for none."""
+    assert step_error(job(kind("scan", 10, -1.0))) == pytest.approx(UNKNOWN_ERROR)
+
+
+def test_a_measured_step_has_none() -> None:
+    """Nor has one whose kernels nobody knows."""
+    assert step_error(replace(job(kind("gemm", 10, 0.2)), device="cpu")) is None
+    assert step_error(job()) is None
