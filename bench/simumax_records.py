@@ -38,7 +38,7 @@ from typing import Any
 
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
-from prismscale.validation.steps.measured import SIMUMAX
+from prismscale.validation.steps.measured import SEEN_SIMUMAX, SIMUMAX
 from runs import Runs, median_row, memory_by_rank, provenance
 
 MIB = 2**20
@@ -54,6 +54,7 @@ LOOKED_AT = (
 )
 """Layouts by whose records something was found."""
 ALLOCATED_BAR, RESERVED_MEDIAN_BAR, RESERVED_WORST_BAR = 1.0, 3.0, 7.0
+NOT_SCORED = ", not scored"
 STEP_BARS, RECORDS = Bars(median=6, p90=12), 24
 """Of steps, once all records have one by today's prices."""
 
@@ -179,7 +180,8 @@ def measure(record: Record, script: Path, runs: Runs) -> list[Row]:
         for i in range(2)
     )
     step_ms = found["step_ns"] / 1e6
-    name = f"{record.name}: step {step_ms:.2f} of {record.step_ms:.1f} ms"
+    mark = NOT_SCORED if record.name in SEEN_SIMUMAX else ""
+    name = f"{record.name}: step {step_ms:.2f} of {record.step_ms:.1f} ms{mark}"
     step = Row.told(name, _percent(step_ms, record.step_ms), "%")
     return [
         _row(record, "allocated", allocated, ALLOCATED_BAR),
@@ -191,7 +193,7 @@ def measure(record: Record, script: Path, runs: Runs) -> list[Row]:
 
 def _row(record: Record, what: str, error: float, bar: float) -> Row:
     if not record.is_scored:
-        return Row.told(f"{record.name}: {what}, not scored", error, "%")
+        return Row.told(f"{record.name}: {what}{NOT_SCORED}", error, "%")
     return Row.at_most(f"{record.name}: {what}", abs(error), bar, "%")
 
 
@@ -228,13 +230,14 @@ def main() -> int:
 
 
 def _overall(rows: Sequence[Row]) -> list[Row]:
-    """The median over scored records, and errors of steps: none of them was fitted."""
+    """The median over scored records, and errors of scored steps."""
     scored = [row.value for row in rows if row.name.endswith(": reserved")]
-    steps = [row.value for row in rows if ": step " in row.name]
+    steps = [row for row in rows if ": step " in row.name]
+    errors = [row.value for row in steps if NOT_SCORED not in row.name]
     name = f"{len(scored)} records scored: reserved, median"
     memory = [Row.at_most(name, median(scored), RESERVED_MEDIAN_BAR, "%")] if scored else []
     bars = STEP_BARS if len(steps) == RECORDS else Bars()
-    return [*memory, *error_rows("step", steps, bars, of="records")]
+    return [*memory, *error_rows("step", errors, bars, of="records")]
 
 
 def _arguments() -> argparse.Namespace:
