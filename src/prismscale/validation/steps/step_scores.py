@@ -119,7 +119,10 @@ def _simumax(steps: Sequence[ScoredStep]) -> Iterator[Row]:
     yield from _group_rows(scored, SIMUMAX_BARS if is_whole else Bars())
     if len(steps) > len(scored):
         yield from _group_rows(steps, Bars(), mark=", all, seen ones too")
-    yield Row.at_least("SimuMax's runs by a recorded step", len(steps), SIMUMAX_STEPS)
+    yield replace(
+        Row.at_least("SimuMax's runs by a recorded step", len(steps), SIMUMAX_STEPS),
+        note="a minute and more of a core each",
+    )
 
 
 def _torchtitan(steps: Sequence[ScoredStep]) -> Iterator[Row]:
