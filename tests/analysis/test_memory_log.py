@@ -33,6 +33,28 @@ def test_kinds_follow_from_when_blocks_come_and_go() -> None:
     }
 
 
+def test_what_outlives_a_microbatch_is_a_gradient() -> None:
+    """Made in its backward pass, and given back in that of a later one."""
+    a, f = Action.ALLOC, Action.FREE_REQUESTED
+    events = (
+        (a, 1, 50, "backward"),
+        (a, 2, 7, "backward"),
+        (f, 2, 7, "backward"),
+        (a, 3, 20, "forward"),
+        (a, 4, 9, "backward"),
+        (f, 1, 50, "backward"),
+        (f, 4, 9, "backward"),
+        (f, 3, 20, "backward"),
+    )
+    peak = memory_peak(log_of(*events))
+
+    assert {kind.kind: kind.n_bytes for kind in peak.kinds} == {
+        "gradients": 50,
+        "activations": 20,
+        "temporaries": 9,
+    }
+
+
 def test_the_largest_blocks_have_their_lives() -> None:
     """Where they were made and given back, and how long they lived."""
     largest = memory_peak(log_of(*EVENTS, owners={0: 0})).largest

@@ -15,6 +15,7 @@ from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
+from prismscale.devices.null.build import build_extension, is_built
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
 from prismscale.fit.stage_ranks import stage_ranks
 from prismscale.fit.variants import Change
@@ -45,6 +46,11 @@ class FitJob:
         """
         began = time.monotonic()
         cluster = self.config.load_cluster()
+        if not is_built():
+            # Where its progress is seen: a rank would compile behind a log.
+            with self.reporter.stage("compile") as update:
+                build_extension()
+                update(1, 1)
         variants = [self._variant(Change(), cluster)]
         for change in self.changes:
             try:

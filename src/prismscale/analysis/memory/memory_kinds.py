@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from prismscale.analysis.memory.memory_log import NOBODY, MemoryLog, Origin
 
 FORWARD, BACKWARD = "forward", "backward"
+GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
 UNSHARDED = "unsharded by FSDP"
 TEMPORARIES = "temporaries"
 WORKSPACES = "library workspaces"
 KINDS = (
     "parameters",
-    "gradients",
+    GRADIENTS,
     "optimizer state",
     "buffers",
     ACTIVATIONS,
@@ -104,6 +105,11 @@ def kinds_of(log: MemoryLog, events: NDArray[np.int64]) -> NDArray[np.int64]:
     made_in = labels[log.label_E[events]]
     freed_in = labels[np.append(log.label_E, len(tables.labels))[log.freed_E[events]]]
     kind[(made_in == FORWARD) & (freed_in != FORWARD)] = KINDS.index(ACTIVATIONS)
+    # What one microbatch's backward pass leaves for the next one's: gradients that are not reduced
+    # yet. Autograd makes them where no line of the program can be named.
+    forwards = np.cumsum(np.append(labels[log.label_E] == FORWARD, False))
+    outlives = forwards[log.freed_E[events]] > forwards[events]
+    kind[(made_in == BACKWARD) & (freed_in == BACKWARD) & outlives] = KINDS.index(GRADIENTS)
     unshards = np.array([*(o.is_unsharding for o in tables.origins), False])
     kind[unshards[log.origin_E[events]]] = KINDS.index(UNSHARDED)
     kind[log.origin_E[events] == NOBODY] = KINDS.index(WORKSPACES)
