@@ -10,6 +10,8 @@ that is left out stays in PATH. Figures of PRISM are told beside ours: arXiv 251
 - ``scale``: ``study prism`` of 405B at 512, 8,192 and 65,536 ranks, with the default profile and
   with PRISM's figures of kernels; what ``forecast``, ``sensitivity`` and ``place`` say beside it;
   and what 1,000 draws take.
+- ``agreement``: what ``forecast``, ``sensitivity``, ``place``, ``study`` and ``run`` say of one
+  small job, beside each other.
 - ``mlperf``: what a log of one run shows, of as many steps as were logged, beside the median run on
   as many H100. A ratio is the larger over the smaller. What is scored is the default profile with
   the long stalls of the other job's logs (``long_stalls``); with those of both, and at the step
@@ -278,7 +280,15 @@ def confirmed(runs: Runs, job: NullJob, name: str, placed: Mapping[str, Any]) ->
         yield Row.at_most(f"{name}: {end} placement against run --slow", off, 0.1, "%")
 
 
-PARTS = ("scale", "mlperf", "placement")
+def small_rows(runs: Runs) -> Iterator[Row]:
+    """Whether commands agree, on a job that takes a minute."""
+    if SMALL.run(runs):
+        yield from agreement_rows(runs, SMALL)
+    else:
+        yield Row.at_least(f"{SMALL.name}: completes", 0, 1)
+
+
+PARTS = ("agreement", "scale", "mlperf", "placement")
 
 
 def main() -> int:
@@ -299,6 +309,7 @@ def main() -> int:
             prepare(folder)
         runs = Runs(folder, limit_s=LIMIT_S)
         parts = {
+            "agreement": partial(small_rows, runs),
             "scale": partial(scale_rows, runs, options.ranks or SIZES),
             "mlperf": partial(
                 mlperf_rows,
