@@ -32,8 +32,8 @@ Floats = NDArray[np.float64]
 WARM_UP_STEPS = 2
 """First steps of a run, which are slow for reasons of their own."""
 EVENT_S = 0.5
-"""A step that begins so much later than the one before ended follows an evaluation: the log's only
-other gaps are 0.02 s, and two of 0.2 and 0.3 s in each run of v3.1."""
+"""A step that begins so much later than the one before ended follows an evaluation: in all logs
+these gaps are longer than 1.3 s, and all others shorter than 0.4 s."""
 QUANTILES = (np.arange(4_000) + 0.5) / 4_000
 """A distribution is held against a sample as this many evenly spaced quantiles."""
 
@@ -56,8 +56,7 @@ class MlperfRun:
     @property
     def usual_ns(self) -> Floats:
         """Without the steps that follow an evaluation: 405B's first such step takes 2 to 20 %
-        longer, in every run at the step in which the 46,080th sequence is reached; GPT-3's at 4,096
-        GPUs and more are 2 % shorter, each of them."""
+        longer in every run of v5.0; GPT-3's on 4,096 GPUs and more are 2 % shorter."""
         return self.steps_ns[~self.after_event_B]
 
 
