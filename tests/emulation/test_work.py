@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -41,6 +42,31 @@ def test_only_the_first_wait_waits() -> None:
     pending.wait()
     pending.block_current_stream()
     assert waits.timeouts == [timedelta(seconds=3)]
+
+
+def test_nobody_finds_completed_what_another_thread_still_waits_for() -> None:
+    """A second waiter returns when the first does, and polls say no until then."""
+    waiting, arrives = threading.Event(), threading.Event()
+    x = torch.zeros(1)
+
+    def on_wait(_: timedelta | None) -> None:
+        waiting.set()
+        arrives.wait()
+        x.fill_(7.0)
+
+    pending = EmulatedWork([x], on_wait)
+    heard: list[float] = []
+    threads = [threading.Thread(target=pending.wait)]
+    threads.append(threading.Thread(target=lambda: heard.append(pending.result()[0].item())))
+    threads[0].start()
+    waiting.wait()
+    threads[1].start()
+    assert not pending.is_completed()
+    arrives.set()
+    for thread in threads:
+        thread.join()
+    assert heard == [7.0]
+    assert pending.is_completed()
 
 
 def test_polling_does_not_wait() -> None:

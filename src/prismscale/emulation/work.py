@@ -20,6 +20,7 @@ for it would block for ever. So a pending future is completed by whichever comes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -85,8 +86,9 @@ class EmulatedWork(Work):
     ``outputs`` are what ``result()`` and the future hold. ``on_wait(timeout)`` is called once, at
     the first wait, and returns when the communication has completed for this rank; None where
     nothing is left to wait for. ``is_done`` answers a poll without blocking; None means that a
-    poll finds the communication completed. ``inputs`` live until the wait, or (``keeps_inputs``) as
-    long as the handle, as ``outputs`` do.
+    poll finds the communication completed. Several threads may wait: all return at its end, and a
+    poll of one finds it under way while another waits. ``inputs`` live until the wait, or
+    (``keeps_inputs``) as long as the handle, as ``outputs`` do.
     """
 
     def __init__(
@@ -104,29 +106,43 @@ class EmulatedWork(Work):
         self._on_wait = on_wait
         self._is_done = is_done
         self._future: LazyFuture | None = None
+        # Reentrant: ``on_wait`` may wait for the same handle.
+        self._turn = threading.RLock()
+        self._is_over = on_wait is None
         self.source = source
         """Group rank of the sender, for a receive from any source."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Block until the communication has completed for this rank; always True."""
-        on_wait = self._on_wait
-        if on_wait is not None:
-            # Cleared first: a wait inside on_wait, or a second waiter, must not wait again.
-            self._on_wait = None
-            on_wait(timeout if timeout > _NO_TIMEOUT else None)
-            # What it holds in its closure goes with it.
-            self._is_done = None
-            if not self._keeps_inputs:
-                self._inputs = ()
-        future = self._future
-        if future is not None:
-            self._future = None
-            future.set_result(list(self._outputs))
+        with self._turn:
+            on_wait = self._on_wait
+            if on_wait is not None:
+                # Cleared first: a wait inside on_wait must not wait again.
+                self._on_wait = None
+                try:
+                    on_wait(timeout if timeout > _NO_TIMEOUT else None)
+                finally:
+                    # Also where the program is ended in it: nobody polls on.
+                    self._is_over = True
+                # What it holds in its closure goes with it.
+                self._is_done = None
+                if not self._keeps_inputs:
+                    self._inputs = ()
+            future = self._future
+            if future is not None:
+                self._future = None
+                future.set_result(list(self._outputs))
         return True
 
     def is_completed(self) -> bool:
         """Poll without blocking."""
-        return self._on_wait is None or self._is_done is None or self._is_done()
+        if self._is_over:
+            return True
+        # Another thread waits: its outputs are not there before it returns.
+        if self._on_wait is None:
+            return False
+        is_done = self._is_done
+        return is_done is None or is_done()
 
     def is_success(self) -> bool:
         """Whether it has completed; emulated communications do not fail."""
@@ -163,7 +179,7 @@ class EmulatedWork(Work):
         on_cuda = {t.device for t in self._outputs if t.device.type == "cuda"}
         devices: list[int | str | torch.device] = sorted(on_cuda, key=str)
         future = LazyFuture(self._complete, self._is_done, devices or None)
-        if self._on_wait is None:
+        if self._is_over:
             future.set_result(list(self._outputs))
             return future
         self._future = future
