@@ -10,7 +10,8 @@ many bytes and in which order, is compared with what torch's dispatcher tells of
 
 ``branches``: ``programs/branching.py`` decides by what it hears, in five ways. ``64 ranks`` and
 ``32 ranks``: time, memory and switches of many ranks in two slots. ``experts of balance ratio``:
-memory of two live ranks beside that of eight real ones.
+memory of two live ranks beside that of eight real ones. ``a slow device``: what it does to the step
+of real ranks and of live ones.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import real_branches
 import real_experts
 import real_layouts
 import real_scale
+import real_slow
 from parts import Part, run_parts
 
 PARTS: dict[str, Part] = {
     **{layout.name: partial(real_layouts.measure, layout) for layout in real_layouts.LAYOUTS},
     "branches": real_branches.measure,
+    "a slow device": real_slow.measure,
     "64 ranks, FSDP2": real_scale.llama,
     **{
         f"experts of balance ratio {ratio:g}": partial(real_experts.measure, ratio)

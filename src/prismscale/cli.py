@@ -91,6 +91,15 @@ def _diagnose() -> Callable[..., None]:
     return diagnose_dumps
 
 
+def _check_devices() -> typer.Typer:
+    from prismscale.commands.verdicts import check_devices
+    from prismscale.program_arguments import OPEN, ProgramCommand
+
+    command = typer.Typer(add_completion=False)
+    command.command(cls=ProgramCommand, context_settings=OPEN)(check_devices.check_devices)
+    return command
+
+
 def _health() -> Callable[..., None]:
     from prismscale.commands.health import health
 
@@ -145,6 +154,7 @@ COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "compare": _compare,
     "diagnose": _diagnose,
     "health": _health,
+    "check-devices": _check_devices,
     "doctor": _doctor,
     "profile-kernels": _profile_kernels,
     "calibrate": _calibrate,

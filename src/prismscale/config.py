@@ -50,6 +50,8 @@ class JobConfig:
     out: Path
     """Run folder."""
     live: tuple[int, ...] = ()
+    live_on: tuple[int, ...] = ()
+    """A device of this machine for each live rank: a core or a GPU; empty: any."""
     attach: int | None = None
     """The live rank that has the terminal."""
     device: str = "cpu"
@@ -125,6 +127,11 @@ class JobConfig:
                 )
         if len(set(self.live)) != len(self.live):
             raise UsageError(f"--live names a rank twice: {', '.join(map(str, self.live))}")
+        if self.live_on and (self.device == "null" or len(self.live_on) != len(self.live)):
+            raise UsageError(
+                f"{len(self.live_on)} devices for {len(self.live)} live ranks on --device "
+                f"{self.device}; give one each, on cpu or cuda"
+            )
         if self.attach is not None and self.attach not in self.live:
             raise UsageError(f"--attach {self.attach}: give that rank to --live too")
         for name, value in (("samples", self.samples), ("steps", self.steps)):
@@ -303,6 +310,7 @@ class JobConfig:
             self.capture_key(cluster),
             repr(cluster),
             list(self.live),
+            list(self.live_on),
             self.clock,
             self.steps,
             self.compute_scale,

@@ -58,7 +58,7 @@ from prismscale.job_parts import (
 from prismscale.live.live_spec import LogLine
 from prismscale.processes.footprint import Footprint
 from prismscale.processes.starter import Starter
-from prismscale.progress import Reporter, SilentReporter, StageUpdate
+from prismscale.progress import NotedUpdate, Reporter, SilentReporter
 from prismscale.report.folder import write_report
 from prismscale.runfolder import RunFolder
 from prismscale.sim.event_cost import event_costs
@@ -275,7 +275,7 @@ class Job:
         return fork_server(self.config, self.folder.logs)
 
     @contextmanager
-    def _stage(self, name: str, *, silent: bool = False) -> Iterator[StageUpdate]:
+    def _stage(self, name: str, *, silent: bool = False) -> Iterator[NotedUpdate]:
         began = time.monotonic()
         reporter = SilentReporter() if silent else self.reporter
         with reporter.stage(name) as update:

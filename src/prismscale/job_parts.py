@@ -29,7 +29,7 @@ from prismscale.live.live_spec import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.payload.recordings.selection import EVERYTHING, recordings_of
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import Starter
-from prismscale.progress import StageUpdate
+from prismscale.progress import NotedUpdate, StageUpdate
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import load_json
 
@@ -124,7 +124,7 @@ def switching_stage(
     starter: Starter,
     folder: Path,
     logs: Path,
-    progress: StageUpdate,
+    progress: NotedUpdate,
 ) -> SwitchingStage:
     """Runs all ranks with real values; ``folder`` takes the traces."""
     from prismscale.switching.all_ranks import SwitchingStage
@@ -239,6 +239,7 @@ def live_stage(
             steps=config.steps,
             clock=config.clock,
             live=config.live,
+            live_on=config.live_on,
             trace="",
             exchange="",
             socket="",

@@ -41,10 +41,18 @@ class StageUpdate(Protocol):
         ...
 
 
+class NotedUpdate(StageUpdate, Protocol):
+    """Told also what else there is to say of the moment."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """``note``: a few words beside the bar."""
+        ...
+
+
 class Reporter(Protocol):
     """Shows stages of work."""
 
-    def stage(self, name: str) -> AbstractContextManager[StageUpdate]:
+    def stage(self, name: str) -> AbstractContextManager[NotedUpdate]:
         """A context in which one stage runs."""
         ...
 
@@ -53,9 +61,9 @@ class SilentReporter:
     """Shows nothing."""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[StageUpdate]:
+    def stage(self, name: str) -> Iterator[NotedUpdate]:
         """Run the stage."""
-        yield lambda done, total: None
+        yield lambda done, total, note="": None
 
 
 class TerminalReporter:
@@ -65,7 +73,7 @@ class TerminalReporter:
         self._console = console
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[StageUpdate]:
+    def stage(self, name: str) -> Iterator[NotedUpdate]:
         """Run the stage under a progress bar, and leave one line behind."""
         columns = (
             TextColumn(f"  {name:<10}"),
@@ -78,10 +86,10 @@ class TerminalReporter:
         with Progress(*columns, console=self._console, refresh_per_second=2) as progress:
             task = progress.add_task("", total=None)
 
-            def update(done: int, total: int) -> None:
-                progress.update(task, completed=done, total=total)
+            def update(done: int, total: int, note: str = "") -> None:
+                progress.update(task, completed=done, total=total, description=note)
 
             yield update
             found = progress.tasks[0]
             total = found.total or 1
-            progress.update(task, completed=total, total=total)
+            progress.update(task, completed=total, total=total, description="")

@@ -245,7 +245,7 @@ def job_config(
     Raises:
         UsageError: an option, or a combination of them, that cannot be used.
     """
-    live_ranks = _ranks(live, "--live")
+    live_ranks = ranks_of(live, "--live")
     return JobConfig(
         script=script_of(module, program or [], "prismscale run --world-size N"),
         world_size=_required_world_size(world_size),
@@ -258,10 +258,10 @@ def job_config(
         steps=steps,
         samples=samples,
         watched_steps=watch_steps,
-        shown=_ranks(show, "--show"),
+        shown=ranks_of(show, "--show"),
         step_marker=step_marker or None,
         max_captures=max_captures,
-        capture=_ranks(capture, "--capture"),
+        capture=ranks_of(capture, "--capture"),
         check_s=_seconds(check),
         capture_timeout_s=capture_timeout,
         memory=not no_memory,
@@ -359,7 +359,7 @@ def _required_world_size(given: int) -> int:
     return given
 
 
-def _ranks(text: str, option: str) -> tuple[int, ...]:
+def ranks_of(text: str, option: str) -> tuple[int, ...]:
     """``0,8-10`` → (0, 8, 9, 10)."""
     return tuple(_expand(text.split(","), option)) if text else ()
 

@@ -170,3 +170,16 @@ def test_a_rank_that_only_asks_lets_others_run_first() -> None:
     told.clear()
     ask(1, "wait", names=["a"])
     assert {"complete": True} in told
+
+
+def test_progress_is_steps_of_all_ranks_and_states() -> None:
+    """As ranks said when they last communicated."""
+    coordinator = SwitchingCoordinator(world_size=3, n_slots=1, start=lambda rank: None)
+    coordinator.advance()
+    part = {"name": "a", "op": int(CollectiveOp.ALL_GATHER), "members": [0, 1, 2]}
+    for rank, step in ((0, 4), (1, 2)):
+        told = {"ask": "issue", "parts": [part], "step": step}
+        coordinator.asked(rank, told, lambda _: None)
+        coordinator.asked(rank, {"ask": "wait", "names": ["a"]}, lambda _: None)
+        coordinator.advance()
+    assert coordinator.progress() == (6, "ranks: 1 running, 2 suspended")

@@ -13,11 +13,33 @@ from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.rank_spec import RankSpec
 from prismscale.devices.router_watch import RouterWatch
 from prismscale.devices.storage import Storage
+from prismscale.errors import UsageError
 
 
 def router_watch(spec: RankSpec) -> RouterWatch | None:
     """Watches the routers of a rank whose device computes."""
     return None if spec.device == "null" else RouterWatch(spec.routing, spec.device)
+
+
+def claim_device(device: str, index: int) -> None:
+    """Compute on one core of this machine, or on one of its visible GPUs, alone. torch may be
+    imported, but may not have asked for a GPU yet.
+
+    Raises:
+        UsageError: there is no such core or GPU.
+    """
+    if device == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        named = visible.split(",") if visible else [str(index)] * (index + 1)
+        if not 0 <= index < len(named):
+            raise UsageError(f"GPU {index} is not there; CUDA_VISIBLE_DEVICES is {visible!r}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = named[index]
+        return
+    try:
+        os.sched_setaffinity(0, {index})
+    except OSError as error:
+        has = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+        raise UsageError(f"core {index} is not there; there are {has}") from error
 
 
 def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> NullEmulation | None:

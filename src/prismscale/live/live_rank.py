@@ -19,7 +19,7 @@ from prismscale.devices.cpu import CpuMemoryTracker
 from prismscale.devices.cuda import CudaMemoryTracker
 from prismscale.devices.null.session import NullEmulation
 from prismscale.devices.protocol import MemoryTracker, NullMemoryTracker
-from prismscale.devices.select import router_watch, start_device
+from prismscale.devices.select import claim_device, router_watch, start_device
 from prismscale.durations.what_if.combined import WhatIfs
 from prismscale.emulation.logical_time import answering_time
 from prismscale.emulation.script import StopProgram, ignore_breakpoints
@@ -275,6 +275,8 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     spec = LiveSpec.load(Path(arguments[0]))
     try:
+        if spec.live_on:
+            claim_device(spec.device, spec.live_on[spec.live.index(spec.rank)])
         save_json(run_live(spec), spec.result_path)
     except BaseException as error:
         # Its output is shown as it comes, and the parent shows the traceback.

@@ -47,6 +47,8 @@ class LiveSpec(RankSpec):
     objects_are_recorded: bool = False
     """Object collectives are all in the recording: nothing stands in for them."""
     transfers: TransferSettings = field(default_factory=TransferSettings)
+    live_on: tuple[int, ...] = ()
+    """The core or GPU of each live rank; empty: wherever there is room."""
     what_ifs: tuple[str, ...] = ()
     """What is to be otherwise: see :mod:`prismscale.durations.what_if.forms`."""
 

@@ -6,6 +6,7 @@ about what else the machine does. Nodes are compared by ``prismscale place --nod
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,13 @@ from prismscale.errors import UsageError
 SIZE = {"cpu": 1024, "cuda": 8192}
 WARM_UP, RUNS = 5, 30
 DEVICES = ("cpu", "cuda")
+
+
+def local_devices(device: str) -> tuple[int, ...]:
+    """Cores that this process may use, or GPUs that torch sees, by number."""
+    if device == "cuda":
+        return tuple(range(torch.cuda.device_count()))
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def check_seconds(device: str) -> float:

@@ -21,10 +21,9 @@ from prismscale.payload.recordings.selection import refuse_idle_selections
 from prismscale.processes.children import Children, Program
 from prismscale.processes.failure import failure_of
 from prismscale.processes.starter import Starter
-from prismscale.progress import StageUpdate
+from prismscale.progress import NotedUpdate
 from prismscale.switching.coordinator import SwitchingCoordinator
 from prismscale.switching.memory_budget import MemoryBudget
-from prismscale.switching.slots import RankState
 from prismscale.switching.spilled_memory import build_allocator
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import save_json
@@ -71,7 +70,7 @@ class SwitchingStage:
     starter: Starter
     budget_bytes: int = 0
     """Of memory for all ranks; 0: they take what they need."""
-    progress: StageUpdate | None = None
+    progress: NotedUpdate | None = None
 
     def run(self) -> list[RankTrace]:
         """The traces of all ranks, in their order; those of an earlier run that came to its end are
@@ -175,6 +174,6 @@ class SwitchingStage:
             if child.process.returncode != 0 or not spec.trace_path.exists():
                 raise failure_of(child, spec.rank, spec.error_path, "the run with real values")
             coordinator.ended(spec.rank, stopped=spec.stopped_path.exists())
-            if self.progress is not None:
-                ended = sum(s is RankState.ENDED for s in coordinator.slots.states)
-                self.progress(ended, spec.world_size)
+        if self.progress is not None:
+            done, note = coordinator.progress()
+            self.progress(done, self.spec.world_size * self.spec.marks, note)

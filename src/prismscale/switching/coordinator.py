@@ -4,7 +4,7 @@ Each thread of a rank that communicates has a connection of its own and asks one
 a question that is not answered yet is what suspends a rank. Questions are JSON, one a line:
 
 =========== ============================== ==================================================
-``issue``   parts of communications        names whose result this rank is to work out
+``issue``   parts of communications, step  names whose result this rank is to work out
 ``reduced`` names                          done
 ``wait``    names                          when all are complete and the rank has a slot
 ``poll``    names                          whether all are complete: at once if they are, else when
@@ -20,6 +20,7 @@ its answer, and says what it takes with whatever it asks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +72,7 @@ class SwitchingCoordinator:
             self.world_size, self.n_slots, missing=self._missing, pending=self.operations.pending
         )
         self._waits: dict[int, list[Wait]] = {}
+        self._steps = [0] * self.world_size
         self._stores: dict[str, Keys] = {}
         self._entering: list[tuple[int, RankState]] = []
         """Have a slot, and go on when there is memory."""
@@ -81,6 +83,7 @@ class SwitchingCoordinator:
         if self.budget is not None and "held" in question:
             self.budget.told(rank, question["held"], question.get("base"))
         if kind == "issue":
+            self._steps[rank] = question.get("step", 0)
             parts = [_part(rank, told) for told in question["parts"]]
             answer({"reduce": [p.name for p in parts if self.operations.issue(p)]})
         elif kind == "reduced":
@@ -155,6 +158,13 @@ class SwitchingCoordinator:
     def running(self) -> int:
         """How many ranks have not ended."""
         return sum(s is not RankState.ENDED for s in self.slots.states)
+
+    def progress(self) -> tuple[int, str]:
+        """Steps of all ranks together, as they said when they last communicated, and how many ranks
+        are in which state."""
+        counts = Counter(self.slots.states)
+        told = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
+        return sum(self._steps), f"ranks: {told}"
 
     def _wait(self, rank: int, wait: Wait) -> None:
         self._waits.setdefault(rank, []).append(wait)

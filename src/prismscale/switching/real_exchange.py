@@ -64,7 +64,8 @@ class RealExchange:
                     self._writer.gave(name, collective, participants(collective), self._step())
         site = call_site()
         parts = [self._told(n, c, site) for n, c in zip(names, batch, strict=True)]
-        answer = self._questions.ask({"ask": "issue", "parts": parts})
+        issue = {"ask": "issue", "parts": parts, "step": self._step()}
+        answer = self._questions.ask(issue)
         last = [n for n in names if n in answer["reduce"]]
         for name in last:
             self._reduce(name, batch[names.index(name)])

@@ -16,10 +16,10 @@ class RankState(Enum):
     """What a rank does."""
 
     NEW = "not started"
-    RUNNING = "runs"
-    WAITING = "waits in its slot"
-    SUSPENDED = "is suspended"
-    ENDED = "has ended"
+    RUNNING = "running"
+    WAITING = "waiting in a slot"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
 
 
 class Slots:
