@@ -13,7 +13,7 @@ from prismscale.api import load, perform
 from prismscale.commands.verdicts.answer_options import as_json, emit
 from prismscale.config import JobConfig
 from prismscale.errors import UnmetError, UsageError
-from prismscale.forecast.placement.device_speeds import DeviceSpeed, Turn, device_speeds, pairs
+from prismscale.forecast.placement.paired_devices import DeviceSpeed, Turn, device_speeds, pairs
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.report.units import duration
 from prismscale.run_options import job_config, ranks_of, with_options_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prismscale.errors import UsageError
-from prismscale.forecast.placement.device_speeds import Turn, device_speeds, pairs
+from prismscale.forecast.placement.paired_devices import Turn, device_speeds, pairs
 
 
 def turn(device: int, rank: int, factor: float) -> Turn:
