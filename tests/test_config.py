@@ -69,6 +69,7 @@ ALL_WORDS = f"""--world-size 32 --cluster b200 --out elsewhere --live 0,2 --atta
     --variability none --what-if dtype=fp8 --payload rules --rules {RULES} --slow 1=2 --hang 4@step5
     --trust-objects --stand-in my_kernels={__file__} -m train 7"""
 NOT_IN_PYTHON = {
+    "live_on": "check-devices says on which",
     "values": "for programs whose branches depend on values",
     "slots": "the same",
     "budget_bytes": "the same",
@@ -122,8 +123,9 @@ ONLY_ALONE = {
     "record",
     "record_limit_bytes",
     "transfers",
+    "live_on",
 }
-"""Fields that allow no others beside them."""
+"""Fields that allow no others beside them; the last is told by ``check-devices --on``."""
 
 
 def test_everything_can_be_told_on_the_command_line(asked: list[JobConfig]) -> None:
