@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -112,11 +112,7 @@ def measure(layout: Layout, folder: Path) -> list[Row]:
     return [
         Row.at_most(f"{SLOTS} slots, {title}", worst, LARGEST_DIFFERENCE),
         *_live_rows(told, record, title),
-        Row.at_most(
-            "ranks whose steps in slots differ from those of the real run",
-            sum(not _is_heard(really, trace) for trace in traces(slots)),
-            0,
-        ),
+        *_heard_rows(really, [*traces(slots)]),
         *_alone_rows(folder / told.name("alone"), slots),
         Row.told("switches a rank and step", result["switched"]["switches"] / len(ranks) / STEPS),
     ]
@@ -186,25 +182,27 @@ def traces(run: Path) -> Iterator[RankTrace]:
         yield load_trace(path)
 
 
-def _is_heard(really: Path, trace: RankTrace) -> bool:
-    """Whether each later step of the real run said what the trace's steady step says. What is of
-    other bytes from step to step, because values decide, must have those of the very step that the
-    trace holds."""
-    own = _communications(trace)
-    steps = lines(really / f"heard-{trace.rank}.jsonl")[2:]
-    if any(len(step) != len(own) for step in steps):
+def _heard_rows(really: Path, captured: Sequence[RankTrace]) -> list[Row]:
+    """Ranks whose trace says other things than later steps of the real run, each of them. A trace
+    holds one step: what is of other bytes in each, because values decide, is told apart."""
+    every, held = 0, 0
+    for trace in captured:
+        own = _communications(trace)
+        steps = lines(really / f"heard-{trace.rank}.jsonl")[2:]
+        every += any(step != own for step in steps)
+        held += not _agrees(own, steps)
+    return [
+        Row.at_most("ranks whose steps in slots differ from those of the real run", every, 0),
+        Row.told("of which in the step that the trace holds, or in more than bytes", held),
+    ]
+
+
+def _agrees(own: list[list[object]], steps: list[list[list[object]]]) -> bool:
+    if any(len(step) != len(own) for step in steps) or steps[HELD - 2] != own:
         return False
-    held = steps[HELD - 2]
-    decided = [len({step[i][-1] for step in steps}) > 1 for i in range(len(own))]
-    return held == own and all(
-        _alike(said, ours, by_values)
-        for step in steps
-        for said, ours, by_values in zip(step, own, decided, strict=True)
+    return all(
+        said[:-1] == ours[:-1] for step in steps for said, ours in zip(step, own, strict=True)
     )
-
-
-def _alike(said: list[object], ours: list[object], by_values: bool) -> bool:
-    return said[:-1] == ours[:-1] if by_values else said == ours
 
 
 def _communications(trace: RankTrace) -> list[list[object]]:
