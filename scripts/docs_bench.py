@@ -74,7 +74,7 @@ def _figure(row: dict[str, Any], field: str) -> str:
 
 
 KNOWN = {
-    ("allocated", ""): (("null_memory", ": peaks "), ("simumax_records", ": allocated")),
+    ("allocated", ""): (("megatron_goldens", ": peak "), ("simumax_records", ": allocated")),
     ("reserved", ""): (
         ("null_programs", "reserved memory, rel"),
         ("simumax_records", ": reserved"),
