@@ -55,9 +55,14 @@ class StepCurve:
 
 def step_starts(trace: RankTrace, kept: RankTimeline) -> list[int]:
     """When each whole step of ``kept`` begins: with the first of its nodes."""
+    steps = _step_offsets(trace, kept)
+    return [int(kept.start_ns_N[at : at + trace.n_body].min()) for at in steps]
+
+
+def _step_offsets(trace: RankTrace, kept: RankTimeline) -> range:
+    """Where the nodes of each whole step of ``kept`` begin."""
     first = trace.n_prologue - kept.first_position
-    starts = range(max(first, 0), len(kept.start_ns_N) - trace.n_body + 1, max(trace.n_body, 1))
-    return [int(kept.start_ns_N[at : at + trace.n_body].min()) for at in starts]
+    return range(max(first, 0), len(kept.start_ns_N) - trace.n_body + 1, max(trace.n_body, 1))
 
 
 def in_flight(trace: RankTrace, kept: RankTimeline) -> Curve | None:
@@ -72,8 +77,7 @@ def in_flight(trace: RankTrace, kept: RankTimeline) -> Curve | None:
         None where passes cannot be matched: a step without backward passes, or with more of them
         than of forward ones, as where a schedule splits them.
     """
-    first = trace.n_prologue - kept.first_position
-    offsets = range(max(first, 0), len(kept.start_ns_N) - trace.n_body + 1, max(trace.n_body, 1))
+    offsets = _step_offsets(trace, kept)
     if not offsets:
         return None
     work_ns_N = (kept.end_ns_N - kept.start_ns_N)[offsets[0] :]
