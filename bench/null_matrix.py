@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import matrix_cases
 import own_commands
 from matrix_cases import Case
@@ -34,6 +36,7 @@ from null_programs import GIB, prepare, reserved_bytes
 from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
+from prismscale.graph.trace import RankTrace
 from prismscale.runfolder import RunFolder
 from prismscale.validation.rows import Row, finish, read_rows, write_rows
 from runs import HERE, Runs, folder_name, is_installed
@@ -45,17 +48,20 @@ DIFFERENCE = "difference from"
 
 
 def communication_digest(graph: JobGraph) -> int:
-    """CRC-32 of what every rank class says in a step: operation, bytes, size of the group, peer."""
-    said = []
-    for rank_class in graph.classes:
-        trace = rank_class.trace
-        for node in range(trace.n_prologue, trace.n_nodes):
-            if trace.kind_N[node] == NodeKind.COMPUTE:
-                continue
-            size = len(trace.groups[int(trace.group_index_N[node])].ranks)
-            columns = (trace.kind_N, trace.op_N, trace.bytes_N, trace.peer_N)
-            said.append((rank_class.size, size, *(int(column[node]) for column in columns)))
-    return zlib.crc32(repr(said).encode())
+    """CRC-32 of what each rank says in a step: operation, bytes, size of the group, peer. How
+    ranks are divided into classes, which depends on host time too, does not change it."""
+    said_by_class = np.array([zlib.crc32(repr(said(c.trace)).encode()) for c in graph.classes])
+    return zlib.crc32(said_by_class[graph.class_of_R].astype("<u4").tobytes())
+
+
+def said(trace: RankTrace) -> list[tuple[int, ...]]:
+    """The communication of a step of one rank, in its order."""
+    columns = (trace.kind_N, trace.op_N, trace.bytes_N, trace.peer_N)
+    return [
+        (len(trace.groups[int(trace.group_index_N[n])].ranks), *(int(c[n]) for c in columns))
+        for n in range(trace.n_prologue, trace.n_nodes)
+        if trace.kind_N[n] != NodeKind.COMPUTE
+    ]
 
 
 def compared(rows: Sequence[Row], path: Path) -> list[Row]:
