@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -187,3 +188,46 @@ def test_a_sort_takes_cubs_workspace(shape: tuple[int, ...], each: int) -> None:
     tensor.sort()
     peak = torch.cuda.max_memory_allocated() - before
     assert peak == pytest.approx((4 + 8 + each) * tensor.numel(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "staged_bytes"),
+    [
+        # The gradient of a bias: 32 blocks for an output, 32 threads of 4 outputs in each.
+        ((2048, 3840), 0, torch.float16, 4 * 3840 * 32 * 128 + 512),
+        ((2048, 7680), 0, torch.bfloat16, 4 * 7680 * 32 * 128 + 512),
+        ((2048, 30_592), 0, torch.bfloat16, 4 * 30_592 * 9 * 128 + 1024),
+        ((8, 256, 3840), (0, 1), torch.float32, 4 * 3840 * 32 * 128 + 512),
+        ((256, 3840), 0, torch.bfloat16, 0),  # 64 values for a thread are few
+        ((2048, 3840), 1, torch.bfloat16, 0),  # a row for a block
+        ((4096, 4096), None, torch.float32, 2560 + 512),  # one output, 528 blocks
+        ((8192, 3839), 0, torch.bfloat16, 2_457_088 + 512),  # rows not aligned: 5 blocks of 32
+    ],
+)
+def test_a_sum_over_thread_blocks_stages_its_parts(
+    shape: tuple[int, ...], dim: int | tuple[int, ...] | None, dtype: torch.dtype, staged_bytes: int
+) -> None:
+    """By ATen's setReduceConfig on 132 multiprocessors, in blocks of the allocator."""
+    tensor = torch.empty(shape, device="cuda", dtype=dtype)
+    assert workspace_bytes(lambda: tensor.sum(dim)) == staged_bytes
+
+
+def test_a_sum_of_truth_values_copies_them_to_integers_first() -> None:
+    """Eight bytes for each."""
+    mask = torch.empty(1 << 20, 4, device="cuda", dtype=torch.bool)
+    assert workspace_bytes(lambda: mask.sum(1)) == 8 * mask.numel()
+
+
+def test_a_mean_of_half_precision_in_full_copies_nothing() -> None:
+    """The kernel reads 16 bits and writes 32."""
+    tensor = torch.empty(1 << 20, 4, device="cuda", dtype=torch.bfloat16)
+    assert workspace_bytes(lambda: tensor.mean(1, dtype=torch.float32)) == 0
+
+
+def workspace_bytes(call: Callable[[], torch.Tensor]) -> int:
+    """Of the allocator, at the highest, beside what the result takes."""
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    held = torch.cuda.memory_allocated()
+    del result
+    return torch.cuda.max_memory_allocated() - held

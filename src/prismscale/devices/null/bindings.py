@@ -32,6 +32,7 @@ class SettingsRow(ctypes.Structure):
         ("max_non_split_rounding_bytes", c_int64),
         ("large_segment_bytes", c_int64),
         ("expandable_segments", c_int64),
+        ("multiprocessors", c_int64),
         ("roundup_power2_divisions", c_int64 * 16),
         ("garbage_collection_threshold", c_double),
         ("memory_fraction", c_double),

@@ -34,6 +34,7 @@ DeviceSettings to_settings(const SettingsRow& row) {
     if (divisions > 0) config.roundup_power2_divisions.push_back(static_cast<size_t>(divisions));
   }
   settings.blas_workspace_bytes = static_cast<size_t>(row.blas_workspace_bytes);
+  settings.multiprocessors = row.multiprocessors;
   return settings;
 }
 

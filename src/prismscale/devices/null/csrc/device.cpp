@@ -137,7 +137,8 @@ Device::Device(int index, const DeviceSettings& settings)
       allocator_(std::make_unique<CachingAllocator>(
           settings.allocator, kFirstAddress + static_cast<uint64_t>(index) * kAddressesPerDevice,
           this)),
-      blas_workspace_bytes_(settings.blas_workspace_bytes) {
+      blas_workspace_bytes_(settings.blas_workspace_bytes),
+      multiprocessors_(settings.multiprocessors) {
   for (auto& stream : streams_) stream.horizon.resize(kStreams, 0);
 }
 

@@ -34,6 +34,7 @@ enum class CallKind : int;
 struct DeviceSettings {
   AllocatorConfig allocator;
   size_t blas_workspace_bytes = 0;
+  int64_t multiprocessors = 1;
 };
 
 struct EventState {
@@ -80,6 +81,7 @@ class Device : public StreamProgress {
   void free(Block* block);
   void record_stream(Block* block, int64_t stream);
   void use_blas(int64_t stream);
+  int64_t multiprocessors() const { return multiprocessors_; }
   void clear_blas();
   // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
   std::array<int64_t, 2> take_peaks();
@@ -127,6 +129,7 @@ class Device : public StreamProgress {
   std::array<int64_t, 2> peaks_{};
   std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;
+  int64_t multiprocessors_;
   std::vector<std::bitset<kStreams>> blas_workspaces_;  // by handle: the streams that have theirs
   std::vector<Block*> blas_blocks_;
 };

@@ -63,5 +63,7 @@ bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host
 
 // workspaces.cpp: bytes that the real kernel of this call takes from the allocator and gives back.
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+// reductions.cpp: the same of one that reduces.
+std::vector<size_t> reduction_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace prismscale

@@ -156,7 +156,7 @@ std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IVa
   }
   if (info.name == "aten::sort.stable") return sort(arguments);
   if (info.name == "aten::embedding_dense_backward") return embedding_backward(arguments);
-  return {};
+  return reduction_workspaces(info, arguments);
 }
 
 }  // namespace prismscale
