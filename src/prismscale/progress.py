@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from io import TextIOBase
+from typing import Protocol, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,9 +30,39 @@ class Terminal(Console):
                 yield segment
 
 
+class WithoutTrailingBlanks(TextIOBase):
+    """A text file that is written without the blanks with which tables fill their lines."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the file: what it cannot write is drawn in ASCII."""
+        return self._file.encoding
+
+    def isatty(self) -> bool:
+        """Whether the file is a terminal."""
+        return self._file.isatty()
+
+    def write(self, text: str) -> int:
+        """Write whole lines."""
+        self._file.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        return len(text)
+
+    def flush(self) -> None:
+        """Let others see what was written."""
+        self._file.flush()
+
+
 def terminal(*, stderr: bool = False) -> Terminal:
     """What every command prints to."""
-    return Terminal(stderr=stderr, highlight=False, markup=False)
+    file = sys.stderr if stderr else sys.stdout
+    if file.isatty():
+        return Terminal(stderr=stderr, highlight=False, markup=False)
+    # A pipe's reader sees no colours, and would keep the blanks.
+    trimmed = cast(TextIO, WithoutTrailingBlanks(file))
+    return Terminal(file=trimmed, highlight=False, markup=False)
 
 
 class StageUpdate(Protocol):

@@ -121,3 +121,24 @@ def test_what_holds_the_memory_is_shown(script: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "layouts.py:24" in done.out
     assert "10.00 GiB" in done.out
+
+
+def test_stages_alike_are_not_captured_and_change_no_verdict(tmp_path: Path) -> None:
+    """Of eight stages four are; the fullest GPU is that of the whole run, to the byte."""
+    example = Path(__file__).parents[2] / "examples" / "llama" / "train.py"
+    model = ("--layers", 16, "--pp", 8, "--microbatches", 8, "--dtype", "bf16", "--seq-len", 128)
+    paths = ("--out", tmp_path / "out", "--json", tmp_path / "fit.json")
+    found = prismscale("fit", "--nproc-per-node", 8, *paths, example, *model)
+    assert found.code == 0, found.err
+    run = ("--device", "null", "--world-size", 8, "--out", tmp_path / "run")
+    done = prismscale("run", *run, example, *model)
+    assert done.code == 0, done.err
+
+    given = json.loads((tmp_path / "fit.json").read_text())["variants"][0]
+    assert [stage["rank"] for stage in given["stages"]] == [0, 1, 6, 7]
+    assert given["between"] == [[2, 5]]
+    assert "stages 2 to 5 not captured" in found.out
+    stages = results(tmp_path / "run")["stages"]
+    for quantity in ("peak_bytes", "reserved_bytes"):
+        captured = max(stage["record"][quantity] for stage in given["stages"])
+        assert captured == max(stage[quantity] for stage in stages)

@@ -49,6 +49,9 @@ class Variant:
     has on a GPU with more. Empty: it was enough."""
     refused: str = ""
     """Why there are no figures: the program, or prismscale, refused the change."""
+    between: tuple[tuple[int, int], ...] = ()
+    """First and last of each run of stages that were not captured: the captured ones on both sides
+    of it hold the same parameters, so its own are taken to be like them."""
 
     @property
     def fullest(self) -> StageMemory | None:

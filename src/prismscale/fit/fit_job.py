@@ -1,4 +1,4 @@
-"""From a program to the verdict: one capture of each stage, until its memory has settled."""
+"""From a program to the verdict: captures of its stages, until their memory has settled."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import hashlib
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from prismscale.analysis.fit_result import FitResult, StageMemory, Variant
-from prismscale.analysis.memory.memory_kinds import memory_peak
+from prismscale.analysis.memory.memory_kinds import PARAMETERS, MemoryPeak, memory_peak
 from prismscale.analysis.memory.memory_log import load_memory_log, memory_path
 from prismscale.capture.launcher import CaptureRunner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.devices.null.build import build_extension, is_built
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
-from prismscale.fit.stage_ranks import stage_ranks
+from prismscale.fit.stage_ranks import captured_positions, stage_columns
 from prismscale.fit.variants import Change
+from prismscale.graph.trace import MemoryRecord
 from prismscale.job_parts import capture_runner, fork_server
 from prismscale.processes.variables import variables_set
 from prismscale.progress import Reporter
@@ -72,18 +74,15 @@ class FitJob:
         config = replace(self.config, script=change.of(self.config.script))
         with variables_set(change.environment):
             try:
-                stages = self._stages(config, change, cluster)
+                return self._captured(config, change, cluster)
             except ScriptError as error:
                 if not _OUT_OF_MEMORY.search(error.said or str(error)):
                     raise
                 larger = replace(cluster.device, memory_bytes=LARGER * cluster.device.memory_bytes)
-                stages = self._stages(config, change, replace(cluster, device=larger))
-                return Variant(change=change.text, stages=stages, ran_out=error.said)
-        return Variant(change=change.text, stages=stages)
+                found = self._captured(config, change, replace(cluster, device=larger))
+                return replace(found, ran_out=error.said)
 
-    def _stages(
-        self, config: JobConfig, change: Change, cluster: Cluster
-    ) -> tuple[StageMemory, ...]:
+    def _captured(self, config: JobConfig, change: Change, cluster: Cluster) -> Variant:
         folder = self.folder.captures(_key(config, change, cluster)).absolute()
         logs = self.folder.logs
         with (
@@ -95,25 +94,60 @@ class FitJob:
             )
             # Nothing that happens now and then is looked for.
             runner.spec = replace(runner.spec, watched_steps=0)
-            stages = _captured_stages(runner, config.capture)
-        return tuple(_memory_of(runner, folder, rank, name) for rank, name in stages.items())
+            captures = StageCaptures(runner=runner, folder=folder)
+            stages = captures.run(config.capture)
+        return Variant(change=change.text, stages=stages, between=tuple(captures.between))
 
 
-def _captured_stages(runner: CaptureRunner, also: Sequence[int]) -> dict[int, str]:
-    """Captures one rank a stage, which rank 0 tells, and the ranks ``also``."""
-    first = {0, *also}
-    runner.capture(sorted(first))
-    stages = stage_ranks(runner.traces[0])
-    runner.capture([rank for rank in stages if rank not in first])
-    return {rank: f"rank {rank}" for rank in also} | stages
+@dataclass(frozen=True, kw_only=True)
+class StageCaptures:
+    """The ranks of one variant that are captured, and what is known of their memory."""
 
+    runner: CaptureRunner
+    folder: Path
+    peaks: dict[int, MemoryPeak] = field(default_factory=dict)
+    """By rank."""
+    between: list[tuple[int, int]] = field(default_factory=list)
+    """As in :attr:`Variant.between`."""
 
-def _memory_of(runner: CaptureRunner, folder: Path, rank: int, name: str) -> StageMemory:
-    record = runner.traces[rank].memory
-    if record is None or record.reserved_bytes is None:
-        raise UsageError("fit needs the memory of a GPU: leave out --no-memory")
-    peak = memory_peak(load_memory_log(memory_path(folder, rank)))
-    return StageMemory(name=name, rank=rank, record=record, peak=peak)
+    def run(self, also: Sequence[int]) -> tuple[StageMemory, ...]:
+        """Capture rank 0 and the ranks ``also``, then stages of the pipeline that rank 0 tells."""
+        first = sorted({0, *also})
+        self.runner.capture(first)
+        columns = stage_columns(self.runner.traces[0])
+        names = {rank: f"rank {rank}" for rank in first}
+        names[0] = "stage 0" if columns else "all ranks"
+        for column in columns:
+            positions = self._positions(column)
+            names |= {column[position]: f"stage {position}" for position in positions}
+            self.between.extend((a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1)
+        return tuple(self._memory_of(rank, name) for rank, name in names.items())
+
+    def _positions(self, column: Sequence[int]) -> list[int]:
+        def capture(positions: Sequence[int]) -> None:
+            ranks = [column[position] for position in positions]
+            self.runner.capture([rank for rank in ranks if rank not in self.runner.traces])
+
+        def parameter_bytes(position: int) -> int:
+            kinds = self._peak(column[position]).kinds
+            return next((share.n_bytes for share in kinds if share.kind == PARAMETERS), 0)
+
+        return captured_positions(len(column), capture, parameter_bytes)
+
+    def _memory_of(self, rank: int, name: str) -> StageMemory:
+        return StageMemory(name=name, rank=rank, record=self._record(rank), peak=self._peak(rank))
+
+    def _record(self, rank: int) -> MemoryRecord:
+        record = self.runner.traces[rank].memory
+        if record is None or record.reserved_bytes is None:
+            raise UsageError("fit needs the memory of a GPU: leave out --no-memory")
+        return record
+
+    def _peak(self, rank: int) -> MemoryPeak:
+        self._record(rank)
+        if rank not in self.peaks:
+            self.peaks[rank] = memory_peak(load_memory_log(memory_path(self.folder, rank)))
+        return self.peaks[rank]
 
 
 def _key(config: JobConfig, change: Change, cluster: Cluster) -> str:

@@ -1,28 +1,47 @@
-"""Which ranks to look at, so that each pipeline stage is seen once: rank 0's column."""
+"""Which ranks to look at, so that each kind of pipeline stage is seen."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from prismscale.capture.plan import axes_of_messages, find_axes, rank_at
 from prismscale.graph.trace import RankTrace
 
-MOST_STAGES = 64
-"""Positions along an axis beyond which only the first, the second, a middle and the last are
-looked at."""
 
-
-def stage_ranks(trace: RankTrace) -> dict[int, str]:
-    """The rank of each stage, with the stage's name, from what rank 0 did: those along the axes in
-    which it sends or receives."""
+def stage_columns(trace: RankTrace) -> list[list[int]]:
+    """The ranks of all stages, by what rank 0 did: for each axis in which it sends or receives,
+    those along it, rank 0 first."""
     axes = find_axes(trace)
-    found = {0: "all ranks"}
-    for number in axes_of_messages(trace, axes):
-        axis = axes[number]
-        found[0] = "stage 0"
-        for position in _positions(axis.size):
-            place = tuple(position if a == number else 0 for a in range(len(axes)))
-            found.setdefault(rank_at(axes, place), f"stage {position}")
-    return found
+    return [
+        [
+            rank_at(axes, tuple(position if a == number else 0 for a in range(len(axes))))
+            for position in range(axes[number].size)
+        ]
+        for number in axes_of_messages(trace, axes)
+    ]
 
 
-def _positions(size: int) -> list[int]:
-    return list(range(size)) if size <= MOST_STAGES else sorted({0, 1, size // 2, size - 1})
+def captured_positions(
+    n_stages: int,
+    capture: Callable[[Sequence[int]], None],
+    parameter_bytes: Callable[[int], int],
+) -> list[int]:
+    """Captures the first two stages and the last two, then those between as far as they differ.
+
+    Stages between two that hold the same parameters are taken to be like these, with a number of
+    microbatches in flight that lies between theirs. Between two that differ the middle one is
+    captured, and so on.
+    """
+    last = n_stages - 1
+    known = sorted({0, min(1, last), max(last - 1, 0), last})
+    capture(known)
+    gaps = [(1, last - 1)]
+    while gaps := [
+        (a, b) for a, b in gaps if b - a > 1 and parameter_bytes(a) != parameter_bytes(b)
+    ]:
+        middles = [(a + b) // 2 for a, b in gaps]
+        capture(middles)
+        known += middles
+        ends = zip(gaps, middles, strict=True)
+        gaps = [gap for (a, b), middle in ends for gap in ((a, middle), (middle, b))]
+    return sorted(known)

@@ -145,6 +145,10 @@ def _stages_table(result: FitResult) -> RenderableType:
         found.add_row(stage.name, str(stage.rank), *map(size, figures))
     left = len(result.given.stages) - len(stages)
     note = [Text(f"and {counted(left, 'stage')} with less", style="dim")] if left else []
+    for first, last in result.given.between:
+        said = f"stages {first} to {last}" if last > first else f"stage {first}"
+        text = f"{said} not captured: those on both sides hold the same parameters"
+        note.append(Text(text, style="dim"))
     return Group(Text("Stages, fullest first", style="bold"), found, *note)
 
 

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from prismscale.analysis.memory.memory_log import NOBODY, MemoryLog, Origin
 
 FORWARD, BACKWARD = "forward", "backward"
+PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
 UNSHARDED = "unsharded by FSDP"
 TEMPORARIES = "temporaries"
 WORKSPACES = "library workspaces"
 KINDS = (
-    "parameters",
+    PARAMETERS,
     GRADIENTS,
     "optimizer state",
     "buffers",

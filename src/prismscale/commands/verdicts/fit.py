@@ -54,8 +54,8 @@ def fit(
 ) -> None:
     """Say whether a training job fits into the GPU's memory, and what holds it.
 
-    One rank of each pipeline stage runs on a GPU that is not there. Exit code 0: it fits; 4: it
-    does not. torchrun's own options may stand before the script.
+    One rank of each kind of pipeline stage runs on a GPU that is not there. Exit code 0: it fits;
+    4: it does not. torchrun's own options may stand before the script.
     """
     assertions = tuple(Assertion.parse(text) for text in asserted or ())
     changes = tuple(Change.parse(text) for text in tried or ())

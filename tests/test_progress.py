@@ -1,0 +1,22 @@
+"""What commands print to."""
+
+from __future__ import annotations
+
+import pytest
+from rich.table import Table
+
+from prismscale.progress import terminal
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+def test_piped_lines_end_where_their_text_ends(
+    stderr: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables fill their lines with blanks, which only a terminal needs."""
+    table = Table("step", "time")
+    table.add_row("a long name", "1 ms")
+    terminal(stderr=stderr).print(table, "end")
+    captured = capsys.readouterr()
+    lines = (captured.err if stderr else captured.out).splitlines()
+    assert "a long name" in "".join(lines)
+    assert lines == [line.rstrip() for line in lines]
