@@ -20,3 +20,11 @@ def test_piped_lines_end_where_their_text_ends(
     lines = (captured.err if stderr else captured.out).splitlines()
     assert "a long name" in "".join(lines)
     assert lines == [line.rstrip() for line in lines]
+
+
+def test_blanks_within_a_line_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line may be printed in parts."""
+    screen = terminal()
+    screen.print("error: ", end="")
+    screen.print("no such file ")
+    assert capsys.readouterr().out == "error: no such file\n"

@@ -35,6 +35,7 @@ class WithoutTrailingBlanks(TextIOBase):
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._blanks = ""  # at the end of a line that may go on
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -46,8 +47,11 @@ class WithoutTrailingBlanks(TextIOBase):
         return self._file.isatty()
 
     def write(self, text: str) -> int:
-        """Write whole lines."""
-        self._file.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        """Write lines, or parts of one."""
+        *lines, begun = (self._blanks + text).split("\n")
+        kept = begun.rstrip(" ")
+        self._blanks = begun[len(kept) :]
+        self._file.write("\n".join([*(line.rstrip(" ") for line in lines), kept]))
         return len(text)
 
     def flush(self) -> None:
