@@ -39,15 +39,19 @@ def test_equal_stages_between_are_not_captured() -> None:
     assert captured([9, *[7] * 14, 9]) == [0, 1, 14, 15]
 
 
-def test_stages_are_captured_around_a_difference() -> None:
-    """Eight stages have a layer more than those after them."""
-    assert captured([9, *[8] * 7, *[7] * 7, 9]) == [0, 1, 7, 8, 10, 14, 15]
+def test_stages_that_hold_fewer_than_an_earlier_one_are_not_captured() -> None:
+    """The first of them has a layer more, and as many microbatches in flight."""
+    assert captured([9, 8, *[7] * 13, 9]) == [0, 1, 14, 15]
+
+
+def test_stages_are_captured_where_later_ones_hold_more() -> None:
+    """The last eight have a layer more."""
+    assert captured([9, *[7] * 6, *[8] * 8, 9]) == [0, 1, 4, 5, 6, 7, 14, 15]
 
 
 @given(st.integers(5, 40), st.data())
-def test_stages_that_fall_are_seen_at_every_size(n_stages: int, data: st.DataObject) -> None:
-    """Where parameters only fall, as layers that do not divide are spread: of each number there is
-    a captured stage that holds as many."""
+def test_stages_that_grow_are_seen_at_every_size(n_stages: int, data: st.DataObject) -> None:
+    """Of each number of parameters there is a captured stage that holds as many."""
     middle = data.draw(st.lists(st.integers(1, 4), min_size=n_stages - 2, max_size=n_stages - 2))
-    parameters = [9, *sorted(middle, reverse=True), 9]
+    parameters = [9, *sorted(middle), 9]
     assert {parameters[place] for place in captured(parameters)} == set(parameters)

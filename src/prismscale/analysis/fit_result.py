@@ -50,8 +50,8 @@ class Variant:
     refused: str = ""
     """Why there are no figures: the program, or prismscale, refused the change."""
     between: tuple[tuple[int, int], ...] = ()
-    """First and last of each run of stages that were not captured: the captured ones on both sides
-    of it hold the same parameters, so its own are taken to be like them."""
+    """First and last of each run of stages that were not captured: the one before it is taken to be
+    as full, for it has as many microbatches in flight and no fewer parameters."""
 
     @property
     def fullest(self) -> StageMemory | None:

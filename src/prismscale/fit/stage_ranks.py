@@ -26,18 +26,18 @@ def captured_positions(
     capture: Callable[[Sequence[int]], None],
     parameter_bytes: Callable[[int], int],
 ) -> list[int]:
-    """Captures the first two stages and the last two, then those between as far as they differ.
+    """Captures the first two stages and the last two, then those between that may be fuller.
 
-    Stages between two that hold the same parameters are taken to be like these, with a number of
-    microbatches in flight that lies between theirs. Between two that differ the middle one is
-    captured, and so on.
+    A later stage has no more microbatches in flight than an earlier one. So what lies between two
+    stages is taken to be no fuller than the first of them, unless the second holds more
+    parameters: then the middle one is captured too, and so on.
     """
     last = n_stages - 1
     known = sorted({0, min(1, last), max(last - 1, 0), last})
     capture(known)
     gaps = [(1, last - 1)]
     while gaps := [
-        (a, b) for a, b in gaps if b - a > 1 and parameter_bytes(a) != parameter_bytes(b)
+        (a, b) for a, b in gaps if b - a > 1 and parameter_bytes(a) < parameter_bytes(b)
     ]:
         middles = [(a + b) // 2 for a, b in gaps]
         capture(middles)
