@@ -42,10 +42,6 @@ class WithoutTrailingBlanks(TextIOBase):
         """Of the file: what it cannot write is drawn in ASCII."""
         return self._file.encoding
 
-    def isatty(self) -> bool:
-        """Whether the file is a terminal."""
-        return self._file.isatty()
-
     def write(self, text: str) -> int:
         """Write lines, or parts of one."""
         *lines, begun = (self._blanks + text).split("\n")

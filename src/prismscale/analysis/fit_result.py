@@ -50,8 +50,9 @@ class Variant:
     refused: str = ""
     """Why there are no figures: the program, or prismscale, refused the change."""
     between: tuple[tuple[int, int], ...] = ()
-    """First and last of each run of stages that were not captured: the one before it is taken to be
-    as full, for it has as many microbatches in flight and no fewer parameters."""
+    """First and last of each run of stages that were not captured. They are taken to be no fuller
+    than the stage before, which has no fewer microbatches in flight; the one after it has no more
+    parameters."""
 
     @property
     def fullest(self) -> StageMemory | None:

@@ -94,9 +94,7 @@ class FitJob:
             )
             # Nothing that happens now and then is looked for.
             runner.spec = replace(runner.spec, watched_steps=0)
-            captures = StageCaptures(runner=runner, folder=folder)
-            stages = captures.run(config.capture)
-        return Variant(change=change.text, stages=stages, between=tuple(captures.between))
+            return StageCaptures(runner=runner, folder=folder).variant(change.text, config.capture)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,21 +105,21 @@ class StageCaptures:
     folder: Path
     peaks: dict[int, MemoryPeak] = field(default_factory=dict)
     """By rank."""
-    between: list[tuple[int, int]] = field(default_factory=list)
-    """As in :attr:`Variant.between`."""
 
-    def run(self, also: Sequence[int]) -> tuple[StageMemory, ...]:
+    def variant(self, change: str, also: Sequence[int]) -> Variant:
         """Capture rank 0 and the ranks ``also``, then stages of the pipeline that rank 0 tells."""
         first = sorted({0, *also})
         self.runner.capture(first)
         columns = stage_columns(self.runner.traces[0])
         names = {rank: f"rank {rank}" for rank in first}
         names[0] = "stage 0" if columns else "all ranks"
+        between: list[tuple[int, int]] = []
         for column in columns:
             positions = self._positions(column)
             names |= {column[position]: f"stage {position}" for position in positions}
-            self.between.extend((a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1)
-        return tuple(self._memory_of(rank, name) for rank, name in names.items())
+            between += [(a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1]
+        stages = tuple(self._memory_of(rank, name) for rank, name in names.items())
+        return Variant(change=change, stages=stages, between=tuple(between))
 
     def _positions(self, column: Sequence[int]) -> list[int]:
         def capture(positions: Sequence[int]) -> None:

@@ -147,7 +147,7 @@ def _stages_table(result: FitResult) -> RenderableType:
     note = [Text(f"and {counted(left, 'stage')} with less", style="dim")] if left else []
     for first, last in result.given.between:
         said = f"stages {first} to {last}" if last > first else f"stage {first}"
-        text = f"{said} not captured: no fuller than the one before, which holds as many parameters"
+        text = f"{said} not captured: taken to be no fuller than the one before (--capture)"
         note.append(Text(text, style="dim"))
     return Group(Text("Stages, fullest first", style="bold"), found, *note)
 

@@ -224,6 +224,13 @@ def test_a_mean_of_half_precision_in_full_copies_nothing() -> None:
     assert workspace_bytes(lambda: tensor.mean(1, dtype=torch.float32)) == 0
 
 
+@pytest.mark.parametrize("reduce", [torch.sum, torch.argmax, torch.amax, torch.var])
+def test_a_single_number_has_a_dimension_to_reduce(reduce: Callable[..., torch.Tensor]) -> None:
+    """As torch has it: dimension 0, and nothing is staged."""
+    number = torch.empty((), device="cuda")
+    assert workspace_bytes(lambda: reduce(number, 0)) == 0
+
+
 def workspace_bytes(call: Callable[[], torch.Tensor]) -> int:
     """Of the allocator, at the highest, beside what the result takes."""
     torch.cuda.reset_peak_memory_stats()

@@ -239,7 +239,7 @@ std::vector<size_t> reduction_workspaces(const OpInfo& info, c10::ArrayRef<c10::
   if (found == rules().end()) return {};
   const Rule& rule = found->second;
   const at::Tensor& self = arguments[0].toTensor();
-  if (self.numel() == 0 || self.is_complex()) return {};
+  if (self.numel() == 0 || self.dim() == 0 || self.is_complex()) return {};
   const at::ScalarType to = result_type(rule, self, arguments);
   const bool copied = to != self.scalar_type() && !reads_16_bits(self.scalar_type(), to);
   std::vector<size_t> bytes;
