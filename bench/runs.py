@@ -132,9 +132,15 @@ def memory_by_rank(out: Path, captured: Sequence[int]) -> dict[int, MemoryRecord
 
 
 def our_commit() -> str:
-    """Of this clone."""
-    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    """Of this clone; marked where a file differs from it, rows that a bench writes apart."""
+    here = ("git", "-C", str(Path(__file__).parent))
+    named = subprocess.run(
+        (*here, "describe", "--always"), capture_output=True, text=True, check=False
+    )
+    same = subprocess.run(
+        (*here, "diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)bench/results"), check=False
+    )
+    return named.stdout.strip() + ("-dirty" if same.returncode else "")
 
 
 def provenance(found: Mapping[str, Any], family: str, gpu: str) -> str:
