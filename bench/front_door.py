@@ -29,7 +29,7 @@ from typing import Any
 
 import megatron_lm
 import null_programs
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from runs import HERE, Runs, folder_name
 
 ROOT = HERE.parent
@@ -84,7 +84,7 @@ def verdict(asked: Asked) -> Iterator[Row]:
     # Its time counts: nothing that was captured before is used.
     job = ("--fresh", *_without_device(asked.job))
     found = asked.runs.fit(f"{asked.name}-fit", job, asked.script)
-    was_there = (asked.runs.folder / asked.name).exists()
+    was_there = (asked.runs.folder / asked.name / "results.json").exists()
     run = asked.runs.run(asked.name, asked.job, asked.script)
     if not found or not run:
         yield Row.at_least(f"{asked.name}: fit and run complete", 0, 1)
@@ -178,8 +178,7 @@ def main() -> int:
             if options.part and not any(part in name for part in options.part):
                 continue
             found = list(measured)
-            renewed = {row.name.partition(":")[0] for row in found}
-            rows = [row for row in rows if row.name.partition(":")[0] not in renewed] + found
+            rows = renewed(rows, found)
             print(*(f"{row.name}: {row.value:.4g} {row.unit}" for row in found), sep="\n")
             if options.json:
                 write_rows(rows, options.json)

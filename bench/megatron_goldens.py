@@ -38,7 +38,7 @@ import yaml
 
 from megatron_data import BERT_DATA, GPT_DATA, make
 from megatron_history import PEAKS, Origin, Repository, build_environment, transformer_engine
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from runs import Runs, our_commit
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
@@ -293,7 +293,7 @@ def noted(row: Row, golden: Golden, commit: str) -> Row:
 
 def summary(rows: Sequence[Row], n_records: int) -> list[Row]:
     """How many records ran, how many are within their bars, and the errors of each family."""
-    compared = {row.name.partition(":")[0]: row for row in rows if ": peak " in row.name}
+    compared = {row.subject: row for row in rows if ": peak " in row.name}
     scored = {name: row for name, row in compared.items() if row.bar is not None}
     done = len(compared)
     found = [Row.at_least(f"{done} of {n_records} records run", done / n_records, RUN_BAR)]
@@ -312,11 +312,6 @@ def summary(rows: Sequence[Row], n_records: int) -> list[Row]:
     return found
 
 
-def record(row: Row) -> str:
-    """The name of the record that a row is about."""
-    return row.name.partition(":")[0]
-
-
 def main() -> int:
     """Run the records, print the table, and write it where asked; returns the exit code."""
     given = _arguments()
@@ -327,7 +322,7 @@ def main() -> int:
     goldens = list(load_goldens(folder))
     chosen = [g for g in goldens if any(fnmatchcase(g.name, case) for case in given.case or ["*"])]
     names = {golden.name for golden in goldens}
-    rows = [row for row in read_rows(given.json) if record(row) in names]
+    rows = [row for row in read_rows(given.json) if row.subject in names]
     with tempfile.TemporaryDirectory() as scratch:
         work = (given.work or Path(scratch)).absolute()
         work.mkdir(parents=True, exist_ok=True)
@@ -335,8 +330,7 @@ def main() -> int:
         for golden in chosen:
             row = noted(measure(golden, bench), golden, bench.commit_of(golden))
             print(f"{row.name}: {row.value:.4g} {row.unit}; {row.note}", flush=True)
-            # A row stands until its record has run anew: a bench cut off loses none.
-            rows = [old for old in rows if record(old) != golden.name] + [row]
+            rows = renewed(rows, [row])
             if given.json:
                 write_rows(rows, given.json)
     rows = sorted(rows, key=lambda row: row.name) + summary(rows, len(goldens))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from null_programs import GIB, reserved_bytes
 from prismscale.analysis.emulated import KernelKind, coverage
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from runs import Runs, folder_name
 
 LIMIT_S = 5400
@@ -172,8 +172,8 @@ def main() -> int:
     """Run the cases, print the table, and write it where asked; returns the exit code."""
     options = _arguments()
     chosen = [c for c in CASES if any(part in c.title for part in options.case or [""])]
-    others = {c.title for c in CASES} - {c.title for c in chosen}
-    rows = [row for row in read_rows(options.json) if row.name.partition(":")[0] in others]
+    titles = {c.title for c in CASES}
+    rows = [row for row in read_rows(options.json) if row.subject in titles]
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def main() -> int:
         for one in chosen:
             found = measure(one, options.megatron.absolute() / "pretrain_gpt.py", runs)
             print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
-            rows += found
+            rows = renewed(rows, found)
             if options.json:
                 write_rows(rows, options.json)
     return finish(rows, title="Megatron-LM's pretrain_gpt.py", json_path=options.json)

@@ -25,7 +25,7 @@ from typing import Any
 
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.graph.io import load_trace
-from prismscale.validation.rows import Row, finish, read_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.measured import TORCHTITAN
 from runs import HERE, PARTIAL, TITAN, Runs, median_row, provenance
 
@@ -252,11 +252,13 @@ def main() -> int:
         if not (folder / "tokenizer").exists():
             prepare(folder)
         chosen = [case for case in CASES if not options.case or case.name in options.case]
-        others = {case.name for case in CASES if case not in chosen}
-        # The table in the file stays whole where only some cases are run again.
-        rows = [row for row in read_rows(options.json) if row.name.partition(":")[0] in others]
+        names = {case.name for case in CASES}
+        rows = [row for row in read_rows(options.json) if row.subject in names]
         for case in chosen:
-            rows += measure(case, Runs(folder, limit_s=LIMIT_S, environment=case.environment))
+            runs = Runs(folder, limit_s=LIMIT_S, environment=case.environment)
+            rows = renewed(rows, measure(case, runs))
+            if options.json:
+                write_rows([*rows, *difference(rows)], options.json)
         rows += difference(rows)
     return finish(rows, title="Programs on the null device", json_path=options.json)
 

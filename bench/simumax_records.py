@@ -37,7 +37,7 @@ from statistics import median
 from typing import Any
 
 from prismscale.validation.error_rows import Bars, error_rows
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.measured import SEEN_SIMUMAX, SIMUMAX
 from runs import Runs, median_row, memory_by_rank, provenance
 
@@ -210,8 +210,8 @@ def main() -> int:
         return 2
     records = load_records(path)
     chosen = [r for r in records if any(part in r.name for part in options.case or [""])]
-    others = {r.name for r in records} - {r.name for r in chosen}
-    rows = [row for row in read_rows(options.json) if row.name.partition(":")[0] in others]
+    names = {r.name for r in records}
+    rows = [row for row in read_rows(options.json) if row.subject in names]
     scripts = options.simumax.absolute() / "simu_tools" / "megatron_scripts"
     paths = [str(scripts / "Megatron-LM"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
@@ -222,7 +222,7 @@ def main() -> int:
         for record in chosen:
             found = measure(record, scripts / record.script, runs)
             print(*(f"{r.name}: {r.value:.3g} {r.unit}" for r in found), sep="\n", flush=True)
-            rows += found
+            rows = renewed(rows, found)
             if options.json:
                 write_rows(rows, options.json)
     rows += _overall(rows)

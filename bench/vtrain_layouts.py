@@ -56,7 +56,7 @@ from pathlib import Path
 from statistics import median
 
 from prismscale.validation.error_rows import Bars, error_rows
-from prismscale.validation.rows import Row, finish, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.measured import VTRAIN
 from prismscale.validation.steps.vtrain_rows import (
     PRESET,
@@ -180,8 +180,8 @@ def main() -> int:
         return 2
     drawn = sample(load_iterations(folder))
     chosen = [one for one in drawn if any(part in one.name for part in options.case or [""])]
-    others = {one.name for one in drawn} - {one.name for one in chosen}
-    rows = [row for row in read_rows(options.json) if row.name.partition(STEP)[0] in others]
+    names = {one.name for one in drawn}
+    rows = [row for row in read_rows(options.json) if row.subject in names]
     with tempfile.TemporaryDirectory() as scratch:
         kept = (options.keep or Path(scratch)).absolute()
         kept.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def main() -> int:
         for one in chosen:
             found = measure(one, cluster, runs)
             print(*(f"{r.name}: {r.value:.3g} {r.unit}" for r in found), sep="\n", flush=True)
-            rows += found
+            rows = renewed(rows, found)
             if options.json:
                 write_rows([*rows, *overall(rows, drawn)], options.json)
     rows += overall(rows, drawn)

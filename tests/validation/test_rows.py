@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from prismscale.errors import StorageError
-from prismscale.validation.rows import Row, finish, print_rows, read_rows, write_rows
+from prismscale.validation.rows import Row, finish, print_rows, read_rows, renewed, write_rows
 
 
 @pytest.mark.parametrize(("value", "ok"), [(0.4, True), (0.5, True), (0.6, False)])
@@ -87,3 +87,10 @@ def test_written_rows_are_read_again(tmp_path: Path) -> None:
 def test_nothing_measured_is_no_success() -> None:
     """A bench that leaves everything out exits with 1."""
     assert finish([]) == 1
+
+
+def test_rows_of_a_subject_are_renewed_together() -> None:
+    """Also those that it has no longer; rows of other subjects stay."""
+    old = [Row.told("8B: step", 1), Row.told("8B: peak", 2), Row.told("8B, FP8: step", 3)]
+    found = [Row.told("8B: completes", 0)]
+    assert renewed(old, found) == [old[2], *found]

@@ -40,6 +40,11 @@ class Row:
     """The same figure by what others predict of the same rows, by who that is."""
 
     @property
+    def subject(self) -> str:
+        """What was measured, of which a bench may have many rows: the name before its colon."""
+        return self.name.partition(":")[0]
+
+    @property
     def sign(self) -> str:
         """How the value should be to its bar."""
         return "≥" if self.least else "≤"
@@ -100,6 +105,16 @@ def read_rows(path: Path | None) -> list[Row]:
     return [
         Row(**{**row, "value": math.nan if row["value"] is None else row["value"]}) for row in rows
     ]
+
+
+def renewed(rows: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """``rows``, with those in ``found`` in place of all of the same subjects.
+
+    A bench calls this as each subject is measured, and writes what it returns: one that is cut off
+    has lost no earlier row.
+    """
+    subjects = {row.subject for row in found}
+    return [*(row for row in rows if row.subject not in subjects), *found]
 
 
 def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = None) -> int:
