@@ -9,8 +9,7 @@ the test had there, over Transformer Engine's Python code of that commit's conta
 was resumed (step 51).
 
 CLONE is a clone of NVIDIA/Megatron-LM with its history; trees and libraries are put into
-``--work``. The Python of this bench needs what Megatron-LM needs (docs/null-device.md); Apex and
-Emerging-Optimizers, which have no wheels, are looked for on ``PYTHONPATH``.
+``--work``. The Python of this bench is that of ``scripts/megatron-environment``.
 
 What is not the tests' own: checkpoints are not written or read, and text is made up
 (``megatron_data.py``). Left out are the tests of reinforcement learning, which are no training runs

@@ -107,6 +107,25 @@ def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
     assert "does not fit" in done.err
 
 
+def test_one_step_is_enough_and_said(script: Path, tmp_path: Path) -> None:
+    """Memory needs no second step to be compared with; what a second one might need is open."""
+    done = fit(tmp_path, script, "--width", 32, "--steps", 1)
+
+    assert done.code == 0, done.err
+    assert "the program made one step" in done.out
+    (stage,) = json.loads((tmp_path / "fit.json").read_text())["variants"][0]["stages"]
+    assert stage["steps"] == 1
+    assert stage["record"]["peak_bytes"] > 0
+
+
+def test_a_program_without_a_step_is_refused(script: Path, tmp_path: Path) -> None:
+    """It tells nothing of training's memory."""
+    done = fit(tmp_path, script, "--steps", 0)
+
+    assert done.code == 2
+    assert "ended after 0 optimizer calls, and a whole step is needed" in done.err
+
+
 def test_ranks_that_are_named_are_looked_at(script: Path, tmp_path: Path) -> None:
     """Beside those of the stages."""
     assert fit(tmp_path, "--capture", WORLD - 1, script, "--width", 32).code == 0
@@ -119,7 +138,7 @@ def test_what_holds_the_memory_is_shown(script: Path, tmp_path: Path) -> None:
     done = prismscale("fit", *TORCHRUN, "--out", tmp_path / "out", script, "--eat", 10)
 
     assert done.code == 0, done.err
-    assert "layouts.py:24" in done.out
+    assert "layouts.py:25" in done.out
     assert "10.00 GiB" in done.out
 
 

@@ -19,6 +19,7 @@ parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--tp", type=int, default=1)
 parser.add_argument("--eat", type=int, default=0, help="GiB")
 parser.add_argument("--endless", action="store_true")
+parser.add_argument("--steps", type=int, default=5)
 options = parser.parse_args()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
@@ -39,7 +40,7 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), lr=float(os.environ.get("RATE", "1")))
 while options.endless:
     print("endless", flush=True)
-for step in range(5):
+for step in range(options.steps):
     tokens = torch.zeros(4, 128, dtype=torch.long, device="cuda")
     loss = model(tokens).square().mean()
     dist.all_reduce(loss.detach(), group=groups[rank // options.tp])

@@ -20,6 +20,9 @@ class StageMemory:
     rank: int
     record: MemoryRecord
     peak: MemoryPeak
+    steps: int
+    """Of the program while its memory was followed. After one alone nothing says that the next does
+    not need more."""
 
     @property
     def outside(self) -> tuple[MemoryPart, ...]:

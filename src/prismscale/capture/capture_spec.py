@@ -28,6 +28,8 @@ class CaptureSpec(RankSpec):
     watched_steps: int = 0
     """Steps of the program to see at least, where time is modelled: for what happens only now and
     then."""
+    least_steps: int = 2
+    """Equal steps that a program must have made when it ends; 1 where only its memory counts."""
     whole: bool = False
     """Whether the rank runs on where it has repeated another's first steps."""
     marks: int = 0
@@ -38,6 +40,8 @@ class CaptureSpec(RankSpec):
             raise UsageError(f"device {self.device!r}; allowed: {', '.join(DEVICES)}")
         if self.samples < 1:
             raise UsageError(f"samples is {self.samples}; at least 1 step must be measured")
+        if self.least_steps not in (1, 2):
+            raise UsageError(f"least_steps is {self.least_steps}; allowed: 1, 2")
 
     @property
     def path(self) -> Path:

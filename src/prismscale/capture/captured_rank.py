@@ -59,7 +59,14 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
     if emulation is not None and not spec.whole:
         witness = Witness(Path(spec.out), device)
     control = CaptureControl(
-        recorder, memory, late, spec.samples, emulation, witness, spec.watched_steps
+        recorder,
+        memory,
+        late,
+        spec.samples,
+        emulation,
+        witness,
+        watched_steps=spec.watched_steps,
+        least_steps=spec.least_steps,
     )
     again: list[RecomputedPart] = []
     memory.start()

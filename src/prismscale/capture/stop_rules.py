@@ -96,15 +96,19 @@ class CaptureControl:
         samples: int,
         emulation: NullEmulation | None = None,
         witness: Witness | None = None,
+        *,
         watched_steps: int = 0,
+        least_steps: int = SETTLED,
     ) -> None:
-        """``watched_steps``: where time is modelled, steps of the program to see at least."""
+        """``watched_steps``: where time is modelled, steps of the program to see at least.
+        ``least_steps``: equal ones that it must have made when it ends by itself."""
         self._recorder = recorder
         self._memory = memory
         self._load = load
         self._emulation = emulation
         self._witness = witness
         self._watched_steps = watched_steps
+        self._least_steps = least_steps
         self._samples = samples if emulation is None else 1
         self._kind: str | None = None
         self._settled_at = 0
@@ -176,7 +180,7 @@ class CaptureControl:
         """
         stream = self._recorder.stream
         steps = steps_of(stream)
-        kind = self._kind or _kind_at_the_end(steps, stream)
+        kind = self._kind or _kind_at_the_end(steps, stream, self._least_steps)
         alike = [s for s in steps if s.kind == kind]
         # Steps after it were watched for unusual ones only.
         if self._emulation is not None and self._settled_at:
@@ -191,14 +195,15 @@ class CaptureControl:
         )
 
 
-def _kind_at_the_end(steps: Sequence[Step], stream: NodeStream) -> str:
+def _kind_at_the_end(steps: Sequence[Step], stream: NodeStream, least: int = SETTLED) -> str:
     """The ordinary kind of a program that ended before it had settled: its last steps are equal, or
-    one kind has come twice at least."""
+    one kind has come ``least`` times."""
     counts = Counter(s.kind for s in steps)
     kind = most_ordinary(steps) if steps else ""
-    if not steps or counts[kind] < 2:
+    if not steps or counts[kind] < least:
+        calls, needed = len(stream.marks), "2 equal steps are" if least > 1 else "a whole step is"
         raise UsageError(
-            f"the program ended after {len(stream.marks)} optimizer calls, and 2 equal steps are "
+            f"the program ended after {calls} optimizer call{'s' * (calls != 1)}, and {needed} "
             "needed; let it run longer, or name the function that ends a step with "
             "--step-marker module:function"
         )

@@ -92,8 +92,8 @@ class FitJob:
             runner = capture_runner(
                 config, cluster, starter=starter, folder=folder, logs=logs, progress=update
             )
-            # Nothing that happens now and then is looked for.
-            runner.spec = replace(runner.spec, watched_steps=0)
+            # Nothing that happens now and then is looked for, and no time between steps.
+            runner.spec = replace(runner.spec, watched_steps=0, least_steps=1)
             return StageCaptures(runner=runner, folder=folder).variant(change.text, config.capture)
 
 
@@ -133,7 +133,14 @@ class StageCaptures:
         return captured_positions(len(column), capture, parameter_bytes)
 
     def _memory_of(self, rank: int, name: str) -> StageMemory:
-        return StageMemory(name=name, rank=rank, record=self._record(rank), peak=self._peak(rank))
+        facts = self.runner.traces[rank].facts
+        return StageMemory(
+            name=name,
+            rank=rank,
+            record=self._record(rank),
+            peak=self._peak(rank),
+            steps=facts.calls_tracked // facts.calls_per_step,
+        )
 
     def _record(self, rank: int) -> MemoryRecord:
         record = self.runner.traces[rank].memory

@@ -82,6 +82,9 @@ def _headline(result: FitResult) -> RenderableType:
         grid.add_row(row.name, answer.append(f"; {row.detail}", style="dim"))
     if result.given.ran_out:
         grid.add_row("It said", Text(result.given.ran_out.strip().splitlines()[-1], style="red"))
+    if any(stage.steps == 1 for stage in result.given.stages):
+        said = "the program made one step and ended; its next one may need more memory"
+        grid.add_row("Seen", Text(said, style="yellow"))
     stages = counted(len(result.given.stages), "rank")
     grid.add_row("This took", Text(f"{seconds(result.wall_s)}: {stages} captured", style="dim"))
     command = Text(result.command, style="dim", no_wrap=True, overflow="ellipsis")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_the_kernels_of_inductors_schedule_are_launched_with_their_bytes(
 
     assert len(found) == len(scheduled)
     assert sum(found) == pytest.approx(sum(kernel.n_bytes for kernel in scheduled), rel=0.05)
+
+
+def test_inductors_options_hold_where_backward_graphs_are_compiled() -> None:
+    """The engine's own thread compiles them: it must start no other process, and roll no allocator
+    back."""
+    from torch._inductor import config  # seconds to import
+
+    seen = []
+
+    def note(gradient: torch.Tensor) -> None:
+        seen.append((threading.get_ident(), config.compile_threads, config.triton.cudagraph_trees))
+
+    x = random(8, 8)
+    x.register_hook(note)
+    (x * 2).sum().backward()
+
+    ((thread, compile_threads, has_trees),) = seen
+    assert thread != threading.get_ident()
+    assert (compile_threads, has_trees) == (1, False)
 
 
 def test_products_stay_operators_of_aten() -> None:

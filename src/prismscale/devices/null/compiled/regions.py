@@ -82,9 +82,19 @@ def _cache() -> Path:
 
 
 def _configure(config: Any) -> None:
-    config.compile_threads = 1  # other processes have no null device
+    _set(config, "compile_threads", 1)  # other processes have no null device
     # Trees of graphs roll the allocator back; plain graphs record and replay the same kernels.
-    config.triton.cudagraph_trees = False
+    _set(config, "triton.cudagraph_trees", False)
+
+
+def _set(config: Any, name: str, value: object) -> None:
+    """Set inductor's option in every thread.
+
+    What is set in the ordinary way holds in the thread that sets it, and the autograd engine's own
+    threads compile backward graphs: the default is what they read.
+    """
+    config._config[name].default = value
+    setattr(config, name, value)
 
 
 class _NoDriver:
