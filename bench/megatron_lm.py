@@ -3,7 +3,8 @@
     python bench/megatron_lm.py --megatron DIR [--case NAME]… [--json PATH]
 
 DIR is a checkout of Megatron-LM, which is on no package index (core_v0.16.1 for the rows in
-``results``). The Python of this bench needs what ``docs/null-device.md`` lists for it. Flags are
+``results``). The Python of this bench is that of ``scripts/megatron-environment``, with Transformer
+Engine 2.11.0 on ``PYTHONPATH`` (docs/null-device.md). Flags are
 those of the repository's own scripts, with mock data in place of files: ``examples/llama`` (Llama-3
 8B with FP8), ``examples/mixtral`` and ``megatron/core/transformer/moe/README.md`` (Mixtral 8x7B),
 ``tests/functional_tests/test_cases/mixtral`` (a DeepSeek-V3). Where a script leaves a number to its
@@ -16,13 +17,13 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from null_programs import GIB, reserved_bytes
 from prismscale.analysis.emulated import KernelKind, coverage
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from runs import Runs, folder_name
+from runs import Runs, folder_name, our_commit
 
 LIMIT_S = 5400
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -95,9 +96,11 @@ def case(name: str, world_size: int, *options: str) -> Case:
     )
 
 
-def llama_8b(world_size: int, batch: int) -> Case:
-    """The example's own layout: data parallelism alone."""
-    return case("Llama-3 8B, FP8, DP", world_size, LLAMA, LLAMA_8B, f"--global-batch-size {batch}")
+def llama_8b(world_size: int, batch: int, context: int = 1) -> Case:
+    """The example's own layout: data parallelism, and context parallelism where its user asks."""
+    size = f"--global-batch-size {batch} --context-parallel-size {context}"
+    name = "Llama-3 8B, FP8, DP" + (f", CP {context}" if context > 1 else "")
+    return case(name, world_size, LLAMA, LLAMA_8B, size)
 
 
 def llama_70b(world_size: int, layers: int, per_chunk: int, batch: int) -> Case:
@@ -116,7 +119,9 @@ def mixtral(world_size: int, layers: int, per_chunk: int, batch: int) -> Case:
 
 CASES = (
     llama_8b(64, 128),
+    llama_8b(64, 128, context=2),
     llama_8b(1024, 1024),
+    llama_8b(1024, 1024, context=2),
     llama_70b(64, 16, 2, 16),
     llama_70b(1024, 80, 5, 256),
     mixtral(64, 8, 1, 128),
@@ -151,13 +156,15 @@ def measure(chosen: Case, script: Path, runs: Runs) -> list[Row]:
     """Run one case through the command line."""
     out = folder_name(chosen.title)
     found = runs.null(out, chosen.world_size, (script, *chosen.options, *files(runs.folder)))
+    note = f"prismscale {our_commit()}"
     if not found:
-        return [Row.at_least(f"{chosen.title}: completes", 0, 1)]
+        missed = Row.at_least(f"{chosen.title}: completes", 0, 1)
+        return [replace(missed, note=f"{note}; {runs.reason}")]
     stages = found["stages"]
     kernels = coverage(KernelKind(**kernel) for kernel in found["kernels"])
     reserved = reserved_bytes(runs.folder / out, found["captured"]) / GIB
     peak = max(stage["peak_bytes"] or 0 for stage in stages) / GIB
-    return [
+    rows = (
         Row.at_least(f"{chosen.title}: completes", 1, 1),
         Row.told(f"{chosen.title}: step", found["step_ns"] / 1e6, "ms"),
         Row.told(f"{chosen.title}: peak", peak, "GiB"),
@@ -165,7 +172,8 @@ def measure(chosen: Case, script: Path, runs: Runs) -> list[Row]:
         Row.at_least(f"{chosen.title}: kernel time from rules of cost", kernels, 0.99),
         Row.told(f"{chosen.title}: captured ranks", len(found["captured"])),
         Row.told(f"{chosen.title}: wall time", sum(found["wall_s"].values()), "s"),
-    ]
+    )
+    return [replace(row, note=note) for row in rows]
 
 
 def main() -> int:
