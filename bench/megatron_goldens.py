@@ -95,6 +95,7 @@ REASONS: Mapping[str, str] = {
     "gpt3_mcore_te_tp2_pp2_mla": "the record grows at step 28; three or four steps are run here",
     "gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor": _UNKNOWN,
     "gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading": _UNKNOWN,
+    "gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph": _UNKNOWN,
     "mixtral_8x22b_tp2pp8ep8vpp1_release": _ROUTER,
     "multimodal_llava_mcore_te_tp1_pp1": _TEXT,
     "multimodal_llava_mcore_te_tp4_sp_cp2": _TEXT,

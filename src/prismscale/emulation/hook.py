@@ -114,6 +114,8 @@ class Captures:
     """Whether this process captures a graph; set by a device that has graphs."""
 
     under_way: ClassVar[OpenCapture | None] = None
+    fill: ClassVar[Callable[[Collective], None] | None] = None
+    """Defines a communication's outputs, as if peers did what this rank does; None: nobody can."""
 
 
 def in_its_place(call: Callable[[], None]) -> None:

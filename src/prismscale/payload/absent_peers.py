@@ -8,7 +8,7 @@ from functools import cache
 
 from prismscale.emulation.after_import import changed
 from prismscale.emulation.background import BackgroundAnswers
-from prismscale.emulation.hook import CommunicationHook, GroupObserver
+from prismscale.emulation.hook import Captures, Collective, CommunicationHook, GroupObserver
 from prismscale.emulation.install import Groups, install, rebound
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.payload import checkpoint_plans, checkpoint_saves, uneven_shards
@@ -34,8 +34,14 @@ def absent_peers(
     """
     # Made when it is first asked: it holds a block of memory, which would be the program's.
     mirror = cache(MirrorPayload)
-    answers = BackgroundAnswers(hook, lambda collective: mirror().fill(collective))
+
+    def fill(collective: Collective) -> None:
+        mirror().fill(collective)
+
+    answers = BackgroundAnswers(hook, fill)
     with ExitStack() as undo:
+        Captures.fill = fill
+        undo.callback(setattr, Captures, "fill", None)
         groups = undo.enter_context(install(environment, answers, observer))
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)

@@ -281,6 +281,13 @@ def test_the_router_writes_the_gradient_where_it_is_asked_to() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
+@pytest.mark.parametrize("name", ["topk_with_score_function", "score_for_moe_aux_loss"])
+def test_experts_of_the_fused_router_get_their_share_of_tokens(name: str) -> None:
+    """As those of torch's own operators do: programs size their exchanges by the counts."""
+    _, routes, _ = getattr(tex, f"fused_{name}_fwd")(_empty(128, 8), 2, False)
+    assert routes.sum(dim=0).long().tolist() == [128 * 2 // 8] * 8
+
+
 def test_the_routers_tensors_are_found_by_position() -> None:
     """Numbers stand before them up to 2.16, the gradient beside them from 2.13 on."""
     logits, routes = _empty(128, 8), _empty(128, 8, dtype=torch.bool)

@@ -77,6 +77,7 @@ void forget_value(const at::Tensor& tensor) {
   forget(tensor);
   written_in_graph(tensor);
 }
+bool lasts(const at::Tensor& tensor) { return lasts_in_graph(tensor); }
 at::Tensor ghost(const at::Tensor& tensor) { return is_null(tensor) ? make_ghost(tensor) : tensor; }
 void raise_error(int64_t error) { raise_cuda(static_cast<CudaError>(error)); }
 void synchronize(int64_t index) { device(static_cast<int>(index)).synchronize_device(); }
@@ -90,6 +91,8 @@ TORCH_LIBRARY(prismscale_null, library) {
   library.def("set_known(Tensor tensor, Tensor value) -> bool", &set_value);
   library.def("default_generator(int device) -> Generator?", &generator_of);
   library.def("forget(Tensor tensor) -> ()", &forget_value);
+  library.def("lasts_in_graph(Tensor tensor) -> bool", &lasts);
+  library.def("set_share(Tensor map, float share) -> ()", &set_share);
   library.def("ghost(Tensor tensor) -> Tensor", &ghost);
   library.def("synchronize(int device) -> ()", &synchronize);
   library.def("raise_cuda(int error) -> ()", &raise_error);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "fallback.h"
+#include "graph_capture.h"
 
 namespace prismscale {
 namespace {
@@ -21,11 +22,13 @@ c10::Storage blank_shadow(size_t bytes) {
   return shadow;
 }
 
-at::Tensor on_shadow(const at::Tensor& tensor, const c10::Storage& shadow) {
+at::Tensor on_shadow(
+    const at::Tensor& tensor, const c10::Storage& shadow, size_t offset_bytes = 0) {
   auto cpu = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(shadow), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   auto* impl = cpu.unsafeGetTensorImpl();
-  impl->set_storage_offset(tensor.storage_offset());
+  const size_t offset = offset_bytes / tensor.itemsize();
+  impl->set_storage_offset(tensor.storage_offset() + static_cast<int64_t>(offset));
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   return cpu;
@@ -59,7 +62,11 @@ bool stand_in(const at::Tensor& tensor, bool overwritten, bool from_host, at::Te
   if (!is_plain(tensor)) return false;
   Allocation* allocation = allocation_of(tensor);
   if (allocation == nullptr) {
-    if (tensor.numel() > 0) return false;  // made from a foreign pointer
+    if (tensor.numel() > 0) {  // made from a foreign pointer
+      const auto left = left_value(tensor);
+      if (left) cpu = on_shadow(tensor, left->shadow, left->offset);
+      return left.has_value();
+    }
     cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
     return true;
   }
@@ -218,6 +225,8 @@ void forget(const at::Tensor& tensor) {
     allocation->shadow = c10::Storage();
     allocation->uniform.reset();
     allocation->is_check = false;
+  } else if (tensor.numel() > 0) {
+    forget_left(tensor);
   }
 }
 
@@ -241,6 +250,8 @@ bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host
     return false;
   }
   cpu.copy_(value);
+  const int index = tensor.get_device();
+  if (open_graph() != nullptr && device(index).is_capturing(current_stream(index))) set_lasting(tensor);
   return true;
 }
 

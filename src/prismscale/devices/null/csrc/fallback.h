@@ -54,7 +54,21 @@ bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& ent
                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);
 void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 void forget(const at::Tensor& tensor);
-// graph_values.cpp: in a capture, replays will write to these.
+// graph_values.cpp: in a capture, whether all that the call reads is the same at each replay.
+bool lasts_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+bool lasts_in_graph(const at::Tensor& tensor);
+// What the call has written is: it was computed of such values, or is an answer.
+void set_lasting(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                 c10::ArrayRef<c10::IValue> outputs);
+void set_lasting(const at::Tensor& tensor);
+// What a replay has left where a tensor made of a bare pointer points; nothing: unknown.
+struct LeftValue {
+  c10::Storage shadow;
+  size_t offset;  // bytes into it at which the tensor's storage begins
+};
+std::optional<LeftValue> left_value(const at::Tensor& tensor);
+void forget_left(const at::Tensor& tensor);
+// In a capture, replays will write to these.
 void written_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                       c10::ArrayRef<c10::IValue> outputs);
 void written_in_graph(const at::Tensor& tensor);

@@ -19,6 +19,11 @@ std::shared_ptr<RecordedGraph>& open() {
 }
 std::atomic<bool> g_is_open{false};
 
+uint64_t next_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 struct Refusal {
   CudaError error;
   const char* name;
@@ -83,7 +88,7 @@ void check_capture_allows() {
 }
 
 RecordedGraph::RecordedGraph(int device, int64_t stream, CaptureMode mode)
-    : device(device), written(no_written_storages()), mode_(mode), clocks_(1, Clock{}) {}
+    : device(device), id(next_id()), written(no_written_storages()), mode_(mode), clocks_(1, Clock{}) {}
 
 bool RecordedGraph::forbids_here() const {
   return mode_ == CaptureMode::kGlobal ||

@@ -54,6 +54,7 @@ class RecordedGraph {
   RecordedGraph(int device, int64_t stream, CaptureMode mode);
 
   const int device;
+  const uint64_t id;  // from 1, as they are captured
   bool is_open = true;
   bool is_broken = false;  // by something that a capture does not allow
   const std::shared_ptr<WrittenStorages> written;
@@ -102,7 +103,9 @@ RecordedGraph* open_graph();
 // Raises where such calls are forbidden now; the capture is lost.
 void check_capture_allows();
 
-// graph_values.cpp: values of what a graph writes are, after each replay, what its capture knew.
+// graph_values.cpp: values of what a graph writes are, after each replay, what its capture knew. That
+// is what its kernels make of constants, of answers to questions (how many tokens an expert gets) and
+// of what peers send of these; what is made of the graph's inputs is another at each replay.
 std::shared_ptr<WrittenStorages> no_written_storages();
 void close_written_storages(WrittenStorages& storages);
 void write_storages(WrittenStorages& storages);

@@ -107,7 +107,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return static_cast<double>(ns) / 1e6;
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
-    if (auto* allocation = static_cast<Allocation*>(data.get_context())) {
+    if (Allocation* allocation = allocation_of(data)) {
       device(allocation->device).record_stream(allocation->block, stream.id());
     }
   }

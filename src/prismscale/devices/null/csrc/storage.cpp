@@ -68,7 +68,7 @@ class NullCudaAllocator final : public c10::DeviceAllocator {
     }
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
-    if (auto* allocation = static_cast<Allocation*>(data.get_context())) {
+    if (const Allocation* allocation = allocation_of(data)) {
       device(allocation->device).record_stream(allocation->block, stream.id());
     }
   }
@@ -105,11 +105,13 @@ c10::Allocator* cuda_allocator() {
   return allocator;
 }
 
+Allocation* allocation_of(const c10::Storage& storage) {
+  return storage ? allocation_of(storage.data_ptr()) : nullptr;
+}
+
 void register_cuda_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, cuda_allocator(), 1); }
 
-Allocation* allocation_of(const c10::Storage& storage) {
-  if (!storage) return nullptr;
-  const c10::DataPtr& data = storage.data_ptr();
+Allocation* allocation_of(const c10::DataPtr& data) {
   // Storages made from foreign pointers (from_blob) have another deleter, and no allocation.
   return data.get_deleter() == &release ? static_cast<Allocation*>(data.get_context()) : nullptr;
 }
@@ -127,9 +129,8 @@ void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   // As on CUDA: the new block is taken while the old one is still held.
   c10::DataPtr data = storage->allocator() != nullptr ? storage->allocator()->allocate(bytes)
                                                        : cuda_allocator()->allocate(bytes);
-  const c10::DataPtr& old = storage->data_ptr();
-  auto* before = old.get_deleter() == &release ? static_cast<Allocation*>(old.get_context()) : nullptr;
-  auto* after = static_cast<Allocation*>(data.get_context());
+  const Allocation* before = allocation_of(storage->data_ptr());
+  Allocation* after = allocation_of(data);
   if (before != nullptr && after != nullptr && before->shadow && before->bytes == bytes &&
       (!before->from_host || take_host_bytes(bytes))) {
     after->shadow = before->shadow;

@@ -28,6 +28,9 @@ struct Allocation {
   // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
   bool is_check = false;   // made by `all`: whether something unknown holds for every element
+  // The graph in whose capture the shadow was made of constants and answers alone, so that each of
+  // its replays makes the same; 0: no graph.
+  uint64_t lasts_in = 0;
 };
 
 // Largest storage that may carry a shadow, and most elements an exact op may touch.
@@ -60,7 +63,8 @@ void register_cuda_allocator();
 
 inline bool is_null(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
 
-// nullptr for a storage without bytes.
+// nullptr for a storage without bytes, or with those of a foreign pointer.
+Allocation* allocation_of(const c10::DataPtr& data);
 Allocation* allocation_of(const c10::Storage& storage);
 inline Allocation* allocation_of(const at::Tensor& t) { return allocation_of(t.storage()); }
 

@@ -21,7 +21,12 @@ _BACKWARD_TENSORS = ("routing_map", "intermediate_output", "grad_probs", "grad_l
 
 
 def fused_topk_with_score_function_fwd(
-    logits: Tensor, *_: Any, routing_map_format: int = 0, topk_indices: Any = None, **__: Any
+    logits: Tensor,
+    topk: int,
+    *_: Any,
+    routing_map_format: int = 0,
+    topk_indices: Any = None,
+    **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities, map of routes, and what the backward pass needs; the map is a byte or a bit
     an expert, or the indices that are to be filled."""
@@ -29,11 +34,12 @@ def fused_topk_with_score_function_fwd(
     routes = _routes(logits, routing_map_format) if topk_indices is None else topk_indices
     kept = empty_as(logits.shape, _kept_dtype(logits))
     launch(f"{_TE}fused_topk_fwd", memory("softmax"), reads=[logits], writes=[probs, routes, kept])
+    _mark(routes, topk)
     return probs, routes, kept
 
 
 def fused_score_for_moe_aux_loss_fwd(
-    logits: Tensor, *_: Any, routing_map_format: int = 0, **__: Any
+    logits: Tensor, topk: int, *_: Any, routing_map_format: int = 0, **__: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, map of routes, and what the backward pass needs."""
     dtype = _kept_dtype(logits)
@@ -41,6 +47,7 @@ def fused_score_for_moe_aux_loss_fwd(
     routes = _routes(logits, routing_map_format)
     writes = [scores, routes, kept]
     launch(f"{_TE}fused_score_fwd", memory("softmax"), reads=[logits], writes=writes)
+    _mark(routes, topk)
     return scores, routes, kept
 
 
@@ -52,6 +59,13 @@ def _routes(logits: Tensor, routing_map_format: int) -> Tensor:
     if not int(routing_map_format):
         return empty_as(logits.shape, torch.bool)
     return empty_as((*logits.shape[:-1], -(-logits.shape[-1] // _BITS_A_BYTE)), torch.uint8)
+
+
+def _mark(routes: Tensor, topk: int) -> None:
+    """Let counts over a map of bytes know how many experts each token has."""
+    if routes.dtype == torch.bool:
+        ops: Any = torch.ops.prismscale_null
+        ops.set_share(routes, topk / routes.shape[-1])
 
 
 def fused_topk_with_score_function_bwd(*arguments: Any, **named: Any) -> Tensor:
