@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from prismscale.capture.further_ranks import most_different
 from prismscale.errors import UsageError
+from prismscale.graph.likeness import program_fingerprint
 from prismscale.graph.trace import RankTrace
 
 Capture = Callable[[Sequence[int]], None]
@@ -177,6 +178,8 @@ class CapturePlanner:
     _axes: tuple[Axis, ...] = ()
     _borders: dict[int, set[int]] = field(default_factory=dict)
     """By axis: positions at which a new program begins (0 is always one)."""
+    _programs: dict[int, str] = field(default_factory=dict)
+    """By captured rank: equal text, equal program."""
 
     def plan(self) -> CapturePlan:
         """Capture what is needed.
@@ -280,7 +283,12 @@ class CapturePlanner:
         return rank_at(self._axes, coordinates) if self._axes else 0
 
     def _differ(self, rank: int, other: int) -> bool:
-        return self.traces[rank].fingerprint() != self.traces[other].fingerprint()
+        return self._program(rank) != self._program(other)
+
+    def _program(self, rank: int) -> str:
+        if rank not in self._programs:
+            self._programs[rank] = program_fingerprint(self.traces[rank])
+        return self._programs[rank]
 
     def _representatives(self) -> NDArray[np.int64]:
         snapped = [

@@ -1,0 +1,73 @@
+"""Whether two ranks run one program: waits for room in a launch queue tell nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.likeness import program_fingerprint, waits_for_room
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import RankTrace
+
+SPANS = 6
+
+
+def issuing(waits: dict[int, Sequence[int]], *, in_body: bool = True) -> RankTrace:
+    """A host that issues spans of kernels, each with its launch path beside it and an all-reduce
+    after it. ``waits``: by span, the spans for whose end the host waits before it issues it, below
+    0 those of the step before."""
+    builder = TraceBuilder(rank=0, world_size=2)
+    if not in_body:
+        _spans(builder, waits)
+    builder.begin_body()
+    _spans(builder, waits if in_body else {})
+    return builder.build()
+
+
+def _spans(builder: TraceBuilder, waits: dict[int, Sequence[int]]) -> None:
+    first = len(builder)
+    host: list[int] = []
+    done: list[int] = []
+    for span in range(SPANS):
+        # Work and launch path are the second and the third node of each span.
+        old = [first + 4 * before + place for before in waits.get(span, ()) for place in (1, 2)]
+        host.append(builder.add_compute(1, preds=[*host[-1:], *old]))
+        work = builder.add_compute(5, preds=done[-1:], lane="stream 0")
+        launch = builder.add_compute(2, preds=[*host[-2:-1], *old], lane="stream 0")
+        done.append(
+            builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[work, launch], lane="nccl")
+        )
+
+
+def test_a_wait_for_older_work_tells_no_program_from_another() -> None:
+    """Two spans ago, or three: the same program; exact hashes differ."""
+    earlier, later = issuing({4: [1]}), issuing({5: [2]})
+    assert earlier.fingerprint() != later.fingerprint()
+    assert program_fingerprint(earlier) == program_fingerprint(later)
+    assert program_fingerprint(earlier) == program_fingerprint(issuing({}))
+
+
+@pytest.mark.parametrize("in_body", [True, False])
+def test_a_wait_for_the_latest_work_is_the_programs_own(in_body: bool) -> None:
+    """As where it reads its loss."""
+    reading, not_reading = issuing({5: [4]}, in_body=in_body), issuing({}, in_body=in_body)
+    assert program_fingerprint(reading) != program_fingerprint(not_reading)
+
+
+def test_waits_for_the_step_before_count_its_spans() -> None:
+    """The last span of it is the latest work of a step's first span; those before are older."""
+    assert not waits_for_room(issuing({0: [-1]})).any()
+    # Nothing of the host's lies before the launch path of a step's first span here.
+    assert waits_for_room(issuing({0: [-2]})).sum() == 2
+    assert waits_for_room(issuing({1: [-1]})).sum() == 4
+
+
+def test_all_else_tells_programs_apart() -> None:
+    """An operation, whatever the host waits for."""
+    one, other = TraceBuilder(rank=0, world_size=2), TraceBuilder(rank=1, world_size=2)
+    for builder, op in ((one, CollectiveOp.ALL_REDUCE), (other, CollectiveOp.BROADCAST)):
+        builder.begin_body()
+        builder.add_communication(op, 8)
+    assert program_fingerprint(one.build()) != program_fingerprint(other.build())
