@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.likeness import program_fingerprint, waits_for_room
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
@@ -14,7 +15,9 @@ from prismscale.graph.trace import RankTrace
 SPANS = 6
 
 
-def issuing(waits: dict[int, Sequence[int]], *, in_body: bool = True) -> RankTrace:
+def issuing(
+    waits: dict[int, Sequence[int]], *, in_body: bool = True, is_modelled: bool = True
+) -> RankTrace:
     """A host that issues spans of kernels, each with its launch path beside it and an all-reduce
     after it. ``waits``: by span, the spans for whose end the host waits before it issues it, below
     0 those of the step before."""
@@ -23,7 +26,7 @@ def issuing(waits: dict[int, Sequence[int]], *, in_body: bool = True) -> RankTra
         _spans(builder, waits)
     builder.begin_body()
     _spans(builder, waits if in_body else {})
-    return builder.build()
+    return builder.build(facts=CaptureFacts(modelled=is_modelled))
 
 
 def _spans(builder: TraceBuilder, waits: dict[int, Sequence[int]]) -> None:
@@ -62,6 +65,11 @@ def test_waits_for_the_step_before_count_its_spans() -> None:
     # Nothing of the host's lies before the launch path of a step's first span here.
     assert waits_for_room(issuing({0: [-2]})).sum() == 2
     assert waits_for_room(issuing({1: [-1]})).sum() == 4
+
+
+def test_where_time_is_measured_every_edge_counts() -> None:
+    """No queue is modelled there."""
+    assert not waits_for_room(issuing({4: [1]}, is_modelled=False)).any()
 
 
 def test_all_else_tells_programs_apart() -> None:

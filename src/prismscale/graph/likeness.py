@@ -44,7 +44,8 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
     """
     n_nodes = len(trace.kind_N)
     found = np.zeros(len(trace.pred_distance_P), dtype=bool)
-    if HOST not in trace.lanes or not len(found):
+    # Where time is measured no queue is modelled: all edges are the program's own.
+    if not trace.facts.modelled or HOST not in trace.lanes:
         return found
     host = trace.lanes.index(HOST)
     node_P = np.repeat(np.arange(n_nodes), np.diff(trace.pred_start_N1))
