@@ -144,6 +144,17 @@ CASES = (
         --pipeline-model-parallel-layout Et*3|(tt|)*29m|L --expert-model-parallel-size 64
         --global-batch-size 2048""",
     ),
+    # The layout that Megatron-Bridge's recipe for 1,024 H100 recommends.
+    case(
+        "DeepSeek-V3, 61 layers and MTP, TP 2, EP 64, PP 16, VPP 2, selective recomputation",
+        1024,
+        DEEPSEEK,
+        """--num-layers 61 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58)
+        --tensor-model-parallel-size 2 --pipeline-model-parallel-size 16
+        --pipeline-model-parallel-layout Et*3|(tt|)*29m|L --expert-model-parallel-size 64
+        --recompute-granularity selective --recompute-modules mla_up_proj mlp
+        --global-batch-size 1024""",
+    ),
 )
 
 
