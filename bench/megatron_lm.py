@@ -117,6 +117,15 @@ def mixtral(world_size: int, layers: int, per_chunk: int, batch: int) -> Case:
     return case(name, world_size, MIXTRAL, size, f"--global-batch-size {batch}")
 
 
+def deepseek(before: str, after: str, *options: str, tensor: int, batch: int) -> Case:
+    """All layers, experts over eight nodes; ``before`` and ``after`` complete the name."""
+    size = f"""--num-layers 61 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58)
+        --tensor-model-parallel-size {tensor} --pipeline-model-parallel-size 16
+        --pipeline-model-parallel-layout Et*3|(tt|)*29m|L --expert-model-parallel-size 64"""
+    name = f"DeepSeek-V3, 61 layers and MTP, {before}EP 64, PP 16, VPP 2{after}"
+    return case(name, 1024, DEEPSEEK, size, *options, f"--global-batch-size {batch}")
+
+
 CASES = (
     llama_8b(64, 128),
     llama_8b(64, 128, context=2),
@@ -135,25 +144,14 @@ CASES = (
         --pipeline-model-parallel-layout Et*2|(tt|)*5t|tmL --expert-model-parallel-size 16
         --global-batch-size 64""",
     ),
-    case(
-        "DeepSeek-V3, 61 layers and MTP, EP 64, PP 16, VPP 2",
-        1024,
-        DEEPSEEK,
-        """--num-layers 61 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58)
-        --tensor-model-parallel-size 1 --pipeline-model-parallel-size 16
-        --pipeline-model-parallel-layout Et*3|(tt|)*29m|L --expert-model-parallel-size 64
-        --global-batch-size 2048""",
-    ),
+    deepseek("", "", tensor=1, batch=2048),
     # The layout that Megatron-Bridge's recipe for 1,024 H100 recommends.
-    case(
-        "DeepSeek-V3, 61 layers and MTP, TP 2, EP 64, PP 16, VPP 2, selective recomputation",
-        1024,
-        DEEPSEEK,
-        """--num-layers 61 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58)
-        --tensor-model-parallel-size 2 --pipeline-model-parallel-size 16
-        --pipeline-model-parallel-layout Et*3|(tt|)*29m|L --expert-model-parallel-size 64
-        --recompute-granularity selective --recompute-modules mla_up_proj mlp
-        --global-batch-size 1024""",
+    deepseek(
+        "TP 2, ",
+        ", selective recomputation",
+        "--recompute-granularity selective --recompute-modules mla_up_proj mlp",
+        tensor=2,
+        batch=1024,
     ),
 )
 
