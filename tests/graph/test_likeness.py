@@ -8,6 +8,7 @@ import pytest
 
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
+from prismscale.graph.launch_paths import LAUNCH_SUFFIX
 from prismscale.graph.likeness import program_fingerprint, waits_for_room
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
@@ -38,7 +39,9 @@ def _spans(builder: TraceBuilder, waits: dict[int, Sequence[int]]) -> None:
         old = [first + 4 * before + place for before in waits.get(span, ()) for place in (1, 2)]
         host.append(builder.add_compute(1, preds=[*host[-1:], *old]))
         work = builder.add_compute(5, preds=done[-1:], lane="stream 0")
-        launch = builder.add_compute(2, preds=[*host[-2:-1], *old], lane="stream 0")
+        launch = builder.add_compute(
+            2, preds=[*host[-2:-1], *old], label=f"span{LAUNCH_SUFFIX}", lane="stream 0"
+        )
         done.append(
             builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[work, launch], lane="nccl")
         )
@@ -62,8 +65,7 @@ def test_a_wait_for_the_latest_work_is_the_programs_own(in_body: bool) -> None:
 def test_waits_for_the_step_before_count_its_spans() -> None:
     """The last span of it is the latest work of a step's first span; those before are older."""
     assert not waits_for_room(issuing({0: [-1]})).any()
-    # Nothing of the host's lies before the launch path of a step's first span here.
-    assert waits_for_room(issuing({0: [-2]})).sum() == 2
+    assert waits_for_room(issuing({0: [-2]})).sum() == 4
     assert waits_for_room(issuing({1: [-1]})).sum() == 4
 
 

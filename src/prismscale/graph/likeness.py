@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.graph.launch_paths import is_launch_path_N, work_beside_N
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, RankTrace
 
@@ -40,7 +41,7 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
     """Which predecessor entries are waits of the host for room in a launch queue; shape (P).
 
     What a program itself waits for on the host is the latest work of a stream. An edge from older
-    work to a node that the host leads to is a wait for room.
+    work to a node of the host, or to a launch path, is a wait for room.
     """
     n_nodes = len(trace.kind_N)
     found = np.zeros(len(trace.pred_distance_P), dtype=bool)
@@ -51,8 +52,7 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
     node_P = np.repeat(np.arange(n_nodes), np.diff(trace.pred_start_N1))
     place_P, laps_P = _places(trace, node_P)
     lane_P = trace.lane_N[place_P]
-    is_led_by_host_N = trace.lane_N == host
-    is_led_by_host_N[node_P[lane_P == host]] = True
+    is_led_by_host_N = (trace.lane_N == host) | is_launch_path_N(trace)
     is_computation_N = trace.kind_N == NodeKind.COMPUTE
     candidates = np.flatnonzero(
         is_led_by_host_N[node_P]
@@ -60,11 +60,13 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
         & is_computation_N[place_P]
         & is_computation_N[node_P]
     )
+    # A launch path comes after its own work, which is nothing that it waits for.
+    begins_P = work_beside_N(trace)[node_P]
     for lane in np.unique(lane_P[candidates]).tolist():
         edges = candidates[lane_P[candidates] == lane]
         on_lane = np.flatnonzero(trace.lane_N == lane)
         in_body = int(np.sum(on_lane >= trace.n_prologue))
-        until = np.searchsorted(on_lane, node_P[edges]) + laps_P[edges] * in_body
+        until = np.searchsorted(on_lane, begins_P[edges]) + laps_P[edges] * in_body
         since = np.searchsorted(on_lane, place_P[edges], side="right")
         found[edges] = until - since >= _LATEST
     return found
