@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from prismscale.cluster import AlgorithmTuning, Cluster, Fabric, Link, Measured, MeasuredCurve
 from prismscale.cost.collective import (
     AnalyticCollectiveModel,
+    CollectiveModel,
     NullCollectiveModel,
     TableCollectiveModel,
     collective_model,
@@ -117,6 +119,21 @@ def test_equal_tables_at_reused_addresses_are_not_confused() -> None:
     for node in range(50):
         (at,), _ = cache.of(np.array([[0], [8 * node + 1]]))
         assert at.nodes == (1 if node == 0 else 2)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_used_model_goes_to_another_process(measured: bool) -> None:
+    """Durations are drawn in several processes, with the model that answers for them."""
+    model: CollectiveModel = MODEL
+    if measured:
+        curve = MeasuredCurve(
+            op=CollectiveOp.ALL_REDUCE, group_size=2, n_bytes=(8, 64), time_ns=(10, 20)
+        )
+        model = TableCollectiveModel(H100, Measured(machine="m", date="d", curves=(curve,)), MODEL)
+    ranks_KG = np.arange(4).reshape(2, 2)
+    before = model.duration_ns(CollectiveOp.ALL_REDUCE, 32, ranks_KG)
+    after = pickle.loads(pickle.dumps(model)).duration_ns(CollectiveOp.ALL_REDUCE, 32, ranks_KG)
+    assert before.tolist() == after.tolist()
 
 
 def test_null_model_costs_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 from prismscale.cost.collective import NullCollectiveModel
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import LocalProcesses, RayCluster, Serial, executor_named
-from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_each, draw_steps
 from prismscale.forecast.draws.variation import Variation, vary
 from prismscale.validation.synthetic_job import Layout, PassCosts, build_layout, median_durations
 
@@ -25,6 +25,27 @@ def test_draws_do_not_depend_on_the_number_of_workers():
         for executor in (Serial(), LocalProcesses(workers=1), LocalProcesses(workers=2, worth_s=0))
     ]
     assert all(np.array_equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_sources_drawn_together_are_drawn_as_each_alone():
+    """One list of tasks over all of them changes no draw; progress counts all draws."""
+    costs = PassCosts(forward_ns=10**6, backward_ns=2 * 10**6)
+    graph = build_layout(Layout(tp=1, pp=2, dp=2, microbatches=2), costs)
+    median = median_durations(graph, NullCollectiveModel())
+    sources = [vary(graph, median, Variation(compute_cv=cv)) for cv in (0.01, 0.1)]
+    config = MonteCarlo(draws=200)
+    told = []
+    together = draw_each(
+        graph,
+        [(source, None) for source in sources],
+        config,
+        executor=LocalProcesses(workers=2, worth_s=0),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    for drawn, source in zip(together, sources, strict=True):
+        alone = draw_steps(graph, source, config)
+        assert np.array_equal(drawn.step_ns_D, alone.step_ns_D)
+    assert told[-1] == (400, 400)
 
 
 def test_results_keep_the_order_of_tasks():

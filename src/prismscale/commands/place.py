@@ -40,6 +40,7 @@ from prismscale.commands.forecast_tables import (
 from prismscale.durations.slow_ranks import slow_lines
 from prismscale.errors import UsageError
 from prismscale.files import write_text
+from prismscale.forecast.draws.executor import LocalProcesses
 from prismscale.forecast.model import model_of
 from prismscale.forecast.placement.node_placement import PlacedTail, PlacementStudy
 from prismscale.forecast.placement.nodes import (
@@ -125,7 +126,7 @@ def place(
     if subject.is_modelled:
         study, slowed = subject.by_steps(looking, hot_factors)
         config = draws_config(max(draws, TAIL_DRAWS), seed, steps, 1.0)
-        tails = subject.tails(study, quantile, config)
+        tails = subject.tails(study, quantile, config, LocalProcesses())
         _write_factors(run, study)
     else:
         study, slowed = subject.by_draws(

@@ -72,6 +72,10 @@ class AnalyticCollectiveModel:
         self._algorithms = {op: _algorithms_for(op, cluster) for op in CollectiveOp}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._cheapest_ns)
 
+    def __reduce__(self) -> tuple[type[AnalyticCollectiveModel], tuple[Cluster]]:
+        # Durations go to other processes with their model; what it has cached stays here.
+        return type(self), (self.cluster,)
+
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
     ) -> NDArray[np.int64]:
@@ -123,10 +127,16 @@ class TableCollectiveModel:
     """
 
     def __init__(self, cluster: Cluster, measured: Measured, fallback: CollectiveModel) -> None:
+        self._made_of = cluster, measured, fallback
         self._fallback = fallback
         self._placements = PlacementCache(cluster.devices_per_node)
         self._curves = {(c.op, c.group_size, c.nodes): c for c in measured.curves}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._interpolated_ns)
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[TableCollectiveModel], tuple[Cluster, Measured, CollectiveModel]]:
+        return type(self), self._made_of
 
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]

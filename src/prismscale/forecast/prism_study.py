@@ -158,7 +158,7 @@ def prism_study(
         classes=classes,
         hot=_hot_stages(subject, hot, asked.fewer, stage("hot nodes"), executor),
         placement=placement,
-        tails=subject.tails(placement, ALL_STEPS, asked.fewer),
+        tails=subject.tails(placement, ALL_STEPS, asked.fewer, executor, stage("placements")),
         notes=model.notes,
     )
 
@@ -185,12 +185,10 @@ def _hot_stages(
     """The same with variation, for the hottest: how far placement decides the p95."""
     hottest = max((h.factor for h in hot), default=0.0)
     varied = [h for h in hot if h.factor == hottest]
-    p95_ns: dict[int, float] = {}
-    for done, h in enumerate(varied, start=1):
-        factor_S = [1.0] * len(subject.slots.ranks)
-        factor_S[h.node_slot] = h.factor
-        p95_ns[h.node_slot] = subject.drawn(factor_S, config, executor).quantile_ns(ALL_STEPS)
-        update(done, len(varied))
+    slots = range(len(subject.slots.ranks))
+    factors = [[h.factor if s == h.node_slot else 1.0 for s in slots] for h in varied]
+    drawn = subject.drawn(factors, config, executor, update)
+    p95_ns = {h.node_slot: own.quantile_ns(ALL_STEPS) for h, own in zip(varied, drawn, strict=True)}
     stage_R = subject.recording.samples.stage_R
     return tuple(
         HotStage(

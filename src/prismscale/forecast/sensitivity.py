@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
@@ -24,7 +25,7 @@ from prismscale.forecast.draws.montecarlo import (
     DrawSource,
     MonteCarlo,
     SteadyDraws,
-    draw_steps,
+    draw_each,
 )
 from prismscale.forecast.draws.replay import ReplayDraws
 from prismscale.forecast.draws.sampling import DistributionDraws, fuse_distributions
@@ -32,6 +33,7 @@ from prismscale.forecast.modelled.profile_draws import SOURCES, ProfileDraws
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.pipeline import pipeline_places
+from prismscale.progress import StageUpdate
 
 Freeze = Callable[[Sequence[str]], DrawSource]
 """The same draws with some factors frozen."""
@@ -39,6 +41,8 @@ Freeze = Callable[[Sequence[str]], DrawSource]
 ALL_STEPS = 0.95
 """The quantile that counts."""
 OTHERS = "other kernels"
+TOGETHER = 16
+"""Factors that are drawn as one list of tasks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,21 +94,19 @@ def ablate(
     *,
     base: Base | None = None,
     executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: StageUpdate | None = None,
 ) -> Sensitivity:
     """The p95 with each factor frozen in turn. ``base``: what draws go on from.
 
     Raises:
         UsageError: a factor that does not exist.
     """
-    base_D = draw_steps(graph, freeze(()), config, base=base, executor=executor).step_ns_D
+    base_D, *frozen_FD = _frozen_in_turn(graph, names, freeze, config, base, executor, progress)
     p50, p95 = np.quantile(base_D, [0.5, ALL_STEPS])
+    spread = float(base_D.std())
     found = []
-    for i, name in enumerate(names):
-        frozen = freeze((name,))
-        steps_D = draw_steps(graph, frozen, config, base=base, executor=executor).step_ns_D
+    for name, steps_D in zip(names, frozen_FD, strict=True):
         frozen_p50, frozen_p95 = np.quantile(steps_D, [0.5, ALL_STEPS])
-        spread = float(base_D.std())
         found.append(
             Ablation(
                 name=name,
@@ -114,10 +116,42 @@ def ablate(
                 std_gain=float(1 - steps_D.std() / spread) if spread else 0.0,
             )
         )
-        if progress is not None:
-            progress(i + 1, len(names))
     ordered = sorted(found, key=lambda a: -a.p95_gain)
     return Sensitivity(base_p50_ns=float(p50), base_p95_ns=float(p95), ablations=tuple(ordered))
+
+
+def _frozen_in_turn(
+    graph: JobGraph,
+    names: Sequence[str],
+    freeze: Freeze,
+    config: MonteCarlo,
+    base: Base | None,
+    executor: Executor | None,
+    progress: StageUpdate | None,
+) -> Iterator[NDArray[np.int64]]:
+    """Steps with nothing frozen, then with each name."""
+    asked: list[tuple[str, ...]] = [(), *((name,) for name in names)]
+    whole = len(asked) * config.draws
+    # Not all at once: the frozen distributions of a large recording take much memory.
+    for first in range(0, len(asked), TOGETHER):
+        variants = [(freeze(own), base) for own in asked[first : first + TOGETHER]]
+        drawn = draw_each(
+            graph,
+            variants,
+            config,
+            executor=executor,
+            progress=progress and _part_of(progress, first * config.draws, whole),
+        )
+        yield from (own.step_ns_D for own in drawn)
+
+
+def _part_of(progress: StageUpdate, before: int, whole: int) -> StageUpdate:
+    """Progress of a part, told as that of the whole."""
+
+    def update(done: int, total: int) -> None:
+        progress(before + done, whole)
+
+    return update
 
 
 def distributions_by_factor(source: DistributionDraws) -> Mapping[str, set[int]]:

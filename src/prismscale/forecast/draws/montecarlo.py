@@ -219,17 +219,50 @@ def draw_steps(
         UsageError: a single draw does not fit the memory budget.
         StuckError: the graph cannot run to its end.
     """
+    (drawn,) = draw_each(graph, [(source, base)], config, executor=executor, progress=progress)
+    return drawn
+
+
+def draw_each(
+    graph: JobGraph,
+    variants: Sequence[tuple[DrawSource, Base | None]],
+    config: MonteCarlo,
+    *,
+    executor: Executor | None = None,
+    progress: StageUpdate | None = None,
+) -> list[Draws]:
+    """As many draws of each of several sources on one graph, each from its base: what
+    :func:`draw_steps` gives for each alone. The chunks of all of them are the executor's tasks, so
+    that it has enough of them even where one source is a single chunk."""
     job = compile_job(graph)
     chunks = chunks_of(config, bytes_per_draw(job))
-    results: list[NDArray[np.int64]] = []
+    begun: dict[int, Drawing] = {}
+    drawings = []
+    for source, base in variants:
+        # By identity: to settle the job takes as long as some draws, and variants share a base.
+        if id(base) not in begun:
+            begun[id(base)] = drawing(
+                job, source, base=base, steps=config.steps, counted=config.counted
+            )
+        drawings.append(replace(begun[id(base)], source=source))
+    tasks = [(which, chunk) for which in range(len(variants)) for chunk in chunks]
+    results: list[list[NDArray[np.int64]]] = [[] for _ in variants]
+    whole = config.draws * len(variants)
     done = 0
-    shared = drawing(job, source, base=base, steps=config.steps, counted=config.counted)
-    for step_ns_D in (executor or Serial()).map(run_chunk, shared, chunks):
-        results.append(step_ns_D)
+    for (which, _), step_ns_D in zip(
+        tasks, (executor or Serial()).map(run_task, tuple(drawings), tasks), strict=True
+    ):
+        results[which].append(step_ns_D)
         done += len(step_ns_D)
         if progress is not None:
-            progress(min(done, config.draws), config.draws)
-    return Draws(step_ns_D=np.concatenate(results), config=config)
+            progress(min(done, whole), whole)
+    return [Draws(step_ns_D=np.concatenate(own), config=config) for own in results]
+
+
+def run_task(shared: Sequence[Drawing], task: tuple[int, Chunk]) -> NDArray[np.int64]:
+    """One chunk of one of several drawings."""
+    which, chunk = task
+    return run_chunk(shared[which], chunk)
 
 
 def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:

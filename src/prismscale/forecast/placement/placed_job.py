@@ -6,6 +6,7 @@ A null run's placements are compared by the step without other variation, many a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.samples import StepSamples
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
-from prismscale.forecast.draws.montecarlo import Draws, MonteCarlo, draw_steps
+from prismscale.forecast.draws.montecarlo import Base, Draws, DrawSource, MonteCarlo, draw_each
 from prismscale.forecast.draws.quotient import quotient_of
 from prismscale.forecast.model import Model
 from prismscale.forecast.modelled.profile_draws import SPATIAL, ProfileDraws
@@ -31,6 +32,7 @@ from prismscale.forecast.placement.nodes import ClusterNode
 from prismscale.forecast.placement.placed_steps import PlacedSteps
 from prismscale.forecast.recording import Recording
 from prismscale.graph.pipeline import pipeline_places
+from prismscale.progress import StageUpdate
 
 Floats = NDArray[np.float64]
 
@@ -126,30 +128,48 @@ class PlacedJob:
         )
 
     def tails(
-        self, study: PlacementStudy, quantile: float, config: MonteCarlo
+        self,
+        study: PlacementStudy,
+        quantile: float,
+        config: MonteCarlo,
+        executor: Executor | None = None,
+        progress: StageUpdate | None = None,
     ) -> tuple[PlacedTail, ...]:
         """How the shown placements of a null run vary, but for the devices, whose speed is
         known."""
+        shown = {"given": study.given, "best": study.best, "worst": study.worst}
+        factors = [[study.nodes[n].factor for n in placed.node_S] for placed in shown.values()]
         found = []
-        for name, placed in (("given", study.given), ("best", study.best), ("worst", study.worst)):
-            drawn = self.drawn([study.nodes[n].factor for n in placed.node_S], config)
+        every = self.drawn(factors, config, executor, progress)
+        for (name, placed), drawn in zip(shown.items(), every, strict=True):
             p50, far = (drawn.quantile_ns(q) for q in (0.5, quantile))
             found.append(PlacedTail(name=name, step_ns=placed.step_ns, p50_ns=p50, far_ns=far))
         return tuple(found)
 
     def drawn(
-        self, factor_S: list[float], config: MonteCarlo, executor: Executor | None = None
-    ) -> Draws:
-        """Steps of a null run whose nodes are this slow, and whose devices do not differ else."""
+        self,
+        factors: Sequence[Sequence[float]],
+        config: MonteCarlo,
+        executor: Executor | None = None,
+        progress: StageUpdate | None = None,
+    ) -> list[Draws]:
+        """Steps of a null run whose nodes are this slow, by node slot, and whose devices do not
+        differ else; of each of several such runs."""
+        variants = [self._slowed(factor_S) for factor_S in factors]
+        return draw_each(
+            self.model.graph,
+            variants,
+            self.model.drawn(config),
+            executor=executor,
+            progress=progress,
+        )
+
+    def _slowed(self, factor_S: Sequence[float]) -> tuple[DrawSource, Base | None]:
         factor_R = np.ones(self.recording.samples.graph.world_size)
         for own, factor in zip(self.slots.ranks, factor_S, strict=True):
             factor_R[list(own)] = factor
         source, base = self.model.slowed(factor_R)
-        if isinstance(source, ProfileDraws):
-            source = source.without(SPATIAL)
-        return draw_steps(
-            self.model.graph, source, self.model.drawn(config), base=base, executor=executor
-        )
+        return source.without(SPATIAL) if isinstance(source, ProfileDraws) else source, base
 
 
 def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
