@@ -109,10 +109,12 @@ def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
 
 def test_one_step_is_enough_and_said(script: Path, tmp_path: Path) -> None:
     """Memory needs no second step to be compared with; what a second one might need is open."""
-    done = fit(tmp_path, script, "--width", 32, "--steps", 1)
+    markdown = tmp_path / "fit.md"
+    done = fit(tmp_path, "--markdown", markdown, script, "--width", 32, "--steps", 1)
 
     assert done.code == 0, done.err
     assert "the program made one step" in done.out
+    assert "the program made one step" in markdown.read_text()
     (stage,) = json.loads((tmp_path / "fit.json").read_text())["variants"][0]["stages"]
     assert stage["steps"] == 1
     assert stage["record"]["peak_bytes"] > 0

@@ -16,7 +16,7 @@ from prismscale.analysis.fit_result import FitResult, StageMemory, Variant
 from prismscale.analysis.known_errors import known_error
 from prismscale.analysis.memory.memory_kinds import KindShare
 from prismscale.report.answer_rows import AnswerRow, fit_row
-from prismscale.report.markdown import heading, table
+from prismscale.report.markdown import escaped, heading, table
 from prismscale.report.units import counted, percent, seconds, size
 
 MOST_PLACES, MOST_SITES, MOST_STAGES = 3, 8, 12
@@ -51,6 +51,8 @@ def fit_markdown(result: FitResult, unmet: Sequence[str] = ()) -> str:
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
     lines = heading(where, result.command, fit is not None and fit.fits, unmet)
     lines += table(_answers(result))
+    if unseen := [f"- not seen: {escaped(said)}" for said in _reservations(result.given)]:
+        lines += [*unseen, ""]
     if result.given.fullest is not None:
         lines += table([AnswerRow(*row) for row in _kind_rows(result, result.given.fullest)])
     lines += table([AnswerRow(*row[:3]) for row in _variant_rows(result)][1:])
@@ -72,6 +74,15 @@ def _answers(result: FitResult) -> list[AnswerRow]:
     return rows
 
 
+def _reservations(given: Variant) -> Iterator[str]:
+    """What the verdict does not rest on."""
+    if any(stage.steps == 1 for stage in given.stages):
+        yield "the program made one step and ended; its next one may need more memory"
+    for first, last in given.between:
+        said = f"stages {first} to {last}" if last > first else f"stage {first}"
+        yield f"{said} not captured: taken to be no fuller than the one before (--capture)"
+
+
 def _headline(result: FitResult) -> RenderableType:
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -82,9 +93,8 @@ def _headline(result: FitResult) -> RenderableType:
         grid.add_row(row.name, answer.append(f"; {row.detail}", style="dim"))
     if result.given.ran_out:
         grid.add_row("It said", Text(result.given.ran_out.strip().splitlines()[-1], style="red"))
-    if any(stage.steps == 1 for stage in result.given.stages):
-        said = "the program made one step and ended; its next one may need more memory"
-        grid.add_row("Seen", Text(said, style="yellow"))
+    for said in _reservations(result.given):
+        grid.add_row("Not seen", Text(said, style="yellow"))
     stages = counted(len(result.given.stages), "rank")
     grid.add_row("This took", Text(f"{seconds(result.wall_s)}: {stages} captured", style="dim"))
     command = Text(result.command, style="dim", no_wrap=True, overflow="ellipsis")
@@ -148,10 +158,6 @@ def _stages_table(result: FitResult) -> RenderableType:
         found.add_row(stage.name, str(stage.rank), *map(size, figures))
     left = len(result.given.stages) - len(stages)
     note = [Text(f"and {counted(left, 'stage')} with less", style="dim")] if left else []
-    for first, last in result.given.between:
-        said = f"stages {first} to {last}" if last > first else f"stage {first}"
-        text = f"{said} not captured: taken to be no fuller than the one before (--capture)"
-        note.append(Text(text, style="dim"))
     return Group(Text("Stages, fullest first", style="bold"), found, *note)
 
 
