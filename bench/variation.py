@@ -8,10 +8,10 @@ that is left out stays in PATH. Figures of PRISM are told beside ours: arXiv 251
 9 %, +9 to 35 %), v2 (18.6/18.8/19.3 s, 8.0 to 15.6 %).
 
 - ``scale``: ``study prism`` of 405B at 512, 8,192 and 65,536 ranks, with the default profile and
-  with PRISM's figures of kernels; what ``forecast``, ``sensitivity`` and ``place`` say beside it;
-  and what 1,000 draws take.
+  with PRISM's figures of kernels.
 - ``agreement``: what ``forecast``, ``sensitivity``, ``place``, ``study`` and ``run`` say of one
-  small job, beside each other.
+  small job, or of 405B where ``--ranks`` says how large, beside each other.
+- ``draws``: what 1,000 draws of 405B take.
 - ``mlperf``: what a log of one run shows, of as many steps as were logged, beside the median run on
   as many H100. A ratio is the larger over the smaller. What is scored is the default profile with
   the long stalls of the other job's logs (``long_stalls``); with those of both, and at the step
@@ -81,8 +81,6 @@ def scale_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
         for profile in ("measured", "prism-low", "prism-high"):
             study = studied(runs, job.folder, profile)
             yield from study_rows(f"{job.name}, profile {profile}", study)
-        yield from agreement_rows(runs, job)
-        yield draws_row(runs, job)
 
 
 def studied(runs: Runs, folder: str, profile: str) -> dict[str, Any]:
@@ -158,15 +156,18 @@ def agreement_rows(runs: Runs, job: NullJob) -> Iterator[Row]:
     yield Row.at_most(name, max(off), 0, "ns")
 
 
-def draws_row(runs: Runs, job: NullJob) -> Row:
+def draws_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
     """What draws take, the command whole."""
-    began = time.monotonic()
-    told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
-    wall_s = time.monotonic() - began
-    name = f"{job.name}: {DRAWS:,} draws, all sources of variation, wall time"
-    if job.world_size == 8_192:
-        return Row.at_most(name, wall_s, 180, "s")
-    return Row.told(name, wall_s, "s")
+    for job in map(llama_405b, sizes):
+        if not job.run(runs):
+            yield Row.at_least(f"{job.name}: completes", 0, 1)
+            continue
+        began = time.monotonic()
+        told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
+        wall_s = time.monotonic() - began
+        name = f"{job.name}: {DRAWS:,} draws, all sources of variation, wall time"
+        is_barred = job.world_size == 8_192
+        yield Row.at_most(name, wall_s, 180, "s") if is_barred else Row.told(name, wall_s, "s")
 
 
 def mlperf_rows(runs: Runs, sizes: Sequence[int], truth: Path) -> Iterator[Row]:
@@ -280,15 +281,16 @@ def confirmed(runs: Runs, job: NullJob, name: str, placed: Mapping[str, Any]) ->
         yield Row.at_most(f"{name}: {end} placement against run --slow", off, 0.1, "%")
 
 
-def small_rows(runs: Runs) -> Iterator[Row]:
-    """Whether commands agree, on a job that takes a minute."""
-    if SMALL.run(runs):
-        yield from agreement_rows(runs, SMALL)
-    else:
-        yield Row.at_least(f"{SMALL.name}: completes", 0, 1)
+def agreeing_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
+    """Whether commands agree: on a job that takes a minute, or on 405B of these sizes."""
+    for job in map(llama_405b, sizes) if sizes else (SMALL,):
+        if job.run(runs):
+            yield from agreement_rows(runs, job)
+        else:
+            yield Row.at_least(f"{job.name}: completes", 0, 1)
 
 
-PARTS = ("agreement", "scale", "mlperf", "placement")
+PARTS = ("agreement", "scale", "draws", "mlperf", "placement")
 
 
 def main() -> int:
@@ -309,8 +311,9 @@ def main() -> int:
             prepare(folder)
         runs = Runs(folder, limit_s=LIMIT_S)
         parts = {
-            "agreement": partial(small_rows, runs),
+            "agreement": partial(agreeing_rows, runs, options.ranks or ()),
             "scale": partial(scale_rows, runs, options.ranks or SIZES),
+            "draws": partial(draws_rows, runs, options.ranks or SIZES),
             "mlperf": partial(
                 mlperf_rows,
                 runs,
