@@ -1,6 +1,7 @@
 """PRISM's experiments on null runs, beside what was published and measured.
 
-    python bench/variation.py --truth DIR [--part …]… [--ranks N]… [--keep FOLDER] [--json PATH]
+    python bench/variation.py --truth DIR [--part …]… [--ranks N]… [--profile NAME]…
+                              [--keep FOLDER] [--json PATH]
 
 Run with a Python that has torchtitan 0.3.0, megatron-core 0.16.1 and prismscale. Everything goes
 through the command line; runs that lie in FOLDER are taken as they are, and a row of a part or size
@@ -46,6 +47,7 @@ from variation_programs import SMALL, NullJob, gpt3, llama_405b
 
 LIMIT_S = 7_200
 SIZES = (512, 8_192, 65_536)
+PROFILES = ("measured", "prism-low", "prism-high")
 DRAWS, STUDY_DRAWS = 1_000, 400
 TRIED = (
     (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
@@ -72,13 +74,13 @@ def published() -> list[Row]:
     return [Row.told(f"PRISM: {name}", *figure) for name, figure in PRISM.items()]
 
 
-def scale_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
+def scale_rows(runs: Runs, sizes: Sequence[int], profiles: Sequence[str]) -> Iterator[Row]:
     """Experiments at each size."""
     for job in map(llama_405b, sizes):
         if not job.run(runs):
             yield Row.at_least(f"{job.name}: completes", 0, 1)
             continue
-        for profile in ("measured", "prism-low", "prism-high"):
+        for profile in profiles:
             study = studied(runs, job.folder, profile)
             yield from study_rows(f"{job.name}, profile {profile}", study)
 
@@ -301,6 +303,7 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, required=True, help="folder of public measurements")
     parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--ranks", type=int, action="append", help="sizes of jobs; default all")
+    parser.add_argument("--profile", action="append", choices=PROFILES, help="of part scale")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for the runs")
     options = parser.parse_args()
@@ -312,7 +315,7 @@ def main() -> int:
         runs = Runs(folder, limit_s=LIMIT_S)
         parts = {
             "agreement": partial(agreeing_rows, runs, options.ranks or ()),
-            "scale": partial(scale_rows, runs, options.ranks or SIZES),
+            "scale": partial(scale_rows, runs, options.ranks or SIZES, options.profile or PROFILES),
             "draws": partial(draws_rows, runs, options.ranks or SIZES),
             "mlperf": partial(
                 mlperf_rows,
