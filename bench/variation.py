@@ -31,7 +31,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,13 +76,24 @@ def published() -> list[Row]:
 
 def scale_rows(runs: Runs, sizes: Sequence[int], profiles: Sequence[str]) -> Iterator[Row]:
     """Experiments at each size."""
-    for job in map(llama_405b, sizes):
-        if not job.run(runs):
-            yield Row.at_least(f"{job.name}: completes", 0, 1)
-            continue
+
+    def rows(job: NullJob) -> Iterator[Row]:
         for profile in profiles:
             study = studied(runs, job.folder, profile)
             yield from study_rows(f"{job.name}, profile {profile}", study)
+
+    return of_each(runs, map(llama_405b, sizes), rows)
+
+
+def of_each(
+    runs: Runs, jobs: Iterable[NullJob], rows: Callable[[NullJob], Iterable[Row]]
+) -> Iterator[Row]:
+    """``rows`` of every job, or that it does not complete."""
+    for job in jobs:
+        if job.run(runs):
+            yield from rows(job)
+        else:
+            yield Row.at_least(f"{job.name}: completes", 0, 1)
 
 
 def studied(runs: Runs, folder: str, profile: str) -> dict[str, Any]:
@@ -160,10 +171,8 @@ def agreement_rows(runs: Runs, job: NullJob) -> Iterator[Row]:
 
 def draws_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
     """What draws take, the command whole."""
-    for job in map(llama_405b, sizes):
-        if not job.run(runs):
-            yield Row.at_least(f"{job.name}: completes", 0, 1)
-            continue
+
+    def rows(job: NullJob) -> Iterator[Row]:
         began = time.monotonic()
         told(runs, "step", "forecast", job.folder, "--draws", DRAWS, "--no-shares")
         wall_s = time.monotonic() - began
@@ -171,18 +180,23 @@ def draws_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
         is_barred = job.world_size == 8_192
         yield Row.at_most(name, wall_s, 180, "s") if is_barred else Row.told(name, wall_s, "s")
 
+    return of_each(runs, map(llama_405b, sizes), rows)
+
 
 def mlperf_rows(runs: Runs, sizes: Sequence[int], truth: Path) -> Iterator[Row]:
     """Steps of one run beside measured ones."""
     measured = [run for run in read_runs(truth / "mlperf") if "H100" in run.family]
-    for job in JOBS:
+    jobs = [
+        job
+        for job in JOBS
+        if job.world_size in sizes and (job.bench != "gpt3" or is_installed("megatron"))
+    ]
+
+    def rows(job: NullJob) -> Iterator[Row]:
         own = [r for r in measured if r.bench == job.bench and r.n_gpus == job.world_size]
-        if job.world_size not in sizes or not (job.bench != "gpt3" or is_installed("megatron")):
-            continue
-        if not job.run(runs):
-            yield Row.at_least(f"{job.name}: completes", 0, 1)
-            continue
-        yield from beside(runs, job, own)
+        return beside(runs, job, own)
+
+    return of_each(runs, jobs, rows)
 
 
 def beside(runs: Runs, job: NullJob, measured: Sequence[MlperfRun]) -> Iterator[Row]:
@@ -248,26 +262,30 @@ def quiet(steps_ns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def placement_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
     """Search beside all placements, and both ends beside ``run --slow``."""
-    if not SMALL.run(runs):
-        yield Row.at_least(f"{SMALL.name}: completes", 0, 1)
-        return
+    yield from of_each(runs, [SMALL], partial(searched_rows, runs))
+
+    def rows(job: NullJob) -> Iterator[Row]:
+        placed = told(runs, "placement", "place", job.folder, "--nodes", "profile")
+        return confirmed(runs, job, job.name, placed)
+
+    yield from of_each(runs, map(llama_405b, sizes), rows)
+
+
+def searched_rows(runs: Runs, job: NullJob) -> Iterator[Row]:
+    """Of a job so small that all placements can be tried."""
     for n, factors in enumerate(TRIED):
         path = runs.folder / f"nodes-{n}.csv"
         lines = (f"n{i},{factor}" for i, factor in enumerate(factors))
         path.write_text("\n".join(["node,factor", *lines]) + "\n")
         found = [
-            told(runs, "placement", "place", SMALL.folder, "--nodes", path, how)
+            told(runs, "placement", "place", job.folder, "--nodes", path, how)
             for how in ("--search", "--all")
         ]
         searched, every = (placed["best_ns"] for placed in found)
-        name = f"{SMALL.name}, nodes {n}"
+        name = f"{job.name}, nodes {n}"
         yield Row.told(f"{name}: all placements", found[1]["tried"])
         yield Row.at_least(f"{name}: best of all over best of the search", every / searched, 0.98)
-        yield from confirmed(runs, SMALL, name, found[1])
-    for job in map(llama_405b, sizes):
-        if job.run(runs):
-            placed = told(runs, "placement", "place", job.folder, "--nodes", "profile")
-            yield from confirmed(runs, job, job.name, placed)
+        yield from confirmed(runs, job, name, found[1])
 
 
 def confirmed(runs: Runs, job: NullJob, name: str, placed: Mapping[str, Any]) -> Iterator[Row]:
@@ -285,11 +303,8 @@ def confirmed(runs: Runs, job: NullJob, name: str, placed: Mapping[str, Any]) ->
 
 def agreeing_rows(runs: Runs, sizes: Sequence[int]) -> Iterator[Row]:
     """Whether commands agree: on a job that takes a minute, or on 405B of these sizes."""
-    for job in map(llama_405b, sizes) if sizes else (SMALL,):
-        if job.run(runs):
-            yield from agreement_rows(runs, job)
-        else:
-            yield Row.at_least(f"{job.name}: completes", 0, 1)
+    jobs = map(llama_405b, sizes) if sizes else (SMALL,)
+    return of_each(runs, jobs, partial(agreement_rows, runs))
 
 
 PARTS = ("agreement", "scale", "draws", "mlperf", "placement")

@@ -54,7 +54,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.distributions.scaling import tail_growth
 from prismscale.forecast.draws.executor import Executor, executor_named
 from prismscale.forecast.draws.montecarlo import Draws as DrawnSteps
-from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
+from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_each, draw_steps
 from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.guarantees import quantile_estimates, slowdown_probability
 from prismscale.forecast.model import Model, model_of
@@ -275,11 +275,14 @@ def _sources(
     # Many runs of few steps: most of what differs, differs between runs.
     draws = max(config.draws // FEWER, min(config.draws, FEWEST_DRAWS))
     fewer = replace(config, draws=draws, steps=None, counted=2)
+    variants: dict[str | None, ProfileDraws] = {None: source}
+    variants |= {name: source.without(name) for name in SOURCES}
     with reporter.stage("sources") as update:
-
-        def draw(name: str | None) -> DrawnSteps:
-            update(SOURCES.index(name) + 1 if name else 0, len(SOURCES))
-            own = source if name is None else source.without(name)
-            return draw_steps(model.graph, own, fewer, base=model.base, executor=where)
-
-        return variation_shares(draw, SOURCES)
+        drawn = draw_each(
+            model.graph,
+            [(own, model.base) for own in variants.values()],
+            fewer,
+            executor=where,
+            progress=update,
+        )
+    return variation_shares(dict(zip(variants, drawn, strict=True)).__getitem__, SOURCES)

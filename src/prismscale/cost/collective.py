@@ -127,8 +127,7 @@ class TableCollectiveModel:
     """
 
     def __init__(self, cluster: Cluster, measured: Measured, fallback: CollectiveModel) -> None:
-        self._made_of = cluster, measured, fallback
-        self._fallback = fallback
+        self._cluster, self._measured, self._fallback = cluster, measured, fallback
         self._placements = PlacementCache(cluster.devices_per_node)
         self._curves = {(c.op, c.group_size, c.nodes): c for c in measured.curves}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._interpolated_ns)
@@ -136,7 +135,7 @@ class TableCollectiveModel:
     def __reduce__(
         self,
     ) -> tuple[type[TableCollectiveModel], tuple[Cluster, Measured, CollectiveModel]]:
-        return type(self), self._made_of
+        return type(self), (self._cluster, self._measured, self._fallback)
 
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]

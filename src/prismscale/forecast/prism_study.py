@@ -140,6 +140,7 @@ def prism_study(
         freeze,
         config,
         base=model.base,
+        unfrozen=drawn,
         executor=executor,
         progress=stage("freeze"),
     )

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.lockstep import FusedGraph
 from prismscale.forecast.draws.montecarlo import (
     Base,
+    Draws,
     DrawSource,
     MonteCarlo,
     SteadyDraws,
@@ -93,15 +93,24 @@ def ablate(
     config: MonteCarlo,
     *,
     base: Base | None = None,
+    unfrozen: Draws | None = None,
     executor: Executor | None = None,
     progress: StageUpdate | None = None,
 ) -> Sensitivity:
-    """The p95 with each factor frozen in turn. ``base``: what draws go on from.
+    """The p95 with each factor frozen in turn.
+
+    Args:
+        base: what draws go on from.
+        unfrozen: draws of ``config`` with nothing frozen, where they are known.
 
     Raises:
         UsageError: a factor that does not exist.
     """
-    base_D, *frozen_FD = _frozen_in_turn(graph, names, freeze, config, base, executor, progress)
+    nothing: list[tuple[str, ...]] = [()] if unfrozen is None else []
+    asked = [*nothing, *((name,) for name in names)]
+    drawn = _drawn_frozen(graph, asked, freeze, config, base, executor, progress)
+    base_D = (next(drawn) if unfrozen is None else unfrozen).step_ns_D
+    frozen_FD = [frozen.step_ns_D for frozen in drawn]
     p50, p95 = np.quantile(base_D, [0.5, ALL_STEPS])
     spread = float(base_D.std())
     found = []
@@ -120,29 +129,26 @@ def ablate(
     return Sensitivity(base_p50_ns=float(p50), base_p95_ns=float(p95), ablations=tuple(ordered))
 
 
-def _frozen_in_turn(
+def _drawn_frozen(
     graph: JobGraph,
-    names: Sequence[str],
+    asked: Sequence[tuple[str, ...]],
     freeze: Freeze,
     config: MonteCarlo,
     base: Base | None,
     executor: Executor | None,
     progress: StageUpdate | None,
-) -> Iterator[NDArray[np.int64]]:
-    """Steps with nothing frozen, then with each name."""
-    asked: list[tuple[str, ...]] = [(), *((name,) for name in names)]
+) -> Iterator[Draws]:
+    """With the factors of each entry of ``asked`` frozen."""
     whole = len(asked) * config.draws
     # Not all at once: the frozen distributions of a large recording take much memory.
     for first in range(0, len(asked), TOGETHER):
-        variants = [(freeze(own), base) for own in asked[first : first + TOGETHER]]
-        drawn = draw_each(
+        yield from draw_each(
             graph,
-            variants,
+            [(freeze(own), base) for own in asked[first : first + TOGETHER]],
             config,
             executor=executor,
             progress=progress and _part_of(progress, first * config.draws, whole),
         )
-        yield from (own.step_ns_D for own in drawn)
 
 
 def _part_of(progress: StageUpdate, before: int, whole: int) -> StageUpdate:

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from prismscale.durations.source import Duration, DurationSource
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
-from prismscale.forecast.draws.montecarlo import Chunk, DrawSource, LazyBody, MonteCarlo, draw_steps
+from prismscale.forecast.draws.montecarlo import (
+    Chunk,
+    DrawSource,
+    LazyBody,
+    MonteCarlo,
+    draw_each,
+    draw_steps,
+)
 from prismscale.forecast.draws.sampling import DistributionDraws
 from prismscale.forecast.sensitivity import distributions_by_factor
 
@@ -92,19 +99,23 @@ def pick_freeze(
         UsageError: a factor that does not exist.
     """
     other = replace(config, seed=config.seed + 1)
-
-    def steps(drawn: DrawSource, by: MonteCarlo) -> Floats:
-        return draw_steps(source.graph, drawn, by, executor=executor).step_ns_D.astype(np.float64)
-
-    hybrids = [
-        steps(_TwoSeeds(base=source, marked=_mark(source, name), seed=other.seed), config)
-        for name in names
-    ]
+    marks = [_mark(source, name) for name in names]
+    hybrids = [_TwoSeeds(base=source, marked=marked, seed=other.seed) for marked in marks]
+    b = draw_steps(source.graph, source, other, executor=executor)
+    a, *of_hybrids = draw_each(
+        source.graph,
+        [(source, None), *((hybrid, None) for hybrid in hybrids)],
+        config,
+        executor=executor,
+    )
+    hybrid_FD = np.zeros((len(names), config.draws))
+    for row_D, drawn in zip(hybrid_FD, of_hybrids, strict=True):
+        row_D[:] = drawn.step_ns_D
     return PickFreeze(
         names=tuple(names),
-        a_D=steps(source, config),
-        b_D=steps(source, other),
-        hybrid_FD=np.stack(hybrids) if hybrids else np.zeros((0, config.draws)),
+        a_D=a.step_ns_D.astype(np.float64),
+        b_D=b.step_ns_D.astype(np.float64),
+        hybrid_FD=hybrid_FD,
     )
 
 
