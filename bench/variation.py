@@ -18,7 +18,7 @@ that is left out stays in PATH. Figures of PRISM are told beside ours: arXiv 251
   the long stalls of the other job's logs (``long_stalls``); with those of both, and at the step
   that was measured (``--compute-scale``), it is told. Warm-up (two steps) is left out of measured
   runs; without steps that follow an evaluation, which are events of the program, the same is scored
-  again.
+  again. GPT-3 on 4,096 GPUs is told, not scored: its rows led to a figure of the profile.
 - ``placement``: search beside all placements, and best and worst beside ``run --slow``.
 """
 
@@ -212,9 +212,15 @@ def beside(runs: Runs, job: NullJob, measured: Sequence[MlperfRun]) -> Iterator[
     as_long = step_ns / scored["step_without_variation_ns"]
     yield Row.told(f"{name}: step, forecast", scored["quantiles_ns"]["0.5"]["value"] / 1e9, "s")
     yield Row.told(f"{name}: step, median of {len(measured)} runs", step_ns / 1e9, "s")
-    yield from ratios(name, scored, [run.steps_ns for run in measured])
-    after = "without steps after an evaluation"
-    yield from ratios(f"{name}, {after}", scored, [run.usual_ns for run in measured])
+    row = partial(Row.at_most, bar=1.5) if job.is_scored else Row.told
+    for how, logs in {
+        "": [run.steps_ns for run in measured],
+        ", without steps after an evaluation": [run.usual_ns for run in measured],
+    }.items():
+        for what, ours, theirs in figures_of(scored, logs):
+            yield Row.told(f"{name}{how}: {what}, forecast", 100 * ours, "%")
+            yield Row.told(f"{name}{how}: {what}, median run", 100 * theirs, "%")
+            yield row(f"{name}{how}: {what}, ratio", max(ours / theirs, theirs / ours))
     for how, options in {
         "long stalls of both jobs": (),
         "long stalls of both jobs, a step as long": ("--compute-scale", as_long),
@@ -231,23 +237,21 @@ def log_of(runs: Runs, folder: str, steps: int, *options: object) -> dict[str, A
     return told(runs, "step", "forecast", folder, *fixed, *options)
 
 
-def ratios(
-    name: str, drawn: Mapping[str, Any], steps_ns: Sequence[np.ndarray[Any, Any]]
-) -> Iterator[Row]:
-    """A log as it was forecast beside the median of logs that were measured."""
+def figures_of(
+    drawn: Mapping[str, Any], logs_ns: Sequence[np.ndarray[Any, Any]]
+) -> Iterator[tuple[str, float, float]]:
+    """Of a log: what it is, as it was forecast, and of the median log that was measured."""
     log = drawn["spread"]["log"]
-    figures: dict[str, tuple[float, Callable[[Any], float]]] = {
-        "CV of the step": (log["cv"], cv_of),
-        "p95 over p50": (
-            log["p95"],
-            lambda ns: float(np.quantile(ns, 0.95) / np.median(ns) - 1),
-        ),
-    }
-    for what, (ours, figure) in figures.items():
-        theirs = float(np.median([figure(ns) for ns in steps_ns]))
-        yield Row.told(f"{name}: {what}, forecast", 100 * ours, "%")
-        yield Row.told(f"{name}: {what}, median run", 100 * theirs, "%")
-        yield Row.at_most(f"{name}: {what}, ratio", max(ours / theirs, theirs / ours), 1.5)
+    for what, ours, figure in (
+        ("CV of the step", log["cv"], cv_of),
+        ("p95 over p50", log["p95"], far_of),
+    ):
+        yield what, ours, float(np.median([figure(ns) for ns in logs_ns]))
+
+
+def far_of(steps_ns: np.ndarray[Any, Any]) -> float:
+    """How far the p95 lies above the median."""
+    return float(np.quantile(steps_ns, 0.95) / np.median(steps_ns) - 1)
 
 
 def cv_of(steps_ns: np.ndarray[Any, Any]) -> float:
