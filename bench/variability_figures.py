@@ -103,8 +103,8 @@ def _kernels(truth: Path, profile: VariabilityProfile) -> list[Row]:
 
 
 def _traces(folder: Path, profile: VariabilityProfile) -> list[Row]:
-    """ByteDance's production traces, waiting taken out, without their first steps: in those of ST the
-    first all-reduces of the embedding take 27 times their median, all 8 of 8."""
+    """ByteDance's production traces, waiting taken out, without their first steps: in those of ST
+    all eight all-reduces of the embedding take 27 times their median."""
     st, se = (read_straggler(folder / f"trace-{name}.parquet").samples for name in ("ST", "SE"))
     ratios = np.concatenate([*_message_ratios(st), *_message_ratios(se)])
     slow = ratios[ratios > SLOW]

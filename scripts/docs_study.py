@@ -113,7 +113,7 @@ def steady(study: Study, theme: Theme) -> str:
             f'<rect x="{NAMES}" y="{y}" width="{width:.1f}" height="{BAR - 8}" rx="2" '
             f'fill="{theme.forward if kernels else theme.communication}"/>'
         )
-        parts.append(_text(NAMES + width + 8, y + 13, f"{gain:.2%}", theme.soft))
+        parts.append(_text(NAMES + width + 8, y + 13, f"{gain:z.2%}", theme.soft))
     title = f"p95 of {study['world_size']:,} ranks falls, with one class made steady"
     return _page(title, parts, TOP + BAR * len(made) + 16, theme)
 

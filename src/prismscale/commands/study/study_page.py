@@ -47,7 +47,7 @@ def _step(study: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _classes(study: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [(c["name"], f"{c['p95_gain']:.2%}") for c in study["classes"]]
+    rows = [(c["name"], f"{c['p95_gain']:z.2%}") for c in study["classes"]]
     return {"head": ("made steady", "p95 falls by"), "rows": rows}
 
 

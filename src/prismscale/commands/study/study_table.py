@@ -58,7 +58,7 @@ def _print_classes(console: Console, studies: Sequence[PrismStudy]) -> None:
     table = Table("made steady", *_numbers(*heads), title="p95 falls by")
     gains = [{a.name: a.p95_gain for a in study.classes.ablations} for study in studies]
     for name in gains[-1]:
-        own = (f"{gain[name]:.2%}" if name in gain else "" for gain in gains)
+        own = (f"{gain[name]:z.2%}" if name in gain else "" for gain in gains)
         table.add_row(name, *own)
     console.print(table)
 
