@@ -59,7 +59,7 @@ from prismscale.forecast.placement.placed_job import (
     ranks_of_a_node,
 )
 from prismscale.forecast.recording import Recording
-from prismscale.progress import terminal
+from prismscale.progress import TerminalReporter, terminal
 
 FROM_POOLS, FROM_PROFILE = "pools", "profile"
 TAIL_DRAWS = 256
@@ -126,7 +126,8 @@ def place(
     if subject.is_modelled:
         study, slowed = subject.by_steps(looking, hot_factors)
         config = draws_config(max(draws, TAIL_DRAWS), seed, steps, 1.0)
-        tails = subject.tails(study, quantile, config, LocalProcesses())
+        with TerminalReporter(console).stage("draw") as update:
+            tails = subject.tails(study, quantile, config, LocalProcesses(), update)
         _write_factors(run, study)
     else:
         study, slowed = subject.by_draws(
