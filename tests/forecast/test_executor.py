@@ -1,6 +1,8 @@
 """Executors give the same results, in order."""
 
+import multiprocessing
 import operator
+import signal
 import sys
 
 import numpy as np
@@ -53,6 +55,16 @@ def test_results_keep_the_order_of_tasks():
     tasks = list(range(20))
     found = list(LocalProcesses(workers=2, worth_s=0).map(operator.add, 100, tasks))
     assert found == [100 + t for t in tasks]
+
+
+def test_who_stops_early_waits_for_no_task():
+    """Tasks of an hour end with whoever asked for them, as at Ctrl-C."""
+    results = LocalProcesses(workers=2, worth_s=0).map(
+        signal.sigtimedwait, {signal.SIGUSR1}, [0, 0, 3600, 3600]
+    )
+    assert [next(results), next(results)] == [None, None]
+    results.close()
+    assert multiprocessing.active_children() == []
 
 
 def test_an_error_in_a_worker_reaches_the_caller():

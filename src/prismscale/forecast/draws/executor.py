@@ -73,6 +73,7 @@ class LocalProcesses:
         if count <= 1 or work_s < self.worth_s:
             yield from Serial().map(function, shared, rest)
             return
+        others = set(multiprocessing.active_children())
         # Spawned, not forked: a fork would copy the locks of threads that it does not copy.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(
@@ -80,6 +81,11 @@ class LocalProcesses:
         )
         try:
             yield from pool.map(_run, rest)
+        except BaseException:
+            # A task may take a minute, and after Ctrl-C nobody waits for what it gives.
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
