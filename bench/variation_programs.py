@@ -24,7 +24,7 @@ class NullJob:
     bench: str = ""
     """Of MLPerf, whose job this is like."""
     is_scored: bool = True
-    """Whether no figure of a profile was questioned for what this job's rows showed."""
+    """False where a figure of a profile was set anew because of this job's rows."""
 
     def run(self, runs: Runs, *options: object, out: str = "") -> dict[str, Any]:
         """``prismscale run``, made once; its results, empty where it failed."""
