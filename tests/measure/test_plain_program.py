@@ -72,6 +72,6 @@ def test_what_follows_the_first_dashes_is_the_programs(tmp_path: Path) -> None:
     """Further ones, too."""
     (tmp_path / "train.py").touch()
     program = [f"{tmp_path}/train.py", "--steps", "9", "--", "x"]
-    options, script = parse(["out.json", "--steps", "4", "--kernels", "--", *program])
-    assert (options.out, options.steps, options.kernels) == (Path("out.json"), 4, True)
+    options, script = parse(["out.json", "--steps", "4", "--operations", "--", *program])
+    assert (options.out, options.steps, options.operations) == (Path("out.json"), 4, True)
     assert (script.target, script.args) == (program[0], tuple(program[1:]))

@@ -11,7 +11,7 @@ from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import LiveResult
 from prismscale.emulation.script import Script
 from prismscale.errors import UsageError
-from prismscale.measure.gpu_figures import HeldFigures, PlainFigures
+from prismscale.measure.gpu_figures import TRACED_STEPS, HeldFigures, PlainFigures
 from prismscale.validation.gpu_items import (
     DEFAULT_ITEMS,
     ITEMS,
@@ -22,7 +22,7 @@ from prismscale.validation.gpu_items import (
     release_rows,
     run_rows,
 )
-from prismscale.validation.gpu_runs import EmulatedFigures, GpuRuns
+from prismscale.validation.gpu_runs import EmulatedFigures, GpuRuns, PredictedFigures
 from prismscale.validation.rows import Row
 
 MS = 1_000_000
@@ -33,11 +33,12 @@ def plain(
 ) -> PlainFigures:
     """A rank that ran 16 steps, the first ones slow."""
     return PlainFigures(
-        step_ns=(*[900 * MS] * 4, *[round(step_ms * MS)] * 11),
+        step_ns=(*[900 * MS] * 4, *[round(step_ms * MS)] * 11, *[800 * MS] * TRACED_STEPS),
         peak_bytes=peak,
         reserved_bytes=reserved,
         operations=operations,
-        kernels={"gemm": 3},
+        kernels={"gemm": 3 * TRACED_STEPS},
+        kernel_ns={"gemm": 95 * MS * TRACED_STEPS},
     )
 
 
@@ -71,6 +72,13 @@ def emulated(
     return EmulatedFigures(live=live, observed=observed, command_s=12.5)
 
 
+def predicted(step_ms: float = 100, peak: int = 1000) -> PredictedFigures:
+    """What a run on the null device says."""
+    return PredictedFigures(
+        step_ns=round(step_ms * MS), kernel_ns=90 * MS, peak_bytes=peak, reserved_bytes=2000
+    )
+
+
 def values(rows: list[Row]) -> dict[str, float]:
     return {row.name: row.value for row in rows}
 
@@ -89,13 +97,19 @@ class RecordedRuns(GpuRuns):
         self._count()
         return emulated()
 
-    def plain(self, n_ranks: int, *, steps: int, count: bool = False) -> list[PlainFigures]:
+    def plain(
+        self, n_ranks: int, *, steps: int, count: bool = False, trace: bool = False
+    ) -> list[PlainFigures]:
         self._count()
         return [plain()] * n_ranks
 
     def on_null(self, *, steps: int) -> PlainFigures:
         self._count()
         return plain()
+
+    def predicted(self) -> PredictedFigures:
+        self._count()
+        return predicted()
 
     def held(self) -> HeldFigures:
         self._count()
@@ -106,7 +120,8 @@ class RecordedRuns(GpuRuns):
 def test_progress_of_an_item_comes_to_its_end(name: str, tmp_path: Path) -> None:
     """Each run is one of those that were announced, and what equals itself misses no bar."""
     script = Script(target="train", is_module=True)
-    runs = RecordedRuns(script=script, scratch=tmp_path, logs=tmp_path, total=ITEMS[name].runs)
+    runs = RecordedRuns(script=script, scratch=tmp_path, logs=tmp_path, cluster="h100-sxm")
+    runs.total = ITEMS[name].runs
     runs.update = lambda done, total: runs.seen.append((done, total))
     rows = ITEMS[name].measure(runs)
     assert rows
@@ -174,11 +189,20 @@ def test_memory_must_be_equal_to_the_byte() -> None:
 def test_null_counts_operations_that_differ() -> None:
     """An operation that only one of both calls differs, too."""
     real, null = plain(peak=1000, add=3, mul=2), plain(peak=1004, add=3, mul=1, view=1)
-    rows = null_rows(real, null)
-    assert values(rows)["peak, relative difference"] == pytest.approx(0.004)
-    assert values(rows)["kinds of kernels launched"] == 1
+    rows = null_rows(real, real, null, predicted())
+    assert values(rows)["peak, null against real"] == pytest.approx(0.004)
     assert values(rows)["operations called differently often"] == 2
     assert missed(rows) == ["operations called differently often"]
+
+
+def test_null_compares_steps_without_the_first_and_the_traced_ones() -> None:
+    """Kernels are those of one step."""
+    rows = null_rows(plain(step_ms=100), plain(), plain(), predicted(step_ms=107))
+    assert values(rows)["step, real"] == 100
+    assert values(rows)["kernels of a step, real"] == 95
+    assert values(rows)["kernels of a step, null"] == 90
+    assert values(rows)["kernels launched in a step"] == 3
+    assert missed(rows) == ["step, null against real"]
 
 
 def test_release_tells_median_and_ninetieth() -> None:

@@ -36,7 +36,7 @@ def runs_of(folder: Path, text: str, *args: str) -> GpuRuns:
     """Runs of a script of this text."""
     (folder / "train.py").write_text(text)
     script = Script(target=str(folder / "train.py"), args=args)
-    return GpuRuns(script=script, scratch=folder, logs=folder / "logs", total=1)
+    return GpuRuns(script=script, scratch=folder, logs=folder / "logs", cluster="h100-sxm", total=1)
 
 
 def test_a_program_runs_on_the_null_device(tmp_path: Path) -> None:
@@ -48,7 +48,6 @@ def test_a_program_runs_on_the_null_device(tmp_path: Path) -> None:
     assert len(figures.step_ns) == 3
     assert figures.reserved_bytes >= figures.peak_bytes >= 64 * 64 * 4
     assert figures.operations["aten.addmm.default"] == 4
-    assert figures.kernels == {}
     assert seen == [(1, 1)]
 
 
@@ -109,7 +108,7 @@ def test_a_module_is_run_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer.py").write_text(TRAINER)
     script = Script(target="trainer", args=("--steps", "40"), is_module=True)
-    runs = GpuRuns(script=script, scratch=tmp_path, logs=tmp_path / "logs")
+    runs = GpuRuns(script=script, scratch=tmp_path, logs=tmp_path / "logs", cluster="h100-sxm")
     assert len(runs.on_null(steps=4).step_ns) == 3
 
 

@@ -19,7 +19,7 @@ from prismscale.files import write_json
 from prismscale.program_arguments import ModuleOption, ProgramArgument, script_of
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.validation.gpu_items import DEFAULT_ITEMS, ITEMS, GpuItem, chosen_items
-from prismscale.validation.gpu_runs import GpuRuns
+from prismscale.validation.gpu_runs import GpuRuns, preset_of
 from prismscale.validation.rows import Row, print_rows
 
 
@@ -44,7 +44,7 @@ def validate_gpu(
 
     memory: 2 and 4 real processes on this GPU, through gloo, against a live rank: peak bytes.
 
-    null: the plain script against the null device, an H100: peak bytes and operations called.
+    null: the plain script against the null device: peak bytes, operations called, time of a step.
 
     release: how late held streams go on, asked for 50 µs to 50 ms; any script does.
 
@@ -65,7 +65,7 @@ def validate_gpu(
     console = terminal()
     met = True
     for name, item in chosen.items():
-        rows = _measure(name, item, script, out, console)
+        rows = _measure(name, item, script, out, preset_of(about["gpu"]), console)
         print_rows(rows, title=f"{name}, {about['gpu']}")
         write_result(out / f"{name}.json", about, rows)
         met &= all(row.ok for row in rows)
@@ -74,7 +74,9 @@ def validate_gpu(
         raise typer.Exit(1)
 
 
-def _measure(name: str, item: GpuItem, script: Script, out: Path, console: Console) -> list[Row]:
+def _measure(
+    name: str, item: GpuItem, script: Script, out: Path, cluster: str, console: Console
+) -> list[Row]:
     with (
         tempfile.TemporaryDirectory() as scratch,
         TerminalReporter(console).stage(name) as update,
@@ -85,6 +87,7 @@ def _measure(name: str, item: GpuItem, script: Script, out: Path, console: Conso
                 script=script,
                 scratch=Path(scratch),
                 logs=out / "logs" / name,
+                cluster=cluster,
                 total=item.runs,
                 update=update,
             )

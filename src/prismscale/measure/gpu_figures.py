@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TRACED_STEPS = 2
+"""Steps at the end of a plain run that the profiler sees, where it is asked to."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainFigures:
@@ -19,7 +22,9 @@ class PlainFigures:
     operations: Mapping[str, int] = field(default_factory=dict)
     """Calls of each torch operation, where they were counted."""
     kernels: Mapping[str, int] = field(default_factory=dict)
-    """Launches of each kernel, where they were counted on a GPU."""
+    """Launches of each kernel in the last :data:`TRACED_STEPS` steps, where they were traced."""
+    kernel_ns: Mapping[str, int] = field(default_factory=dict)
+    """The time of those launches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,6 +114,13 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
             yield argument, _recorded(kind, call.arguments[argument.name])
         elif kind == "Optional[Device]" and not call.inputs:
             yield argument, device
+        elif argument.name == "min" and call.base in ("clamp", "clamp_"):
+            yield argument, 0.0  # it wants one of both bounds
+        elif argument.name == "output_mask":
+            yield argument, [True] * len(operator._schema.returns)
+        elif kind in ("List[float]", "List[number]"):
+            lists = sum("List" in str(a.type) and "Tensor" in str(a.type) for a in schema)
+            yield argument, [1.0] * (len(call.inputs) // max(lists, 1))
         elif argument.has_default_value():
             yield argument, argument.default_value
         else:
@@ -129,8 +136,6 @@ def _recorded(kind: str, values: tuple[int, ...]) -> Any:
 def _unknown(call: KernelCall, name: str, kind: str) -> Any:
     if kind in ("number", "float", "Scalar", "complex"):
         return 1.0
-    if kind in ("List[float]", "List[number]"):
-        return [1.0] * len(call.inputs)
     if kind.startswith("Optional"):
         return None
     raise UsageError(f"{call.name}: its signature does not say what '{name}' ({kind}) was")
@@ -164,7 +169,10 @@ def _shared_out(call: KernelCall, schema: Any, device: torch.device) -> list[Any
 
 
 def _is_empty(call: KernelCall, argument: str) -> bool:
-    """Fused optimizers keep largest moments only for AMSGrad, and hand over an empty list."""
+    """Fused optimizers hand over an empty list of what they do not keep: largest moments without
+    AMSGrad, momentum of an SGD that has none."""
+    if argument == "momentum_buffer_list":
+        return len(call.inputs) % 3 != 0
     return argument == "max_exp_avg_sqs" and not call.flag("amsgrad")
 
 

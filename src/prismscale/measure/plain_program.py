@@ -1,7 +1,9 @@
 """One rank of a program run plainly on the GPU, or on the null device: steps, memory, operations.
 
-``python -m prismscale.measure.plain_program OUT --steps N [--kernels] [--null GPU] [--module] --
-SCRIPT [ARGUMENTS]`` writes :class:`.PlainFigures` to ``OUT``, or beside it why the rank failed.
+``python -m prismscale.measure.plain_program OUT --steps N [--operations] [--trace PATH]
+[--null GPU] [--module] -- SCRIPT [ARGUMENTS]`` writes :class:`.PlainFigures` to ``OUT``, or beside
+it why the rank failed. ``--trace`` writes the last steps as torch's profiler saw them, for a
+browser and for ``prismscale import kineto``.
 Rank and world come from the environment, as with torchrun. Several ranks may share the one GPU:
 they communicate through gloo, which can do that, and NCCL cannot.
 """
@@ -12,7 +14,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,7 @@ from prismscale.devices.null.gpus import device_spec
 from prismscale.devices.null.runtime import activate
 from prismscale.emulation.script import Script, StopProgram
 from prismscale.emulation.step_detection import watch_steps
-from prismscale.measure.gpu_figures import PlainFigures, error_path
+from prismscale.measure.gpu_figures import TRACED_STEPS, PlainFigures, error_path
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.failure import save_failure
 from prismscale.typed_files import save_json
@@ -39,11 +41,13 @@ class StepEnds:
     """Marks the end of each optimizer call on the stream, and stops the program after ``steps``.
 
     A program may call several optimizers in a step; :func:`.calls_per_step` finds that, as it does
-    where programs are captured.
+    where programs are captured. ``before_last`` is called once, :data:`.TRACED_STEPS` steps before
+    the end.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, before_last: Callable[[], object] | None = None) -> None:
         self._steps = steps
+        self._before_last = before_last
         self._ends: list[Any] = []
         self._optimizers: list[int] = []
 
@@ -60,8 +64,12 @@ class StepEnds:
         event.record()
         self._ends.append(event)
         self._optimizers.append(optimizer)
-        if len(self._step_ends()) == self._steps:
+        ended = len(self._step_ends())
+        if ended == self._steps:
             raise StopProgram
+        if self._before_last is not None and ended == self._steps - TRACED_STEPS:
+            self._before_last()
+            self._before_last = None
 
     def step_ns(self) -> tuple[int, ...]:
         """From end to end."""
@@ -103,44 +111,61 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def counted(seen: dict[str, dict[str, int]], *, with_kernels: bool) -> Iterator[None]:
-    """Count torch operations, and the kernels they launch where there are any."""
-    with ExitStack() as stack:
-        profile = None
-        if with_kernels:
-            activity = torch.profiler.ProfilerActivity.CUDA
-            profile = stack.enter_context(torch.profiler.profile(activities=[activity]))
-        operations = stack.enter_context(CountOperations())
-        yield
-    if profile is not None:
-        seen["kernels"] = {e.key: e.count for e in profile.key_averages()}
-    seen["operations"] = dict(operations.calls)
+class LastSteps:
+    """What torch's profiler sees from :meth:`begin` to :meth:`end`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._profile = torch.profiler.profile(activities=activities, record_shapes=True)
+
+    def begin(self) -> None:
+        """Earlier kernels are not in it."""
+        torch.cuda.synchronize()
+        self._profile.start()
+
+    def end(self) -> dict[str, Counter[str]]:
+        """Write the trace; launches and time of each kernel."""
+        torch.cuda.synchronize()
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self._path))
+        launches: Counter[str] = Counter()
+        times: Counter[str] = Counter()
+        for event in self._profile.profiler.kineto_results.events():
+            if event.device_type() == torch.autograd.DeviceType.CUDA:
+                launches[event.name()] += 1
+                times[event.name()] += event.duration_ns()
+        return {"kernels": launches, "kernel_ns": times}
 
 
-def run_plainly(script: Script, *, steps: int, on_null: bool, count: bool) -> PlainFigures:
+def run_plainly(
+    script: Script, *, steps: int, on_null: bool, count: bool, trace: Path | None
+) -> PlainFigures:
     """Run a program for ``steps`` steps, or to its end where that is earlier.
 
     Args:
         script: the program.
         steps: after so many it is stopped.
         on_null: the GPU is a null device.
-        count: count operations and, on a real GPU, kernels.
+        count: count operations, which makes the program slow.
+        trace: where to write the last steps as torch's profiler sees them; they are slower.
     """
-    ends = StepEnds(steps)
-    seen: dict[str, dict[str, int]] = {}
+    last = None if trace is None else LastSteps(trace)
+    ends = StepEnds(steps, None if last is None else last.begin)
+    counting = CountOperations()
     with ExitStack() as stack:
         if on_null or int(os.environ["WORLD_SIZE"]) > 1:
             stack.enter_context(through_gloo())
         stack.enter_context(watch_steps(ends))
         if count:
-            stack.enter_context(counted(seen, with_kernels=not on_null))
+            stack.enter_context(counting)
         script.run()
     return PlainFigures(
         step_ns=ends.step_ns(),
         peak_bytes=torch.cuda.max_memory_allocated(),
         reserved_bytes=torch.cuda.max_memory_reserved(),
-        **seen,
+        operations=dict(counting.calls),
+        **({} if last is None else last.end()),
     )
 
 
@@ -149,7 +174,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Script]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--kernels", action="store_true", help="count operations and kernels")
+    parser.add_argument("--operations", action="store_true", help="count operations")
+    parser.add_argument("--trace", type=Path, help="write the last steps' profile")
     parser.add_argument("--null", default="", help="run on the null device as this GPU")
     parser.add_argument("--module", action="store_true", help="SCRIPT is the name of a module")
     split = list(arguments).index(PROGRAM_FOLLOWS)
@@ -166,7 +192,11 @@ def main() -> int:
         if options.null:
             activate(device_spec(options.null))
         figures = run_plainly(
-            script, steps=options.steps, on_null=bool(options.null), count=options.kernels
+            script,
+            steps=options.steps,
+            on_null=bool(options.null),
+            count=options.operations,
+            trace=options.trace,
         )
         save_json(figures, options.out)
     except BaseException as error:

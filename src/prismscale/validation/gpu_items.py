@@ -4,7 +4,8 @@
 run       the emulated program at world sizes 1, 8 and 1,024 with rank 0 live: step, lag, peak
 overhead  the emulated against the plain program, taking turns: ratio of step times
 memory    2 and 4 real processes on the one GPU against a live rank: peak bytes, equal to the byte
-null      the plain program against the null device: peak bytes, and how often operations are called
+null      the plain program against the null device: peak bytes, how often operations are called,
+          time of a step and of its kernels
 release   how late held streams go on, asked for 50 µs to 50 ms; nothing of it is the program's
 ========  ==========================================================================================
 """
@@ -16,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prismscale.errors import UsageError, did_you_mean
-from prismscale.measure.gpu_figures import HeldFigures, PlainFigures
-from prismscale.validation.gpu_runs import EmulatedFigures, GpuRuns
+from prismscale.measure.gpu_figures import TRACED_STEPS, HeldFigures, PlainFigures
+from prismscale.validation.gpu_runs import EmulatedFigures, GpuRuns, PredictedFigures
 from prismscale.validation.rows import Row
 
 WORLD_SIZES = (1, 8, 1024)
@@ -30,6 +31,8 @@ MEMORY_STEPS = 8
 NULL_STEPS = 4
 HIGHEST_OVERHEAD = 1.01
 LARGEST_PEAK_ERROR = 0.005
+LARGEST_RESERVED_ERROR = 0.03
+LARGEST_STEP_ERROR = 0.06
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,23 +116,43 @@ def memory_rows(found: Mapping[int, tuple[PlainFigures, EmulatedFigures]]) -> li
 
 def measure_null(runs: GpuRuns) -> list[Row]:
     """The plain program on the GPU, and on one that is not there."""
-    (real,) = runs.plain(1, steps=NULL_STEPS, count=True)
-    return null_rows(real, runs.on_null(steps=NULL_STEPS))
+    (timed,) = runs.plain(1, steps=OVERHEAD_STEPS + TRACED_STEPS, trace=True)
+    (counted,) = runs.plain(1, steps=NULL_STEPS, count=True)
+    return null_rows(timed, counted, runs.on_null(steps=NULL_STEPS), runs.predicted())
 
 
-def null_rows(real: PlainFigures, null: PlainFigures) -> list[Row]:
-    """Peak bytes, and operations that were not called equally often."""
-    names = {*real.operations, *null.operations}
-    differing = sum(real.operations.get(n, 0) != null.operations.get(n, 0) for n in names)
-    off = abs(null.peak_bytes / real.peak_bytes - 1)
+def null_rows(
+    timed: PlainFigures, counted: PlainFigures, null: PlainFigures, predicted: PredictedFigures
+) -> list[Row]:
+    """Peak bytes, steps, kernels, and operations that were not called equally often.
+
+    Memory is compared where operations were counted, after equally many steps. The kernels of the
+    GPU are all that its profiler saw, those of the null device all that it prices.
+    """
+    names = {*counted.operations, *null.operations}
+    differing = sum(counted.operations.get(n, 0) != null.operations.get(n, 0) for n in names)
+    step_ns = statistics.median(timed.step_ns[WARM_UP:-TRACED_STEPS])
+    kernel_ns = sum(timed.kernel_ns.values()) / TRACED_STEPS
     return [
-        Row.told("real peak", real.peak_bytes, "bytes"),
-        Row.told("null peak", null.peak_bytes, "bytes"),
-        Row.at_most("peak, relative difference", off, LARGEST_PEAK_ERROR),
-        Row.told("real reserved", real.reserved_bytes, "bytes"),
-        Row.told("null reserved", null.reserved_bytes, "bytes"),
-        Row.told("kinds of kernels launched", len(real.kernels)),
+        *_beside("peak", null.peak_bytes, counted.peak_bytes, LARGEST_PEAK_ERROR, "bytes"),
+        *_beside(
+            "reserved", null.reserved_bytes, counted.reserved_bytes, LARGEST_RESERVED_ERROR, "bytes"
+        ),
         Row.at_most("operations called differently often", differing, 0),
+        *_beside("step", predicted.step_ns / 1e6, step_ns / 1e6, LARGEST_STEP_ERROR, "ms"),
+        *_beside("kernels of a step", predicted.kernel_ns / 1e6, kernel_ns / 1e6, None, "ms"),
+        Row.told("kernels launched in a step", sum(timed.kernels.values()) / TRACED_STEPS),
+    ]
+
+
+def _beside(name: str, null: float, real: float, bar: float | None, unit: str) -> list[Row]:
+    """Both figures, and how far the null device's is off."""
+    off = null / real - 1
+    error = f"{name}, null against real"
+    return [
+        Row.told(f"{name}, real", real, unit),
+        Row.told(f"{name}, null", null, unit),
+        Row.told(error, off) if bar is None else Row.at_most(error, abs(off), bar),
     ]
 
 
@@ -153,7 +176,7 @@ ITEMS = {
     "run": GpuItem(runs=len(WORLD_SIZES), measure=measure_run),
     "overhead": GpuItem(runs=2 * PAIRS, measure=measure_overhead),
     "memory": GpuItem(runs=2 * len(RANKS_OF_MEMORY), measure=measure_memory),
-    "null": GpuItem(runs=2, measure=measure_null),
+    "null": GpuItem(runs=4, measure=measure_null),
     "release": GpuItem(runs=1, measure=measure_release),
 }
 DEFAULT_ITEMS = ",".join(ITEMS)

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from prismscale.analysis.observation import Observation
 from prismscale.analysis.result import LiveResult
+from prismscale.cluster import Cluster
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleError, UsageError
 from prismscale.measure.gpu_figures import HeldFigures, PlainFigures, error_path
 from prismscale.processes.children import Child, Children, ending
 from prismscale.processes.failure import failure_of
+from prismscale.program_arguments import USUAL_CLUSTER
 from prismscale.progress import StageUpdate
 from prismscale.report.folder import read_results
 from prismscale.runfolder import RunFolder
@@ -29,7 +31,6 @@ from prismscale.typed_files import load_json
 PLAIN_PROGRAM = "prismscale.measure.plain_program"
 HELD_STREAMS = "prismscale.measure.held_streams"
 LIVE_STEPS = 12
-NULL_GPU = "h100-sxm"
 HOST = "127.0.0.1"
 POLL_S = 0.1
 TAIL_LINES = 30
@@ -45,6 +46,17 @@ class EmulatedFigures:
     """From the start of the command to its end."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedFigures:
+    """What a run on the null device says of a program alone."""
+
+    step_ns: int
+    kernel_ns: int
+    """Of all kernels of a step."""
+    peak_bytes: int
+    reserved_bytes: int
+
+
 @dataclass(kw_only=True)
 class GpuRuns:
     """Starts runs of one program; each is one more on the progress."""
@@ -53,6 +65,8 @@ class GpuRuns:
     scratch: Path
     """What runs write is thrown away with it."""
     logs: Path
+    cluster: str
+    """Preset with this GPU (:func:`preset_of`): what runs aim at, and the null device's GPU."""
     total: int = 0
     """How many runs there will be, for :attr:`update`."""
     update: StageUpdate = field(default=lambda done, total: None)
@@ -65,33 +79,46 @@ class GpuRuns:
             PrismscaleError: it failed; the message has the end of its output.
         """
         out = self.scratch / f"{self._done:02d}-emulated"
-        options = ["--device", "cuda", "--live", "0", "--steps", str(LIVE_STEPS)]
-        options += ["--world-size", str(world_size), "--out", str(out)]
         began = time.monotonic()
-        with Children() as children:
-            command = [sys.executable, "-m", "prismscale.cli", "run", *options]
-            name = f"prismscale run --world-size {world_size}"
-            children.start(name, [*command, *self._program()], self.logs / f"{out.name}.log")
-            wait_for_all(children, _command_failure)
+        live = ["--device", "cuda", "--live", "0", "--steps", str(LIVE_STEPS)]
+        self._command(out, world_size, [*live, "--cluster", self.cluster])
         command_s = time.monotonic() - began
         self._count()
         return emulated_figures(RunFolder(root=out), command_s)
 
-    def plain(self, n_ranks: int, *, steps: int, count: bool = False) -> list[PlainFigures]:
+    def plain(
+        self, n_ranks: int, *, steps: int, count: bool = False, trace: bool = False
+    ) -> list[PlainFigures]:
         """The program itself, ``n_ranks`` processes on this GPU; what each saw.
+
+        Args:
+            n_ranks: how many.
+            steps: of each.
+            count: count operations.
+            trace: keep the profile of the last steps beside the logs, of one rank.
 
         Raises:
             ScriptError: a rank failed.
             UsageError: the program took fewer steps, or did not use the GPU.
         """
-        counting = ["--kernels"] if count else []
-        return self._ranks("plain", sys.executable, n_ranks, steps, counting)
+        options = ["--operations"] if count else []
+        if trace:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            options += ["--trace", str(self.logs / f"{self._done:02d}-plain.trace.json")]
+        return self._ranks("plain", sys.executable, n_ranks, steps, options)
 
     def on_null(self, *, steps: int) -> PlainFigures:
         """The program alone on the null device, operations counted; raises as :meth:`plain`."""
-        options = ["--kernels", "--null", NULL_GPU]
+        options = ["--operations", "--null", self.cluster]
         (figures,) = self._ranks("null", sys.executable, 1, steps, options)
         return figures
+
+    def predicted(self) -> PredictedFigures:
+        """``prismscale run --device null`` of the program alone; raises as :meth:`emulated`."""
+        out = self.scratch / f"{self._done:02d}-predicted"
+        self._command(out, 1, ["--device", "null", "--cluster", self.cluster])
+        self._count()
+        return predicted_figures(RunFolder(root=out))
 
     def held(self) -> HeldFigures:
         """Streams that are held; no part of it is the program.
@@ -136,6 +163,15 @@ class GpuRuns:
             refuse_incomparable(one, steps, self.script.label)
         return figures
 
+    def _command(self, out: Path, world_size: int, options: Sequence[str]) -> None:
+        """``prismscale run`` of the program."""
+        command = [sys.executable, "-m", "prismscale.cli", "run", *options]
+        command += ["--world-size", str(world_size), "--out", str(out), *self._program()]
+        with Children() as children:
+            name = f"prismscale run --world-size {world_size}"
+            children.start(name, command, self.logs / f"{out.name}.log")
+            wait_for_all(children, _command_failure)
+
     def _program(self) -> list[str]:
         """The program as ``prismscale run`` takes it."""
         if self.script.is_module:
@@ -157,6 +193,27 @@ def emulated_figures(folder: RunFolder, command_s: float) -> EmulatedFigures:
     path = next(folder.live.glob("*/live-0.json"))
     observed = load_json(Observation, path, "what was seen of a live rank")
     return EmulatedFigures(live=live, observed=observed, command_s=command_s)
+
+
+def predicted_figures(folder: RunFolder) -> PredictedFigures:
+    """What a finished run of one rank on the null device left behind; raises as
+    :func:`emulated_figures`."""
+    found = read_results(folder)
+    (stage,) = found.stages
+    return PredictedFigures(
+        step_ns=found.step_ns,
+        kernel_ns=sum(kind.device_ns for kind in found.kernels),
+        peak_bytes=stage.peak_bytes or 0,
+        reserved_bytes=stage.reserved_bytes or 0,
+    )
+
+
+def preset_of(gpu: str) -> str:
+    """The cluster preset whose GPU torch calls ``gpu``; the usual one for a GPU that has none."""
+    for name in Cluster.presets():
+        if Cluster.load(name).device.name == gpu:
+            return name
+    return USUAL_CLUSTER
 
 
 def wait_for_all(children: Children, failure: Callable[[Child], PrismscaleError]) -> None:

@@ -93,6 +93,10 @@ void run_meta(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack) {
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
     const size_t returned = op.schema().returns().size();
+    if (returned == 0) {  // fused SGD, and fused Adam with a learning rate in a tensor
+      stack.clear();
+      return;
+    }
     if (returns_arguments(info, returned)) {
       // Some `out` variants have no Meta kernel. Compiled code gives them tensors of the right shape.
       stack.assign(arguments.end() - static_cast<std::ptrdiff_t>(returned), arguments.end());
