@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -222,11 +224,18 @@ def _instruments(
 def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
+    faulthandler.enable()  # a crash in native code leaves the Python frames in the rank's log
     spec = CaptureSpec.load(Path(arguments[0]))
     try:
         save_trace(capture_rank(spec), spec.trace_path)
     except BaseException as error:
         return save_failure(spec.error_path, spec.rank, error)
+    if spec.device == "cuda":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A program that is stopped in the middle leaves work and hooks behind whose order of
+        # destruction at an interpreter's exit is nobody's: as live ranks end.
+        os._exit(0)
     return 0
 
 

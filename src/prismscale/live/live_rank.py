@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import sys
@@ -273,6 +274,7 @@ def _wait_for_go(wire: Wire) -> tuple[int, list[int]]:
 def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
+    faulthandler.enable()  # a crash in native code leaves the Python frames in the rank's log
     spec = LiveSpec.load(Path(arguments[0]))
     try:
         if spec.live_on:

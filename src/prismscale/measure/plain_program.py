@@ -132,7 +132,8 @@ class LastSteps:
         launches: Counter[str] = Counter()
         times: Counter[str] = Counter()
         for event in self._profile.profiler.kineto_results.events():
-            if event.device_type() == torch.autograd.DeviceType.CUDA:
+            on_gpu = event.device_type() == torch.autograd.DeviceType.CUDA
+            if on_gpu and not event.is_user_annotation():
                 launches[event.name()] += 1
                 times[event.name()] += event.duration_ns()
         return {"kernels": launches, "kernel_ns": times}

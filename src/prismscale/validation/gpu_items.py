@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.measure.gpu_figures import TRACED_STEPS, HeldFigures, PlainFigures
@@ -130,7 +130,13 @@ def null_rows(
     GPU are all that its profiler saw, those of the null device all that it prices.
     """
     names = {*counted.operations, *null.operations}
-    differing = sum(counted.operations.get(n, 0) != null.operations.get(n, 0) for n in names)
+    differing = [
+        f"{name}: {counted.operations.get(name, 0)} times, on the null device "
+        f"{null.operations.get(name, 0)}"
+        for name in sorted(names)
+        if counted.operations.get(name, 0) != null.operations.get(name, 0)
+    ]
+    operations = Row.at_most("operations called differently often", len(differing), 0)
     step_ns = statistics.median(timed.step_ns[WARM_UP:-TRACED_STEPS])
     kernel_ns = sum(timed.kernel_ns.values()) / TRACED_STEPS
     return [
@@ -138,7 +144,7 @@ def null_rows(
         *_beside(
             "reserved", null.reserved_bytes, counted.reserved_bytes, LARGEST_RESERVED_ERROR, "bytes"
         ),
-        Row.at_most("operations called differently often", differing, 0),
+        replace(operations, note="; ".join(differing)),
         *_beside("step", predicted.step_ns / 1e6, step_ns / 1e6, LARGEST_STEP_ERROR, "ms"),
         *_beside("kernels of a step", predicted.kernel_ns / 1e6, kernel_ns / 1e6, None, "ms"),
         Row.told("kernels launched in a step", sum(timed.kernels.values()) / TRACED_STEPS),
