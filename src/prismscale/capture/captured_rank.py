@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -230,12 +229,6 @@ def main(arguments: list[str]) -> int:
         save_trace(capture_rank(spec), spec.trace_path)
     except BaseException as error:
         return save_failure(spec.error_path, spec.rank, error)
-    if spec.device == "cuda":
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # A program that is stopped in the middle leaves work and hooks behind whose order of
-        # destruction at an interpreter's exit is nobody's: as live ranks end.
-        os._exit(0)
     return 0
 
 

@@ -10,7 +10,6 @@ time in the tests.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -230,22 +229,27 @@ class StreamDevice:
             mark.ns, mark.event = self._times.ns(mark.event), None
 
 
+_COVERED = "_prismscale_covered"
+"""Attribute of a program's event: what it covers."""
+
+
 class _LaneTranslator:
-    """Streams and events of the program in the recorder's words: lanes and what an event covers."""
+    """Streams and events of the program in the recorder's words: lanes and what an event covers.
+
+    What an event covers is kept on the event. A table with weak keys would be neater, but a weak
+    reference to a ``torch.cuda.Event`` of torch 2.11 outlives it and crashes the process later.
+    """
 
     def __init__(self, lane_of: Callable[[Stream], str], observer: LaneObserver) -> None:
         self._lane_of = lane_of
         self._observer = observer
-        self._covered: weakref.WeakKeyDictionary[object, tuple[int, ...]] = (
-            weakref.WeakKeyDictionary()
-        )
 
     def switched(self, before: Stream, after: Stream) -> None:
         self._observer.lane_switched(self._lane_of(before), self._lane_of(after))
 
     def recorded(self, event: object, stream: Stream) -> None:
-        self._covered[event] = self._observer.lane_frontier(self._lane_of(stream))
+        setattr(event, _COVERED, self._observer.lane_frontier(self._lane_of(stream)))
 
     def waits(self, stream: Stream, event: object, order: Callable[[], None]) -> None:
-        covered = self._covered.get(event, ())
+        covered: tuple[int, ...] = getattr(event, _COVERED, ())
         self._observer.lane_waits(self._lane_of(stream), covered, order)

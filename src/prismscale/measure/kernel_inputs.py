@@ -106,6 +106,13 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
     """Each argument of the schema with its value."""
     schema = operator._schema.arguments
     tensors = _shared_out(call, schema, device)
+    kinds = [str(argument.type) for argument in schema if "Tensor" in str(argument.type)]
+    # A norm has a gradient of its weight and of its bias where it has those.
+    optional = [
+        tensor is not None
+        for kind, tensor in zip(kinds, tensors, strict=True)
+        if kind == "Optional[Tensor]"
+    ]
     for argument in schema:
         kind = str(argument.type)
         if "Tensor" in kind:
@@ -117,7 +124,9 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
         elif argument.name == "min" and call.base in ("clamp", "clamp_"):
             yield argument, 0.0  # it wants one of both bounds
         elif argument.name == "output_mask":
-            yield argument, [True] * len(operator._schema.returns)
+            yield argument, [True, *optional][: len(operator._schema.returns)]
+        elif argument.name == "momentum" and call.base == "_fused_sgd_":
+            yield argument, 0.0 if _is_empty(call, "momentum_buffer_list") else 0.9
         elif kind in ("List[float]", "List[number]"):
             lists = sum("List" in str(a.type) and "Tensor" in str(a.type) for a in schema)
             yield argument, [1.0] * (len(call.inputs) // max(lists, 1))
