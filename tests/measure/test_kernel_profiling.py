@@ -52,6 +52,15 @@ CALLS = [
     text("ones", "", "Float[4,4]", "size=4,4"),
     text("topk", "Float[8,16]", "Float[8,2];Long[8,2]", "k=2;dim=-1;largest=1;sorted=1"),
     text("clone", "Float[4,8]@1,4", "Float[4,8]"),
+    text("clamp", "Float[8]", "Float[8]"),
+    text(
+        "native_layer_norm_backward",
+        "Float[8,4];Float[8,4];Float[8,1];Float[8,1];Float[4]",
+        "Float[8,4];Float[4]",
+        "normalized_shape=4",
+    ),
+    text("_foreach_addcdiv_.ScalarList", ";".join(["Float[4]"] * 6)),
+    text("_fused_sgd_", ";".join(["Float[4]"] * 4), "", "nesterov=0;maximize=0;is_first_step=0"),
     text(
         "_scaled_dot_product_flash_attention_backward",
         ";".join(["Float[1,2,16,8]"] * 5),

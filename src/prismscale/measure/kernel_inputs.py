@@ -125,7 +125,7 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
             yield argument, 0.0  # it wants one of both bounds
         elif argument.name == "output_mask":
             yield argument, [True, *optional][: len(operator._schema.returns)]
-        elif argument.name == "momentum" and call.base == "_fused_sgd_":
+        elif argument.name == "momentum" and call.base.startswith("_fused_sgd"):
             yield argument, 0.0 if _is_empty(call, "momentum_buffer_list") else 0.9
         elif kind in ("List[float]", "List[number]"):
             lists = sum("List" in str(a.type) and "Tensor" in str(a.type) for a in schema)

@@ -131,7 +131,8 @@ class LastSteps:
         self._profile.export_chrome_trace(str(self._path))
         launches: Counter[str] = Counter()
         times: Counter[str] = Counter()
-        for event in self._profile.profiler.kineto_results.events():
+        seen: Any = self._profile.profiler
+        for event in seen.kineto_results.events():
             on_gpu = event.device_type() == torch.autograd.DeviceType.CUDA
             if on_gpu and not event.is_user_annotation():
                 launches[event.name()] += 1

@@ -86,6 +86,25 @@ def test_optimizers_are_the_kernels_of_a_gpu() -> None:
     assert len(adam) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "lr"), [(torch.optim.SGD, 0.1), (torch.optim.AdamW, torch.tensor(0.1))]
+)
+def test_fused_updates_without_a_meta_kernel_run(
+    kind: type[torch.optim.Optimizer], lr: float | torch.Tensor
+) -> None:
+    """torch has none for fused SGD, nor for a learning rate in a tensor; they return nothing."""
+    weight = torch.nn.Parameter(torch.empty(64, device="cuda"))
+    weight.grad = torch.empty_like(weight)
+    kind([weight], lr=lr, fused=True).step()
+    assert weight.shape == (64,)
+
+
+def test_a_fork_does_not_poison_a_device_that_has_no_driver() -> None:
+    """torch.cuda binds the question at its import, before the null device is there."""
+    assert torch.cuda._is_in_bad_fork.__module__ == "prismscale.devices.null.cuda_api"
+    assert not torch.cuda._is_in_bad_fork()
+
+
 def test_metadata_is_cached_after_the_first_step() -> None:
     """A second step with the same shapes meets no new signature."""
     _, first = train_step(torch.bfloat16, False, fused=True)

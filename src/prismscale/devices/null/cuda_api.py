@@ -242,7 +242,7 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         (torch.cuda, "default_generators", generators, "filled by _cuda_init"),
         (torch.cuda, "_exchange_device", torch._C._cuda_exchangeDevice, "dummy bound at import"),
         (torch.cuda, "_maybe_exchange_device", torch._C._cuda_maybeExchangeDevice, "the same"),
-        (torch.cuda, "_is_in_bad_fork", torch._C._cuda_isInBadFork, "bound at import"),
+        (torch.cuda, "_is_in_bad_fork", lambda: False, "bound at import"),
         (torch.cuda, "has_magma", False, "linear algebra has no kernels to choose from"),
         (torch.cuda, "Stream", null_streams.Stream, "its base class is a dummy"),
         (torch.cuda, "Event", null_streams.Event, "its base class is a dummy"),
