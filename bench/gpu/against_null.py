@@ -2,9 +2,9 @@
 
     python bench/gpu/against_null.py --runs DIR [--json PATH] [NAME ...]
 
-Run with the torch that the GPU's figures name, and with what ``programs.json`` imports. Runs in DIR
-are kept: those that are there are not made again. The figures of the GPU are
-``bench/results/h200/programs``, by ``bench/gpu/programs.py``.
+Run with the torch that the GPU's figures name, in a folder and with what ``programs.py`` beside
+this wants: it made those figures, ``bench/results/h200/programs``. Runs in DIR are kept: those that
+are there are not made again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
-from prismscale.measure.gpu_figures import TRACED_STEPS, PlainFigures
-from prismscale.report.folder import read_results
+from prismscale.measure.gpu_figures import PlainFigures
 from prismscale.runfolder import RunFolder
 from prismscale.typed_files import decode
-from prismscale.validation.gpu_items import WARM_UP
 from prismscale.validation.gpu_runs import PredictedFigures, predicted_figures, preset_of
 from prismscale.validation.rows import Row, finish
 
@@ -43,37 +40,25 @@ class Program:
     null: PredictedFigures
 
     @property
-    def step_ns(self) -> float:
-        """Median of the GPU's steps, without the first ones and those that were traced."""
-        return median(self.real.step_ns[WARM_UP:-TRACED_STEPS])
-
-    @property
     def step_error(self) -> float:
         """Positive where the null device is too slow."""
-        return self.null.step_ns / self.step_ns - 1
+        return self.null.step_ns / self.real.median_step_ns - 1
 
     def rows(self) -> list[Row]:
         """Its figures."""
         peak = self.null.peak_bytes - self.real.peak_bytes
         bar = MIXTURE_PEAK if "moe" in self.name else DENSE_PEAK
         reserved = self.null.reserved_bytes / self.real.reserved_bytes - 1
-        kernel_ns = sum(self.real.kernel_ns.values()) / TRACED_STEPS
         return [
             Row.told(f"{self.name}: peak, null less real", peak, "bytes"),
             Row.at_most(f"{self.name}: peak, error", abs(peak) / self.real.peak_bytes, bar),
             Row.at_most(f"{self.name}: reserved, error", abs(reserved), RESERVED),
-            Row.told(f"{self.name}: step, real", self.step_ns / 1e6, "ms"),
+            Row.told(f"{self.name}: step, real", self.real.median_step_ns / 1e6, "ms"),
             Row.told(f"{self.name}: step, null", self.null.step_ns / 1e6, "ms"),
             Row.told(f"{self.name}: step, null over real less 1", self.step_error),
-            Row.told(f"{self.name}: kernels, real", kernel_ns / 1e6, "ms"),
+            Row.told(f"{self.name}: kernels, real", self.real.kernel_ns_per_step / 1e6, "ms"),
             Row.told(f"{self.name}: kernels, null", self.null.kernel_ns / 1e6, "ms"),
         ]
-
-
-def measured(path: Path) -> tuple[str, str, PlainFigures]:
-    """Command, GPU and figures of one program."""
-    found = json.loads(path.read_text())
-    return found["program"], found["gpu"], decode(PlainFigures, found["figures"], str(path))
 
 
 def on_null(folder: RunFolder, command: str, cluster: str) -> PredictedFigures:
@@ -82,7 +67,6 @@ def on_null(folder: RunFolder, command: str, cluster: str) -> PredictedFigures:
         run = [sys.executable, "-m", "prismscale.cli", "run", "--device", "null"]
         run += ["--cluster", cluster, "--world-size", "1", "--out", str(folder.root)]
         subprocess.run([*run, *shlex.split(command)], check=True, timeout=LIMIT_S)
-    read_results(folder)
     return predicted_figures(folder)
 
 
@@ -103,16 +87,18 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    programs = []
+    programs, notes = [], set()
     for path in sorted(MEASURED.glob("*.json")):
         if options.names and path.stem not in options.names:
             continue
-        command, gpu, real = measured(path)
+        found = json.loads(path.read_text())
         folder = RunFolder(root=options.runs / path.stem)
-        null = on_null(folder, command, preset_of(gpu))
+        null = on_null(folder, found["program"], preset_of(found["gpu"]))
+        real = decode(PlainFigures, found["figures"], str(path))
         programs.append(Program(name=path.stem, real=real, null=null))
+        notes.add(f"{found['gpu']}, torch {found['torch']}")
     rows = [row for program in programs for row in program.rows()] + steps(programs)
-    note = f"NVIDIA H200, torch {json.loads(path.read_text())['torch']}"
+    note = "; ".join(sorted(notes))
     return finish([replace(row, note=note) for row in rows], json_path=options.json)
 
 

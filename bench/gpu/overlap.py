@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from timing import save
+from timing import device_ns, save
 
 BLOCKS = (4, 8, 16, 24, 32)
 REPEATS = 5
@@ -40,6 +40,14 @@ class Copy:
         self.source = torch.randn(n_bytes // 4, device="cuda")
         self.target = torch.empty_like(self.source)
         self.stream = torch.cuda.Stream(priority=-1)
+
+    def start_now(self, blocks: int, n_bytes: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Issue it to an idle device, behind a pause in which the host issues what comes beside it;
+        events before and after."""
+        torch.cuda.synchronize()
+        torch.cuda._sleep(2_000_000)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        return self.start(blocks, n_bytes)
 
     def start(self, blocks: int, n_bytes: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Issue it; events before and after."""
@@ -77,28 +85,11 @@ def timed(run: Callable[[], object], calls: int) -> tuple[torch.cuda.Event, torc
     return began, ended
 
 
-def alone(run: Callable[[], object], calls: int) -> float:
-    """Milliseconds of a call."""
-    times = []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000)
-        began, ended = timed(run, calls)
-        torch.cuda.synchronize()
-        times.append(began.elapsed_time(ended) / calls)
-    return median(times)
-
-
 def beside(copy: Copy, blocks: int, n_bytes: int, run: Callable[[], object], calls: int) -> float:
     """Milliseconds of a call while the copy runs; not a number where the copy ended before."""
     times = []
     for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000)
-        gate = torch.cuda.Event()
-        gate.record()
-        copy.stream.wait_event(gate)
-        _, copied = copy.start(blocks, n_bytes)
+        _, copied = copy.start_now(blocks, n_bytes)
         torch.cuda._sleep(200_000)
         began, ended = timed(run, calls)
         torch.cuda.synchronize()
@@ -109,12 +100,7 @@ def beside(copy: Copy, blocks: int, n_bytes: int, run: Callable[[], object], cal
 
 def copy_rate(copy: Copy, blocks: int, n_bytes: int, run: Callable[[], object] | None) -> float:
     """Bytes a second that the copy moves (read and written), while ``run`` is repeated."""
-    torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000)
-    gate = torch.cuda.Event()
-    gate.record()
-    copy.stream.wait_event(gate)
-    began, ended = copy.start(blocks, n_bytes)
+    began, ended = copy.start_now(blocks, n_bytes)
     if run is not None:
         while not ended.query():
             for _ in range(20):
@@ -137,9 +123,9 @@ def main() -> None:
         print(f"{blocks} blocks copy {rates[blocks] / 1e9:.0f} GB/s alone", flush=True)
     for name, run in works().items():
         run()
-        once_ms = alone(run, 10)
+        once_ms = device_ns(run, calls=10) / 1e6
         calls = max(5, round(10 / once_ms))
-        once_ms = alone(run, calls)
+        once_ms = device_ns(run, calls=calls) / 1e6
         for blocks in BLOCKS:
             wanted = int(rates[blocks] / 2 * once_ms * calls * 3 / 1e3)
             n_bytes = min(4 << 30, max(1 << 26, wanted // (4 * CHUNK) * 4 * CHUNK))

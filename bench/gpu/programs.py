@@ -3,8 +3,9 @@
     python bench/gpu/programs.py --out DIR [NAME ...]
 
 ``programs.json`` names them. Each leaves ``NAME.json`` (:class:`.PlainFigures`) and, in ``logs``,
-what it printed and its last steps as torch's profiler saw them. torchtitan 0.2.2 finds the folder
-``tokenizer`` and its data set in the folder in which the command runs.
+what it printed and its last steps as torch's profiler saw them. Run it in a folder where
+``examples`` is this project's and ``prepare`` of ``bench/null_programs.py`` has put a tokenizer and
+a text for torchtitan 0.2.2, with ``bench/gpu`` in ``PYTHONPATH`` for ``titan_cut``.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleError
 from prismscale.files import write_json
 from prismscale.measure.gpu_figures import TRACED_STEPS
 from prismscale.measure.gpu_machine import describe_machine
-from prismscale.validation.gpu_items import OVERHEAD_STEPS, WARM_UP
+from prismscale.program_arguments import script_of
+from prismscale.validation.gpu_items import OVERHEAD_STEPS
 from prismscale.validation.gpu_runs import GpuRuns, preset_of
 
 PROGRAMS = Path(__file__).with_name("programs.json")
 
 
-def script_of(command: str) -> Script:
+def parsed(command: str) -> Script:
     """A program as ``prismscale run`` takes it."""
     first, *rest = shlex.split(command)
     if first == "-m":
-        return Script(target=rest[0], args=tuple(rest[1:]), is_module=True)
-    return Script(target=first, args=tuple(rest))
+        return script_of(rest[0], rest[1:], command)
+    return script_of("", [first, *rest], command)
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             runs = GpuRuns(
-                script=script_of(programs[name]),
+                script=parsed(programs[name]),
                 scratch=Path(scratch),
                 logs=options.out / "logs" / name,
                 cluster=preset_of(about["gpu"]),
@@ -66,8 +67,8 @@ def main() -> None:
             options.out / f"{name}.json",
             {**about, "program": programs[name], "figures": asdict(figures)},
         )
-        step_ms = median(figures.step_ns[WARM_UP:-TRACED_STEPS]) / 1e6
-        kernel_ms = sum(figures.kernel_ns.values()) / TRACED_STEPS / 1e6
+        step_ms = figures.median_step_ns / 1e6
+        kernel_ms = figures.kernel_ns_per_step / 1e6
         print(
             f"{name}: step {step_ms:.2f} ms, kernels {kernel_ms:.2f} ms, "
             f"peak {figures.peak_bytes}, reserved {figures.reserved_bytes}; "

@@ -13,27 +13,16 @@ import torch
 
 from prismscale.files import write_json
 from prismscale.measure.gpu_machine import describe_machine
+from prismscale.measure.kernel_timing import CudaStopwatch
 
 REPEATS = 7
-SLEEP_CYCLES = 40_000
-"""Of a busy device, for each call that is queued behind it."""
 
 
 def device_ns(run: Callable[[], object], *, calls: int) -> float:
     """Time of one of ``calls`` runs that were all queued before the first began; the median."""
     run()
-    times = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(SLEEP_CYCLES * calls)
-        start.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e6 / calls)
-    return median(times)
+    stopwatch = CudaStopwatch()
+    return median(stopwatch.time_ns(run, calls)[0] for _ in range(REPEATS))
 
 
 def host_ns(run: Callable[[], object], *, calls: int = 800) -> float:

@@ -170,6 +170,11 @@ class Cluster:
         return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
 
     @classmethod
+    def presets_by_gpu(cls) -> dict[str, str]:
+        """Presets' names by the name of their device."""
+        return {cls.load(preset).device.name: preset for preset in cls.presets()}
+
+    @classmethod
     def load(cls, name_or_path: str | Path) -> Cluster:
         """Read a preset by name, or a TOML file by path.
 

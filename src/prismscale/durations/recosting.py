@@ -128,7 +128,7 @@ def gpu_key(name: str) -> str:
     Raises:
         UsageError: there is none.
     """
-    devices = {Cluster.load(preset).device.name: preset for preset in Cluster.presets()}
+    devices = Cluster.presets_by_gpu()
     if name not in devices:
         raise UsageError(f"no kernel model knows {name!r}; allowed: {', '.join(devices)}")
     return devices[name]

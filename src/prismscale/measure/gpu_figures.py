@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
+WARM_UP = 4
+"""Plain steps that are left out of a median."""
 TRACED_STEPS = 2
 """Steps at the end of a plain run that the profiler sees, where it is asked to."""
 
@@ -25,6 +28,16 @@ class PlainFigures:
     """Launches of each kernel in the last :data:`TRACED_STEPS` steps, where they were traced."""
     kernel_ns: Mapping[str, int] = field(default_factory=dict)
     """The time of those launches."""
+
+    @property
+    def median_step_ns(self) -> float:
+        """Of the steps after the first ones and before those that were traced."""
+        return median(self.step_ns[WARM_UP : -TRACED_STEPS if self.kernels else None])
+
+    @property
+    def kernel_ns_per_step(self) -> float:
+        """Time of all kernels of a traced step."""
+        return sum(self.kernel_ns.values()) / TRACED_STEPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

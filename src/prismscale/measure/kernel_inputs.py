@@ -113,6 +113,7 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
         for kind, tensor in zip(kinds, tensors, strict=True)
         if kind == "Optional[Tensor]"
     ]
+    lists = sum("List" in kind for kind in kinds)
     for argument in schema:
         kind = str(argument.type)
         if "Tensor" in kind:
@@ -121,19 +122,14 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
             yield argument, _recorded(kind, call.arguments[argument.name])
         elif kind == "Optional[Device]" and not call.inputs:
             yield argument, device
-        elif argument.name == "min" and call.base in ("clamp", "clamp_"):
+        elif call.base == "clamp" and argument.name == "min":
             yield argument, 0.0  # it wants one of both bounds
         elif argument.name == "output_mask":
             yield argument, [True, *optional][: len(operator._schema.returns)]
-        elif argument.name == "momentum" and call.base.startswith("_fused_sgd"):
-            yield argument, 0.0 if _is_empty(call, "momentum_buffer_list") else 0.9
-        elif kind in ("List[float]", "List[number]"):
-            lists = sum("List" in str(a.type) and "Tensor" in str(a.type) for a in schema)
-            yield argument, [1.0] * (len(call.inputs) // max(lists, 1))
         elif argument.has_default_value():
             yield argument, argument.default_value
         else:
-            yield argument, _unknown(call, argument.name, kind)
+            yield argument, _unknown(call, argument.name, kind, lists)
 
 
 def _recorded(kind: str, values: tuple[int, ...]) -> Any:
@@ -142,9 +138,13 @@ def _recorded(kind: str, values: tuple[int, ...]) -> Any:
     return bool(values[0]) if "bool" in kind else values[0]
 
 
-def _unknown(call: KernelCall, name: str, kind: str) -> Any:
+def _unknown(call: KernelCall, name: str, kind: str, lists: int) -> Any:
+    if name == "momentum" and call.base == "_fused_sgd" and _is_empty(call, "momentum_buffer_list"):
+        return 0.0
     if kind in ("number", "float", "Scalar", "complex"):
         return 1.0
+    if kind in ("List[float]", "List[number]"):
+        return [1.0] * (len(call.inputs) // max(lists, 1))
     if kind.startswith("Optional"):
         return None
     raise UsageError(f"{call.name}: its signature does not say what '{name}' ({kind}) was")

@@ -124,7 +124,7 @@ class LastSteps:
         torch.cuda.synchronize()
         self._profile.start()
 
-    def end(self) -> dict[str, Counter[str]]:
+    def end(self) -> tuple[Counter[str], Counter[str]]:
         """Write the trace; launches and time of each kernel."""
         torch.cuda.synchronize()
         self._profile.stop()
@@ -137,7 +137,7 @@ class LastSteps:
             if on_gpu and not event.is_user_annotation():
                 launches[event.name()] += 1
                 times[event.name()] += event.duration_ns()
-        return {"kernels": launches, "kernel_ns": times}
+        return launches, times
 
 
 def run_plainly(
@@ -162,12 +162,14 @@ def run_plainly(
         if count:
             stack.enter_context(counting)
         script.run()
+    kernels, kernel_ns = ({}, {}) if last is None else last.end()
     return PlainFigures(
         step_ns=ends.step_ns(),
         peak_bytes=torch.cuda.max_memory_allocated(),
         reserved_bytes=torch.cuda.max_memory_reserved(),
         operations=dict(counting.calls),
-        **({} if last is None else last.end()),
+        kernels=kernels,
+        kernel_ns=kernel_ns,
     )
 
 

@@ -24,8 +24,6 @@ from prismscale.validation.rows import Row
 WORLD_SIZES = (1, 8, 1024)
 RANKS_OF_MEMORY = (2, 4)
 PAIRS = 3
-WARM_UP = 4
-"""Plain steps that are left out of a median."""
 OVERHEAD_STEPS = 16
 MEMORY_STEPS = 8
 NULL_STEPS = 4
@@ -87,8 +85,7 @@ def measure_overhead(runs: GpuRuns) -> list[Row]:
 def overhead_rows(pairs: Sequence[tuple[PlainFigures, EmulatedFigures]]) -> list[Row]:
     """The ratio of step times; what was taken out as lag is part of what emulation costs."""
     ratios = [
-        (emulated.live.median_step_ns + emulated.live.lag_ns)
-        / statistics.median(plain.step_ns[WARM_UP:])
+        (emulated.live.median_step_ns + emulated.live.lag_ns) / plain.median_step_ns
         for plain, emulated in pairs
     ]
     name = "emulated over plain step, median of pairs"
@@ -137,8 +134,7 @@ def null_rows(
         if counted.operations.get(name, 0) != null.operations.get(name, 0)
     ]
     operations = Row.at_most("operations called differently often", len(differing), 0)
-    step_ns = statistics.median(timed.step_ns[WARM_UP:-TRACED_STEPS])
-    kernel_ns = sum(timed.kernel_ns.values()) / TRACED_STEPS
+    step_ns, kernel_ns = timed.median_step_ns, timed.kernel_ns_per_step
     return [
         *_beside("peak", null.peak_bytes, counted.peak_bytes, LARGEST_PEAK_ERROR, "bytes"),
         *_beside(

@@ -81,7 +81,7 @@ class GpuRuns:
         out = self.scratch / f"{self._done:02d}-emulated"
         began = time.monotonic()
         live = ["--device", "cuda", "--live", "0", "--steps", str(LIVE_STEPS)]
-        self._command(out, world_size, [*live, "--cluster", self.cluster])
+        self._command(out, world_size, live)
         command_s = time.monotonic() - began
         self._count()
         return emulated_figures(RunFolder(root=out), command_s)
@@ -116,7 +116,7 @@ class GpuRuns:
     def predicted(self) -> PredictedFigures:
         """``prismscale run --device null`` of the program alone; raises as :meth:`emulated`."""
         out = self.scratch / f"{self._done:02d}-predicted"
-        self._command(out, 1, ["--device", "null", "--cluster", self.cluster])
+        self._command(out, 1, ["--device", "null"])
         self._count()
         return predicted_figures(RunFolder(root=out))
 
@@ -166,6 +166,7 @@ class GpuRuns:
     def _command(self, out: Path, world_size: int, options: Sequence[str]) -> None:
         """``prismscale run`` of the program."""
         command = [sys.executable, "-m", "prismscale.cli", "run", *options]
+        command += ["--cluster", self.cluster]
         command += ["--world-size", str(world_size), "--out", str(out), *self._program()]
         with Children() as children:
             name = f"prismscale run --world-size {world_size}"
@@ -210,10 +211,7 @@ def predicted_figures(folder: RunFolder) -> PredictedFigures:
 
 def preset_of(gpu: str) -> str:
     """The cluster preset whose GPU torch calls ``gpu``; the usual one for a GPU that has none."""
-    for name in Cluster.presets():
-        if Cluster.load(name).device.name == gpu:
-            return name
-    return USUAL_CLUSTER
+    return Cluster.presets_by_gpu().get(gpu, USUAL_CLUSTER)
 
 
 def wait_for_all(children: Children, failure: Callable[[Child], PrismscaleError]) -> None:

@@ -77,9 +77,9 @@ class MetaScope {
   ~MetaScope() { at::impl::PythonTorchFunctionTLS::set_disabled_state(previous_); }
 };
 
-// What an `out` variant returns are its last arguments.
+// What an `out` variant returns are its last arguments; fused optimizers return nothing.
 bool returns_arguments(const OpInfo& info, size_t count) {
-  if (count == 0 || count > info.arguments) return false;
+  if (count > info.arguments) return false;
   for (size_t i = info.arguments - count; i < info.arguments; ++i) {
     if (!info.overwritten[i]) return false;
   }
@@ -93,12 +93,8 @@ void run_meta(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack) {
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
     const size_t returned = op.schema().returns().size();
-    if (returned == 0) {  // fused SGD, and fused Adam with a learning rate in a tensor
-      stack.clear();
-      return;
-    }
     if (returns_arguments(info, returned)) {
-      // Some `out` variants have no Meta kernel. Compiled code gives them tensors of the right shape.
+      // Some of both have no Meta kernel. Compiled code gives `out` tensors of the right shape.
       stack.assign(arguments.end() - static_cast<std::ptrdiff_t>(returned), arguments.end());
       return;
     }
