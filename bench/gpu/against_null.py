@@ -1,10 +1,10 @@
-"""Programs that ran on an H200 against the same ones on the null device: memory, steps, kernels.
+"""Programs that ran on a GPU against the same ones on the null device: memory, steps, kernels.
 
-    python bench/gpu/against_null.py --runs DIR [--json PATH] [NAME ...]
+    python bench/gpu/against_null.py --gpu h100 --runs DIR [--json PATH] [NAME ...]
 
 Run with the torch that the GPU's figures name, in a folder and with what ``programs.py`` beside
-this wants: it made those figures, ``bench/results/h200/programs``. Runs in DIR are kept: those that
-are there are not made again.
+this wants: it made those figures, ``bench/results/<gpu>/programs``. Runs in DIR are kept: those
+that are there are not made again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prismscale.typed_files import decode
 from prismscale.validation.gpu_runs import PredictedFigures, predicted_figures, preset_of
 from prismscale.validation.rows import Row, finish
 
-MEASURED = Path(__file__).resolve().parents[1] / "results/h200/programs"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 DENSE_PEAK, MIXTURE_PEAK, RESERVED = 0.001, 0.01, 0.03
 MEDIAN_STEP, BIAS = 0.06, 0.02
 LIMIT_S = 600
@@ -84,11 +84,12 @@ def main() -> int:
     """Run what is missing, print, write; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--gpu", choices=("h100", "h200"), required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     programs, notes = [], set()
-    for path in sorted(MEASURED.glob("*.json")):
+    for path in sorted((RESULTS / options.gpu / "programs").glob("*.json")):
         if options.names and path.stem not in options.names:
             continue
         found = json.loads(path.read_text())

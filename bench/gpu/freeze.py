@@ -82,7 +82,7 @@ def used_bytes() -> int:
 
 
 def main() -> None:
-    """Measure all, print, write."""
+    """Measure all; print and write each row as it comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -95,7 +95,7 @@ def main() -> None:
         except (RuntimeError, AttributeError) as error:
             rows.append({"gib": gib, "failed": str(error)})
         print(rows[-1], flush=True)
-    save(options.json, {"rows": rows})
+        save(options.json, {"rows": rows})
 
 
 if __name__ == "__main__":
