@@ -84,7 +84,9 @@ def main() -> int:
     """Run what is missing, print, write; 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--gpu", choices=("h100", "h200"), required=True)
+    parser.add_argument(
+        "--gpu", choices=sorted(p.parent.name for p in RESULTS.glob("*/programs")), required=True
+    )
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

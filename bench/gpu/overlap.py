@@ -33,6 +33,12 @@ def copy_kernel(source, target, chunks, held, CHUNK: tl.constexpr):
         tl.store(target + at, tl.load(source + at))
 
 
+def pause() -> None:
+    """Let the device be idle, and then wait while the host issues what comes next."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000)
+
+
 class Copy:
     """A copy by some blocks, long enough to lie beside what is measured."""
 
@@ -44,8 +50,7 @@ class Copy:
     def start_now(self, blocks: int, n_bytes: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Issue it to an idle device, behind a pause in which the host issues what comes beside it;
         events before and after."""
-        torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000)
+        pause()
         self.stream.wait_stream(torch.cuda.current_stream())
         return self.start(blocks, n_bytes)
 
@@ -55,8 +60,9 @@ class Copy:
         with torch.cuda.stream(self.stream):
             began.record()
             chunks, held = (n // 4 // CHUNK for n in (n_bytes, self.source.nbytes))
-            sizes = {"CHUNK": CHUNK, "num_warps": 16}
-            copy_kernel[(blocks,)](self.source, self.target, chunks, held, **sizes)
+            copy_kernel[(blocks,)](
+                self.source, self.target, chunks, held, CHUNK=CHUNK, num_warps=16
+            )
             ended.record()
         return began, ended
 
@@ -86,27 +92,27 @@ def timed(run: Callable[[], object], calls: int) -> tuple[torch.cuda.Event, torc
     return began, ended
 
 
-def alone(run: Callable[[], object], calls: int) -> float:
-    """Milliseconds of a call with nothing beside it, after the same pauses: clocks are as fast."""
+def call_ms(
+    run: Callable[[], object], calls: int, beside: Callable[[], torch.cuda.Event | None]
+) -> float:
+    """Milliseconds of a call, after :func:`pause` in either case, so that clocks are as fast.
+
+    Args:
+        run: the call.
+        calls: how many are timed together.
+        beside: pauses, and starts what runs beside them; returns the event of its end, and None
+            where there is nothing.
+
+    Returns:
+        The median; not a number where what runs beside ended before the calls.
+    """
     times = []
     for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(2_200_000)
-        began, ended = timed(run, calls)
-        torch.cuda.synchronize()
-        times.append(began.elapsed_time(ended) / calls)
-    return median(times)
-
-
-def beside(copy: Copy, blocks: int, n_bytes: int, run: Callable[[], object], calls: int) -> float:
-    """Milliseconds of a call while the copy runs; not a number where the copy ended before."""
-    times = []
-    for _ in range(REPEATS):
-        _, copied = copy.start_now(blocks, n_bytes)
+        other = beside()
         torch.cuda._sleep(200_000)
         began, ended = timed(run, calls)
         torch.cuda.synchronize()
-        inside = ended.elapsed_time(copied) >= 0
+        inside = other is None or ended.elapsed_time(other) >= 0
         times.append(began.elapsed_time(ended) / calls if inside else float("nan"))
     return median(times)
 
@@ -138,11 +144,11 @@ def main() -> None:
         run()
         once_ms = device_ns(run, calls=10) / 1e6
         calls = max(5, round(10 / once_ms))
-        once_ms = alone(run, calls)
+        once_ms = call_ms(run, calls, pause)
         for blocks in BLOCKS:
             wanted = int(rates[blocks] / 2 * once_ms * calls * 3 / 1e3)
             n_bytes = max(1 << 26, wanted // (4 * CHUNK) * 4 * CHUNK)
-            both_ms = beside(copy, blocks, n_bytes, run, calls)
+            both_ms = call_ms(run, calls, lambda b=blocks, n=n_bytes: copy.start_now(b, n)[1])
             rate = copy_rate(copy, blocks, n_bytes, run)
             row = {
                 "work": name,

@@ -14,10 +14,10 @@ import argparse
 import json
 import tempfile
 from bisect import bisect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +28,16 @@ from timing import save
 
 from prismscale.devices.cuda import CudaStreams
 from prismscale.devices.stream_device import StreamDevice
+from prismscale.formats.kineto.events import DEVICE, RUNTIME
 
 TURNS = 8
+WAYS = {
+    "bare": (False, False),
+    "marks": (True, False),
+    "profiler": (False, True),
+    "both": (True, True),
+}
+"""How a step is run: with marks, with the profiler."""
 
 
 class Block(torch.nn.Module):
@@ -70,17 +78,44 @@ class Model:
             parameter.grad = None
 
 
-@contextmanager
-def profiled(into: list[dict[str, Any]]) -> Iterator[None]:
-    """Append the trace of what is run."""
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One step."""
+
+    step_ms: float
+    by_events_us: list[float]
+    """Of each span; empty without marks."""
+    by_profiler_us: list[float]
+    """Of each span but the first ones, before which no kernel ran; empty without both."""
+
+
+def turn(model: Model, streams: CudaStreams, *, marked: bool, profiled: bool) -> Turn:
+    """Run a step."""
+    device = StreamDevice(streams, name="cuda")
+    lane, marks = device.lane(), []
+    model.between = (lambda: marks.append(device.mark(lane))) if marked else (lambda: None)
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    profile = torch.profiler.profile(activities=kinds)
-    with profile:
-        yield
+    profile = torch.profiler.profile(activities=kinds) if profiled else None
+    torch.cuda.synchronize()
+    with profile or nullcontext():
+        began.record()
+        model.step()
+        ended.record()
         torch.cuda.synchronize()
+    return Turn(
+        step_ms=began.elapsed_time(ended),
+        by_events_us=[device.elapsed_ns(a, b) / 1e3 for a, b in pairwise(marks)],
+        by_profiler_us=spans_of_trace(trace_of(profile), len(marks)) if profile and marks else [],
+    )
+
+
+def trace_of(profile: Any) -> dict[str, Any]:
+    """What a profile saw, as it is exported."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profile.export_chrome_trace(file.name)
-        into.append(json.loads(Path(file.name).read_text()))
+        found: dict[str, Any] = json.loads(Path(file.name).read_text())
+    return found
 
 
 def spans_of_trace(trace: dict[str, Any], n_marks: int) -> list[float]:
@@ -90,24 +125,21 @@ def spans_of_trace(trace: dict[str, Any], n_marks: int) -> list[float]:
         RuntimeError: the trace has not the marks.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    calls = [event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    calls = [event for event in events if event.get("cat") in RUNTIME]
     marks = sorted(call["ts"] for call in calls if call["name"].startswith("cudaEventRecord"))
-    if len(marks) < n_marks:
-        raise RuntimeError(f"{len(marks)} marks in the trace, {n_marks} were made")
-    # The step's own first and last event are outside its marks.
-    marks = marks[-n_marks - 1 : -1] if len(marks) > n_marks else marks
+    if len(marks) < n_marks + 2:
+        raise RuntimeError(f"{len(marks)} events in the trace, {n_marks} marks and 2 were made")
+    # The step's own first and last event are around its marks.
+    marks = marks[-n_marks - 1 : -1]
     issued = {call["args"]["correlation"]: call["ts"] for call in calls}
-    ends: list[float] = [0.0] * (n_marks + 1)
+    ends = [0.0] * (n_marks + 1)
     for event in events:
-        if event.get("cat") not in ("kernel", "gpu_memset", "gpu_memcpy"):
-            continue
-        at = issued.get(event["args"]["correlation"])
+        at = issued.get(event["args"]["correlation"]) if event.get("cat") in DEVICE else None
         if at is not None:
             span = bisect(marks, at)
             ends[span] = max(ends[span], event["ts"] + event["dur"])
-    for span in range(1, len(ends)):
-        ends[span] = max(ends[span], ends[span - 1])
-    return [after - before for before, after in pairwise(ends[:n_marks]) if before]
+    reached = accumulate(ends[:n_marks], max)
+    return [after - before for before, after in pairwise(reached) if before]
 
 
 def main() -> None:
@@ -124,43 +156,23 @@ def main() -> None:
     for _ in range(5):
         model.step()
     streams = CudaStreams()
-    took: dict[str, list[float]] = {}
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
     pairs: list[tuple[float, float]] = []
     for _ in range(TURNS):
-        for name in ("bare", "marks", "profiler", "both"):
-            device = StreamDevice(streams, name="cuda")
-            marks: list[Any] = []
-            lane = device.lane()
-            model.between = (
-                (lambda marks=marks, lane=lane, device=device: marks.append(device.mark(lane)))
-                if name in ("marks", "both")
-                else (lambda: None)
-            )
-            traces: list[dict[str, Any]] = []
-            torch.cuda.synchronize()
-            with ExitStack() as stack:
-                if name in ("profiler", "both"):
-                    stack.enter_context(profiled(traces))
-                began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                began.record()
-                model.step()
-                ended.record()
-            torch.cuda.synchronize()
-            took.setdefault(name, []).append(began.elapsed_time(ended))
-            if name == "both":
-                by_events = [device.elapsed_ns(a, b) / 1e3 for a, b in pairwise(marks)]
-                by_profiler = spans_of_trace(traces[0], len(marks))
-                by_events = by_events[len(by_events) - len(by_profiler) :]
-                pairs += zip(by_events, by_profiler, strict=True)
+        for name, (marked, profiled) in WAYS.items():
+            found = turn(model, streams, marked=marked, profiled=profiled)
+            took[name].append(found.step_ms)
+            # The first spans have no kernel before them.
+            skipped = len(found.by_events_us) - len(found.by_profiler_us)
+            pairs += zip(found.by_events_us[skipped:], found.by_profiler_us, strict=True)
     figures = {
         "step_ms": {name: median(times) for name, times in took.items()},
-        "spans_us": pairs,
         "difference_us": median(a - b for a, b in pairs),
         "largest_difference_us": max((a - b for a, b in pairs), key=abs),
     }
-    print({name: value for name, value in figures.items() if name != "spans_us"})
+    print(figures)
     print(f"{len(pairs)} spans, median {median(b for _, b in pairs):.1f} us by the profiler")
-    save(options.json, figures)
+    save(options.json, {**figures, "spans_us": pairs})
 
 
 if __name__ == "__main__":
