@@ -2,9 +2,11 @@
 
     python tools/fit/fit_norms.py [--truth DIR]
 
-Writes torch's and cuDNN's norms into ``h100-sxm.toml`` (rows of an H200, which has its chip) and
-``b200.toml`` (rows of a GB200), between the lines that say so, from the families that are not held
-out, to the least mean absolute logarithmic error; residuals go to ``tools/fit/norms.json``.
+Writes cuDNN's norms into ``h100-sxm.toml`` (rows of an H200, which has its chip), and cuDNN's and
+torch's into ``b200.toml`` (rows of a GB200), between the lines that say so, from the families that
+are not held out, to the least mean absolute logarithmic error; residuals go to
+``tools/fit/norms.json``. Torch's on an H100 are those of ``fit_calls.py``, which goes first: what
+their algorithm reads again is taken from there.
 """
 
 from __future__ import annotations
@@ -29,12 +31,10 @@ KINDS = {
     "norm backward, cuDNN": "fused_norm_backward",
 }
 FIELDS = ("efficiency", "base_ns", "row_bytes", "rereads")
-START = (0.7, 3_000.0, 1_000.0, 0.5)
-BOUNDS = ((0.1, 1.0), (500.0, 20_000.0), (0.0, 10_000.0), (0.0, 2.0))
+START, BOUNDS = (0.7, 3_000.0), ((0.1, 1.0), (500.0, 20_000.0))
 CUDNN = ("fused_norm", "fused_norm_backward")
-"""These read each row once."""
-ROUNDS, OF_CHIP = 4, 2
-"""Of the fields; the others are of the algorithm, and taken from the chip before."""
+"""These read each row once, and torch's what an H100 showed."""
+ROUNDS = 4
 
 
 def main() -> int:
@@ -43,25 +43,26 @@ def main() -> int:
     if truth is None:
         return 2
     rows, found = load_memory_rows(truth), {}
-    algorithms: dict[str, tuple[float, float]] = {}
+    h100 = KernelProfile.load("h100-sxm")
     for measured_on, written_to in CHIPS.items():
         tables = []
         for group, kind in KINDS.items():
             mine = [r for r in rows if r.gpu == measured_on and r.group == group]
             free = [r for r in mine if not r.held_out]
-            known = algorithms.get(kind, () if kind in CUDNN else None)
-            free_fields = len(FIELDS) if known is None else OF_CHIP
-            values = list(START[:free_fields])
-            for _ in range(ROUNDS):
-                loss = partial(_loss, kind, free, known or ())
-                values = minimised(loss, values, BOUNDS[:free_fields])
-            roofline = _roofline((*values, *(known or ())))
-            algorithms.setdefault(kind, (roofline.row_bytes, roofline.rereads))
-            for part, chosen in (("fitted", free), ("held out", [r for r in mine if r.held_out])):
+            theirs = h100.memory[kind]
+            known = () if kind in CUDNN else (theirs.row_bytes, theirs.rereads)
+            is_fitted = kind in CUDNN or written_to != "h100-sxm"
+            values = [*START] if is_fitted else [theirs.efficiency, theirs.base_ns]
+            for _ in range(ROUNDS if is_fitted else 0):
+                values = minimised(partial(_loss, kind, free, known), values, BOUNDS)
+            roofline = _roofline((*values, *known))
+            of_fit = "fitted" if is_fitted else "others"
+            for part, chosen in ((of_fit, free), ("held out", [r for r in mine if r.held_out])):
                 errors = [100 * (_predicted(r, kind, roofline) / r.time_ns - 1) for r in chosen]
                 found[f"{measured_on} {group}, {part}"] = residuals(errors)
-            lines = "".join(f"{f} = {getattr(roofline, f):.4g}\n" for f in FIELDS)
-            tables.append(f"[memory.{kind}]\n{lines}")
+            if is_fitted:
+                lines = "".join(f"{f} = {getattr(roofline, f):.4g}\n" for f in FIELDS)
+                tables.append(f"[memory.{kind}]\n{lines}")
         write_between(KERNELS / f"{written_to}.toml", "norms", "\n".join(tables))
     write_residuals("norms", found)
     return 0

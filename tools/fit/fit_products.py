@@ -7,14 +7,18 @@ Writes the products of ``a100-80g``, ``h100-sxm`` and ``b200`` into their files 
 besides into ``validation/kernels/harness.toml``, and residuals of fitted and of held-out rows into
 ``tools/fit/products.json``. Each GPU and element type is fitted by itself, to the least mean
 absolute logarithmic error of a seeded sample of the rows that are not held out; rows with an extent
-below 256 count a fifth. The cap of the B200 is fitted after its bursts, on SimuMax's rows; those of
-the other GPUs are shifted from it by their power (see ``cost/kernel_profile.py``).
+below 256 count a fifth. What lasts is fitted after the bursts: on SimuMax's rows of a B200, and on
+three products that an H100 ran on and on (``bench/gpu/sustained.py``; its layer of a model is not
+fitted). The two say with which exponent of its power the A100's is shifted from the H100's: it is
+printed, and stands as ``SUSTAINED_EXPONENT`` in ``cost/kernel_profile.py``.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +26,7 @@ import numpy as np
 from fitting import (
     HARNESS,
     KERNELS,
+    ROOT,
     inline_table_of,
     minimised,
     residuals,
@@ -32,7 +37,9 @@ from fitting import (
 )
 from numpy.typing import NDArray
 
+from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_profile import SUSTAINED_EXPONENT, GemmRoofline, KernelProfile
+from prismscale.cost.kernel_signature import FIELD
 from prismscale.validation.kernels.measuring_programs import Harness
 from prismscale.validation.kernels.product_rows import DTYPES, ProductRows, load_products
 
@@ -52,6 +59,7 @@ BOUNDS = ((0.3, 1.1), (0, 2_000), (0, 60), (500, 9_000), (0.3, 1), (0, 1), (0.5,
 HARNESS_START, HARNESS_BOUNDS = (2_000.0, 0.4), ((0, 20_000), (0.05, 1))
 SAMPLE, ROUNDS = 1_500, 3
 SMALL, SMALL_WEIGHT = 256, 0.2
+SUSTAINED = ROOT / "bench" / "results" / "h100" / "sustained.json"
 
 
 def main() -> int:
@@ -72,9 +80,8 @@ def main() -> int:
                 print(gpu, kind, profile.gemm[DTYPES[kind]], flush=True)
         profiles[gpu] = profile
     _fit_block_harnesses(tables, profiles, harnesses)
-    cap = fit_cap(profiles["b200"], next(t for t in tables if t.sustained))
-    for gpu, profile in profiles.items():
-        profiles[gpu] = with_cap(profile, cap * _cap_shift(profiles["b200"], profile))
+    for gpu, cap in _caps(profiles, next(t for t in tables if t.sustained)).items():
+        profiles[gpu] = with_cap(profiles[gpu], cap)
         _write_products(KERNELS / f"{gpu}.toml", profiles[gpu])
     _write_harnesses(harnesses)
     _write_residuals(tables, profiles, harnesses)
@@ -112,12 +119,39 @@ def fit(
     return fitted, {s.name: s.harness for s in used if quantised}
 
 
-def fit_cap(profile: KernelProfile, table: ProductRows) -> float:
-    """Share of the peak that lasts, with which the rows that are not held out fit best."""
-    rows = _part(table, ~table.held_out)
-    trials = np.arange(0.4, 0.8, 0.002)
-    losses = [_loss(with_cap(profile, float(cap)), [rows]) for cap in trials]
-    return float(trials[int(np.argmin(losses))])
+def _caps(profiles: dict[str, KernelProfile], of_b200: ProductRows) -> dict[str, float]:
+    """Share of the peak that lasts, by GPU."""
+    b200, h100, a100 = (profiles[gpu] for gpu in ("b200", "h100-sxm", "a100-80g"))
+    rows = _part(of_b200, ~of_b200.held_out)
+    caps = {
+        "b200": fit_cap(lambda cap: _loss(with_cap(b200, cap), [rows])),
+        "h100-sxm": fit_cap(lambda cap: _lasting_loss(with_cap(h100, cap))),
+    }
+    shares = caps["h100-sxm"] / caps["b200"] / (h100.clock_headroom / b200.clock_headroom)
+    print("SUSTAINED_EXPONENT", np.log(shares) / np.log(_watts(b200, h100)))
+    headroom = a100.clock_headroom / h100.clock_headroom
+    shifted = caps["h100-sxm"] * headroom * _watts(h100, a100) ** SUSTAINED_EXPONENT
+    return {**caps, "a100-80g": shifted}
+
+
+def fit_cap(loss: Callable[[float], float]) -> float:
+    """The cap at which ``loss`` is least."""
+    trials = np.arange(0.4, 1.2, 0.002)
+    return float(trials[int(np.argmin([loss(float(cap)) for cap in trials]))])
+
+
+def _lasting_loss(profile: KernelProfile) -> float:
+    """Of the products that an H100 ran until their speed changed no more."""
+    model = ModelledKernels(profile=profile)
+    figures = json.loads(SUSTAINED.read_text(encoding="utf-8"))["figures"]
+    wrong = []
+    for name, figure in figures.items():
+        if name.startswith("mm "):
+            m, n, k = re.findall(r"\d+", name)
+            factors = f"BFloat16[{m},{k}];BFloat16[{k},{n}]@1,{k}"
+            cost = model.cost(FIELD.join(("aten::mm", factors, f"BFloat16[{m},{n}]", "")))
+            wrong.append(np.log(cost.device_ns / figure["sustained_ns"]))
+    return float(np.mean(np.square(wrong)))
 
 
 def with_cap(profile: KernelProfile, cap: float) -> KernelProfile:
@@ -127,11 +161,11 @@ def with_cap(profile: KernelProfile, cap: float) -> KernelProfile:
     return replace(profile, gemm={**profile.gemm, **gemm})
 
 
-def _cap_shift(measured: KernelProfile, profile: KernelProfile) -> float:
-    headroom = profile.clock_headroom / measured.clock_headroom
-    peaks = profile.gemm["BFloat16"].peak_flops / measured.gemm["BFloat16"].peak_flops * headroom
-    watts = (profile.power_watts or 1) / (measured.power_watts or 1)
-    return headroom * (watts / peaks) ** SUSTAINED_EXPONENT
+def _watts(one: KernelProfile, other: KernelProfile) -> float:
+    """Watts for each FLOP/s of the highest clock's peak, of ``other`` relative to ``one``."""
+    peaks = (p.gemm["BFloat16"].peak_flops * p.clock_headroom for p in (one, other))
+    each = [(p.power_watts or 1) / peak for p, peak in zip((one, other), peaks, strict=True)]
+    return each[1] / each[0]
 
 
 def _fit_block_harnesses(

@@ -62,7 +62,7 @@ def attention_roofline(
     """What ``operator`` runs: its own roofline, or the next one that the profile has."""
     names = next((_FAMILIES[name] for name in _FAMILIES if name in operator), ())
     suffix = "_backward" if backward else ""
-    precisions = ("_fp8", "") if dtype.startswith("Float8") else ("",)
+    precisions = ("_fp8" if dtype.startswith("Float8") else f"_{dtype.lower()}", "")
     for name in (*names, "flash"):
         for precision in precisions:
             if name + precision + suffix in profile.attention:

@@ -150,7 +150,9 @@ def _refined(kind: str, call: KernelCall) -> str:
     if kind == "pointwise" and len({(t.sizes, t.strides) for t in tensors}) > 1:
         return "broadcast"
     if kind == "copy" and any(t.strides is not None for t in tensors):
-        return "strided_copy"
+        # A copy between equal layouts runs through memory as if both were contiguous.
+        is_straight = call.base == "copy" and len({(t.sizes, t.strides) for t in tensors}) == 1
+        return "copy" if is_straight else "strided_copy"
     if kind == "softmax" and call.inputs and _width(call) > _SHORT_SOFTMAX:
         return "long_softmax"
     return kind

@@ -1,47 +1,50 @@
 """Kernels bound by memory: bytes over bandwidth, on top of the time of an empty kernel.
 
 ``base + bytes / (efficiency · bandwidth)`` is the usual saturation curve: half of the bandwidth is
-reached where the two terms are equal. A broadcast operand comes from the caches, which costs about
-half of what the bytes that it stands for would cost from memory.
+reached where the two terms are equal. Operands that fit into the level-2 cache together come from
+there, because the kernel before has just written or read them. A kernel that loads one element at a
+time is no faster than its elements.
 """
 
 from __future__ import annotations
 
 import math
 
-from prismscale.cost.kernel_profile import KernelProfile, MemoryRoofline
+from prismscale.cost.kernel_profile import Cache, KernelProfile, MemoryRoofline
 from prismscale.cost.kernel_signature import KernelCall, TensorShape
 
+ELEMENT_SHARPNESS = 3.0
+"""Of the bend from a limit by bytes to one by elements."""
+CACHE_HOLDS, CACHE_LOSES = 0.55, 0.9
+"""Operands of less than this share of the cache lie in it, those of more come from memory."""
+_CACHED_WIDTH = 4096
+"""Elements of a row up to which torch's norms find it in a cache when they read it again."""
+_INDEX_LAUNCHES = {"nonzero": 8, "bincount": 14, "histc": 16}
+"""Kernels of operators that count, or look for the largest, before they write."""
+_SORTED_LAUNCHES = 15
+"""Of a scatter that adds: it sorts its indices, to add in their order."""
+_SCALAR_LAUNCHES = 4
+"""Of one that writes a number from the host, which has to get to the device first."""
 # Tensors, blocks and elements of a block that one launch of ATen's multi_tensor_apply takes, by
 # number of lists (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
 _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _BLOCKS_PER_LAUNCH = 320
 _ELEMENTS_PER_BLOCK = 65_536
-_CACHED_WIDTH = 4096
-"""Elements of a row up to which torch's norms find it in a cache when they read it again."""
 
 
 def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
     """Device time of a call of ``kind``, and how many kernels it starts."""
     roofline = profile.memory[kind]
-    launches = roofline.launches
-    if call.is_library and "launches" in call.arguments:
-        launches = call.arguments["launches"][0]
-    elif kind in ("foreach", "foreach_reduction", "optimizer"):
-        launches = _multi_tensor_launches(call)
-    n_bytes = bytes_moved(call, kind) * roofline.passes + _of_rows(roofline, call)
-    bandwidth = profile.memory_bandwidth_bytes_per_s * roofline.efficiency
-    return launches * roofline.base_ns + 1e9 * n_bytes / bandwidth, launches
-
-
-def _of_rows(roofline: MemoryRoofline, call: KernelCall) -> float:
-    """Bytes that go with the rows of the first operand, and with their width."""
-    if not call.inputs or not call.inputs[0].sizes or not (roofline.row_bytes + roofline.rereads):
-        return 0.0
-    first = call.inputs[0]
-    width = max(1, first.sizes[-1])
-    again = roofline.rereads * min(max(width / _CACHED_WIDTH - 1, 0), 1)
-    return roofline.row_bytes * first.elements / width + again * first.n_bytes
+    launches = _launches(roofline, call, kind)
+    moved = bytes_moved(call, kind) * roofline.passes
+    n_bytes = moved * _uncached(profile.cache, moved) + _of_rows(roofline, call)
+    bandwidth = profile.memory_bandwidth_bytes_per_s * _efficiency(roofline, call)
+    seconds = n_bytes / bandwidth
+    if roofline.elements_per_s and _loads_elements(call, kind):
+        elements = max((t.elements for t in (*call.inputs, *call.outputs)), default=0)
+        powers = (s**ELEMENT_SHARPNESS for s in (seconds, elements / roofline.elements_per_s))
+        seconds = sum(powers) ** (1 / ELEMENT_SHARPNESS)
+    return launches * roofline.base_ns + 1e9 * seconds, launches
 
 
 def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:
@@ -58,6 +61,81 @@ def peer_ns(profile: KernelProfile, call: KernelCall) -> float:
     return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
 
 
+def _launches(roofline: MemoryRoofline, call: KernelCall, kind: str) -> int:
+    if call.is_library and "launches" in call.arguments:
+        return call.arguments["launches"][0]
+    if kind in ("foreach", "foreach_reduction", "optimizer"):
+        return _multi_tensor_launches(call)
+    if kind == "index" and call.flag("accumulate"):
+        return _SORTED_LAUNCHES
+    if kind == "index" and call.in_place and any(t.on_cpu for t in call.inputs):
+        return _SCALAR_LAUNCHES
+    return (
+        _INDEX_LAUNCHES.get(call.base, roofline.launches) if kind == "index" else roofline.launches
+    )
+
+
+def _uncached(cache: Cache | None, n_bytes: float) -> float:
+    """What a byte costs relative to one from memory, where a call moves ``n_bytes``."""
+    if cache is None:
+        return 1.0
+    held = (CACHE_LOSES - n_bytes / cache.bytes) / (CACHE_LOSES - CACHE_HOLDS)
+    held = min(max(held, 0.0), 1.0)
+    return 1 - held + held / cache.speed
+
+
+def _of_rows(roofline: MemoryRoofline, call: KernelCall) -> float:
+    """Bytes that go with the rows of the first operand, and with their width."""
+    if not call.inputs or not call.inputs[0].sizes or not (roofline.row_bytes + roofline.rereads):
+        return 0.0
+    first = call.inputs[0]
+    width = max(1, first.sizes[-1])
+    again = roofline.rereads * min(max(width / _CACHED_WIDTH - 1, 0), 1)
+    return roofline.row_bytes * first.elements / width + again * first.n_bytes
+
+
+def _efficiency(roofline: MemoryRoofline, call: KernelCall) -> float:
+    efficiency = roofline.efficiency
+    if roofline.transposed < 1 and _is_transposed(call):
+        efficiency *= roofline.transposed
+    if roofline.accumulating < 1 and _adds_to_its_target(call):
+        efficiency *= roofline.accumulating
+    return efficiency
+
+
+def _is_transposed(call: KernelCall) -> bool:
+    """Whether neighbours in the result are no neighbours in a large operand."""
+    if not call.outputs:
+        return False
+    inner = _inner_dim(call.outputs[0])
+    large = (t for t in call.inputs if 2 * t.elements >= call.outputs[0].elements)
+    return any(_inner_dim(t) not in (None, inner) for t in large if inner is not None)
+
+
+def _inner_dim(tensor: TensorShape) -> int | None:
+    """The dimension, counted from the last, along which elements are neighbours in memory."""
+    strides = tensor.strides
+    for back, size in enumerate(reversed(tensor.sizes), start=1):
+        if size > 1 and (strides is None or strides[-back] == 1):
+            return back
+    return None
+
+
+def _loads_elements(call: KernelCall, kind: str) -> bool:
+    """Whether ATen's kernel loads one element at a time and not a vector of them: operands that
+    differ in shape, layout or element type, and copies into a wider type."""
+    if kind in ("broadcast", "strided_copy"):
+        return True
+    if kind == "copy":
+        return call.base == "copy" and _widens(call)
+    floats = {t.dtype for t in call.inputs if t.elements > 1 and not t.on_cpu and t.dtype != "Bool"}
+    return kind == "pointwise" and len(floats) > 1
+
+
+def _widens(call: KernelCall) -> bool:
+    return len(call.inputs) > 1 and call.inputs[0].item_bytes > call.inputs[1].item_bytes
+
+
 def bytes_moved(call: KernelCall, kind: str) -> int:
     """Bytes that a call reads and writes once; what inductor generates says how many."""
     if "traffic_bytes" in call.arguments:
@@ -65,20 +143,27 @@ def bytes_moved(call: KernelCall, kind: str) -> int:
     if call.is_library:
         stated = call.arguments.get("extents", ())
         return stated[0] if stated else sum(t.n_bytes for t in (*call.inputs, *call.outputs))
+    if kind == "index" and call.in_place:
+        return _scattered(call)
     written = sum(t.n_bytes for t in call.outputs)
     read = sum(t.n_bytes for t in _read(call, kind))
     if kind in ("foreach", "optimizer") and call.in_place and not call.outputs:
         return read + _written_in_place(call)
-    if kind == "broadcast":
-        read += _broadcast_bytes(call)
     return read + written
 
 
-def _broadcast_bytes(call: KernelCall) -> int:
-    """Half of the bytes that smaller operands stand for."""
-    elements = max((t.elements for t in call.outputs), default=0)
-    small = [t for t in call.inputs if 1 < t.elements < elements or t.n_bytes < t.elements]
-    return sum(max(0, elements * t.item_bytes // 2 - t.n_bytes) for t in small)
+def _adds_to_its_target(call: KernelCall) -> bool:
+    """Whether a scatter adds to what is there, so that equal indices wait for each other."""
+    return call.flag("accumulate") or call.base in ("index_add", "scatter_add", "index_reduce")
+
+
+def _multi_tensor_launches(call: KernelCall) -> int:
+    """Kernels that a call over lists of tensors is split into."""
+    lists = _lists(call)
+    first = call.inputs[: max(1, len(call.inputs) // lists)]
+    blocks = sum(math.ceil(t.elements / _ELEMENTS_PER_BLOCK) for t in first)
+    by_tensors = math.ceil(len(first) / _TENSORS_PER_LAUNCH.get(lists, 30))
+    return max(1, by_tensors, math.ceil(blocks / _BLOCKS_PER_LAUNCH))
 
 
 def _read(call: KernelCall, kind: str) -> tuple[TensorShape, ...]:
@@ -89,14 +174,25 @@ def _read(call: KernelCall, kind: str) -> tuple[TensorShape, ...]:
         return ()
     if kind == "copy" and call.base == "copy":
         return inputs[1:2]
-    if kind in ("embedding", "index") and not call.in_place:
+    if kind in ("embedding", "index"):
         # A lookup reads what it returns, not the whole table.
         return (*inputs[1:], *call.outputs)
-    if kind == "index":
-        return inputs[1:]
-    if kind == "embedding_backward":
-        return inputs
+    if call.base.startswith("nll_loss"):
+        # One number of each row of the input, which the gradient needs the shape of alone.
+        return inputs[2:] if "backward" in call.base else inputs[1:]
     return inputs
+
+
+def _scattered(call: KernelCall) -> int:
+    """Indices, values, and the elements of the target that they are written to."""
+    target, *rest = call.inputs
+    positions = [t for t in rest if t.dtype in ("Long", "Int", "Bool")]
+    values = rest[-1] if rest else target
+    rows = max((t.elements for t in positions), default=0)
+    elements = values.elements
+    if call.base in ("index_put", "_index_put_impl", "_unsafe_index_put"):
+        elements = max(elements, rows * math.prod(target.sizes[len(positions) :]))
+    return sum(t.n_bytes for t in rest) + elements * target.item_bytes
 
 
 def _lists(call: KernelCall) -> int:
@@ -119,11 +215,3 @@ def _written_in_place(call: KernelCall) -> int:
         return first
     moments = call.inputs[2 * per_list : 4 * per_list]
     return first + sum(t.n_bytes for t in moments)
-
-
-def _multi_tensor_launches(call: KernelCall) -> int:
-    lists = _lists(call)
-    first = call.inputs[: max(1, len(call.inputs) // lists)]
-    blocks = sum(math.ceil(t.elements / _ELEMENTS_PER_BLOCK) for t in first)
-    by_tensors = math.ceil(len(first) / _TENSORS_PER_LAUNCH.get(lists, 30))
-    return max(1, by_tensors, math.ceil(blocks / _BLOCKS_PER_LAUNCH))

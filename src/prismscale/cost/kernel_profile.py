@@ -10,7 +10,8 @@ Power: tensor cores that have fewer watts for each FLOP/s of their peak reach a 
 The share of the highest clock's peak goes with the watts for each FLOP/s to the power of
 ``POWER_EXPONENT`` for milliseconds and ``SUSTAINED_EXPONENT`` for hours. Power falls with the third
 power of the clock as long as the voltage falls with it, and in proportion below that: exponents
-between 1/3 and 1, less where something else than power is the limit.
+between 1/3 and 1, less where something else than power is the limit, more where a part of the power
+goes to what no clock slows down.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from prismscale.typed_files import decode, parse
 
 POWER_EXPONENT = 0.25
 """Between A100, H100 and B200, two at a time, by constants of an early fit: 0.22 to 0.30."""
-SUSTAINED_EXPONENT = 0.5
-"""Estimated: sustained rows are public for the B200 alone."""
+SUSTAINED_EXPONENT = 1.18
+"""Between the B200 and the H100, of which sustained products were measured: see
+``tools/fit/fit_products.py``."""
 _PROFILES = ("prismscale.cost", "kernels")
 
 
@@ -108,6 +110,33 @@ class MemoryRoofline:
     rereads: float = 0.0
     """Times that rows of 8,192 elements and more, which no cache holds, are read again; from 4,096
     on a part of it."""
+    elements_per_s: float = 0.0
+    """Most that kernels reach which load one element at a time, because operands differ in shape or
+    the result is of a wider element type; 0: as many as the bandwidth lets through."""
+    transposed: float = 1.0
+    """Share of ``efficiency`` that is left where the rows of operands lie across each other."""
+    accumulating: float = 1.0
+    """Share of ``efficiency`` that is left where a scatter adds to what is there."""
+
+    def __post_init__(self) -> None:
+        if min(self.efficiency, self.transposed, self.accumulating) <= 0:
+            raise UsageError("efficiency, transposed and accumulating must be positive")
+        if self.elements_per_s < 0:
+            raise UsageError("elements_per_s must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cache:
+    """The level-2 cache, from which a kernel reads what the one before it has written."""
+
+    bytes: float
+    """Of the data sheet."""
+    speed: float
+    """Bandwidth relative to that of the memory."""
+
+    def __post_init__(self) -> None:
+        if min(self.bytes, self.speed) <= 0:
+            raise UsageError("bytes and speed of a cache must be positive")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,10 +173,12 @@ class KernelProfile:
     gemm: Mapping[str, GemmRoofline]
     """By element type as C++ spells it (``BFloat16``)."""
     attention: Mapping[str, AttentionRoofline]
-    """By implementation (``flash``, ``flash_3``, ``cudnn``, ``efficient``, ``flex``), ``_fp8`` and
-    ``_backward`` appended."""
+    """By implementation (``flash``, ``flash_3``, ``cudnn``, ``efficient``, ``flex``), with ``_fp8``
+    or the element type in small letters where that has constants of its own, and ``_backward``."""
     memory: Mapping[str, MemoryRoofline]
     """By kind."""
+    cache: Cache | None = None
+    """None: every operand comes from memory."""
     peer: TransferCost | None = None
     """Of memory of another GPU of the node; None: over the bus, as to the host."""
     power_watts: float | None = None
@@ -171,6 +202,10 @@ class KernelProfile:
         """The GPU for as long as its power limit is not felt: a benchmark of single kernels."""
         gemm = {dtype: replace(r, sustained_cap=None) for dtype, r in self.gemm.items()}
         return replace(self, gemm=gemm)
+
+    def cold(self) -> KernelProfile:
+        """The GPU whose cache was emptied before each kernel, as some benchmarks do."""
+        return replace(self, cache=None)
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -224,6 +259,8 @@ class ScaledGpu:
     """Attention that was measured on this GPU, by implementation."""
     memory: Mapping[str, MemoryRoofline] = field(default_factory=dict)
     """Kernels that were measured on this GPU, by kind."""
+    cache_bytes: float | None = None
+    """Of its level-2 cache; None: the other GPU's."""
     errors: Mapping[str, float] = field(default_factory=dict)
     """By kind, where this GPU's own are known."""
     peer: TransferCost | None = None
@@ -251,7 +288,8 @@ class ScaledGpu:
                 for family, roofline in other.attention.items()
             }
             | dict(self.attention),
-            memory={**other.memory, **self.memory},
+            memory=self._memory(other) | dict(self.memory),
+            cache=other.cache and self._cache(other, other.cache),
             peer=self.peer or other.peer,
             errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,
@@ -259,18 +297,35 @@ class ScaledGpu:
             sources=self.sources,
         )
 
-    def _products(self, other: KernelProfile, dtype: str) -> GemmRoofline:
+    def _memory(self, other: KernelProfile) -> dict[str, MemoryRoofline]:
+        """What loads one element at a time is as fast as there are multiprocessors."""
+        more = self.multiprocessors / other.multiprocessors
+        return {
+            kind: replace(roofline, elements_per_s=roofline.elements_per_s * more)
+            for kind, roofline in other.memory.items()
+        }
+
+    def _cache(self, other: KernelProfile, cache: Cache) -> Cache:
+        return Cache(
+            bytes=self.cache_bytes or cache.bytes,
+            speed=cache.speed * self._cache_shift(other, "BFloat16"),
+        )
+
+    def _cache_shift(self, other: KernelProfile, dtype: str) -> float:
         """Caches are built for the tensor cores that they feed: their bandwidth goes with the peak,
         as it does from A100 to B200 (11 to 14 bytes for 1,000 FLOP), not with the memory's."""
+        theirs = other.gemm[dtype].peak_flops
+        peaks = self.peak_flops.get(dtype, theirs) / theirs
+        return peaks * other.memory_bandwidth_bytes_per_s / self.memory_bandwidth_bytes_per_s
+
+    def _products(self, other: KernelProfile, dtype: str) -> GemmRoofline:
         roofline = other.gemm[dtype]
         cap = roofline.sustained_cap
-        peaks = self.peak_flops.get(dtype, roofline.peak_flops) / roofline.peak_flops
-        memory = self.memory_bandwidth_bytes_per_s / other.memory_bandwidth_bytes_per_s
         return replace(
             roofline,
             peak_flops=self.peak_flops.get(dtype, roofline.peak_flops),
             efficiency=min(1.2, roofline.efficiency * self._shift(other, dtype, POWER_EXPONENT)),
-            cache_factor=roofline.cache_factor * peaks / memory,
+            cache_factor=roofline.cache_factor * self._cache_shift(other, dtype),
             sustained_cap=cap and cap * self._shift(other, dtype, SUSTAINED_EXPONENT),
         )
 

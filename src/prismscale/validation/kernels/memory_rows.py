@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class MemoryRow(MeasuredCalls):
     """One measurement, and whether it may be fitted."""
 
     held_out: bool
+    is_cold: bool = False
+    """The level-2 cache was emptied before each run."""
 
 
 def load_memory_rows(truth: Path) -> list[MemoryRow]:
@@ -123,6 +125,7 @@ def _liger(truth: Path) -> Iterator[MemoryRow]:
                 signatures=tuple(signatures),
                 time_ns=1e6 * float(row["y_value_50"]),
                 held_out=True,
+                is_cold=True,
             )
 
 
@@ -203,7 +206,22 @@ def _operator(name: str, row: Mapping[str, str]) -> str:
         for i, (s, t, d) in enumerate(found)
     ]
     dtype = "Bool" if name in _COMPARISONS else found[0][1]
-    return call(name, reads, [tensor(dtype, *shape)])
+    return call(name, reads, [tensor(dtype, *shape, strides=_kept_layout(shape, found))])
+
+
+def _kept_layout(shape: Sizes, operands: Sequence[tuple[Sizes, str, Sizes]]) -> Sizes:
+    """Strides of a result; empty where it is contiguous. ATen keeps a layout without gaps that all
+    operands of the result's shape have."""
+    layouts = {tuple(strides) for sizes, _, strides in operands if tuple(sizes) == tuple(shape)}
+    if len(layouts) != 1:
+        return ()
+    (strides,) = layouts
+    spans = sorted(zip(strides, shape, strict=True))
+    expected, dense = 1, []
+    for stride, size in spans:
+        dense.append(size == 1 or stride == expected)
+        expected *= size
+    return strides if all(dense) and not _is_contiguous(shape, strides) else ()
 
 
 def _is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
