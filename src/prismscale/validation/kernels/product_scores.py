@@ -34,8 +34,8 @@ REMARKS = (
     "Frameworks measure the same library's kernels 5 to 10 % apart, also on one GPU: their biases "
     "are shown apart, and no constant can remove both.",
     "Sustained: SimuMax's products of training steps on a B200, which ran at the power limit. "
-    "No such rows are public for other GPUs: what lasts there is shifted from the B200 by the "
-    "watts for each FLOP/s, with an exponent that is estimated.",
+    "No such rows are public for other GPUs: an H100's is of three products that one ran "
+    "(bench/gpu/sustained.py), what lasts on others is shifted by the watts for each FLOP/s.",
     "No public rows of MXFP8 or TF32 products were found: they are priced as other 8-bit products, "
     "and by the float32 constants.",
     "From a data sheet: the constants of another GPU with this one's peaks, bandwidth, "
