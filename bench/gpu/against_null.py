@@ -4,7 +4,8 @@
 
 Run with the torch that the GPU's figures name, in a folder and with what ``programs.py`` beside
 this wants: it made those figures, ``bench/results/<gpu>/programs``. Runs in DIR are kept: those
-that are there are not made again.
+that are there are not made again. The step of llama-160m-fp32 is told and not scored: its attention
+on the H100 gave the constants of 32 bits.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 DENSE_PEAK, MIXTURE_PEAK, RESERVED = 0.001, 0.01, 0.03
 MEDIAN_STEP, BIAS = 0.06, 0.02
 LIMIT_S = 600
+NOT_SCORED = ("llama-160m-fp32",)
+"""Programs by whose steps a constant was found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +74,8 @@ def on_null(folder: RunFolder, command: str, cluster: str) -> PredictedFigures:
 
 
 def steps(programs: list[Program]) -> list[Row]:
-    """Median and bias of all steps together."""
-    errors = np.array([program.step_error for program in programs])
+    """Median and bias of the scored steps together."""
+    errors = np.array([p.step_error for p in programs if p.name not in NOT_SCORED])
     return [
         Row.at_most("steps: median error", float(np.median(abs(errors))), MEDIAN_STEP),
         Row.at_most("steps: bias, absolute", abs(float(np.median(errors))), BIAS),

@@ -10,7 +10,7 @@ from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_memory import CACHE_HOLDS, CACHE_LOSES, bytes_moved
 from prismscale.cost.kernel_profile import Cache, KernelProfile, MemoryRoofline
-from prismscale.cost.kernel_signature import parse_signature
+from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.errors import UsageError
 from support.kernel_prices import H100, text
 
@@ -74,6 +74,17 @@ def test_operands_of_two_element_types_are_loaded_one_by_one(other: str) -> None
 
     assert bytes_of(mixed) < bytes_of(alike)
     assert cost(mixed) > cost(alike)
+
+
+def test_inductors_kernels_load_vectors_of_any_element_type() -> None:
+    """What it generates converts after it has loaded."""
+    inputs = "Float[16777216];BFloat16[16777216]"
+    mixed, alike = (
+        FIELD.join(("inductor::triton_poi_fused_add_0", x, "", "traffic_bytes=167772160"))
+        for x in (inputs, "Float[16777216];Float[16777216]")
+    )
+
+    assert cost(mixed) == cost(alike)
 
 
 def test_a_copy_into_a_wider_type_is_slower_than_back() -> None:

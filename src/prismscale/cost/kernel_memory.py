@@ -105,7 +105,7 @@ def _efficiency(roofline: MemoryRoofline, call: KernelCall) -> float:
 
 def _is_transposed(call: KernelCall) -> bool:
     """Whether neighbours in the result are no neighbours in a large operand."""
-    if not call.outputs:
+    if not call.outputs or call.is_library:
         return False
     inner = _inner_dim(call.outputs[0])
     large = (t for t in call.inputs if 2 * t.elements >= call.outputs[0].elements)
@@ -123,7 +123,10 @@ def _inner_dim(tensor: TensorShape) -> int | None:
 
 def _loads_elements(call: KernelCall, kind: str) -> bool:
     """Whether ATen's kernel loads one element at a time and not a vector of them: operands that
-    differ in shape, layout or element type, and copies into a wider type."""
+    differ in shape, layout or element type, and copies into a wider type. Libraries and inductor
+    load vectors and convert them."""
+    if call.is_library:
+        return False
     if kind in ("broadcast", "strided_copy"):
         return True
     if kind == "copy":
