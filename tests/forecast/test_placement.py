@@ -95,6 +95,21 @@ def test_the_search_comes_near_the_optimum(source_for):
     assert best / found >= 0.98
 
 
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_a_search_tells_how_far_it_is(source_for, exhaustive):
+    """Ever more of what is to be tried, and never more than that."""
+    evaluate, nodes = evaluator(source_for, [1, 1.1, 1.3, 1, 1, 1])
+    told = []
+
+    def note(done, total):
+        told.append((done, total))
+
+    place(evaluate, nodes, REPLICAS, rounds=20, exhaustive=exhaustive, progress=note)
+    assert told == sorted(told)
+    assert all(done <= total for done, total in told)
+    assert told[-1][0] > 1
+
+
 def test_spare_nodes_stand_in_for_slow_ones(source_for):
     """With one node too many, the slowest is left out."""
     evaluate, nodes = evaluator(source_for, [1.5, 1, 1, 1, 1, 1, 1])

@@ -123,16 +123,19 @@ def place(
     hot_factors = factors(hot, "--hot") if hot else []
     looking = Search(rounds=rounds, exhaustive=None if search is None else not search, seed=seed)
     tails: tuple[PlacedTail, ...] = ()
+    reporter = TerminalReporter(console)
     if subject.is_modelled:
-        study, slowed = subject.by_steps(looking, hot_factors)
+        with reporter.stage("search") as update:
+            study, slowed = subject.by_steps(looking, hot_factors, update)
         config = draws_config(max(draws, TAIL_DRAWS), seed, steps, 1.0)
-        with TerminalReporter(console).stage("draw") as update:
+        with reporter.stage("draw") as update:
             tails = subject.tails(study, quantile, config, LocalProcesses(), update)
         _write_factors(run, study)
     else:
-        study, slowed = subject.by_draws(
-            looking, hot_factors, quantile=quantile, draws=draws, steps=steps
-        )
+        with reporter.stage("search") as update:
+            study, slowed = subject.by_draws(
+                looking, hot_factors, update, quantile=quantile, draws=draws, steps=steps
+            )
     print_base(console, model.step_ns)
     print_placement(console, study, found.samples, None if subject.is_modelled else quantile)
     print_placed_tails(console, tails, quantile)

@@ -180,7 +180,7 @@ class VariabilityProfile:
             return cls.from_toml(text, origin=f"variability profile {given}")
         path = Path(given)
         if path.suffix != ".toml" and not path.is_file():
-            allowed = did_you_mean(given, (*cls.presets(), "none"))
+            allowed = did_you_mean(given, (*cls.presets(), "none", "recorded"))
             raise UsageError(
                 f"unknown variability '{given}'; {allowed}; or the path of a .toml file"
             )

@@ -144,7 +144,7 @@ def prism_study(
         executor=executor,
         progress=stage("freeze"),
     )
-    placement, hot = subject.by_steps(asked.search, list(asked.hot))
+    placement, hot = subject.by_steps(asked.search, list(asked.hot), stage("search"))
     # Of one run, steps are all that can be told apart.
     has_runs = drawn.by_run_AT.shape[1] > 1 and len(drawn.by_run_AT) > 1
     steps = drawn.by_run_AT if has_runs else drawn.step_ns_D

@@ -26,6 +26,7 @@ from prismscale.errors import UsageError
 from prismscale.forecast.draws.montecarlo import Base, Chunk, DrawSource, drawing, run_chunk
 from prismscale.forecast.placement.nodes import ClusterNode
 from prismscale.graph.job_graph import JobGraph
+from prismscale.progress import StageUpdate
 from prismscale.sim.program import compile_job
 
 Floats = NDArray[np.float64]
@@ -176,6 +177,7 @@ def place(
     seed: int = 0,
     rounds: int = 400,
     exhaustive: bool | None = None,
+    progress: StageUpdate = lambda done, total: None,
 ) -> PlacementStudy:
     """Find a good placement.
 
@@ -186,6 +188,7 @@ def place(
             stages.
         rounds: evaluations of the search.
         exhaustive: True or False to insist; None tries all where they are few.
+        progress: told how many placements of how many were tried.
 
     Raises:
         UsageError: exhaustive search was asked for, and there are too many placements; or replicas
@@ -199,11 +202,16 @@ def place(
     if every:
         if count > 100 * MOST_EXHAUSTIVE:
             raise UsageError(f"{count:,} different placements are too many to try all")
-        seen = [given, *costs.many(list(different_placements(nodes, replica_S)))]
+        looked_at = _all_of(costs, list(different_placements(nodes, replica_S)))
+        seen, total = [given], count
     else:
         starts = costs.many(_starts(nodes, replica_S))
         rng = np.random.default_rng(seed)
-        seen = [given, *starts, *_anneal(costs, [given, *starts], nodes, rounds, rng)]
+        seen, total = [given, *starts], rounds
+        looked_at = _anneal(costs, list(seen), nodes, rounds, rng)
+    for done, placed in enumerate(looked_at, start=1):
+        seen.append(placed)
+        progress(min(done, total), total)
     return PlacementStudy(
         nodes=tuple(nodes),
         node_slots=costs.node_slots,
@@ -295,6 +303,11 @@ def _starts(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> list[list
             node_of = dict(zip(slots, order, strict=True))
             found.append([node_of[s] for s in range(n)])
     return found
+
+
+def _all_of(costs: PlacementCosts, placements: Sequence[Sequence[int]]) -> Iterator[NodePlacement]:
+    for first in range(0, len(placements), costs.batch):
+        yield from costs.many(placements[first : first + costs.batch])
 
 
 def _anneal(

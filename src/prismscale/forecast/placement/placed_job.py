@@ -77,14 +77,19 @@ class PlacedJob:
         """Compared by the step that the run shows: its durations are one model's."""
         return self.recording.modelled_job is not None
 
-    def by_steps(self, search: Search, hot: list[float]) -> tuple[PlacementStudy, list[HotNode]]:
+    def by_steps(
+        self,
+        search: Search,
+        hot: list[float],
+        progress: StageUpdate = lambda done, total: None,
+    ) -> tuple[PlacementStudy, list[HotNode]]:
         """Of a null run, without other variation; and one hot node at each stage."""
         found = self.recording
         # Ranks that cannot differ: their nodes' factors are all that tells ranks apart.
         small = quotient_of(found.samples, found.base, len(self.slots.ranks[0]))
         base, fused = (small.base, small.fused) if small else (found.base, None)
         costs = PlacedSteps(base, fused, self.slots.ranks, self.nodes)
-        study = self._searched(costs, search)
+        study = self._searched(costs, search, progress)
         if not hot:
             return study, []
         slots = self.slots.first
@@ -93,7 +98,14 @@ class PlacedJob:
         )
 
     def by_draws(
-        self, search: Search, hot: list[float], *, quantile: float, draws: int, steps: int | None
+        self,
+        search: Search,
+        hot: list[float],
+        progress: StageUpdate = lambda done, total: None,
+        *,
+        quantile: float,
+        draws: int,
+        steps: int | None,
     ) -> tuple[PlacementStudy, list[HotNode]]:
         """Of recorded durations, a quantile of the same draws; and one hot node at each stage."""
         model, slots = self.model, self.slots
@@ -107,7 +119,7 @@ class PlacedJob:
             quantile=quantile,
             steps=steps or model.steps,
         )
-        study = self._searched(evaluate, search)
+        study = self._searched(evaluate, search, progress)
         if not hot:
             return study, []
         return study, hot_node_study(
@@ -117,7 +129,9 @@ class PlacedJob:
             node_slots=slots.first,
         )
 
-    def _searched(self, costs: PlacedSteps | Evaluator, search: Search) -> PlacementStudy:
+    def _searched(
+        self, costs: PlacedSteps | Evaluator, search: Search, progress: StageUpdate
+    ) -> PlacementStudy:
         return place(
             costs,
             self.nodes,
@@ -125,6 +139,7 @@ class PlacedJob:
             seed=search.seed,
             rounds=search.rounds,
             exhaustive=search.exhaustive,
+            progress=progress,
         )
 
     def tails(
