@@ -66,13 +66,13 @@ def _launches(roofline: MemoryRoofline, call: KernelCall, kind: str) -> int:
         return call.arguments["launches"][0]
     if kind in ("foreach", "foreach_reduction", "optimizer"):
         return _multi_tensor_launches(call)
-    if kind == "index" and call.flag("accumulate"):
+    if kind != "index":
+        return roofline.launches
+    if call.flag("accumulate"):
         return _SORTED_LAUNCHES
-    if kind == "index" and call.in_place and any(t.on_cpu for t in call.inputs):
+    if call.in_place and any(t.on_cpu for t in call.inputs):
         return _SCALAR_LAUNCHES
-    return (
-        _INDEX_LAUNCHES.get(call.base, roofline.launches) if kind == "index" else roofline.launches
-    )
+    return _INDEX_LAUNCHES.get(call.base, roofline.launches)
 
 
 def _uncached(cache: Cache | None, n_bytes: float) -> float:
