@@ -66,7 +66,7 @@ def test_attention_costs_what_atens_does() -> None:
 
 def test_what_is_bound_by_memory_costs_its_bytes() -> None:
     """All that it reads and writes, unless it says otherwise; each launch has its base time."""
-    x, out = _empty(1 << 24), _empty(1 << 24)
+    x, out = _empty(1 << 26), _empty(1 << 26)  # more than any cache
     launch("test_launches::all", memory("pointwise"), reads=[x], writes=[out])
     launch("test_launches::half", memory("pointwise", n_bytes=x.nbytes), reads=[x], writes=[out])
     launch("test_launches::twice", memory("pointwise", launches=2), reads=[x], writes=[out])
