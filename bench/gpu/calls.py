@@ -24,11 +24,11 @@ from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import parse_signature
 from prismscale.validation.error_rows import Bars, error_rows
+from prismscale.validation.kernels.memory_scores import BARS
 from prismscale.validation.rows import Row, finish
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 LONG_NS, FEW = 20_000, 5
-BARS = Bars(median=10, p90=30)
 LEFT_OUT = ("dropout", "transfer")
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 

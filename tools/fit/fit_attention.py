@@ -22,6 +22,7 @@ from fitting import (
     inline_table_of,
     minimised,
     residuals,
+    rounded,
     table_of,
     truth_with,
     write_between,
@@ -159,9 +160,9 @@ def fit(
     start, bounds = zip(*names, *of_programs, strict=True)
 
     def unpacked(x: Sequence[float]) -> tuple[AttentionRoofline, list[AttentionProgram]]:
-        rounded = [float(f"{v:.4g}") for v in x]
-        own = dict(zip(group.free, rounded, strict=False))
-        rest, used = rounded[len(group.free) :], []
+        values = [rounded(v) for v in x]
+        own = dict(zip(group.free, values, strict=False))
+        rest, used = values[len(group.free) :], []
         for i in range(len(tables)):
             fields = _program_fields(i) if served else ()
             used.append(AttentionProgram(**dict(zip(fields, rest, strict=False))))
@@ -177,10 +178,7 @@ def fit(
         ]
         return float(np.concatenate(wrong).mean())
 
-    values = list(start)
-    for _ in range(ROUNDS):
-        values = minimised(loss, values, bounds)
-    return unpacked(values)
+    return unpacked(minimised(loss, start, bounds, rounds=ROUNDS))
 
 
 def _program_fields(index: int) -> tuple[str, ...]:

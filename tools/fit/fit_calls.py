@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from fitting import KERNELS, ROOT, minimised, residuals, write_between, write_residuals
+from fitting import KERNELS, ROOT, minimised, residuals, rounded, write_between, write_residuals
 
 from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_kinds import kind_of
@@ -75,6 +75,8 @@ FIXED: Mapping[str, Mapping[str, float]] = {
     "scan": {"efficiency": 0.5, "passes": 2},
 }
 """What is not looked for: all calls are too long, or too short, to say."""
+_UNKNOWN = MemoryRoofline(efficiency=float("inf"), base_ns=-1.0)
+"""Both are always told; the other fields where they are not as usual."""
 ROUNDS = 4
 Calls = Mapping[str, Sequence[tuple[KernelCall, float]]]
 
@@ -89,7 +91,8 @@ def main() -> int:
     )
     profile = with_cache(KernelProfile.load(GPU), fitted)
     for kind in FIELDS:
-        profile = fit(profile, kind, fitted[kind])
+        if kind not in CACHED:
+            profile = fit(profile, kind, fitted[kind])
         print(kind, profile.memory[kind], flush=True)
     profile = _with_transposed_broadcasts(profile)
     write_between(KERNELS / f"{GPU}.toml", "calls", "\n".join(_tables(profile)))
@@ -108,7 +111,8 @@ def calls_of(path: Path) -> Calls:
 
 
 def with_cache(profile: KernelProfile, calls: Calls) -> KernelProfile:
-    """``profile`` with the cache's speed at which the kinds of ``CACHED`` fit best together."""
+    """``profile`` with the cache's speed at which the kinds of ``CACHED`` fit best together, and
+    these kinds as they fit then."""
 
     def trial(speed: float) -> tuple[float, KernelProfile]:
         cached = replace(profile, cache=Cache(bytes=CACHE_BYTES, speed=round(speed, 2)))
@@ -123,11 +127,8 @@ def fit(
     profile: KernelProfile, kind: str, calls: Sequence[tuple[KernelCall, float]]
 ) -> KernelProfile:
     """``profile`` with the roofline of ``kind`` that fits ``calls`` best."""
-    fields = FIELDS[kind]
-    start, bounds = zip(*(LIMITS[name] for name in fields), strict=True)
-    values = list(start)
-    for _ in range(ROUNDS):
-        values = minimised(lambda x: loss(_with(profile, kind, x), calls), values, bounds)
+    start, bounds = zip(*(LIMITS[name] for name in FIELDS[kind]), strict=True)
+    values = minimised(lambda x: loss(_with(profile, kind, x), calls), start, bounds, rounds=ROUNDS)
     return _with(profile, kind, values)
 
 
@@ -143,7 +144,7 @@ def errors(profile: KernelProfile, calls: Iterable[tuple[KernelCall, float]]) ->
 
 
 def _with(profile: KernelProfile, kind: str, values: Sequence[float]) -> KernelProfile:
-    found = {f: float(f"{v:.4g}") for f, v in zip(FIELDS[kind], values, strict=True)}
+    found = dict(zip(FIELDS[kind], map(rounded, values), strict=True))
     roofline = replace(_UNKNOWN, **FIXED.get(kind, {}), **found)
     return replace(profile, memory={**profile.memory, kind: roofline})
 
@@ -152,12 +153,8 @@ def _with_transposed_broadcasts(profile: KernelProfile) -> KernelProfile:
     """No broadcast of transposed operands was measured: they are as slow as such copies."""
     copies, broadcasts = profile.memory["strided_copy"], profile.memory["broadcast"]
     share = copies.efficiency * copies.transposed / broadcasts.efficiency
-    found = replace(broadcasts, transposed=float(f"{share:.4g}"))
+    found = replace(broadcasts, transposed=rounded(share))
     return replace(profile, memory={**profile.memory, "broadcast": found})
-
-
-_UNKNOWN = MemoryRoofline(efficiency=float("inf"), base_ns=-1.0)
-"""Both are always told; the other fields where they are not as usual."""
 
 
 def _tables(profile: KernelProfile) -> Iterable[str]:

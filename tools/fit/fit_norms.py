@@ -17,7 +17,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
-from fitting import KERNELS, minimised, residuals, truth_with, write_between, write_residuals
+from fitting import (
+    KERNELS,
+    minimised,
+    residuals,
+    rounded,
+    truth_with,
+    write_between,
+    write_residuals,
+)
 
 from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_profile import KernelProfile, MemoryRoofline
@@ -52,11 +60,11 @@ def main() -> int:
             theirs = h100.memory[kind]
             known = () if kind in CUDNN else (theirs.row_bytes, theirs.rereads)
             is_fitted = kind in CUDNN or written_to != "h100-sxm"
-            values = [*START] if is_fitted else [theirs.efficiency, theirs.base_ns]
-            for _ in range(ROUNDS if is_fitted else 0):
-                values = minimised(partial(_loss, kind, free, known), values, BOUNDS)
+            of_fit, values = "others", [theirs.efficiency, theirs.base_ns]
+            if is_fitted:
+                loss = partial(_loss, kind, free, known)
+                of_fit, values = "fitted", minimised(loss, START, BOUNDS, rounds=ROUNDS)
             roofline = _roofline((*values, *known))
-            of_fit = "fitted" if is_fitted else "others"
             for part, chosen in ((of_fit, free), ("held out", [r for r in mine if r.held_out])):
                 errors = [100 * (_predicted(r, kind, roofline) / r.time_ns - 1) for r in chosen]
                 found[f"{measured_on} {group}, {part}"] = residuals(errors)
@@ -81,8 +89,7 @@ def _loss(
 
 
 def _roofline(values: Sequence[float]) -> MemoryRoofline:
-    rounded = (float(f"{value:.4g}") for value in values)
-    return MemoryRoofline(**dict(zip(FIELDS, rounded, strict=False)))
+    return MemoryRoofline(**dict(zip(FIELDS, map(rounded, values), strict=False)))
 
 
 def _predicted(row: MemoryRow, kind: str, roofline: MemoryRoofline) -> float:

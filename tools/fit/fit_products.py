@@ -30,6 +30,7 @@ from fitting import (
     inline_table_of,
     minimised,
     residuals,
+    rounded,
     table_of,
     truth_with,
     write_between,
@@ -95,7 +96,7 @@ def fit(
     kind = tables[0].kind
     samples = [_sample(table) for table in tables]
     quantised = kind != "bfloat16"
-    values = [*START, *(HARNESS_START * len(tables) if quantised else ())]
+    start = [*START, *(HARNESS_START * len(tables) if quantised else ())]
     bounds = [*BOUNDS, *(HARNESS_BOUNDS * len(tables) if quantised else ())]
 
     def unpacked(x: Sequence[float]) -> tuple[KernelProfile, list[ProductRows]]:
@@ -113,9 +114,7 @@ def fit(
         trial, used = unpacked([float(v) for v in x])
         return _loss(trial, used)
 
-    for _ in range(ROUNDS):
-        values = minimised(loss, values, bounds)
-    fitted, used = unpacked(values)
+    fitted, used = unpacked(minimised(loss, start, bounds, rounds=ROUNDS))
     return fitted, {s.name: s.harness for s in used if quantised}
 
 
@@ -221,7 +220,7 @@ def _part(table: ProductRows, mask: NDArray[np.bool_]) -> ProductRows:
 
 
 def _with_products(profile: KernelProfile, kind: str, x: Sequence[float]) -> KernelProfile:
-    values = dict(zip(FIELDS, (float(f"{v:.4g}") for v in x), strict=True))
+    values = dict(zip(FIELDS, map(rounded, x), strict=True))
     gemm = {
         dtype: GemmRoofline(peak_flops=profile.gemm[dtype].peak_flops, **values)
         for dtype in ALSO[kind]

@@ -36,17 +36,28 @@ def minimised(
     loss: Callable[[Sequence[float]], float],
     start: Sequence[float],
     bounds: Sequence[tuple[float, float]],
+    *,
+    rounds: int = 1,
 ) -> list[float]:
-    """Where ``loss`` is least, by the simplex method from around ``start``."""
-    simplex = np.vstack([start, *(np.array(start) * s for s in 1 + 0.3 * np.eye(len(start)))])
+    """Where ``loss`` is least, by the simplex method from around ``start``; ``rounds`` searches,
+    each from where the one before ended."""
     low, high = np.array(bounds, float).T
-    options = {
-        "maxfev": EVALUATIONS,
-        "adaptive": True,
-        "initial_simplex": np.clip(simplex, low, high),
-    }
-    found = minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options)
-    return [float(v) for v in found.x]
+    values = [float(v) for v in start]
+    for _ in range(rounds):
+        simplex = np.vstack([values, *(np.array(values) * s for s in 1 + 0.3 * np.eye(len(low)))])
+        options = {
+            "maxfev": EVALUATIONS,
+            "adaptive": True,
+            "initial_simplex": np.clip(simplex, low, high),
+        }
+        found = minimize(loss, values, method="Nelder-Mead", bounds=bounds, options=options)
+        values = [float(v) for v in found.x]
+    return values
+
+
+def rounded(value: float) -> float:
+    """To the four digits that files of constants have."""
+    return float(f"{value:.4g}")
 
 
 def write_between(path: Path, what: str, text: str) -> None:

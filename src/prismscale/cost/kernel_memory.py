@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from prismscale.cost.kernel_profile import Cache, KernelProfile, MemoryRoofline
 from prismscale.cost.kernel_signature import KernelCall, TensorShape
+from prismscale.cost.kernel_tiles import bend
 
 ELEMENT_SHARPNESS = 3.0
 """Of the bend from a limit by bytes to one by elements."""
@@ -42,8 +45,9 @@ def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple
     seconds = n_bytes / bandwidth
     if roofline.elements_per_s and _loads_elements(call, kind):
         elements = max((t.elements for t in (*call.inputs, *call.outputs)), default=0)
-        powers = (s**ELEMENT_SHARPNESS for s in (seconds, elements / roofline.elements_per_s))
-        seconds = sum(powers) ** (1 / ELEMENT_SHARPNESS)
+        if elements:
+            loading = np.array([elements / roofline.elements_per_s])
+            seconds = float(bend((np.array([seconds]), loading), ELEMENT_SHARPNESS)[0])
     return launches * roofline.base_ns + 1e9 * seconds, launches
 
 
@@ -96,9 +100,9 @@ def _of_rows(roofline: MemoryRoofline, call: KernelCall) -> float:
 
 def _efficiency(roofline: MemoryRoofline, call: KernelCall) -> float:
     efficiency = roofline.efficiency
-    if roofline.transposed < 1 and _is_transposed(call):
+    if _is_transposed(call):
         efficiency *= roofline.transposed
-    if roofline.accumulating < 1 and _adds_to_its_target(call):
+    if _adds_to_its_target(call):
         efficiency *= roofline.accumulating
     return efficiency
 

@@ -213,15 +213,13 @@ def _kept_layout(shape: Sizes, operands: Sequence[tuple[Sizes, str, Sizes]]) -> 
     """Strides of a result; empty where it is contiguous. ATen keeps a layout without gaps that all
     operands of the result's shape have."""
     layouts = {tuple(strides) for sizes, _, strides in operands if tuple(sizes) == tuple(shape)}
-    if len(layouts) != 1:
+    if len(layouts) != 1 or not shape:
         return ()
     (strides,) = layouts
-    spans = sorted(zip(strides, shape, strict=True))
-    expected, dense = 1, []
-    for stride, size in spans:
-        dense.append(size == 1 or stride == expected)
-        expected *= size
-    return strides if all(dense) and not _is_contiguous(shape, strides) else ()
+    outer_first = sorted(zip(strides, shape, strict=True), reverse=True)
+    by_stride, by_size = zip(*outer_first, strict=True)
+    is_dense = _is_contiguous(by_size, by_stride)
+    return strides if is_dense and not _is_contiguous(shape, strides) else ()
 
 
 def _is_contiguous(sizes: Sizes, strides: Sizes) -> bool:
