@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prismscale.analysis.memory.memory_log import memory_path
 from prismscale.devices.rank_spec import RankSpec
-from prismscale.durations.recosting import launches_path
+from prismscale.durations.recosting import launches_path, trace_path
 from prismscale.errors import UsageError
 
 DEVICES = ("cpu", "cuda", "null")
@@ -61,7 +61,7 @@ class CaptureSpec(RankSpec):
     @property
     def trace_path(self) -> Path:
         """Where the trace goes."""
-        return Path(self.out) / f"rank-{self.rank}.parquet"
+        return trace_path(Path(self.out), self.rank)
 
     @property
     def unusual_path(self) -> Path:

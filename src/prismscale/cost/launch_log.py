@@ -36,7 +36,6 @@ from prismscale.graph.parquet import (
     schema_of,
     write_table,
 )
-from prismscale.graph.trace import RankTrace
 
 REPLAYED = "replayed "
 """Before the signature of a launch that a CUDA graph makes: it costs the host nothing."""
@@ -258,15 +257,6 @@ def _most(
     bounds = np.stack([first_N, stop_N], axis=1).ravel()
     padded = np.append(values_E, 0)
     return np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0, dtype=np.int64)
-
-
-def recosted(trace: RankTrace, log: LaunchLog, durations_ns_N: NDArray[np.int64]) -> RankTrace:
-    """``trace`` with these durations of the log's nodes, in every sampled step."""
-    prologue_ns, body_ns_SB = trace.prologue_ns.copy(), trace.body_ns_SB.copy()
-    in_body_N = log.node_N >= trace.n_prologue
-    prologue_ns[log.node_N[~in_body_N]] = durations_ns_N[~in_body_N]
-    body_ns_SB[:, log.node_N[in_body_N] - trace.n_prologue] = durations_ns_N[in_body_N]
-    return replace(trace, prologue_ns=prologue_ns, body_ns_SB=body_ns_SB)
 
 
 _ENTRY_COLUMNS = ("signature_E", "lane_E", "host_only_ns_E")

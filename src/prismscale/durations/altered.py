@@ -80,6 +80,7 @@ class Alteration:
         return Recosting(
             captures=self.root / scenario.captures,
             model=scenario.kernel_costs.model(hoped.kernels),
+            stored_model=(self.stored or scenario.kernel_costs).model(),
             recomputes=hoped.recomputes,
         )
 

@@ -20,6 +20,7 @@ from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.launch_log import LaunchLog, costs, load_launch_log, recost
 from prismscale.errors import UsageError
+from prismscale.graph.io import load_trace
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import NO_GROUP, RankTrace
 
@@ -50,13 +51,24 @@ def launches_path(captures: Path, rank: int) -> Path:
     return captures / f"launches-{rank}.parquet"
 
 
+def trace_path(captures: Path, rank: int) -> Path:
+    """Where the trace of a captured rank lies."""
+    return captures / f"rank-{rank}.parquet"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recosting:
-    """Gives traces their computation at other costs."""
+    """Gives traces their computation at other costs.
+
+    What a run stored and what is costed anew are compared with each other, so both must be of the
+    same prices. A rank whose stored durations today's prices do not give is refused.
+    """
 
     captures: Path
     """Folder of the traces and of the logs beside them."""
     model: KernelModel
+    stored_model: KernelModel
+    """What gave the stored traces their computation."""
     recomputes: bool = True
     """False: what a backward pass computes a second time leaves, its communications included."""
 
@@ -97,7 +109,22 @@ class Recosting:
                 f"{path} is missing, without which other costs need another capture: run the "
                 "program again with what is to change"
             )
-        return load_launch_log(path)
+        log = load_launch_log(path)
+        self._refuse_other_prices(log, load_trace(trace_path(self.captures, rank)))
+        return log
+
+    def _refuse_other_prices(self, log: LaunchLog, stored: RankTrace) -> None:
+        """Prices move between versions of this program, and so does a file of measured kernels."""
+        durations_ns_N = recost(log, *costs(log, self.stored_model))
+        stored_ns, today_ns = stored.body_ns_SB[0], _body_ns(log, stored, durations_ns_N)
+        if np.array_equal(stored_ns, today_ns):
+            return
+        share = today_ns[log.node_N].sum() / max(stored_ns[log.node_N].sum(), 1) - 1
+        raise UsageError(
+            f"rank {stored.rank} was captured with other prices of kernels: by today's, its "
+            f"computation takes {share:+.2%}, so the two cannot be compared. Run the program again "
+            "with --fresh"
+        )
 
 
 def recomputed_nodes(trace: RankTrace, log: LaunchLog) -> NDArray[np.bool_]:
