@@ -87,6 +87,7 @@ NOT_IN_PYTHON = {
     "capture_timeout_s": "the same",
     "capture": "for hangs, which the command explains",
     "check_s": "the same",
+    "quick": "for sweeps of many layouts",
     "routing": "only where a program routes tokens to experts",
     "stand_ins": "only for extensions that exist as CUDA binaries alone",
     "storage": "only of a null device's checkpoints",
@@ -124,8 +125,9 @@ ONLY_ALONE = {
     "record_limit_bytes",
     "transfers",
     "live_on",
+    "quick",
 }
-"""Fields that allow no others beside them; the last is told by ``check-devices --on``."""
+"""Fields that allow no others beside them; ``live_on`` is told by ``check-devices --on``."""
 
 
 def test_everything_can_be_told_on_the_command_line(asked: list[JobConfig]) -> None:
@@ -140,6 +142,14 @@ def test_real_values_are_told_on_the_command_line(asked: list[JobConfig]) -> Non
     """On a processor, where they exist."""
     prismscale("run", "--world-size", 16, "--values", "real", "--slots", 3, __file__)
     assert asked == [replace(LEAST, values="real", slots=3)]
+
+
+def test_fewer_ranks_are_asked_for_on_the_command_line(asked: list[JobConfig]) -> None:
+    """Without --check, which asks for more."""
+    prismscale("run", "--world-size", 16, "--quick", __file__)
+    assert asked == [replace(LEAST, quick=True)]
+    with pytest.raises(UsageError, match="give one of them"):
+        replace(LEAST, quick=True, check_s=1.0)
 
 
 def test_python_can_tell_all_but_what_is_left_out(asked: list[JobConfig]) -> None:

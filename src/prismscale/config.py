@@ -69,6 +69,9 @@ class JobConfig:
     max_captures: int = 128
     capture: tuple[int, ...] = ()
     """Ranks that are captured besides those that are needed."""
+    quick: bool = False
+    """Fewer ranks and steps are looked at: see :attr:`CapturePlanner.quick`, and no step is watched
+    for what happens now and then."""
     check_s: float = 0.0
     """Seconds for the first steps of further ranks."""
     capture_timeout_s: float = 1800.0
@@ -151,9 +154,13 @@ class JobConfig:
             raise UsageError(f"--max-captures is {self.max_captures}; allowed: 1 or more")
         if not 0 <= self.check_s < 1e7:
             raise UsageError(f"--check is {self.check_s:g} s; allowed: 0 … 10,000,000")
-        if self.values == "real" and (self.check_s or self.capture):
-            given = "--check" if self.check_s else "--capture"
-            raise UsageError(f"{given} looks at more ranks; with --values real all are looked at")
+        if self.values == "real" and (self.check_s or self.capture or self.quick):
+            given = "--check" if self.check_s else "--capture" if self.capture else "--quick"
+            raise UsageError(
+                f"{given} chooses the ranks to look at; with --values real all are looked at"
+            )
+        if self.quick and self.check_s:
+            raise UsageError("--check looks at more ranks, and --quick at fewer: give one of them")
         if not self.capture_timeout_s > 0:
             raise UsageError(f"--capture-timeout is {self.capture_timeout_s}; allowed: above 0")
         self.faults.check(self.world_size)
@@ -215,6 +222,11 @@ class JobConfig:
             raise UsageError(
                 f"{given} is about ranks that are not there; with --values real all are"
             )
+
+    @property
+    def steps_to_watch(self) -> int:
+        """Steps of the program in which a captured rank is watched for periodic events."""
+        return 0 if self.quick else self.watched_steps
 
     @property
     def payload_kind(self) -> PayloadKind:
@@ -295,7 +307,7 @@ class JobConfig:
             self.memory,
             self.values,
             list(self.record),
-            self.watched_steps,
+            self.steps_to_watch,
             self.storage.write_bytes_per_s,
             repr(self.routing),
             [stand_in.digest for stand_in in self.stand_ins],

@@ -182,6 +182,7 @@ class Job:
                 world_size=config.world_size,
                 max_captures=config.max_captures,
                 also=config.capture,
+                quick=config.quick,
             )
             plan = planner.plan()
         if config.check_s:

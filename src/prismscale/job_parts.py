@@ -92,7 +92,7 @@ def capture_runner(
             **_of_any_rank(config, cluster, captures=folder),
             rank=0,
             samples=config.samples,
-            watched_steps=config.watched_steps if config.device == "null" else 0,
+            watched_steps=config.steps_to_watch if config.device == "null" else 0,
             track_memory=config.memory,
             out=str(folder),
         ),

@@ -158,6 +158,14 @@ def job_config(
             show_default="none",
         ),
     ] = "",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Capture fewer ranks and steps: pipeline stages and the last rank, more where "
+            "that one differs; nothing that happens only now and then.",
+        ),
+    ] = False,
     check: Annotated[
         str,
         typer.Option(
@@ -262,6 +270,7 @@ def job_config(
         step_marker=step_marker or None,
         max_captures=max_captures,
         capture=ranks_of(capture, "--capture"),
+        quick=quick,
         check_s=_seconds(check),
         capture_timeout_s=capture_timeout,
         memory=not no_memory,

@@ -53,13 +53,14 @@ class Job:
                 self.mesh.size, 0, rank=rank, body=calls, groups=self.groups
             )
 
-    def plan(self, max_captures: int = 128) -> CapturePlan:
+    def plan(self, max_captures: int = 128, *, quick: bool = False) -> CapturePlan:
         """Capture what is needed."""
         return CapturePlanner(
             traces=self.traces,
             capture=self.capture,
             world_size=self.mesh.size,
             max_captures=max_captures,
+            quick=quick,
         ).plan()
 
     def misjudged(self, plan: CapturePlan) -> list[int]:
@@ -190,6 +191,33 @@ def test_programs_that_differ_along_one_axis_are_all_told_apart(
     """Prefix borders along any axis: first, second, middle, last and what lies between."""
     job = Job(shape, lambda c: sum(c[axis] >= b for b in borders))
     assert job.misjudged(job.plan()) == []
+
+
+def test_a_quick_plan_compares_equal_ranks_with_the_last_one_only() -> None:
+    """Where no axis has messages."""
+    job = Job((4, 8, 2), lambda c: 0)
+    job.plan(quick=True)
+    assert sorted(job.traces) == [0, 63]
+
+
+def test_a_quick_plan_looks_at_every_pipeline_stage() -> None:
+    """At the first, second, middle and last, and at one rank more, the last."""
+    job = Job((4, 8, 2), lambda c: c[0], sends=True)
+    plan = job.plan(quick=True)
+    assert sorted(job.traces) == [0, 16, 32, 48, 63]
+    assert job.misjudged(plan) == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(shape=st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4)), data=st.data())
+def test_a_quick_plan_looks_at_every_axis_where_the_last_rank_differs(
+    shape: tuple[int, int, int], data: st.DataObject
+) -> None:
+    """A border anywhere puts the last rank on its other side."""
+    axis = data.draw(st.integers(0, 2))
+    border = data.draw(st.integers(1, max(shape[axis] - 1, 1)))
+    job = Job(shape, lambda c: int(c[axis] >= border))
+    assert job.misjudged(job.plan(quick=True)) == []
 
 
 def test_nothing_is_captured_twice() -> None:

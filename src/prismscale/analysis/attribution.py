@@ -8,8 +8,12 @@ for the slowest member of a group (skew).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
@@ -54,59 +58,57 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     seen = timeline.ranks[rank]
     rank_class = timeline.graph.classes[seen.class_index]
     trace = rank_class.trace
-    first, n = _last_step(seen, trace.n_body)
-    compute: dict[str, int] = {}
+    first, stop = _last_step(seen, trace.n_body)
+    nodes_N = trace.templates(seen.first_position, stop)
+    computes_N = trace.kind_N[nodes_N] == NodeKind.COMPUTE
+    began = int(seen.end_ns_N[:first][computes_N[:first]].max(initial=0))
+    # Axis C: computations of the step, in stream order.
+    row_C = first + np.flatnonzero(computes_N[first:])
+    start_ns_C, end_ns_C = seen.start_ns_N[row_C], seen.end_ns_N[row_C]
+    # What ended last before each of them, and after all of them.
+    clock_ns_C1 = np.maximum.accumulate(np.concatenate([[began], end_ns_C]))
+    clock_ns_C = clock_ns_C1[:-1]
+    # What a computation on another lane already accounts for is not counted twice.
+    own_ns_C = np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C), 0)
+    labels_C = trace.label_N[nodes_N[row_C]]
     exposed: dict[str, int] = {}
     bubble = skew = 0
-    clock = _end_before(seen, rank_class, first)
-    began = clock
-    for row in range(first, n):
-        node = trace.template(seen.first_position + row)
-        if trace.kind_N[node] != NodeKind.COMPUTE:
-            continue
-        start, end = int(seen.start_ns_N[row]), int(seen.end_ns_N[row])
-        gap = start - clock
-        if gap > 0:
-            cause = last_predecessor(seen, rank_class, row)
-            kind, name, took = _cost_of(seen, trace, cause)
-            transfer = min(gap, took)
-            exposed[name] = exposed.get(name, 0) + transfer
-            if kind == NodeKind.COLLECTIVE:
-                skew += gap - transfer
-            else:
-                bubble += gap - transfer
-        label = trace.labels[int(trace.label_N[node])] or "computation"
-        # What a computation on another lane already accounts for is not counted twice.
-        compute[label] = compute.get(label, 0) + max(0, end - max(start, clock))
-        clock = max(clock, end)
+    for at in np.flatnonzero(start_ns_C > clock_ns_C):
+        gap = int(start_ns_C[at] - clock_ns_C[at])
+        cause = last_predecessor(seen, rank_class, int(row_C[at]))
+        kind, name, took = _cost_of(seen, trace, cause)
+        transfer = min(gap, took)
+        exposed[name] = exposed.get(name, 0) + transfer
+        if kind == NodeKind.COLLECTIVE:
+            skew += gap - transfer
+        else:
+            bubble += gap - transfer
+    row_M = first + np.flatnonzero(~computes_N[first:])
+    took_ns_M = seen.end_ns_N[row_M] - seen.moves_from_ns_N[row_M]
     return Breakdown(
         rank=rank,
-        step_ns=clock - began,
-        compute_ns=compute,
+        step_ns=int(clock_ns_C1[-1]) - began,
+        compute_ns=_sums(labels_C, own_ns_C, lambda i: trace.labels[i] or "computation"),
         exposed_ns={k: v for k, v in exposed.items() if v},
-        moved_ns=_moved(seen, trace, range(first, n)),
+        moved_ns=_sums(trace.group_index_N[nodes_N[row_M]], took_ns_M, trace.group_label),
         bubble_ns=bubble,
         skew_ns=skew,
     )
 
 
-def _moved(seen: RankTimeline, trace: RankTrace, rows: range) -> dict[str, int]:
-    moved: dict[str, int] = {}
-    for row in rows:
-        if trace.communicates_N[trace.template(seen.first_position + row)]:
-            _, name, took = _cost_of(seen, trace, row)
-            moved[name] = moved.get(name, 0) + took
-    return moved
-
-
-def _end_before(seen: RankTimeline, rank_class: RankClass, first: int) -> int:
-    trace = rank_class.trace
-    ends = (
-        int(seen.end_ns_N[row])
-        for row in range(first)
-        if trace.kind_N[trace.template(seen.first_position + row)] == NodeKind.COMPUTE
-    )
-    return max(ends, default=0)
+def _sums(
+    index_N: NDArray[Any], ns_N: NDArray[np.int64], name: Callable[[int], str]
+) -> dict[str, int]:
+    """Sums by name of each index, in the order in which indices come first."""
+    found, first, inverse = np.unique(index_N, return_index=True, return_inverse=True)
+    sums = np.zeros(len(found), dtype=np.int64)
+    np.add.at(sums, inverse.reshape(-1), ns_N)
+    out: dict[str, int] = {}
+    for i in np.argsort(first):
+        # Several groups may have one name.
+        label = name(int(found[i]))
+        out[label] = out.get(label, 0) + int(sums[i])
+    return out
 
 
 def _last_step(seen: RankTimeline, n_body: int) -> tuple[int, int]:

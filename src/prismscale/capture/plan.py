@@ -7,7 +7,8 @@ of them, one in the middle, one last, and what any of them does differently show
 each axis is looked at alone, and so are those along which ranks send to each other, as pipeline
 stages do: where two neighbours in the sample differ, the interval between them is halved until the
 border is found. Axes that matter are captured in full product. The opposite corner of the world is
-a witness for all of it: where it contradicts, the axes are examined again from there.
+a witness for all of it: where it contradicts, the axes are examined again from there. A quick plan
+looks at axes without messages only then.
 
 PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2); the
 sameness that it assumes is checked here and reported.
@@ -175,6 +176,9 @@ class CapturePlanner:
     max_captures: int = 128
     also: tuple[int, ...] = ()
     """Ranks that are captured whatever the others show."""
+    quick: bool = False
+    """Along axes without messages only the last rank is compared with the first, unless it
+    differs."""
     _axes: tuple[Axis, ...] = ()
     _borders: dict[int, set[int]] = field(default_factory=dict)
     """By axis: positions at which a new program begins (0 is always one)."""
@@ -200,6 +204,9 @@ class CapturePlanner:
             self._need([self._rank_at(corner)])
             if self._agrees(self._rank_at(corner)):
                 break
+            if self.quick:
+                self.quick = False
+                self._examine(origin)
             self._examine(corner)
             self._capture_product()
         self._need(self.also)
@@ -235,7 +242,7 @@ class CapturePlanner:
         """Find borders along every axis, the other coordinates being ``base``'s."""
         samples = [sorted({0, 1, axis.size // 2, axis.size - 1}) for axis in self._axes]
         alone = axes_of_messages(self.traces[0], self._axes)
-        together = [a for a in range(len(self._axes)) if a not in alone]
+        together = [a for a in range(len(self._axes)) if a not in alone and not self.quick]
         diagonal = self._diagonal(base, together)
         self._need([*(self._along(base, a, p) for a in alone for p in samples[a]), *diagonal])
         if any(self._differ(diagonal[0], rank) for rank in diagonal):

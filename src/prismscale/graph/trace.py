@@ -202,6 +202,13 @@ class RankTrace(TraceColumns):
             return position
         return self.n_prologue + (position - self.n_prologue) % self.n_body
 
+    def templates(self, position: int, count: int) -> NDArray[np.int64]:
+        """:meth:`template` of ``count`` positions from ``position`` on."""
+        nodes_N = np.arange(position, position + count, dtype=np.int64)
+        later = nodes_N >= self.n_nodes
+        nodes_N[later] = self.n_prologue + (nodes_N[later] - self.n_prologue) % self.n_body
+        return nodes_N
+
     def predecessors(self, node: int) -> NDArray[np.int32]:
         """Distances back from ``node`` to each of its predecessors."""
         return self.pred_distance_P[self.pred_start_N1[node] : self.pred_start_N1[node + 1]]
