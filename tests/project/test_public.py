@@ -20,7 +20,7 @@ RUN_OPTIONS = [
     *("--hang", "--json", "--kernels", "--live"),
     *("--markdown", "--max-captures", "--memory", "--netns"),
     *("--no-memory", "--out", "--payload", "--price"),
-    *("--record", "--record-limit", "--routing", "--rules"),
+    *("--quick", "--record", "--record-limit", "--routing", "--rules"),
     *("--samples", "--show", "--slots", "--slow"),
     *("--stand-in", "--step-marker", "--steps", "--storage"),
     *("--tokens-per-step", "--transfers", "--trust-objects", "--values", "--variability"),
