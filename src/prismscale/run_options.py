@@ -91,7 +91,8 @@ def job_config(
         list[str] | None,
         typer.Option(
             help="Something is otherwise, for live ranks too: kernel=REGEX xF, overlap=GROUP off, "
-            "link=nvlink|network xF, group=GROUP on network|nvlink, recompute=off, dtype=fp8.",
+            "link=nvlink|network xF, group=GROUP on network|nvlink, "
+            "links=shared, recompute=off, dtype=fp8.",
             show_default=False,
         ),
     ] = None,

@@ -151,6 +151,14 @@ def test_a_live_rank_on_a_gpu_computes_as_it_does(what_if: str) -> None:
     assert job("cuda", "link=network x2").what_ifs == ("link=network x2",)
 
 
+@pytest.mark.parametrize("device", ["cpu", "null"])
+def test_live_ranks_do_not_know_who_shares_their_links(device: str) -> None:
+    """A simulated step does."""
+    with pytest.raises(UsageError, match="Leave out --live"):
+        job(device, "links=shared")
+    assert job(device, "links=shared", live=()).what_ifs == ("links=shared",)
+
+
 def test_what_means_nothing_is_refused_before_anything_runs() -> None:
     """By the job itself."""
     with pytest.raises(UsageError, match="above 0"):

@@ -45,7 +45,7 @@ WhatIf = Annotated[
     typer.Option(
         "--what-if",
         help="Something is otherwise: kernel=REGEX xF, overlap=GROUP off, link=nvlink|network xF, "
-        "group=GROUP on network|nvlink, recompute=off, dtype=fp8.",
+        "group=GROUP on network|nvlink, links=shared, recompute=off, dtype=fp8.",
         show_default="the run's",
     ),
 ]

@@ -230,14 +230,28 @@ def evaluate(
     )
 
 
+def share_of_cards(load: Load, cluster: Cluster, at: TopologyFootprint) -> float:
+    """Of the busiest node's network cards, what the groups of the family use together."""
+    return min(1.0, _cards(load, cluster, at) * _sharing(cluster, at) / cluster.nics_per_node)
+
+
+def _sharing(cluster: Cluster, at: TopologyFootprint) -> float:
+    """Groups that leave a node at a time. A device takes part in one communication at a time,
+    however many of its groups are listed."""
+    return min(at.sharing, max(1.0, cluster.devices_per_node / at.least))
+
+
+def _cards(load: Load, cluster: Cluster, at: TopologyFootprint) -> float:
+    """Network cards of a node that one group has."""
+    return min(load.inter_cards, cluster.nics_per_node / _sharing(cluster, at))
+
+
 def _inter_ns(
     load: Load, tuning: AlgorithmTuning, cluster: Cluster, at: TopologyFootprint
 ) -> float:
     """Time of the bytes between nodes: on the busiest node's cards, or on its pod's uplinks."""
     card_rate = cluster.inter_node.bandwidth_bytes_per_s * tuning.inter_efficiency
-    # A device takes part in one communication at a time, however many of its groups are listed.
-    sharing = min(at.sharing, max(1.0, cluster.devices_per_node / at.least))
-    cards = min(load.inter_cards, cluster.nics_per_node / sharing)
+    cards = _cards(load, cluster, at)
     cards_ns = 1e9 * load.inter_bytes / (card_rate * cards)
     if cluster.fabric is None or at.pods == 1:
         return cards_ns

@@ -10,7 +10,7 @@ Array axes: ``K`` group rank, ``G`` groups of a family.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,28 @@ from numpy.typing import NDArray
 from prismscale.cluster import AlgorithmTuning, Cluster, Measured, MeasuredCurve
 from prismscale.cost.algorithms import (
     CostBreakdown,
+    Load,
     LoadRule,
     algorithm_names,
     evaluate,
     exchange_of_signals,
     rule_of,
+    share_of_cards,
 )
 from prismscale.cost.topology import PlacementCache, TopologyFootprint
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
 
 _TIMES_KEPT = 65_536
+
+
+class LinkUse(NamedTuple):
+    """How busy a communication keeps the links while it lasts, 0 to 1."""
+
+    intra: float
+    """NVLink of a device, in each direction that it uses."""
+    inter: float
+    """The network cards of a node."""
 
 
 class CollectiveModel(Protocol):
@@ -93,27 +104,49 @@ class AnalyticCollectiveModel:
     def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
         if at.size == 1:
             return 0
-        return round(self._cheapest(op, n_bytes, at).total_ns)
+        cost, _ = self._cheapest(op, n_bytes, at)
+        return round(cost.total_ns)
 
-    def _cheapest(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> CostBreakdown:
+    def link_use(self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]) -> LinkUse:
+        """How busy a communication of the groups of a family, all at once, keeps the links: of the
+        groups that do most. A group of one uses none."""
+        placements, _ = self._placements.of(ranks_KG)
+        uses = [self._use(op, n_bytes, at) for at in placements if at.size > 1]
+        if not uses:
+            return LinkUse(intra=0.0, inter=0.0)
+        return LinkUse(intra=max(u.intra for u in uses), inter=max(u.inter for u in uses))
+
+    def _use(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> LinkUse:
+        cost, load = self._cheapest(op, n_bytes, at)
+        if not cost.total_ns:
+            return LinkUse(intra=0.0, inter=0.0)
+        shared = share_of_cards(load, self.cluster, at)
+        return LinkUse(
+            intra=cost.intra_ns / cost.total_ns, inter=shared * cost.inter_ns / cost.total_ns
+        )
+
+    def _cheapest(
+        self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint
+    ) -> tuple[CostBreakdown, Load]:
         if n_bytes < 0:
             raise UsageError(f"{op.spelling} of {n_bytes} bytes; bytes must be 0 or more")
         if op == CollectiveOp.SYMM_MEM_BARRIER:
-            return exchange_of_signals(at, self.cluster)
+            return exchange_of_signals(at, self.cluster), Load()
         if op == CollectiveOp.BARRIER:
             # NCCL has no barrier: torch runs a one-element all_reduce in its place.
             op, n_bytes = CollectiveOp.ALL_REDUCE, 1
-        found = [
-            evaluate(rule(op, float(n_bytes), at, self.cluster), tuning, self.cluster, at)
+        loads = [
+            (rule(op, float(n_bytes), at, self.cluster), tuning)
             for _, rule, tuning in self._algorithms[op]
             if at.least >= tuning.min_members_per_node
         ]
+        found = [(evaluate(load, tuning, self.cluster, at), load) for load, tuning in loads]
         if not found:
             raise UsageError(
                 f"cluster '{self.cluster.name}' tunes no algorithm for {op.spelling} in a group of "
                 f"{at.size}; tune one of: {', '.join(_names_for(op))}"
             )
-        return min(found, key=lambda cost: cost.total_ns)
+        return min(found, key=lambda each: each[0].total_ns)
 
 
 class TableCollectiveModel:

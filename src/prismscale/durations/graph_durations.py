@@ -43,6 +43,9 @@ class GraphDurations:
     links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     """Ranks whose places all groups of a family are taken to have (``[K, 1]``), by family; others
     have their own."""
+    shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """What modelled communications take longer because they share links (``[B]``), by class; see
+    :mod:`prismscale.sim.shared_links`."""
 
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
@@ -116,6 +119,10 @@ class GraphDurations:
             if what not in cache:
                 cache[what] = self._modelled_ns(*what)
             out[node] = cache[what]
+        extra_B = self.shared_ns.get(rank_class.index, np.zeros(0, dtype=np.int64))
+        for body_node in np.flatnonzero(extra_B).tolist():
+            node = trace.n_prologue + body_node
+            out[node] = _compact(np.atleast_1d(out[node] + extra_B[body_node]))
         return out
 
     def _really_made(self, rank_class: RankClass) -> frozenset[int]:
@@ -132,11 +139,14 @@ class GraphDurations:
         )
 
     def _modelled_ns(self, channel: ChannelKey, op: int, n_bytes: int) -> Duration:
+        table = self.places(channel)
+        return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))
+
+    def places(self, channel: ChannelKey) -> NDArray[np.int64]:
+        """Ranks whose places those have who meet at a channel (``[K, G]``)."""
         own = self.graph.families[channel.family].ranks_KG
         table = self.links_of.get(channel.family, own)
-        if channel.is_p2p:
-            table = table[[channel.source, channel.destination]]
-        return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))
+        return table[[channel.source, channel.destination]] if channel.is_p2p else table
 
     def _slow_factors(self, rank_class: RankClass) -> NDArray[np.float64] | None:
         factors = self.faults.factors(self.graph.world_size)[rank_class.members_M]

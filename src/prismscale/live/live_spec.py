@@ -82,11 +82,17 @@ def refuse_virtual_gpu(clock: str, device: str) -> None:
 
 
 def refuse_unfelt(hoped: WhatIfs, live: Sequence[int], device: str) -> None:
-    """A live rank on a GPU computes as it does: nothing of it can be made faster.
+    """A live rank on a GPU computes as it does: nothing of it can be made faster. Which groups
+    share a link is told by a whole step, which live ranks have not made yet.
 
     Raises:
         UsageError: a what-if that live ranks would have to feel, and cannot.
     """
+    if hoped.shares_links and live:
+        raise UsageError(
+            "--what-if 'links=shared' with --live: what communicates beside what is known of a "
+            "simulated step only. Leave out --live"
+        )
     if device != "cuda" or not live:
         return
     if hoped.kernels or hoped.overlaps or not hoped.recomputes:

@@ -10,6 +10,7 @@ from prismscale.durations.scenario import Scenario
 from prismscale.durations.what_if.effects import Effect, Effects
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.retime import retime
+from prismscale.sim.shared_links import sharing_links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,10 @@ def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
     without = plain.scenario.durations(plain.graph(graph))
     step_ns = retime(without).step_ns
     effects = Effects(alteration=plain, graph=without.graph, durations=without, step_ns=step_ns)
+    if scenario.hoped.shares_links:
+        shared = sharing_links(without, scenario.cluster).shared_ns
+        effects = replace(effects, shared_ns=shared)
+        durations = sharing_links(durations, scenario.hoped.cluster(scenario.cluster))
     return HopedJob(
         durations=durations,
         scenario=plain.scenario,

@@ -43,7 +43,8 @@ def what_if(
         typer.Argument(
             metavar="WHAT-IF…",
             help="kernel=REGEX xF, overlap=GROUP off, link=nvlink|network xF, group=GROUP on "
-            "network|nvlink, recompute=off, dtype=fp8|bf16|fp16|fp32. Several hold together.",
+            "network|nvlink, links=shared, recompute=off, dtype=fp8|bf16|fp16|fp32. Several hold "
+            "together.",
         ),
     ],
     draws: Draws = 400,

@@ -20,6 +20,7 @@ from prismscale.durations.what_if.forms import (
     Form,
     GroupOn,
     LinkSpeed,
+    LinksShared,
     OverlapOff,
     RecomputeOff,
     WhatIf,
@@ -56,6 +57,11 @@ class WhatIfs:
     def recomputes(self) -> bool:
         """Whether backward passes compute again what forward passes did not keep."""
         return not self._all(RecomputeOff)
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether groups that communicate at the same time share the links."""
+        return bool(self._all(LinksShared))
 
     @property
     def overlaps(self) -> tuple[OverlapOff, ...]:

@@ -6,7 +6,7 @@ Axes: ``B`` body nodes of a class.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from prismscale.durations.what_if.forms import (
     LINKS,
     GroupOn,
     LinkSpeed,
+    LinksShared,
     OverlapOff,
     RecomputeOff,
     WhatIf,
@@ -84,6 +85,8 @@ class Effects:
     """As that leaves it."""
     durations: DurationSource
     step_ns: int
+    shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """What communications would take longer where groups share the links (``[B]``), by class."""
 
     def of(self, what_if: WhatIf) -> Effect:
         """What one touches.
@@ -96,6 +99,8 @@ class Effects:
             found = self._overlapping(form)
         elif isinstance(form, LinkSpeed | GroupOn):
             found = self._on_links(what_if)
+        elif isinstance(form, LinksShared):
+            found = self._shared()
         elif isinstance(form, RecomputeOff):
             found, unit = self._recomputed(), "kernels and communications"
         else:
@@ -142,6 +147,17 @@ class Effects:
             differs_N = np.zeros(c.trace.n_nodes, dtype=bool)
             differs_N[c.trace.n_prologue :] = [np.any(was != then) for was, then in pairs]
             found.add(*self._communication(c, differs_N & c.trace.communicates_N))
+        return found
+
+    def _shared(self) -> _Found:
+        """Communications that take longer beside others."""
+        found = _Found()
+        for c in self.graph.classes:
+            longer_N = np.zeros(c.trace.n_nodes, dtype=bool)
+            extra_B = self.shared_ns.get(c.index)
+            if extra_B is not None:
+                longer_N[c.trace.n_prologue :] = extra_B > 0
+            found.add(*self._communication(c, longer_N))
         return found
 
     def _communication(
@@ -213,6 +229,11 @@ class Effects:
             return self._why_not_group(form)
         if isinstance(form, LinkSpeed):
             return f"no communication that is modelled takes another time. {self._links()}"
+        if isinstance(form, LinksShared):
+            return (
+                "no two modelled communications of different groups are on one link at the same "
+                f"time. {self._links()}"
+            )
         if isinstance(form, RecomputeOff):
             return (
                 "the captures tell of nothing that a backward pass computes a second time; those "

@@ -56,11 +56,17 @@ class GroupOn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinksShared:
+    """Groups that communicate at the same time share the links, see
+    :mod:`prismscale.sim.shared_links`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputeOff:
     """What a backward pass computes a second time is not computed."""
 
 
-Form = KernelFactor | ProductDtype | OverlapOff | LinkSpeed | GroupOn | RecomputeOff
+Form = KernelFactor | ProductDtype | OverlapOff | LinkSpeed | GroupOn | LinksShared | RecomputeOff
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +149,10 @@ def _group(value: str) -> Form | None:
     return None if found is None else GroupOn(group=found[1], link=_link_name(found[2]))
 
 
+def _links(value: str) -> Form | None:
+    return LinksShared() if value == "shared" else None
+
+
 def _recompute(value: str) -> Form | None:
     return RecomputeOff() if value == "off" else None
 
@@ -159,6 +169,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[str], Form | None]]] = {
     "overlap": ("'overlap=mesh_dp off'", _overlap),
     "link": ("'link=nvlink x2'", _link),
     "group": ("'group=mesh_tp on network'", _group),
+    "links": ("'links=shared'", _links),
     "recompute": ("'recompute=off'", _recompute),
     "dtype": ("'dtype=fp8'", _dtype),
 }

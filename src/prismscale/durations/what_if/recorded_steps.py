@@ -14,7 +14,7 @@ from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.durations.scenario import Scenario
 from prismscale.durations.source import DurationSource, scaled
 from prismscale.durations.what_if.effects import Effect, Effects
-from prismscale.durations.what_if.forms import GroupOn, LinkSpeed
+from prismscale.durations.what_if.forms import GroupOn, LinkSpeed, LinksShared
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import RankClass
 
@@ -31,7 +31,7 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
         what_ifs: of the import.
 
     Raises:
-        UsageError: a what-if on links, where nobody says which.
+        UsageError: a what-if on links, where nobody says which, or on their sharing.
     """
     scenario = Scenario(cluster=Cluster.load(cluster or ANY_CLUSTER), what_ifs=tuple(what_ifs))
     for what_if in scenario.hoped.each:
@@ -39,6 +39,11 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
             raise UsageError(
                 f"what-if {what_if.text!r}: communication of this import was measured; with "
                 "--cluster, what was not takes its time from a model, and its links may change"
+            )
+        if isinstance(what_if.form, LinksShared):
+            raise UsageError(
+                f"what-if {what_if.text!r}: an import's communication took place beside the others "
+                "of its job, and what was measured there holds what they shared"
             )
     return scenario
 

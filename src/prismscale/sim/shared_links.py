@@ -1,0 +1,202 @@
+"""Groups that communicate at the same time share the links: what each communication takes more.
+
+A model of collectives knows one communication at a time. Here the job is simulated, and wherever
+communications of different lanes of a rank are on the way together, NVLink and the network cards
+are divided among them (:mod:`prismscale.sim.fair_sharing`). With the longer times the job is
+simulated again, because what lay beside what may have changed, until times stay.
+
+What a rank sends and what it receives do not disturb each other. Its node's other ranks are taken
+to do what it does, as those of an SPMD program do: groups of one family share the cards in the
+model already. Communication that was measured keeps its time: whatever it shared is in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prismscale.cluster import Cluster
+from prismscale.cost.collective import AnalyticCollectiveModel
+from prismscale.durations.graph_durations import GraphDurations
+from prismscale.graph.channels import ChannelKey, ClassChannels
+from prismscale.graph.job_graph import RankClass
+from prismscale.graph.node import CollectiveOp, NodeKind
+from prismscale.sim.fair_sharing import Flow, shared_ns
+from prismscale.sim.retime import retime
+from prismscale.sim.timeline import RankTimeline
+
+MOST_ROUNDS = 8
+"""Simulations. Overlaps that come and go with each other's times would never stay."""
+SETTLED_SHARE = 1e-4
+"""Of the step: where no communication changes by more, times stay."""
+
+Extra = Mapping[int, NDArray[np.int64]]
+"""Nanoseconds that communications take longer than alone, by body node (``[B]``), by class."""
+
+
+def sharing_links(durations: GraphDurations, cluster: Cluster) -> GraphDurations:
+    """``durations`` of a job whose groups share the links of ``cluster``.
+
+    Args:
+        durations: each communication as if alone.
+        cluster: as a what-if on its links leaves it.
+    """
+    sharing = _Sharing(alone=durations, model=AnalyticCollectiveModel(cluster))
+    if not sharing.can_meet:
+        return durations
+    known: Extra = {}
+    found = durations
+    for n in range(MOST_ROUNDS):
+        retimed = retime(found, ranks=sharing.observed)
+        new = sharing.extra(retimed.timeline.ranks)
+        off = max((int(np.abs(new[c] - known[c]).max(initial=0)) for c in known), default=None)
+        # From the third round on halfway, so that two overlaps do not chase each other.
+        known = new if n < 2 else {c: (new[c] + known[c] + 1) // 2 for c in new}
+        found = replace(durations, shared_ns=known)
+        if off is not None and off <= SETTLED_SHARE * retimed.step_ns:
+            break
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sharing:
+    alone: GraphDurations
+    model: AnalyticCollectiveModel
+
+    @property
+    def can_meet(self) -> bool:
+        """Whether any class has communications on several lanes that use one link."""
+        return any(
+            len({lane for lane, use in own.values() if link in use}) > 1
+            for own in self._uses.values()
+            for link in {link for _, use in own.values() for link in use}
+        )
+
+    @property
+    def observed(self) -> list[int]:
+        """A rank of each class."""
+        return [int(c.members_M[0]) for c in self.alone.graph.classes]
+
+    def extra(self, ranks: Mapping[int, RankTimeline]) -> Extra:
+        """What communications take longer in the last simulated step."""
+        graph = self.alone.graph
+        by_meeting: dict[tuple[object, ...], int] = defaultdict(int)
+        for rank_class in graph.classes:
+            for node, extra_ns in self._stretched(
+                rank_class, ranks[int(rank_class.members_M[0])]
+            ).items():
+                meeting = self._meetings[rank_class.index][node]
+                by_meeting[meeting] = max(by_meeting[meeting], extra_ns)
+        out = {}
+        for rank_class in graph.classes:
+            extra_B = np.zeros(rank_class.trace.n_body, dtype=np.int64)
+            for node, meeting in self._meetings[rank_class.index].items():
+                extra_B[node] = by_meeting.get(meeting, 0)
+            out[rank_class.index] = extra_B
+        return out
+
+    def _stretched(self, rank_class: RankClass, seen: RankTimeline) -> dict[int, int]:
+        """What communications of the last step of a rank take longer, by body node."""
+        uses, n_body = self._uses[rank_class.index], rank_class.trace.n_body
+        # The step before it reaches into the last one, and what follows is as what came before.
+        rows = range(max(0, len(seen.end_ns_N) - 2 * n_body), len(seen.end_ns_N))
+        first = len(seen.end_ns_N) - n_body
+        flows, nodes = [], []
+        for row in rows:
+            node = (row - first) % n_body
+            if node not in uses:
+                continue
+            lane, use = uses[node]
+            flows.append(
+                Flow(
+                    lane=lane,
+                    start_ns=int(seen.moves_from_ns_N[row]),
+                    alone_ns=self._alone_ns(rank_class, node),
+                    use=use,
+                )
+            )
+            nodes.append((row, node))
+        return {
+            node: round(ns) - t.alone_ns
+            for (row, node), t, ns in zip(nodes, flows, shared_ns(flows), strict=True)
+            if row >= first
+        }
+
+    def _alone_ns(self, rank_class: RankClass, node: int) -> int:
+        known = self.alone.communication_ns(rank_class.index, rank_class.trace.n_prologue + node)
+        return int(known.max())
+
+    @cached_property
+    def _uses(self) -> dict[int, dict[int, tuple[int, dict[str, float]]]]:
+        """Of each class: lane and links of the modelled communications of its body, by node."""
+        return {c.index: self._uses_of(c) for c in self.alone.graph.classes}
+
+    def _uses_of(self, rank_class: RankClass) -> dict[int, tuple[int, dict[str, float]]]:
+        trace = rank_class.trace
+        channels = ClassChannels(self.alone.graph, rank_class)
+        cache: dict[tuple[ChannelKey, int, int, int], dict[str, float]] = {}
+        out = {}
+        for position in trace.communications(trace.n_prologue, trace.n_nodes):
+            node = position - trace.n_prologue
+            if not self.alone.is_modelled(rank_class.index, node):
+                continue
+            kind, op = int(trace.kind_N[position]), int(trace.op_N[position])
+            what = (channels.of(position), kind, op, int(trace.bytes_N[position]))
+            if what not in cache:
+                cache[what] = self._links(*what)
+            if cache[what]:
+                out[node] = int(trace.lane_N[position]), cache[what]
+        return out
+
+    def _links(self, channel: ChannelKey, kind: int, op: int, n_bytes: int) -> dict[str, float]:
+        """Share of each link, by direction, that a communication uses."""
+        use = self.model.link_use(CollectiveOp(op), n_bytes, self.alone.places(channel))
+        ways = {NodeKind.SEND: ("out",), NodeKind.RECV: ("in",)}.get(NodeKind(kind), ("out", "in"))
+        links = (("nvlink", use.intra), ("network", use.inter))
+        return {f"{link} {way}": share for link, share in links if share > 0.0 for way in ways}
+
+    @cached_property
+    def _meetings(self) -> dict[int, dict[int, tuple[object, ...]]]:
+        """Of each class: what tells the communications of its body that are one, by node."""
+        graph = self.alone.graph
+        out: dict[int, dict[int, tuple[object, ...]]] = {}
+        for rank_class in graph.classes:
+            trace, channels = rank_class.trace, ClassChannels(graph, rank_class)
+            uses: dict[ChannelKey, int] = defaultdict(int)
+            out[rank_class.index] = own = {}
+            for position in trace.communications(trace.n_prologue, trace.n_nodes):
+                channel = channels.of(position)
+                who = self._together(channel).get(rank_class.index, rank_class.index)
+                own[position - trace.n_prologue] = (channel, who, uses[channel])
+                uses[channel] += 1
+        return out
+
+    def _together(self, channel: ChannelKey) -> dict[int, int]:
+        """By class that comes to a channel: the first of those whose ranks share a group there."""
+        if channel not in self._known_together:
+            graph = self.alone.graph
+            table = graph.families[channel.family].ranks_KG
+            if channel.is_p2p:
+                table = table[[channel.source, channel.destination]]
+            self._known_together[channel] = _joined(graph.class_of_R[table])
+        return self._known_together[channel]
+
+    @cached_property
+    def _known_together(self) -> dict[ChannelKey, dict[int, int]]:
+        return {}
+
+
+def _joined(class_KG: NDArray[np.int64]) -> dict[int, int]:
+    """Classes (of members of groups) that are connected by groups, each with the lowest of them."""
+    lowest = {int(c): int(c) for c in np.unique(class_KG)}
+    for classes in np.unique(np.sort(class_KG, axis=0), axis=1).T:
+        members = {lowest[int(c)] for c in classes}
+        if len(members) > 1:
+            least = min(members)
+            lowest = {c: least if low in members else low for c, low in lowest.items()}
+    return lowest
