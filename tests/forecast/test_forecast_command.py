@@ -91,7 +91,10 @@ def test_communication_that_was_not_measured_needs_a_cluster(graph, tmp_path):
     with pytest.raises(UsageError, match="--cluster"):
         load_recording(tmp_path, None)
     recording = load_recording(tmp_path, "h100-sxm")
-    assert "model of h100-sxm, varied by 2.0%" in recording.notes[0]
+    assert "model of h100-sxm, varied by 2.0%" in model_of(recording).notes[0]
+    assert model_of(recording, variability="none").notes == (
+        "variation is off: every draw is the run's step",
+    )
 
 
 def test_few_steps_are_extended_by_fitted_distributions(run):

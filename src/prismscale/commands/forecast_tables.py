@@ -123,7 +123,7 @@ def _print_parts(console: Console, promise: Guarantee) -> None:
     total = sum(parts.values())
     for name, days in parts.items():
         if days:
-            table.add_row(name, f"{days:z,.2f}", f"{days / total:.1%}")
+            table.add_row(name, f"{days:z,.2f}", f"{days / total:z.1%}")
     table.add_row("all", f"{total:,.2f}", f"{total * 24 * promise.gpus:,.0f} GPU-hours")
     console.print(table)
 

@@ -129,7 +129,8 @@ def _still(recording: Recording) -> Model:
 def _profiled(recording: Recording, modelled: Modelled, *, fused: bool) -> Model:
     """All durations were modelled: drawn around what the model says, on every rank."""
     job = drawn_job(modelled, recording.base, fused=fused)
-    notes = list(recording.notes)
+    name = modelled.profile.name
+    notes = [f"durations are modelled, and vary as the profile '{name}' says", *recording.notes]
     if job.fused is not None:
         notes.append(
             f"sets of {job.fused.set_size} ranks that meet after every few kernels, drawn as one"
@@ -143,6 +144,22 @@ def _profiled(recording: Recording, modelled: Modelled, *, fused: bool) -> Model
         job=job,
         notes=tuple(notes),
     )
+
+
+def _assumed(recording: Recording) -> list[str]:
+    """How communication of a captured job varies that was not measured."""
+    if not recording.is_captured or recording.cluster is None:
+        return []
+    varied = recording.variation
+    told = (
+        f"{len(recording.modelled)} communications take their time from the model of "
+        f"{recording.cluster.name}"
+    )
+    if recording.modelled:
+        told += f", varied by {varied.communication_cv:.1%} (assumed)"
+        if varied.stall_probability:
+            told += f", {varied.stall_probability:.2g} of them stalled"
+    return [told]
 
 
 def _replayed(recording: Recording) -> Model:
@@ -182,7 +199,7 @@ def _of_captured(recording: Recording, *, fused: bool) -> Model:
         modelled_factor=recording.variation.communication(1.0) if recording.modelled else None,
         once_G=small.fused.fused_group if small else None,
     )
-    notes = list(recording.notes)
+    notes = [*_assumed(recording), *recording.notes]
     if samples.n_steps > 1:
         notes.append(
             f"{samples.n_steps} captured steps, each as a whole; more say more: run with --samples"
@@ -217,7 +234,12 @@ def _by_distributions(recording: Recording, *, fused: bool) -> Model:
         own = 1.0 if distributions.factor_R is None else distributions.factor_R
         distributions = replace(distributions, factor_R=factor_R * own)
     steps = 1 if recording.base.steps == 1 else recording.base.steps or AHEAD_OF_FITTED
-    notes = (*recording.notes, f"{len(fitted)} fitted pools", *distributions.notes)
+    notes = (
+        *_assumed(recording),
+        *recording.notes,
+        f"{len(fitted)} fitted pools",
+        *distributions.notes,
+    )
     small = fuse(samples.graph) if fused else None
     if small is None:
         return Model(

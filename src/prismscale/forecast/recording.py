@@ -144,8 +144,7 @@ def _profiled(found: Recording, alteration: Alteration) -> Recording:
         devices_per_node=scenario.cluster.devices_per_node,
         links_of=scenario.hoped.links_of(found.samples.graph, scenario.cluster),
     )
-    note = f"durations are modelled, and vary as the profile '{profile.name}' says"
-    return replace(found, modelled_job=modelled, notes=(note,))
+    return replace(found, modelled_job=modelled)
 
 
 def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
@@ -195,22 +194,13 @@ def recording_of(
         step_ns=retimed.step_ns,
         steps=None if retimed.steady is not None else STEPS,
     )
-    modelled = _modelled(durations)
-    assumed = variation or Variation()
-    name = scenario.cluster.name
-    notes = [f"{len(modelled)} communications take their time from the model of {name}"]
-    if modelled:
-        notes[0] += f", varied by {assumed.communication_cv:.1%} (assumed)"
-        if assumed.stall_probability:
-            notes[0] += f", {assumed.stall_probability:.2g} of them stalled"
     return Recording(
         samples=durations.samples(),
         base=base,
         is_captured=True,
-        modelled=modelled,
-        variation=assumed,
+        modelled=_modelled(durations),
+        variation=variation or Variation(),
         cluster=scenario.cluster,
-        notes=tuple(notes),
     )
 
 
