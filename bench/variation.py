@@ -48,7 +48,11 @@ from variation_programs import SMALL, NullJob, gpt3, llama_405b
 LIMIT_S = 7_200
 SIZES = (512, 8_192, 65_536)
 PROFILES = ("measured", "prism-low", "prism-high")
-DRAWS, STUDY_DRAWS = 1_000, 400
+DRAWS = 1_000
+STUDY = ("--draws", 400)
+STUDY_OF_LARGE = ("--draws", 128, "--rounds", 64)
+"""From this many ranks on: a draw takes as long as eight of 8,192 ranks."""
+LARGE = 65_536
 TRIED = (
     (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
     (1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.1),
@@ -79,7 +83,7 @@ def scale_rows(runs: Runs, sizes: Sequence[int], profiles: Sequence[str]) -> Ite
 
     def rows(job: NullJob) -> Iterator[Row]:
         for profile in profiles:
-            study = studied(runs, job.folder, profile)
+            study = studied(runs, job, profile)
             yield from study_rows(f"{job.name}, profile {profile}", study)
 
     return of_each(runs, map(llama_405b, sizes), rows)
@@ -96,9 +100,10 @@ def of_each(
             yield Row.at_least(f"{job.name}: completes", 0, 1)
 
 
-def studied(runs: Runs, folder: str, profile: str) -> dict[str, Any]:
+def studied(runs: Runs, job: NullJob, profile: str) -> dict[str, Any]:
     """``prismscale study prism``."""
-    command = ("study", "prism", folder, "--draws", STUDY_DRAWS, "--variability", profile)
+    effort = STUDY_OF_LARGE if job.world_size >= LARGE else STUDY
+    command = ("study", "prism", job.folder, *effort, "--variability", profile)
     return told(runs, "prism", *command)
 
 
