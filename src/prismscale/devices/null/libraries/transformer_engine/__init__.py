@@ -27,9 +27,7 @@ _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
 _REFUSED = """
-    CommOverlap CommOverlapBase CommOverlapCore CommOverlapHelper CommOverlapP2P CommOverlapP2PBase
-    bgrad_group_quantize bulk_overlap_ag_with_external_gemm columnwise_swizzle
-    convert_host_pointers_to_tensor
+    bgrad_group_quantize columnwise_swizzle convert_host_pointers_to_tensor
     copy_data_ptrs_to_device copy_to_kv_cache create_nvshmem_tensor cusolvermp_ctx_create
     cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
     ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare ep_prepare_and_dispatch
@@ -49,7 +47,7 @@ _REFUSED = """
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
     thd_sequence_order_to_cp_rank_order
 """
-"""What the extension has and this package does not: user buffers, NVSHMEM, inference, packed
+"""What the extension has and this package does not: NVSHMEM, inference, packed
 sequences that change ranks by all-to-all, 4-bit floats, and what only Blackwell or a variable
 of the environment chooses (grouped tensors, expert parallelism within the library, cuSOLVERMp)."""
 
@@ -89,12 +87,13 @@ def make_extension() -> ModuleType:
         packed_ranks,
         products,
         router,
+        user_buffers,
     )
 
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts, packed_ranks, router):
+    for part in (*parts, experts, packed_ranks, router, user_buffers):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {

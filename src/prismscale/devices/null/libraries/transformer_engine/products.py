@@ -26,6 +26,10 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     recipe_of,
     shape_of,
 )
+from prismscale.devices.null.libraries.transformer_engine.user_buffers import (
+    CommOverlapCore,
+    Product,
+)
 
 _TE = "transformer_engine::"
 
@@ -47,7 +51,7 @@ def generic_gemm(
     workspace_size: int,
     accumulate: bool,
     use_split_accumulator: bool,
-    comm_overlap: Any = None,
+    comm_overlap: CommOverlapCore | None = None,
     comm_type: Any = None,
     extra_output: Tensor | None = None,
     bulk_overlap: bool = False,
@@ -55,11 +59,6 @@ def generic_gemm(
     beta: float | None = None,
 ) -> list[Any]:
     """``b`` times ``a`` in BLAS order; output, bias gradient, input of GELU, extra output."""
-    if comm_overlap is not None:
-        raise NotImplementedError(
-            "prismscale's stand-in for Transformer Engine has no products that overlap with "
-            "communication (user buffers); run without --tp-comm-overlap"
-        )
     shape, product = product_of(shape_of(a), transa, shape_of(b), transb)
     fp8 = is_quantized(a) or is_quantized(b)
     dtype = torch_dtype(output_dtype) if output_dtype is not None else _dtype_of(a)
@@ -81,7 +80,14 @@ def generic_gemm(
     if all(product):
         scales = [*_swizzled(a, rowwise=transa), *_swizzled(b, rowwise=not transb)]
         writes = [*buffers(result), *made]
-        launch(f"{_TE}generic_gemm", gemm(product, fp8=fp8), reads=reads, writes=writes)
+
+        def run(part: Product) -> None:
+            launch(f"{_TE}generic_gemm", gemm(part, fp8=fp8), reads=reads, writes=writes)
+
+        if comm_overlap is None:
+            run(product)
+        else:
+            comm_overlap.overlap(comm_type, product, run, extra_output, bulk=bulk_overlap)
         del scales
     elif not accumulate and isinstance(result, Tensor):
         result.zero_()
@@ -92,7 +98,7 @@ def generic_gemm(
 
 def product_of(
     a: Sequence[int], transa: bool, b: Sequence[int], transb: bool
-) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+) -> tuple[tuple[int, ...], Product]:
     """Shape of the output, and the product as (batch, M, N, K)."""
     a_rows, b_rows = math.prod(a[:-1]), math.prod(b[:-1])
     n, k = (a_rows, a[-1]) if transa else (a[-1], a_rows)
