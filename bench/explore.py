@@ -4,7 +4,7 @@
 
 Run with a Python that has torchtitan 0.3.0 (the CPU build of torch 2.13), Ray and prismscale. The
 layouts are twelve of torchtitan's own Llama-3.1 8B on 64 null H100s, swept with ``--quick``; each
-of them is run by itself too, without it, and its step must be the row's. On Ray a small model is
+of them is run by itself too, with the same options and without ``--quick``. On Ray a small model is
 explored on three nodes here, one of which is killed while it runs points, and a run's step time is
 drawn in the same way.
 """
@@ -32,6 +32,7 @@ from runs import PARTIAL, TITAN, Runs
 LIMIT_S = 7_200
 CORES = 2
 QUICK = "--quick"
+LAYOUT = "8B at 64 ranks"
 JOB = ("--device", "null", "--cluster", "h100-sxm")
 SHARED = (
     *("--dataloader.dataset", "c4_test", "--metrics.log_freq", "1", "--training.steps", "4"),
@@ -65,28 +66,36 @@ def layouts(runs: Runs) -> list[Row]:
     quick = (*JOB, "--world-size", 64, QUICK)
     explore(runs, out, quick, LAYOUTS, program("llama3_8b", runs.folder))
     wall, cpu = time.monotonic() - began, cpu_s() - cpu
-    rows = read(out)["points"]
-    found = [row for row in rows if row["status"] == "done"]
-    alone = [alone_ns(runs, i, row) for i, row in enumerate(found)]
-    off = [abs(row["step_ns"] - ns) for row, ns in zip(found, alone, strict=True)]
-    best = max(range(len(found)), key=lambda i: found[i]["tokens_per_step"] / alone[i])
-    same = found[best]["values"] == read(out)["chosen"]
-    name = "8B at 64 ranks"
     return [
-        Row.at_most(f"{name}: 12 layouts, wall time on {CORES} cores", wall, 360.0, "s"),
-        Row.told(f"{name}: 12 layouts, time of all processes", cpu, "s"),
-        Row.at_least(f"{name}: layouts with figures", len(found), 12),
-        Row.at_most(f"{name}: step of a row against run, largest difference", max(off), 0, "ns"),
-        Row.at_least(f"{name}: chosen is the best of running all", int(same), 1),
-        Row.told(f"{name}: best over worst, tokens a second", spread(found)),
+        Row.at_most(f"{LAYOUT}: 12 layouts, wall time on {CORES} cores", wall, 360.0, "s"),
+        Row.told(f"{LAYOUT}: 12 layouts, time of all processes", cpu, "s"),
+        *against_runs(runs, read(out)),
     ]
 
 
-def alone_ns(runs: Runs, index: int, row: Mapping[str, Any]) -> int:
-    """The step of a row's command, run by itself, and looked at along every axis."""
-    arguments = [word for word in shlex.split(row["arguments"]) if word != QUICK]
-    found = runs.run(f"alone-{index}", (), arguments)
-    return int(found.get("step_ns", 0))
+def against_runs(runs: Runs, swept: Mapping[str, Any]) -> list[Row]:
+    """The rows of a sweep beside runs of the same commands."""
+    found = [row for row in swept["points"] if row["status"] == "done"]
+    same = [alone_ns(runs, f"same-{i}", row) for i, row in enumerate(found)]
+    whole = [alone_ns(runs, f"alone-{i}", row, without=QUICK) for i, row in enumerate(found)]
+    off = [abs(row["step_ns"] - ns) for row, ns in zip(found, same, strict=True)]
+    off_whole = [abs(row["step_ns"] / ns - 1) for row, ns in zip(found, whole, strict=True)]
+    best = max(range(len(found)), key=lambda i: found[i]["tokens_per_step"] / whole[i])
+    chosen = found[best]["values"] == swept["chosen"]
+    step = f"{LAYOUT}: step of a row against run"
+    return [
+        Row.at_least(f"{LAYOUT}: layouts with figures", len(found), 12),
+        Row.at_most(f"{step}, largest difference", max(off), 0, "ns"),
+        Row.told(f"{step} without --quick, largest difference", 100 * max(off_whole), "%"),
+        Row.at_least(f"{LAYOUT}: chosen is the best of running all", int(chosen), 1),
+        Row.told(f"{LAYOUT}: best over worst, tokens a second", spread(found)),
+    ]
+
+
+def alone_ns(runs: Runs, out: str, row: Mapping[str, Any], without: str = "") -> int:
+    """The step of a row's command, run by itself."""
+    arguments = [word for word in shlex.split(row["arguments"]) if word != without]
+    return int(runs.run(out, (), arguments).get("step_ns", 0))
 
 
 def spread(rows: Sequence[Mapping[str, Any]]) -> float:
