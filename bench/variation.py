@@ -50,9 +50,11 @@ SIZES = (512, 8_192, 65_536)
 PROFILES = ("measured", "prism-low", "prism-high")
 DRAWS = 1_000
 STUDY = ("--draws", 400)
-STUDY_OF_LARGE = ("--draws", 128, "--rounds", 64)
-"""From this many ranks on: a draw takes as long as eight of 8,192 ranks."""
+DRAWS_OF_LARGE = ("--draws", 128)
+STUDY_OF_LARGE = (*DRAWS_OF_LARGE, "--rounds", 64)
 LARGE = 65_536
+"""Ranks from which on there are fewer draws, and other profiles than the first have steps alone: a
+draw takes as long as eight of 8,192 ranks."""
 TRIED = (
     (1.0, 1.0, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1),
     (1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.1),
@@ -83,8 +85,12 @@ def scale_rows(runs: Runs, sizes: Sequence[int], profiles: Sequence[str]) -> Ite
 
     def rows(job: NullJob) -> Iterator[Row]:
         for profile in profiles:
-            study = studied(runs, job, profile)
-            yield from study_rows(f"{job.name}, profile {profile}", study)
+            name = f"{job.name}, profile {profile}"
+            if job.world_size >= LARGE and profile != PROFILES[0]:
+                drawn = (*DRAWS_OF_LARGE, "--no-shares", "--variability", profile)
+                yield from step_rows(name, told(runs, "step", "forecast", job.folder, *drawn))
+            else:
+                yield from study_rows(name, studied(runs, job, profile))
 
     return of_each(runs, map(llama_405b, sizes), rows)
 
@@ -117,16 +123,21 @@ def told(runs: Runs, section: str, *command: object) -> dict[str, Any]:
     return dict(found["forecast"][section])
 
 
-def study_rows(name: str, study: Mapping[str, Any]) -> Iterator[Row]:
-    """A study in figures."""
-    steady_ns = study["step_without_variation_ns"]
-    low, middle, far = (study["quantiles_ns"][q]["value"] for q in ("0.05", "0.5", "0.95"))
+def step_rows(name: str, drawn: Mapping[str, Any]) -> Iterator[Row]:
+    """Quantiles of a step."""
+    steady_ns = drawn["step_without_variation_ns"]
+    low, middle, far = (drawn["quantiles_ns"][q]["value"] for q in ("0.05", "0.5", "0.95"))
     yield Row.told(f"{name}: step without variation", steady_ns / 1e9, "s")
     for q, ns in (("p5", low), ("p50", middle), ("p95", far)):
         yield Row.told(f"{name}: {q}", ns / 1e9, "s")
     yield Row.told(f"{name}: p50 over the step without variation", share(middle, steady_ns), "%")
     yield Row.told(f"{name}: p5 over p50", share(low, middle), "%")
     yield Row.told(f"{name}: p95 over p50", share(far, middle), "%")
+
+
+def study_rows(name: str, study: Mapping[str, Any]) -> Iterator[Row]:
+    """A study in figures."""
+    yield from step_rows(name, study)
     for factor, estimate in study["slowdown"].items():
         yield Row.told(f"{name}: P(step > {factor} × median)", 100 * estimate["value"], "%")
     for made in study["classes"]:

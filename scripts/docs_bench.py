@@ -39,6 +39,34 @@ def bench_tables(folder: Path) -> str:
     return "\n".join(lines) or NONE_YET
 
 
+def studied_rows(folder: Path) -> str:
+    """Steps of 405B by ranks and profile, from the rows of ``bench/variation.py``."""
+    found: dict[tuple[int, str], dict[str, float]] = {}
+    for row in _rows(folder / "variation.json"):
+        named = re.fullmatch(r"405B on ([\d,]+), profile ([\w-]+): (.+)", row["name"])
+        if named:
+            key = int(named[1].replace(",", "")), named[2]
+            found.setdefault(key, {})[named[3]] = row["value"]
+    lines = [
+        "| ranks | profile | step without variation | p5, p50, p95 | p50 over it | p5, p95 from p50 |",
+        "|---:|---|---:|---|---:|---|",
+    ]
+    order = ("measured", "prism-low", "prism-high")
+    for (ranks, profile), row in sorted(
+        found.items(), key=lambda f: (f[0][0], order.index(f[0][1]))
+    ):
+        quantiles = ", ".join(f"{row[q]:.2f}" for q in ("p5", "p50", "p95"))
+        lines.append(
+            f"| {ranks:,} | `{profile}` | {row['step without variation']:.2f} s | {quantiles} s "
+            f"| {row['p50 over the step without variation']:+.1f} % "
+            f"| {row['p5 over p50']:+.1f}, {row['p95 over p50']:+.1f} % |"
+        )
+    lines.append(
+        "| PRISM, 64k | of one fleet | | 18.6, 18.8, 19.3 s | 9 % observed | -1.1, +2.7 % |"
+    )
+    return "\n".join(lines)
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     rows = json.loads(path.read_text())
     fields = {"name", "value", "unit", "bar", "least", "ok"}
