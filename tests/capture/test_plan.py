@@ -216,8 +216,10 @@ def test_a_quick_plan_looks_at_every_axis_where_the_last_rank_differs(
     """A border anywhere puts the last rank on its other side."""
     axis = data.draw(st.integers(0, 2))
     border = data.draw(st.integers(1, max(shape[axis] - 1, 1)))
-    job = Job(shape, lambda c: int(c[axis] >= border))
+    job, whole = (Job(shape, lambda c: int(c[axis] >= border)) for _ in range(2))
     assert job.misjudged(job.plan(quick=True)) == []
+    whole.plan()
+    assert job.traces.keys() <= whole.traces.keys()
 
 
 def test_nothing_is_captured_twice() -> None:

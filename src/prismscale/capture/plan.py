@@ -200,14 +200,13 @@ class CapturePlanner:
         corner = tuple(a.size - 1 for a in self._axes)
         self._examine(origin)
         self._capture_product()
-        for _ in range(3):
+        for _ in range(4 if self.quick else 3):
             self._need([self._rank_at(corner)])
             if self._agrees(self._rank_at(corner)):
                 break
-            if self.quick:
-                self.quick = False
-                self._examine(origin)
-            self._examine(corner)
+            # What was not looked at from the first rank on may explain the last one.
+            base, self.quick = (origin, False) if self.quick else (corner, False)
+            self._examine(base)
             self._capture_product()
         self._need(self.also)
         return self._result()
