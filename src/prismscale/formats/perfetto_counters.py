@@ -106,13 +106,15 @@ def in_flight(trace: RankTrace, kept: RankTimeline) -> Curve | None:
 def _passes(trace: RankTrace) -> Iterator[tuple[int, int, str]]:
     """First and last node of the body, and label, of each stretch, in program order."""
     first, last, name = -1, -1, ""
+    # Once: each makes an array of all nodes.
+    is_message_N, communicates_N = trace.is_message_N, trace.communicates_N
     for body in range(trace.n_body):
         node = trace.n_prologue + body
-        if trace.is_message_N[node]:
+        if is_message_N[node]:
             here = ""
         else:
             label = trace.labels[int(trace.label_N[node])].partition(",")[0]
-            if trace.communicates_N[node] or label not in (FORWARD, BACKWARD):
+            if communicates_N[node] or label not in (FORWARD, BACKWARD):
                 continue
             here = label
         if here != name:
