@@ -27,6 +27,7 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     mx_scales,
 )
 from prismscale.devices.null.libraries.transformer_engine.versions import check_version, is_since
+from support.te_products import gemm
 
 tex: Any = make_extension()
 BF16 = torch.bfloat16
@@ -38,36 +39,14 @@ def _empty(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(sizes, dtype=dtype, device="cuda")
 
 
-def _gemm(a: torch.Tensor, ta: bool, b: torch.Tensor, tb: bool, **given: Any) -> list[Any]:
-    arguments = {
-        "a": a,
-        "transa": ta,
-        "b": b,
-        "transb": tb,
-        "out": None,
-        "quantizer": None,
-        "output_dtype": DType.kBFloat16,
-        "bias": None,
-        "bias_type": DType.kBFloat16,
-        "gelu": False,
-        "gelu_in": None,
-        "grad": False,
-        "workspace": _empty(1, dtype=torch.uint8),
-        "workspace_size": 1,
-        "accumulate": False,
-        "use_split_accumulator": False,
-    }
-    return list(tex.generic_gemm(**arguments | given))
-
-
 def test_products_have_the_shapes_of_the_layers() -> None:
     """Forward (TN), gradient of the input (NN), of the weight (NT)."""
     weight, x, grad = _empty(3072, 1024), _empty(512, 2, 1024), _empty(512, 2, 3072)
-    assert _gemm(weight, True, x, False)[0].shape == (512, 2, 3072)
-    assert _gemm(weight, False, grad, False)[0].shape == (512, 2, 1024)
-    assert _gemm(x, False, grad, True)[0].shape == (3072, 1024)
+    assert gemm(weight, True, x, False)[0].shape == (512, 2, 3072)
+    assert gemm(weight, False, grad, False)[0].shape == (512, 2, 1024)
+    assert gemm(x, False, grad, True)[0].shape == (3072, 1024)
     with pytest.raises(RuntimeError, match="Invalid matrix dimensions"):
-        _gemm(weight, True, grad, False)
+        gemm(weight, True, grad, False)
 
 
 def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
@@ -76,7 +55,7 @@ def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
     buffer = _empty(2048, 1024, dtype=torch.float32)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out, *_ = _gemm(x, False, grad, True, out=buffer, accumulate=True, output_dtype=DType.kFloat32)
+    out, *_ = gemm(x, False, grad, True, out=buffer, accumulate=True, output_dtype=DType.kFloat32)
     assert out is buffer
     assert torch.cuda.max_memory_allocated() - before <= 512, "the workspace alone"
 
@@ -84,7 +63,7 @@ def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
 def test_a_backward_product_makes_the_gradient_of_the_bias() -> None:
     """One number a column of the gradient."""
     x, grad, bias = _empty(512, 1024), _empty(512, 2048), _empty(2048)
-    _, bias_grad, _, _ = _gemm(x, False, grad, True, bias=bias, grad=True)
+    _, bias_grad, _, _ = gemm(x, False, grad, True, bias=bias, grad=True)
     assert bias_grad.shape == (2048,)
 
 

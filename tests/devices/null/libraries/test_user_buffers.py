@@ -12,10 +12,11 @@ from torch.distributed import _symmetric_memory as symm_mem
 
 from prismscale.devices.null import symmetric_memory
 from prismscale.devices.null.libraries.transformer_engine import make_extension
-from prismscale.devices.null.libraries.transformer_engine.enums import CommOverlapType, DType
+from prismscale.devices.null.libraries.transformer_engine.enums import CommOverlapType
 from prismscale.graph.node import CollectiveOp
 from support import op_log
 from support.emulation import RecordingHook, emulated
+from support.te_products import gemm
 
 RANK, WORLD, TENSOR = 5, 16, 4
 TOKENS, HIDDEN, WIDE = 1024, 256, 512
@@ -66,21 +67,7 @@ def ring(how: Any = AG) -> Any:
 def product(rows: int = TOKENS, wide: int = HIDDEN, **given: Any) -> list[Any]:
     """Tokens times a weight."""
     weight, tokens = _empty(wide, HIDDEN), _empty(rows, HIDDEN)
-    arguments: dict[str, Any] = {
-        "out": None,
-        "quantizer": None,
-        "output_dtype": DType.kBFloat16,
-        "bias": None,
-        "bias_type": DType.kBFloat16,
-        "gelu": False,
-        "gelu_in": None,
-        "grad": False,
-        "workspace": _empty(1),
-        "workspace_size": 1,
-        "accumulate": False,
-        "use_split_accumulator": False,
-    }
-    return list(tex.generic_gemm(weight, True, tokens, False, **arguments | given))
+    return gemm(weight, True, tokens, False, **given)
 
 
 def _empty(*sizes: int) -> torch.Tensor:

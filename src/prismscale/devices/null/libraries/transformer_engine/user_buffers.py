@@ -61,7 +61,13 @@ class CommOverlapCore:
     is_p2p = False
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, helper: CommOverlapHelper, tp_size: int
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        helper: CommOverlapHelper,
+        tp_size: int,
+        *,
+        atomic_gemm: bool,
     ) -> None:
         """
         Args:
@@ -70,9 +76,8 @@ class CommOverlapCore:
         """
         self._group, self._size = helper.group, tp_size
         self._rank = dist.get_rank(helper.group)
-        self._tensor = _symmetric_memory.empty(tuple(shape), dtype=dtype, device=_device())
-        self._whole = self._tensor[: shape[0]]
-        self._atomic = False
+        self._whole = _symmetric_memory.empty(tuple(shape), dtype=dtype, device=_device())
+        self._atomic = atomic_gemm
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
     def is_atomic_gemm(self) -> bool:
@@ -85,7 +90,7 @@ class CommOverlapCore:
 
     def is_fp8_ubuf(self) -> bool:
         """Whether elements have 8 bits."""
-        return self._tensor.element_size() == 1
+        return self._whole.element_size() == 1
 
     def set_buffer_params(self, quantizer: Any) -> None:
         """The scale of 8-bit elements: a value, and there are none."""
@@ -201,8 +206,8 @@ class CommOverlapBase(CommOverlapCore):
         **tuning: Any,
     ) -> None:
         """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(buffer_shape, buffer_dtype, helper, tp_size)
-        self._splits, self._atomic = num_splits, atomic_gemm
+        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, atomic_gemm=atomic_gemm)
+        self._splits = num_splits
 
     def _run_and_reduce(self, product: Product, run: Run, output: Tensor | None) -> None:
         """A chunk of the weight's columns after another."""
@@ -232,8 +237,7 @@ class CommOverlapP2PBase(CommOverlapCore):
         **tuning: Any,
     ) -> None:
         """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(buffer_shape, buffer_dtype, helper, tp_size)
-        self._atomic = atomic_gemm
+        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, atomic_gemm=atomic_gemm)
         self._received: Tensor | None = None
         if comm_type == CommOverlapType.RS:
             rows = buffer_shape[0] // tp_size * (tp_size - 1)
