@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prismscale.capture.capture_spec import CaptureSpec
@@ -22,6 +23,7 @@ from prismscale.errors import (
     UsageError,
 )
 from prismscale.graph.io import save_trace
+from prismscale.graph.trace import RankTrace
 from prismscale.processes.children import Child
 from support.runs import write_program
 from support.traces import loop_trace
@@ -142,6 +144,37 @@ def test_where_all_ranks_fail_the_lowest_is_told(spec: CaptureSpec, tmp_path: Pa
     runner = CaptureRunner(spec=replace(spec, target=target), logs=tmp_path / "logs", jobs=2)
     with pytest.raises(ScriptError, match="rank 0 during capture: ValueError: no documents"):
         runner.capture([0, 3])
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["sends", "sends nothing"])
+def test_a_first_message_begins_other_ranks(spec: CaptureSpec, tmp_path: Path, sends: bool) -> None:
+    """While rank 0's program runs on: it waits for what rank 2 writes, which nobody else asks for.
+    A program that sends nothing is captured as ever."""
+    body = (
+        "import torch\n"
+        "rank = dist.get_rank()\n"
+        f"if rank == 0 and {sends}:\n"
+        "    dist.send(torch.ones(4), 2)\n"
+        "    while not shared.exists():\n"
+        "        time.sleep(0.01)\n"
+        f"if rank == 2 or not {sends}:\n"
+        "    shared.write_text('x')\n"
+    )
+    target = write_shared(tmp_path, body)
+
+    def receivers(first: RankTrace) -> list[int]:
+        (message,) = np.flatnonzero(first.is_message_N)
+        return [int(first.peer_N[message])]
+
+    runner = CaptureRunner(
+        spec=replace(spec, target=target),
+        logs=tmp_path / "logs",
+        jobs=2,
+        after_first_message=receivers,
+    )
+    runner.capture([0])
+    assert sorted(runner.traces) == ([0, 2] if sends else [0])
+    assert not [*tmp_path.glob("first-message*")]
 
 
 def ended(folder: Path, code: int, said: str = "last words") -> Child:

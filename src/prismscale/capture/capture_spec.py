@@ -30,6 +30,8 @@ class CaptureSpec(RankSpec):
     then."""
     least_steps: int = 2
     """Equal steps that a program must have made when it ends; 1 where only its memory counts."""
+    tells_first_message: bool = False
+    """Whether the rank writes :attr:`first_message_path` as soon as it can."""
     whole: bool = False
     """Whether the rank runs on where it has repeated another's first steps."""
     marks: int = 0
@@ -62,6 +64,11 @@ class CaptureSpec(RankSpec):
     def trace_path(self) -> Path:
         """Where the trace goes."""
         return trace_path(Path(self.out), self.rank)
+
+    @property
+    def first_message_path(self) -> Path:
+        """Where a rank's groups and its first send or receive go, before its program ends."""
+        return Path(self.out) / f"first-message-{self.rank}.parquet"
 
     @property
     def unusual_path(self) -> Path:

@@ -13,6 +13,7 @@ import torch
 
 from prismscale.analysis.memory.memory_log import save_memory_log
 from prismscale.capture.capture_spec import CaptureSpec
+from prismscale.capture.first_message import FirstMessage
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.stop_rules import CaptureControl, Control, CoRunControl, Ordinary
 from prismscale.capture.witness import Witness, in_place_of
@@ -76,7 +77,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             stack.enter_context(emulation.around_program())
             parts = RecomputedParts(emulation.library, emulation.device, again)
             stack.enter_context(watch_recomputation(parts))
-        hook = recorder if emulation is None else emulation.outside.seen_by(recorder)
+        hook = _told_first(spec, recorder)
+        if emulation is not None:
+            hook = emulation.outside.seen_by(hook)
         routers = _run(stack, spec, device, recorder, payload, hook, recorder, control)
     control.end_memory()
     payload.uses().save(spec.payload_path)
@@ -103,6 +106,18 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             first = trace.facts.calls_in_prologue
         emulation.save(spec.emulated_path, first, first + calls)
     return trace
+
+
+def _told_first(spec: CaptureSpec, recorder: Recorder) -> CommunicationHook:
+    if not spec.tells_first_message:
+        return recorder
+    return FirstMessage(
+        hook=recorder,
+        recorder=recorder,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        path=spec.first_message_path,
+    )
 
 
 def _capture_in_slice(

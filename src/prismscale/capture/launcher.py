@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,6 +42,9 @@ class CaptureRunner:
     whole: frozenset[int] = frozenset()
     """Ranks that are watched as long as the first ones, whatever those did."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
+    after_first_message: Callable[[RankTrace], Sequence[int]] | None = None
+    """Which ranks to go on with, told from rank 0's groups and its first send or receive while its
+    program still runs; None: nothing is begun before it has ended."""
     _needed: int = 0
     _ballast: int = 0
     _slots: dict[int, Child] = field(default_factory=dict)
@@ -58,12 +61,23 @@ class CaptureRunner:
             UsageError: a rank did not finish in time.
         """
         self._needed += len(ranks)
+        self._run(self._specs(ranks), self._add)
+
+    def _specs(self, ranks: Sequence[int]) -> list[CaptureSpec]:
         spec = replace(self.spec, watched_steps=self._watched_steps())
-        specs = [replace(spec, rank=rank, whole=rank in self.whole) for rank in ranks]
+        specs = [
+            replace(
+                spec,
+                rank=rank,
+                whole=rank in self.whole,
+                tells_first_message=rank == 0 and self.after_first_message is not None,
+            )
+            for rank in ranks
+        ]
         for each in specs:
             if each.whole:
                 self._forget_first_steps(each)
-        self._run(specs, self._add)
+        return specs
 
     def check(self, ranks: Sequence[int]) -> None:
         """Capture the first steps of ``ranks``, no longer than it takes to tell them from others.
@@ -142,6 +156,8 @@ class CaptureRunner:
                     del waiting[name]
                 if self.spec.communication_load:
                     self._add_ballast(children)
+                for spec in self._told_early(started):
+                    waiting[str(spec.rank)] = spec
                 for child in children.finished():
                     if child.name == BALLAST:
                         continue
@@ -158,9 +174,27 @@ class CaptureRunner:
                 self._refuse_slow(children)
                 time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
 
+    def _told_early(self, started: Mapping[str, CaptureSpec]) -> list[CaptureSpec]:
+        """Ranks that rank 0's first message asks for, once it is there."""
+        spec = started.get("0")
+        if spec is None or not spec.tells_first_message or not spec.first_message_path.exists():
+            return []
+        trace = load_trace(spec.first_message_path)
+        spec.first_message_path.unlink()
+        if self.after_first_message is None:
+            return []
+        further = [
+            rank
+            for rank in self.after_first_message(trace)
+            if rank not in self.traces and str(rank) not in started
+        ]
+        self._needed += len(further)
+        return self._specs(further)
+
     def _start(self, children: Children, spec: CaptureSpec) -> None:
         spec.save(spec.path)
         spec.error_path.unlink(missing_ok=True)
+        spec.first_message_path.unlink(missing_ok=True)
         kind = "slice" if spec.slice else "capture"
         self._run_rank(
             children, str(spec.rank), spec.path, self.logs / f"{kind}-rank-{spec.rank}.log"

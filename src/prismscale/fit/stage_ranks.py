@@ -21,6 +21,12 @@ def stage_columns(trace: RankTrace) -> list[list[int]]:
     ]
 
 
+def end_positions(n_stages: int) -> list[int]:
+    """The first two stages and the last two."""
+    last = n_stages - 1
+    return sorted({0, min(1, last), max(last - 1, 0), last})
+
+
 def captured_positions(
     n_stages: int,
     capture: Callable[[Sequence[int]], None],
@@ -32,10 +38,9 @@ def captured_positions(
     stages is taken to be no fuller than the first of them, unless the second holds more
     parameters: then the middle one is captured too, and so on.
     """
-    last = n_stages - 1
-    known = sorted({0, min(1, last), max(last - 1, 0), last})
+    known = end_positions(n_stages)
     capture(known)
-    gaps = [(1, last - 1)]
+    gaps = [(1, n_stages - 2)]
     while gaps := [
         (a, b) for a, b in gaps if b - a > 1 and parameter_bytes(a) < parameter_bytes(b)
     ]:
