@@ -227,8 +227,8 @@ def job_config(
         str,
         typer.Option(
             "--memory",
-            help="With --values real, memory that all ranks may take together, such as 8GiB: those "
-            "that are suspended are pressed out to disk.",
+            help="With --values real, memory that this command and all ranks may take together, "
+            "such as 8GiB: ranks that are suspended are pressed out to disk.",
             show_default="what they need",
         ),
     ] = "",

@@ -174,7 +174,7 @@ def test_ranks_stay_within_a_budget_and_find_their_memory_as_it_was(
 ) -> None:
     """Those that are suspended are pressed out; nothing is left on the disk."""
     monkeypatch.chdir(tmp_path)
-    code, _, err = run(tmp_path, FULL, "--memory", "700MiB")
+    code, _, err = run(tmp_path, FULL, "--memory", "960MiB")
     assert code == 0, err
     weights = [float(r) for r in range(WORLD)]
     # The last step ends the program.

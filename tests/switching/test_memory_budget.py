@@ -55,9 +55,14 @@ def test_who_has_ended_takes_nothing() -> None:
     assert budget.enter(0, []) is None
 
 
+def test_the_command_itself_is_in_the_budget() -> None:
+    """What it takes is not there for ranks."""
+    assert told(MemoryBudget(100, besides_bytes=41), 30, 30).enter(0, [1]) == [1]
+
+
 def test_a_budget_that_cannot_do_is_refused() -> None:
     """With what would."""
-    with pytest.raises(UsageError, match=r"too little: 2 ranks take .* give 0\.09GiB or more"):
+    with pytest.raises(UsageError, match=r"too little: .* 2 ranks .* give 0\.09GiB or more"):
         told(MemoryBudget(10 << 20), 30 << 20, 40 << 20, base=10 << 20).enter(0, [])
 
 

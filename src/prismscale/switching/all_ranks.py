@@ -24,7 +24,7 @@ from prismscale.processes.starter import Starter
 from prismscale.progress import NotedUpdate
 from prismscale.switching.coordinator import SwitchingCoordinator
 from prismscale.switching.memory_budget import MemoryBudget
-from prismscale.switching.spilled_memory import build_allocator
+from prismscale.switching.spilled_memory import build_allocator, resident_bytes
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import save_json
 
@@ -69,7 +69,7 @@ class SwitchingStage:
     logs: Path
     starter: Starter
     budget_bytes: int = 0
-    """Of memory for all ranks; 0: they take what they need."""
+    """Of memory for this process and all ranks; 0: they take what they need."""
     progress: NotedUpdate | None = None
 
     def run(self) -> list[RankTrace]:
@@ -103,7 +103,7 @@ class SwitchingStage:
             world_size=spec.world_size,
             n_slots=self.slots,
             start=lambda rank: self._start(children, replace(spec, rank=rank)),
-            budget=MemoryBudget(self.budget_bytes) if self.budget_bytes else None,
+            budget=self._budget(),
         )
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -118,6 +118,11 @@ class SwitchingStage:
             presses=coordinator.budget.presses if coordinator.budget else 0,
         )
         save_json(counts, folder / DONE)
+
+    def _budget(self) -> MemoryBudget | None:
+        if not self.budget_bytes:
+            return None
+        return MemoryBudget(self.budget_bytes, besides_bytes=resident_bytes())
 
     def _serve(
         self, children: Children, coordinator: SwitchingCoordinator, listener: socket.socket

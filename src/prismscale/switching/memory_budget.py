@@ -13,8 +13,14 @@ GUESS_BYTES = 256 << 20
 class MemoryBudget:
     """What the processes of all ranks take together, by their own word."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, *, besides_bytes: int = 0) -> None:
+        """
+        Args:
+            budget_bytes: of all ranks and what runs besides.
+            besides_bytes: what runs besides takes: the command itself.
+        """
         self._budget = budget_bytes
+        self._besides = besides_bytes
         self._base: dict[int, int] = {}
         """By rank: what cannot be pressed out."""
         self._held: dict[int, int] = {}
@@ -72,17 +78,17 @@ class MemoryBudget:
         if needed > 0:
             without, least = sum(self._base.values()), self._budget + needed
             raise UsageError(
-                f"--memory {_gib(self._budget)} is too little: {len(self._base)} ranks take "
-                f"{_gib(without)} without their tensors, and those that run at a time "
-                f"{_gib(least - without)} for theirs; give {_gib(least)} or more, fewer --slots, "
-                "or leave it out"
+                f"--memory {_gib(self._budget)} is too little: the command takes "
+                f"{_gib(self._besides)}, {len(self._base)} ranks {_gib(without)} without their "
+                f"tensors, and those that run at a time {_gib(least - without - self._besides)} "
+                f"for theirs; give {_gib(least)} or more, fewer --slots, or leave it out"
             )
         self._leaving.update(chosen)
         return chosen
 
     def _taken_with(self, rank: int) -> int:
         held = sum(n for r, n in self._held.items() if r not in self._out or r == rank)
-        taken = sum(self._base.values()) + held
+        taken = self._besides + sum(self._base.values()) + held
         if rank not in self._base:
             taken += max(self._base.values(), default=GUESS_BYTES)
         if rank not in self._held:
