@@ -31,6 +31,7 @@ OPS = (
     CollectiveOp.ALL_GATHER,
     CollectiveOp.REDUCE_SCATTER,
     CollectiveOp.BROADCAST,
+    CollectiveOp.ALL_TO_ALL,
     CollectiveOp.SEND,
 )
 REPEATS = {256: 10, 4096: 10, 32_768: 10, 262_144: 8, 1_048_576: 6}
@@ -145,7 +146,7 @@ def _operation(
     op: CollectiveOp, n_bytes: int, member: int, size: int, group: dist.ProcessGroup | None
 ) -> Callable[[], object]:
     part = torch.zeros(n_bytes // ITEM_BYTES // size)
-    whole = torch.zeros(n_bytes // ITEM_BYTES)
+    whole, other = (torch.zeros(n_bytes // ITEM_BYTES) for _ in range(2))
 
     def message() -> object:
         if member == 0:
@@ -157,6 +158,7 @@ def _operation(
         CollectiveOp.ALL_GATHER: lambda: all_gather(whole, part, group=group),
         CollectiveOp.REDUCE_SCATTER: lambda: reduce_scatter(part, whole, group=group),
         CollectiveOp.BROADCAST: lambda: dist.broadcast(whole, group=group, group_src=0),
+        CollectiveOp.ALL_TO_ALL: lambda: dist.all_to_all_single(other, whole, group=group),
         CollectiveOp.SEND: message,
     }
     return calls[op]

@@ -15,33 +15,22 @@ Exit code 2 where no box can be made (not root, no cgroup ``cpu`` controller, no
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from box import INTERFACE, Box, BoxSpec
-from box_job import run_ranks
+from box import Box, BoxSpec
+from box_case import CaseInBox, Plan
 from box_links import measure_cluster
-from keeper import Keeper
-from live_job import observe
-from prismscale.analysis.observation import Observation
-from prismscale.api import Run, load, perform
-from prismscale.config import JobConfig
-from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleError
 from prismscale.validation.rows import Row, finish, print_rows
-from starters import Prefixed
 
-HERE = Path(__file__).parent
-EXAMPLE = HERE.parent / "examples" / "llama" / "train.py"
 JOB = ["--layers", "2", "--hidden", "128", "--ffn", "384", "--steps", "100000"]
 """Large enough that the wire takes much of a step, small enough for a fifth of a core."""
 CASES = {
@@ -49,123 +38,7 @@ CASES = {
     "TP 2 × FSDP2": ["--tp", "2", "--dp-mode", "fsdp2"],
 }
 LIVE = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What is run in every box."""
-
-    model: str
-    block: int
-    """Steps of the real job, then of the emulated one, without a pause."""
-    rounds: int
-    """Blocks of either."""
-
-    @property
-    def steps(self) -> int:
-        """Of the real job, and of the emulated one."""
-        return self.block * self.rounds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """What the real job and the live rank took, step by step."""
-
-    real_ns: Sequence[float]
-    live_ns: Sequence[float]
-    wait_ns: Sequence[int]
-    """Of the live rank: waiting for communications."""
-    lag_ns: Sequence[int]
-    """Of the live rank: what emulation cost, which is not in its steps."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseInBox:
-    """One parallelism at one world size."""
-
-    box: Box
-    args: tuple[str, ...]
-    cluster: Path
-    folder: Path
-    plan: Plan
-
-    @property
-    def job(self) -> JobConfig:
-        """The job, without live ranks."""
-        return JobConfig(
-            script=Script(target=str(EXAMPLE), args=self.args),
-            world_size=self.world_size,
-            cluster=str(self.cluster),
-            out=self.folder / "run",
-            samples=self.plan.block * 2,
-        )
-
-    def capture(self) -> Run:
-        """Capture as ``prismscale run`` does, with the box's machines in place of cores: ranks side
-        by side, then in slices of at most all machines. Machines that are left over run a copy of a
-        rank meanwhile: every one is as busy as in the real job."""
-        perform(self.job, starter=Prefixed(self._prefix, slots=self.world_size))
-        return load(self.job.out)
-
-    def _prefix(self, slot: int) -> list[str]:
-        """Ranks of a slice find each other over their links."""
-        return [*self.box.prefix(slot), "env", f"GLOO_SOCKET_IFNAME={INTERFACE}"]
-
-    def run(self, captured: Run) -> Observed:
-        """Run the real job and the emulated one in turns."""
-        keeper = Keeper(self.gate, {"real": self.world_size, "live": 1}, steps=self.plan.block)
-        pool = ThreadPoolExecutor(1)
-        real = pool.submit(self._run_real, captured)
-        # A job that failed takes no more turns.
-        real.add_done_callback(lambda done: keeper.close() if done.exception() else None)
-        try:
-            live = self._run_live()
-            return Observed(
-                real_ns=real.result(),
-                live_ns=np.diff(live.step_end_ns).tolist(),
-                wait_ns=live.step_wait_ns[1:],
-                lag_ns=live.step_lag_ns[1:],
-            )
-        finally:
-            pool.shutdown(wait=False)
-
-    def _run_real(self, captured: Run) -> list[float]:
-        """Steps of the real job, in ns: the mean over ranks."""
-        facts = captured.trace(LIVE).facts
-        spec = {
-            "target": str(EXAMPLE),
-            "args": self.args,
-            "gate": str(self.gate),
-            "steps": self.plan.steps,
-            "out": str(self.folder),
-            "period": facts.calls_per_step,
-            "memory_marks": facts.calls_tracked,
-            "prologue_marks": facts.calls_in_prologue,
-        }
-        specs = [spec] * self.world_size
-        run_ranks(self.box, "real", HERE / "real_rank.py", specs, self.folder)
-        found = [
-            json.loads((self.folder / f"real-{r}.json").read_text()) for r in range(self.world_size)
-        ]
-        return list(np.mean([f["step_ns"] for f in found], axis=0))
-
-    def _run_live(self) -> Observation:
-        """What rank 0 saw, live among virtual ranks: in the same run folder, whose captures are
-        used again."""
-        starter = Prefixed(
-            lambda slot: self.box.prefix(LIVE), gate=self.gate, slots=self.world_size
-        )
-        return observe(replace(self.job, live=(LIVE,), steps=self.plan.steps), starter)
-
-    @property
-    def gate(self) -> Path:
-        """Socket of the keeper."""
-        return self.folder / "gate"
-
-    @property
-    def world_size(self) -> int:
-        """Machines of the box."""
-        return self.box.spec.machines
+"""The live rank."""
 
 
 def compare(name: str, case: CaseInBox) -> list[Row]:
@@ -173,20 +46,21 @@ def compare(name: str, case: CaseInBox) -> list[Row]:
     captured = case.capture()
     predicted = captured.step.ns
     seen = case.run(captured)
-    real, live = float(np.median(seen.real_ns)), float(np.median(seen.live_ns))
+    watched = seen.live[LIVE]
+    real, live = float(np.median(seen.real_ns)), float(np.median(watched.step_ns))
     rows = [
         Row.told("real step, median", real / 1e6, "ms"),
         Row.told("real step, between blocks", _spread(seen.real_ns, case.plan), "%"),
         Row.told("simulated step", predicted / 1e6, "ms"),
         Row.told("simulated against real", 100 * (predicted / real - 1), "%"),
         Row.told("live step, median", live / 1e6, "ms"),
-        Row.told("live step, between blocks", _spread(seen.live_ns, case.plan), "%"),
+        Row.told("live step, between blocks", _spread(watched.step_ns, case.plan), "%"),
         Row.told("live against real", 100 * (live / real - 1), "%"),
-        Row.told("live, waiting in a step", float(np.median(seen.wait_ns)) / 1e6, "ms"),
-        Row.told("live, lag in a step", float(np.median(seen.lag_ns)) / 1e6, "ms"),
+        Row.told("live, waiting in a step", float(np.median(watched.wait_ns)) / 1e6, "ms"),
+        Row.told("live, lag in a step", float(np.median(watched.lag_ns)) / 1e6, "ms"),
     ]
     rows = [replace(row, name=f"{name}: {row.name}") for row in rows]
-    print_rows(rows, title=f"{name}: {len(seen.real_ns)} real steps, {len(seen.live_ns)} live")
+    print_rows(rows, title=f"{name}: {len(seen.real_ns)} real steps, {len(watched.step_ns)} live")
     return rows
 
 
@@ -196,7 +70,7 @@ def _spread(steps_ns: Sequence[float], plan: Plan) -> float:
     return float(100 * (max(medians) / min(medians) - 1))
 
 
-def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
+def run_box(spec: BoxSpec, plan: Plan, model: str, cases: list[str]) -> list[Row]:
     """All cases at one world size."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="box-") as name, Box(spec) as box:
@@ -208,7 +82,8 @@ def run_box(spec: BoxSpec, plan: Plan, cases: list[str]) -> list[Row]:
             folder.mkdir()
             found = CaseInBox(
                 box=box,
-                args=("--model", plan.model, *JOB, "--log-every", "1000", *CASES[case]),
+                args=("--model", model, *JOB, "--log-every", "1000", *CASES[case]),
+                live=(LIVE,),
                 cluster=cluster,
                 folder=folder,
                 plan=plan,
@@ -238,14 +113,14 @@ def main() -> int:
     # What is undone on Ctrl-C must be undone on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    plan = Plan(model=options.model, block=options.block, rounds=options.rounds)
+    plan = Plan(block=options.block, rounds=options.rounds)
     cores = len(os.sched_getaffinity(0))
     rows: list[Row] = []
     try:
         for ranks in options.ranks or (4, 8):
             share = min(1.0, options.busy * cores / ranks)
             spec = BoxSpec(machines=ranks, core_share=share, rate_mbit=options.rate)
-            rows += run_box(spec, plan, options.case or list(CASES))
+            rows += run_box(spec, plan, options.model, options.case or list(CASES))
     except PrismscaleError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -163,7 +163,8 @@ def run_live(rank: int, captured: JobConfig, folder: Path, steps: int) -> Observ
     """
     job = with_captures_of(captured, folder / f"live-{rank}")
     job = replace(job, live=(rank,), steps=steps + TURN)
-    return observe(job, PinnedStarter(rank, folder / "gate"))
+    (seen,) = observe(job, PinnedStarter(rank, folder / "gate"))
+    return seen
 
 
 def _counted(step_ns: Sequence[Sequence[int] | NDArray[np.int64]]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What the one live rank of a job saw, for benches that hold it against a real job's ranks."""
+"""What live ranks of a job saw, for benches that hold it against a real job's ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from prismscale.runfolder import RunFolder
 from prismscale.typed_files import load_json
 
 
-def observe(config: JobConfig, starter: Starter) -> Observation:
-    """Run a job with one live rank, as ``prismscale run`` does.
+def observe(config: JobConfig, starter: Starter) -> list[Observation]:
+    """Run a job with live ranks, as ``prismscale run`` does; in the order of ``config.live``.
 
     Raises:
         PrismscaleError: any of its kinds.
     """
     perform(config, starter=starter)
-    (path,) = RunFolder(root=config.out).live.glob(f"*/live-{config.live[0]}.json")
-    return load_json(Observation, path, "what was seen of a live rank")
+    folders = RunFolder(root=config.out).live
+    paths = [path for rank in config.live for path in folders.glob(f"*/live-{rank}.json")]
+    return [load_json(Observation, path, "what was seen of a live rank") for path in paths]
 
 
 def with_captures_of(config: JobConfig, out: Path) -> JobConfig:

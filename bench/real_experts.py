@@ -1,4 +1,4 @@
-"""Memory of experts that get more or fewer rows: real ranks beside live ones.
+"""Memory and steps of experts that get more or fewer rows: real ranks beside live ones.
 
 The four ranks that share experts are there twice: a rank and the one four further do the same.
 """
@@ -8,7 +8,12 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from allocations import build_counter
+from box import Box, BoxSpec
+from box_case import CaseInBox, Plan
+from box_links import measure_cluster
 from prismscale.validation.rows import Row
 from real_layouts import LIMIT_S, LLAMA, under_torchrun
 from runs import HERE, Runs, folder_name
@@ -22,6 +27,12 @@ TIMES = 3
 """Real runs: what gloo's threads allocate meets the program's peak in some and not in others."""
 LARGEST_DIFFERENCE = 1.0
 """Percent of the real rank's peak."""
+RATIOS = (1.0, 1.5, 3.0)
+STEP_BAR = 3.0
+"""Percent of the real step."""
+BOX = BoxSpec(machines=RANKS, core_share=0.2, rate_mbit=1000)
+"""Eight ranks on two cores: what a rank may use of one, so that all can run at once."""
+TURNS = Plan(block=4, rounds=6)
 
 
 def measure(ratio: float, folder: Path) -> list[Row]:
@@ -56,3 +67,50 @@ def measure(ratio: float, folder: Path) -> list[Row]:
             ),
         ]
     return rows
+
+
+def steps(folder: Path) -> list[Row]:
+    """Steps of eight real ranks with a share of a core each, and of two live ones with the same
+    shares, in turn."""
+    rows = []
+    with Box(BOX) as box:
+        links = folder / "links"
+        links.mkdir()
+        cluster = measure_cluster(box, links)
+        for ratio in RATIOS:
+            layout = ("--model", "tiny-moe", "--ep", "4", "--force-balance", f"{ratio:g}")
+            out = folder / folder_name(f"experts {ratio} steps")
+            out.mkdir()
+            case = CaseInBox(
+                box=box,
+                args=(*layout, "--steps", "100000", "--log-every", "1000"),
+                live=LIVE,
+                cluster=cluster,
+                folder=out,
+                plan=TURNS,
+            )
+            rows += _rows_of_steps(f"balance ratio {ratio:g}", case)
+    return rows
+
+
+def _rows_of_steps(name: str, case: CaseInBox) -> list[Row]:
+    seen = case.run(case.capture())
+    real = float(np.median(seen.real_ns))
+    blocks = [float(np.median(b)) for b in np.array_split(seen.real_ns, TURNS.rounds)]
+    rows = [
+        Row.told(f"{name}: real step, median", real / 1e6, "ms"),
+        Row.told(f"{name}: real blocks of steps differ by", _more(max(blocks), min(blocks)), "%"),
+    ]
+    for rank, watched in seen.live.items():
+        off = abs(_more(float(np.median(watched.step_ns)), real))
+        waited = float(np.sum(watched.wait_ns) / np.sum(watched.step_ns))
+        rows += [
+            Row.told(f"{name}: rank {rank}: live, share of waiting", waited * 100, "%"),
+            Row.at_most(f"{name}: rank {rank}: step, live against real", off, STEP_BAR, "%"),
+        ]
+    return rows
+
+
+def _more(found: float, than: float) -> float:
+    """Percent."""
+    return (found / than - 1) * 100

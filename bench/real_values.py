@@ -33,8 +33,9 @@ PARTS: dict[str, Part] = {
     "64 ranks, FSDP2": real_scale.llama,
     **{
         f"experts of balance ratio {ratio:g}": partial(real_experts.measure, ratio)
-        for ratio in (1.0, 1.5, 3.0)
+        for ratio in real_experts.RATIOS
     },
+    "steps of experts in a box": real_experts.steps,
     "32 ranks, state of 3 budgets": real_scale.spilled,
 }
 

@@ -39,6 +39,9 @@ def main() -> None:
         step_ends()
     lines = "".join(f"{seconds}\n" for seconds in took)
     (Path(folder) / f"steps-{rank}").write_text(lines)
+    # A rank that ends while another still uses gloo's connections aborts it.
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
