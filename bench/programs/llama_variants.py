@@ -108,9 +108,11 @@ def with_variants(options: argparse.Namespace) -> None:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         apply_fsdp(model, *args, **kwargs)
 
-    def tp_outermost(layout: Any, device_type: str) -> DeviceMesh:
-        shape = (layout.pp, layout.tp, layout.dp)
-        return init_device_mesh(device_type, shape, mesh_dim_names=("pp", "tp", "dp"))
+    def tp_outermost(layout: Any, device_type: str) -> dict[str, DeviceMesh]:
+        names = ("pp", "tp", "dp")
+        shape = tuple(getattr(layout, name) for name in names)
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        return {name: mesh[name] for name in names}
 
     parallel.build_model, parallel.apply_fsdp = build, shard
     if options.tp_outermost:
