@@ -29,6 +29,10 @@ class Prefixed:
     slots: int = field(default_factory=cores)
     """Ranks that are captured side by side."""
 
+    def has_room(self) -> bool:
+        """See :class:`Starter`."""
+        return True
+
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` among ``children``.
 
@@ -62,6 +66,10 @@ class PinnedStarter:
     slots: int = field(default_factory=cores)
     """As many as where the ranks were captured, or slices that were timed there are not looked for
     here."""
+
+    def has_room(self) -> bool:
+        """See :class:`Starter`."""
+        return True
 
     def start(self, children: Children, program: Program) -> Child:
         """See :class:`Starter`."""
