@@ -30,9 +30,11 @@ LARGEST_DIFFERENCE = 1.0
 RATIOS = (1.0, 1.5, 3.0)
 STEP_BAR = 3.0
 """Percent of the real step."""
-BOX = BoxSpec(machines=RANKS, core_share=0.2, rate_mbit=1000)
+BOX = BoxSpec(machines=RANKS, core_share=0.2, rate_mbit=4000)
 """Eight ranks on two cores: what a rank may use of one, so that all can run at once."""
-TURNS = Plan(block=4, rounds=6)
+BATCH = 4
+"""Samples, so that computation, which is what balance changes, takes most of a step."""
+TURNS = Plan(block=3, rounds=5)
 
 
 def measure(ratio: float, folder: Path) -> list[Row]:
@@ -86,7 +88,7 @@ def steps(folder: Path) -> list[Row]:
             out.mkdir()
             case = CaseInBox(
                 box=box,
-                args=(*layout, "--steps", "100000", "--log-every", "1000"),
+                args=(*layout, "--batch-size", f"{BATCH}", "--steps", "100000"),
                 live=LIVE,
                 cluster=cluster,
                 folder=out,

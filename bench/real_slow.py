@@ -15,9 +15,10 @@ from runs import HERE, Runs, folder_name
 
 PROGRAM = HERE / "programs" / "slow_device.py"
 MARKER = "injured_marker:step_ends"
-RANKS, SLOW_RANK, FACTOR = 4, 1, 1.3
+RANKS, SLOW_RANK, FACTOR = 2, 1, 1.3
+"""As many ranks as cores."""
 LIVE = (0, SLOW_RANK)
-"""A rank that waits for the slow one, and the slow one."""
+"""A rank that waits for the slow one, and the slow one: each against the other, replayed."""
 BAR = 2.0
 """Percent of the real step."""
 WARM_UP = 5
@@ -31,7 +32,6 @@ def measure(folder: Path) -> list[Row]:
     rows, rise = [], {}
     cluster = folder / "here.toml"
     if not cluster.exists():
-        # The preset was measured between as many ranks as cores; here twice as many share them.
         measure_collectives(out=cluster, world_size=RANKS)
     for name, slow in (("as recorded", ()), ("one device slow", (SLOW_RANK, FACTOR))):
         turns = [_turn(folder, cluster, f"{name} {turn}", slow) for turn in range(TURNS)]
@@ -66,18 +66,22 @@ def _turn(
     really = folder / folder_name(f"slow device {name} real")
     really.mkdir(exist_ok=True)
     under_torchrun(RANKS, (PROGRAM, really, *slow))
-    result = _live(folder, cluster, folder_name(f"slow device {name} live"), slow)
-    if not result:
-        return []
-    return [
-        (_median_s(really / f"steps-{rank}"), live["median_step_ns"] / 1e9)
-        for rank, live in zip(LIVE, result["live"], strict=True)
-    ]
+    steps = []
+    for rank in LIVE:
+        out = folder_name(f"slow device {name} live {rank}")
+        result = _live(folder, cluster, out, rank, slow)
+        if not result:
+            return []
+        (live,) = result["live"]
+        steps.append((_median_s(really / f"steps-{rank}"), live["median_step_ns"] / 1e9))
+    return steps
 
 
-def _live(folder: Path, cluster: Path, out: str, slow: tuple[float, ...]) -> dict[str, Any]:
+def _live(
+    folder: Path, cluster: Path, out: str, rank: int, slow: tuple[float, ...]
+) -> dict[str, Any]:
     options = ("--world-size", RANKS, "--cluster", cluster, "--samples", 10, "--steps", 20)
-    live = ("--live", ",".join(map(str, LIVE)), "--no-memory", "--step-marker", MARKER)
+    live = ("--live", rank, "--no-memory", "--step-marker", MARKER)
     factor = ("--slow", f"{SLOW_RANK}={FACTOR}") if slow else ()
     return Runs(folder, limit_s=LIMIT_S).run(out, (*options, *live, *factor), (PROGRAM, folder))
 

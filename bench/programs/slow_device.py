@@ -1,7 +1,7 @@
-"""Steps whose computation is on a device of its own: ``slow_device.py FOLDER [RANK FACTOR]``.
+"""Steps of which one rank computes more slowly: ``slow_device.py FOLDER [RANK FACTOR]``.
 
-Each rank notes what its steps took. Computation is slept, so that ranks that share a core do not
-wait for it; ``RANK``'s takes ``FACTOR`` times as long.
+Each rank notes what its steps took. ``RANK`` multiplies ``FACTOR`` times as many matrices, as a
+device does in the time of a slow one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch.distributed as dist
 from injured_marker import step_ends
 
 STEPS = 40
-BUCKET_S = 0.03
+PRODUCTS = 28
+"""Of a bucket, about 30 ms."""
+SIZE = 384
 NUMEL = 1 << 18
 
 
@@ -24,14 +26,17 @@ def main() -> None:
     folder, *slow = sys.argv[1:]
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    bucket_s = BUCKET_S * (float(slow[1]) if slow and rank == int(slow[0]) else 1.0)
+    torch.set_num_threads(1)
+    products = round(PRODUCTS * (float(slow[1]) if slow and rank == int(slow[0]) else 1.0))
+    matrix = torch.ones(SIZE, SIZE)
     buckets = [torch.ones(NUMEL) for _ in range(2)]
     took: list[float] = []
     for _ in range(STEPS):
         began = time.perf_counter()
         works = []
         for bucket in buckets:
-            time.sleep(bucket_s)
+            for _ in range(products):
+                matrix @ matrix
             works.append(dist.all_reduce(bucket, async_op=True))
         for work in works:
             work.wait()
