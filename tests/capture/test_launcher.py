@@ -146,25 +146,37 @@ def test_where_all_ranks_fail_the_lowest_is_told(spec: CaptureSpec, tmp_path: Pa
         runner.capture([0, 3])
 
 
-@pytest.mark.parametrize("sends", [True, False], ids=["sends", "sends nothing"])
-def test_a_first_message_begins_other_ranks(spec: CaptureSpec, tmp_path: Path, sends: bool) -> None:
+MESSAGES = {
+    "a message": "if rank == 0:\n    dist.send(torch.ones(4), 2)\n",
+    "groups named for a pipeline": (
+        "for ranks in ([0, 2], [1, 3]):\n"
+        "    dist.new_group(ranks, group_desc='PIPELINE_MODEL_PARALLEL_GROUP')\n"
+        "dist.barrier()\n"
+    ),
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("first", MESSAGES)
+def test_a_first_message_begins_other_ranks(spec: CaptureSpec, tmp_path: Path, first: str) -> None:
     """While rank 0's program runs on: it waits for what rank 2 writes, which nobody else asks for.
     A program that sends nothing is captured as ever."""
+    sends = first != "nothing"
     body = (
         "import torch\n"
         "rank = dist.get_rank()\n"
-        f"if rank == 0 and {sends}:\n"
-        "    dist.send(torch.ones(4), 2)\n"
-        "    while not shared.exists():\n"
-        "        time.sleep(0.01)\n"
+        f"{MESSAGES[first]}"
+        f"while rank == 0 and {sends} and not shared.exists():\n"
+        "    time.sleep(0.01)\n"
         f"if rank == 2 or not {sends}:\n"
         "    shared.write_text('x')\n"
     )
     target = write_shared(tmp_path, body)
 
-    def receivers(first: RankTrace) -> list[int]:
-        (message,) = np.flatnonzero(first.is_message_N)
-        return [int(first.peer_N[message])]
+    def receivers(told: RankTrace) -> list[int]:
+        (message,) = np.flatnonzero(told.is_message_N)
+        ranks = told.groups[int(told.group_index_N[message])].ranks
+        return [ranks[int(told.peer_N[message])]]
 
     runner = CaptureRunner(
         spec=replace(spec, target=target),

@@ -1,10 +1,13 @@
 """What a captured rank tells before its program ends: its groups, and along which it sends first.
 
 That is known long before the trace is: who looks at stages of a pipeline can begin with the others.
+A group that is named for a pipeline is known earlier still, and taken to be sent along. Where it is
+not, what was begun because of it is begun in vain, and nothing else.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +19,15 @@ from prismscale.emulation.hook import Collective, CommunicationHook
 from prismscale.emulation.instance_ids import peer_of
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import save_trace
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.node import CollectiveOp
+
+PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
+"""In names of groups: Megatron-LM's, and meshes'."""
 
 
 @dataclass(kw_only=True)
 class FirstMessage:
-    """A CommunicationHook that writes a trace with nothing in it but the first send or receive."""
+    """A CommunicationHook that writes a trace with nothing in it but a send or receive."""
 
     hook: CommunicationHook
     """Answers."""
@@ -34,19 +40,27 @@ class FirstMessage:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """See :class:`CommunicationHook`."""
-        if not self._told and batch[0].op.is_p2p:
-            self._told = True
-            save_trace(self._trace(batch[0]), self.path)
+        if not self._told:
+            first = batch[0]
+            if first.op.is_p2p:
+                self._tell(first.op, first.group.group_index, peer_of(first))
+            elif (group_index := self._pipeline()) is not None:
+                self._tell(CollectiveOp.SEND, group_index, 1)
         return self.hook.communicate(batch)
 
-    def _trace(self, message: Collective) -> RankTrace:
+    def _pipeline(self) -> int | None:
+        """The group that is named for a pipeline, once those of all ranks are there."""
+        for group_index, group in enumerate(self.recorder.groups):
+            if len(group.ranks) > 1 and PIPELINE.search(group.name):
+                alike = [g for g in self.recorder.known_groups if g.name == group.name]
+                if len({rank for g in alike for rank in g.ranks}) == self.world_size:
+                    return group_index
+        return None
+
+    def _tell(self, op: CollectiveOp, group_index: int, peer: int) -> None:
+        self._told = True
         builder = TraceBuilder(
             rank=self.rank, world_size=self.world_size, groups=self.recorder.groups
         )
-        builder.add_communication(
-            message.op,
-            message.n_bytes,
-            group_index=message.group.group_index,
-            peer=peer_of(message),
-        )
-        return builder.build(known_groups=self.recorder.known_groups)
+        builder.add_communication(op, 0, group_index=group_index, peer=peer)
+        save_trace(builder.build(known_groups=self.recorder.known_groups), self.path)

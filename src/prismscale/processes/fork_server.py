@@ -18,6 +18,7 @@ own (a point of a sweep), what those imported is told as well.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import json
@@ -385,7 +386,15 @@ def main(arguments: list[str]) -> int:
     for module in arguments[1:place]:
         importlib.import_module(module)
     forked = serve(connection, arguments[place + 1 :])
-    return 0 if forked is None else run_module(forked)
+    if forked is None:
+        return 0
+    code = run_module(forked)
+    # The interpreter would go on to destroy what a program that was stopped in the middle holds: a
+    # second or two of a large model's, for nobody.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
