@@ -29,6 +29,7 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+	cd bench && $(abspath $(BIN))/mypy --config-file mypy.ini *.py
 
 unit: $(STAMP)
 	scripts/ensure-chromium

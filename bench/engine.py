@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,8 @@ def measure(dp: int, label: str) -> list[Row]:
         ("a duration per member", PerMember(graph)),
     ]
     for name, source in sources:
-        seconds = min(
-            timed(lambda s=source: simulate(graph, s, steps=STEPS, program=program))[0]
-            for _ in range(3)
-        )
+        job = partial(simulate, graph, source, steps=STEPS, program=program)
+        seconds = min(timed(job)[0] for _ in range(3))
         rate = graph.n_rank_nodes * STEPS / seconds / 1e6
         rows.append(Row.at_least(f"{label}, {name}", rate, 30, "M rank-nodes/s"))
         rows.append(Row.at_most(f"{label}, {name}: one step", seconds / STEPS, 60, "s"))

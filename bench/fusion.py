@@ -12,7 +12,7 @@ for GPUs fuses alike, or a little more.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from prismscale.validation.rows import Row, finish
 
 DIM, HIDDEN, HEADS, LENGTH = 1024, 3584, 8, 512
 SEPARATE = ("mm", "bmm", "addmm", "_scaled_dot_product", "flash_attention")
-FREE = ("view", "transpose", "expand", "unsqueeze", "squeeze", "detach", "slice", "select", "t")
+FREE: tuple[str, ...] = ()
+FREE += ("view", "transpose", "expand", "unsqueeze", "squeeze", "detach", "slice", "select", "t")
 FREE += ("as_strided", "permute", "empty_like", "empty", "_unsafe_view", "alias", "view_as_real")
 FREE += (
     "view_as_complex",
@@ -69,7 +70,9 @@ class Block(nn.Module):
         heads = [p(inner).view(1, LENGTH, HEADS, -1) for p in (query, key, value)]
         turned = [_turned(h, angles) for h in heads[:2]] + heads[2:]
         first = [h.transpose(1, 2) for h in turned]
-        found = functional.scaled_dot_product_attention(*first, is_causal=True)
+        found = functional.scaled_dot_product_attention(
+            first[0], first[1], first[2], is_causal=True
+        )
         x = x + output(found.transpose(1, 2).contiguous().view(1, LENGTH, DIM))
         inner = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
@@ -120,7 +123,7 @@ def fused_bytes() -> int:
                 sizes.append(node.get_read_write_buffers_sizes())
         return code
 
-    graph.GraphLowering.codegen = codegen  # type: ignore[method-assign]
+    graph.GraphLowering.codegen = codegen  # type: ignore[method-assign,assignment]
     # A cached graph is not scheduled.
     with config.patch(force_disable_caches=True):
         _step(torch.compile(_block()))
@@ -141,7 +144,7 @@ def _block() -> nn.Module:
     return Block().bfloat16()
 
 
-def _step(block: nn.Module) -> None:
+def _step(block: Callable[..., Any]) -> None:
     x = torch.randn(1, LENGTH, DIM, dtype=torch.bfloat16, requires_grad=True)
     angles = torch.randn(1, LENGTH, 1, DIM // HEADS // 2, dtype=torch.complex64)
     block(x, angles).sum().backward()

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +52,7 @@ class Module:
             if isinstance(node, ast.ImportFrom) and node.module in modules:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
-                    yield inner if inner in modules else node.module
+                    yield inner if inner in modules or node.module is None else node.module
             elif isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in modules)
 
@@ -150,7 +150,7 @@ def rows_of(root: Path = SOURCE) -> list[Row]:
     classes = (
         (node.name, m.name) for m in files for node in m.tree.body if isinstance(node, ast.ClassDef)
     )
-    broken = {
+    broken: dict[str, Collection[object]] = {
         "modules that no entry point reaches": sorted(unreached(modules)),
         "circles of imports, for types only among them": circles(modules),
         "file names in several rooms": repeated((m.path.name, m.name) for m in files),

@@ -20,7 +20,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,8 @@ FIELD = "\x1f"
 Shape = tuple[int, ...]
 Kernels = dict[str, list[str]]
 """Signatures by what they are part of: ``forward``, ``backward``, ``accumulate``."""
+Rule = Callable[[list[Shape], Shape], Kernels]
+"""What an operator of these inputs and this output launches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +190,7 @@ def _batched(shapes: list[Shape], out: Shape) -> Kernels:
     return {"forward": [call("bmm", [a, b], [c])], "backward": back}
 
 
-def _pointwise(name: str, backward: str | None = None) -> object:
+def _pointwise(name: str, backward: str | None = None) -> Rule:
     def rule(shapes: list[Shape], out: Shape) -> Kernels:
         one = [call(backward, [out, out], [out])] if backward else []
         return {"forward": [call(name, shapes, [out])], "backward": one}
@@ -246,7 +248,7 @@ def _contiguous(shapes: list[Shape], out: Shape) -> Kernels:
     return {"forward": [FIELD.join(("aten::clone", source, _text(out), ""))]}
 
 
-_RULES = {
+_RULES: Mapping[str, Rule] = {
     "Linear": _linear,
     "addmm": _product,
     "matmul": _batched,

@@ -30,7 +30,7 @@ class Case(Program):
 
 
 def titan(
-    name: str, world_size: int, module: str, config: str, *more: str, **layout: object
+    name: str, world_size: int, module: str, config: str, /, *more: str, **layout: object
 ) -> Case:
     """torchtitan with ``layout`` as its ``--parallelism`` options."""
     pairs = ((f"--parallelism.{key}", str(value)) for key, value in layout.items())

@@ -85,7 +85,8 @@ def _scheduled_bytes(op: CollectiveOp, size: int) -> int:
 
 def start_rows(folder: Path) -> list[Row]:
     """Two live ranks of a DDP job, and what assistants take."""
-    rows, peaks = [], {}
+    rows: list[Row] = []
+    peaks: dict[int, float] = {}
     program = (EXAMPLES / "ddp" / "train.py", "--steps", 40)
     runs = Runs(folder, limit_s=LIMIT_S)
     for world_size in WORLDS:

@@ -58,8 +58,8 @@ def spilled(folder: Path) -> list[Row]:
     """32 ranks whose state is three times the budget, and without one."""
     runs = Runs(folder, limit_s=LIMIT_S)
     job = ("--world-size", SPILLED_RANKS, "--samples", 1)
-    script = (EXAMPLES / "ddp" / "train.py", "--hidden", HIDDEN, "--layers", LAYERS)
-    script = (*script, "--batch-size", BATCH, "--steps", 100)
+    layers = ("--hidden", HIDDEN, "--layers", LAYERS, "--batch-size", BATCH)
+    script = (EXAMPLES / "ddp" / "train.py", *layers, "--steps", 100)
     free = runs.run("spilled-free", (*job, *REAL), script)
     within = runs.run("spilled-within", (*job, *REAL, "--memory", BUDGET), script)
     if not (free and within):

@@ -29,7 +29,8 @@ TURNS = 5
 
 def measure(folder: Path) -> list[Row]:
     """Steps of both jobs, with and without."""
-    rows, rise = [], {}
+    rows: list[Row] = []
+    rise: dict[int, list[tuple[float, float]]] = {}
     cluster = folder / "here.toml"
     if not cluster.exists():
         measure_collectives(out=cluster, world_size=RANKS)

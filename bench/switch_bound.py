@@ -53,8 +53,8 @@ def _chain(trace: RankTrace, slots: int, bodies: int) -> list[tuple[object, ...]
         wait = waits.get(position)
         if op in FOR_ALL and len(ranks) > slots and wait is not None:
             twins = sum(other.ranks == ranks for other in trace.groups[:group])
-            name = (ranks, twins, int(op), numbers[group, int(op)])
-            open_.append((wait, position, name))
+            collective = (ranks, twins, int(op), numbers[group, int(op)])
+            open_.append((wait, position, collective))
     # Earliest end first: no other choice has more disjoint intervals.
     for wait, position, name in sorted(open_, key=lambda link: link[:2]):
         if position >= free_at:

@@ -293,17 +293,19 @@ def gloo_link(folder: Path) -> list[Row]:
 def gloo_overlap(folder: Path) -> list[Row]:
     """Captures in turn; what differs between captures of one program is shown beside."""
     runs = Runs(folder, limit_s=LIMIT_S)
-    before, changed, hoped = [], [], []
+    before: list[int] = []
+    changed: list[int] = []
+    hoped: list[int] = []
     for turn in range(TURNS):
         for variants, steps in (((), before), (("--blocking",), changed)):
-            folder = folder_name(f"gloo {turn} {' '.join(variants)}")
+            out = folder_name(f"gloo {turn} {' '.join(variants)}")
             script = (VARIANTS, *variants, "--", *GLOO.split())
             options = (*CPU, "--cluster", "loopback-gloo", "--world-size", 2)
-            found = runs.run(folder, options, script)
+            found = runs.run(out, options, script)
             if found:
                 steps.append(found["step_ns"])
             if found and not variants:
-                told = _what_if(runs, folder, ("overlap=default_pg off",))
+                told = _what_if(runs, out, ("overlap=default_pg off",))
                 hoped += [told["after"]["step_ns"]] if told else []
     if not (before and changed and hoped):
         return [FAILED]
