@@ -19,6 +19,7 @@ from prismscale.analysis.result import RunResult
 from prismscale.config import JobConfig
 from prismscale.emulation.script import Script
 from prismscale.errors import PrismscaleWarning, StuckError, UsageError
+from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.hoped_run import HopedRun, HopedRuns
 from prismscale.forecast.model import model_of
@@ -305,6 +306,7 @@ def perform(
     reporter: Reporter | None = None,
     log_line: LogLine | None = None,
     starter: Starter | None = None,
+    executor: Executor | None = None,
 ) -> RunResult:
     """Run a job and write its folder: what :func:`run` and ``prismscale run`` do.
 
@@ -312,6 +314,8 @@ def perform(
         reporter: told of progress; None: nobody is.
         log_line: takes what live ranks print.
         starter: starts all processes, elsewhere or under limits; None: here, as forks of one.
+        executor: draws steps for the summary; None: this process does. One that starts processes
+            imports the main module in each, which must then guard what it does.
 
     Raises:
         PrismscaleError: any of its kinds; nothing half-written is left behind.
@@ -326,6 +330,7 @@ def perform(
             reporter=reporter or SilentReporter(),
             log_line=log_line or (lambda rank, line: None),
             starter=starter,
+            executor=executor,
         )
         return job.run()
 

@@ -35,6 +35,7 @@ from prismscale.devices.null.build import build_extension, is_built
 from prismscale.diagnosis.explain import explain, explained, refuse_standstill
 from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
+from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.step_spread import step_spread
 from prismscale.graph.assemble import assemble
 from prismscale.graph.groups import GroupTable, collect_groups
@@ -76,6 +77,8 @@ class Job:
     log_line: LogLine
     starter: Starter | None = None
     """Starts all processes; None: they are forks of one that has imported what they need."""
+    executor: Executor | None = None
+    """Draws steps; None: this process does."""
     wall_s: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> RunResult:
@@ -125,7 +128,9 @@ class Job:
                 standstill = self._standstill(plan, traces, groups) if config.hang else None
                 work = work_of(config, graph, captures)
             with self._stage("forecast"):
-                spread = None if config.hang else step_spread(self.folder.root)
+                spread = None
+                if not config.hang:
+                    spread = step_spread(self.folder.root, executor=self.executor)
             observed = []
             if config.live:
                 running = alteration.costed_traces(traces)

@@ -2,10 +2,13 @@
 
 import multiprocessing
 import operator
+import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from prismscale.cost.collective import NullCollectiveModel
@@ -55,6 +58,18 @@ def test_results_keep_the_order_of_tasks():
     tasks = list(range(20))
     found = list(LocalProcesses(workers=2, worth_s=0).map(operator.add, 100, tasks))
     assert found == [100 + t for t in tasks]
+
+
+def test_processes_are_as_many_as_memory_takes(monkeypatch):
+    """Where it takes no second one like this, all is done here."""
+    full = SimpleNamespace(available=1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
+    found = list(LocalProcesses(workers=2, worth_s=0).map(_process_of, None, range(3)))
+    assert found == [os.getpid()] * 3
+
+
+def _process_of(shared, task):
+    return os.getpid()
 
 
 def test_who_stops_early_waits_for_no_task():

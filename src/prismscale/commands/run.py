@@ -24,6 +24,7 @@ from prismscale.commands.verdicts.answer_options import (
 )
 from prismscale.config import JobConfig
 from prismscale.errors import StuckError, UnmetError
+from prismscale.forecast.draws.executor import LocalProcesses
 from prismscale.progress import TerminalReporter, terminal
 from prismscale.report.markdown import answers_markdown
 from prismscale.report.text import print_summary
@@ -55,6 +56,7 @@ def run(
         config,
         reporter=TerminalReporter(console),
         log_line=lambda rank, line: console.print(Text(f"[rank {rank}] ") + Text.from_ansi(line)),
+        executor=LocalProcesses(),
     )
     folder = RunFolder(root=config.out)
     if not verdicts.owns_output:

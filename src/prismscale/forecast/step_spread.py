@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from prismscale.analysis.result import StepSpread
+from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import load_recording
@@ -15,15 +16,24 @@ DRAWS = 200
 """Enough for the 95th percentile of what is shown."""
 
 
-def step_spread(folder: Path, *, draws: int = DRAWS, seed: int = 0) -> StepSpread:
+def step_spread(
+    folder: Path, *, draws: int = DRAWS, seed: int = 0, executor: Executor | None = None
+) -> StepSpread:
     """Quantiles of the step of the run in ``folder``, whose graph and scenario are there.
+
+    Args:
+        folder: of the run.
+        draws: how many.
+        seed: equal seeds, equal draws.
+        executor: where they are made; None: in this process.
 
     Raises:
         FormatError: damaged files.
     """
     model = model_of(load_recording(folder))
     config = model.drawn(MonteCarlo(draws=draws, seed=seed))
-    step_ns_D = draw_steps(model.graph, model.source, config, base=model.base).step_ns_D
+    drawn = draw_steps(model.graph, model.source, config, base=model.base, executor=executor)
+    step_ns_D = drawn.step_ns_D
     p50, p95 = np.quantile(step_ns_D, [0.5, 0.95])
     return StepSpread(
         p50_ns=round(p50), p95_ns=round(p95), mean_ns=round(float(step_ns_D.mean())), draws=draws

@@ -15,6 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import psutil
+
 from prismscale.errors import UsageError
 from prismscale.processes.children import die_with_parent
 from prismscale.processes.ray_cluster import connected_ray
@@ -49,7 +51,8 @@ class Serial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalProcesses:
-    """In ``workers`` fresh processes of this machine, where the work is worth starting them."""
+    """In up to ``workers`` fresh processes of this machine, where the work is worth starting them
+    and memory has room for as many more as this one."""
 
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     worth_s: float = 5.0
@@ -69,7 +72,7 @@ class LocalProcesses:
             yield function(shared, tasks[0])
         rest = tasks[1:]
         work_s = (time.perf_counter() - began) * len(rest)
-        count = min(self.workers, len(rest))
+        count = min(self.workers, len(rest), _room())
         if count <= 1 or work_s < self.worth_s:
             yield from Serial().map(function, shared, rest)
             return
@@ -88,6 +91,12 @@ class LocalProcesses:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _room() -> int:
+    """How many processes as large as this one memory takes: a worker holds what this one has shared
+    with it, and draws as much at a time."""
+    return int(psutil.virtual_memory().available // psutil.Process().memory_info().rss)
 
 
 _received: tuple[Callable[[Any, Any], Any], Any]
