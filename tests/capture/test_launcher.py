@@ -189,6 +189,22 @@ def test_a_first_message_begins_other_ranks(spec: CaptureSpec, tmp_path: Path, f
     assert not [*tmp_path.glob("first-message*")]
 
 
+def test_a_rank_that_waits_for_its_turn_is_counted_once(spec: CaptureSpec, tmp_path: Path) -> None:
+    """Rank 2 is to be captured anyway when rank 0's first message asks for it."""
+    body = "import torch\nif dist.get_rank() == 0:\n    dist.send(torch.ones(4), 2)\n"
+    target = write_shared(tmp_path, f"{body}    time.sleep(0.5)\nshared.write_text('x')\n")
+    seen: list[tuple[int, int]] = []
+    runner = CaptureRunner(
+        spec=replace(spec, target=target),
+        logs=tmp_path / "logs",
+        jobs=1,
+        progress=lambda *state: seen.append(state),
+        after_first_message=lambda told: [2],
+    )
+    runner.capture([0, 2])
+    assert seen == [(1, 2), (2, 2)]
+
+
 def ended(folder: Path, code: int, said: str = "last words") -> Child:
     """A process that ended."""
     log = folder / "log"

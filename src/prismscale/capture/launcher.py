@@ -156,7 +156,7 @@ class CaptureRunner:
                     del waiting[name]
                 if self.spec.communication_load:
                     self._add_ballast(children)
-                for spec in self._told_early(started):
+                for spec in self._told_early({**started, **waiting}):
                     waiting[str(spec.rank)] = spec
                 for child in children.finished():
                     if child.name == BALLAST:
@@ -174,20 +174,15 @@ class CaptureRunner:
                 self._refuse_slow(children)
                 time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
 
-    def _told_early(self, started: Mapping[str, CaptureSpec]) -> list[CaptureSpec]:
-        """Ranks that rank 0's first message asks for, once it is there."""
-        spec = started.get("0")
-        if spec is None or not spec.tells_first_message or not spec.first_message_path.exists():
+    def _told_early(self, asked: Mapping[str, CaptureSpec]) -> list[CaptureSpec]:
+        """Ranks that rank 0's first message asks for, once it is there, besides those that are
+        ``asked`` for."""
+        spec, chosen = asked.get("0"), self.after_first_message
+        if spec is None or chosen is None or not spec.first_message_path.exists():
             return []
         trace = load_trace(spec.first_message_path)
         spec.first_message_path.unlink()
-        if self.after_first_message is None:
-            return []
-        further = [
-            rank
-            for rank in self.after_first_message(trace)
-            if rank not in self.traces and str(rank) not in started
-        ]
+        further = [r for r in chosen(trace) if r not in self.traces and str(r) not in asked]
         self._needed += len(further)
         return self._specs(further)
 
