@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import socket
 import sys
 import time
@@ -49,7 +48,7 @@ from prismscale.live.trace_cursor import TraceCursor
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.chain import payload_of
 from prismscale.payload.object_marks import marks_of
-from prismscale.processes.children import die_with_parent
+from prismscale.processes.children import die_with_parent, end_now
 from prismscale.processes.failure import save_failure
 from prismscale.typed_files import save_json
 
@@ -283,10 +282,8 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:
         # Its output is shown as it comes, and the parent shows the traceback.
         return save_failure(spec.error_path, spec.rank, error, echo=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Daemon threads of the program (data loaders, profilers) must not hold up the end.
-    os._exit(0)
+    end_now(0)
 
 
 if __name__ == "__main__":

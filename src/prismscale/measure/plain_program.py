@@ -30,7 +30,7 @@ from prismscale.devices.null.runtime import activate
 from prismscale.emulation.script import Script, StopProgram
 from prismscale.emulation.step_detection import watch_steps
 from prismscale.measure.gpu_figures import TRACED_STEPS, PlainFigures, error_path
-from prismscale.processes.children import die_with_parent
+from prismscale.processes.children import die_with_parent, end_now
 from prismscale.processes.failure import save_failure
 from prismscale.typed_files import save_json
 
@@ -205,10 +205,8 @@ def main() -> int:
         save_json(figures, options.out)
     except BaseException as error:
         return save_failure(error_path(options.out), int(os.environ["RANK"]), error)
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Daemon threads of the program (data loaders, profilers) must not hold up the end.
-    os._exit(0)
+    end_now(0)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from prismscale.processes.children import (
     Process,
     Program,
     die_with_parent,
+    end_now,
     ending,
     log_tail,
     open_log,
@@ -392,9 +393,7 @@ def main(arguments: list[str]) -> int:
     # The interpreter would go on to destroy what a program that was stopped in the middle holds: a
     # second or two of a large model's, for nobody.
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_now(code)
 
 
 if __name__ == "__main__":

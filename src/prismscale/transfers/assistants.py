@@ -9,7 +9,6 @@ was read ahead of a recording: the size of the world does not matter.
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import sys
@@ -22,7 +21,7 @@ import torch
 
 from prismscale.payload.recordings.known import KnownCommunication
 from prismscale.payload.recordings.recorded_job import RecordedJob
-from prismscale.processes.children import die_with_parent
+from prismscale.processes.children import die_with_parent, end_now
 from prismscale.processes.failure import save_failure
 from prismscale.transfers.absent_neighbours import AbsentNeighbours
 from prismscale.transfers.gloo_links import GlooLinks, join
@@ -175,8 +174,7 @@ def _guarded(spec: AssistantSpec, call: Any, *arguments: Any) -> None:
         call(*arguments)
     except BaseException as error:
         save_failure(Path(spec.error), -1, error)
-        sys.stderr.flush()
-        os._exit(1)
+        end_now(1)
 
 
 def main(arguments: list[str]) -> int:
@@ -197,7 +195,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:
         return save_failure(Path(spec.error), -1, error)
     # Threads that wait for a live rank which has gone must not hold up the end.
-    os._exit(0)
+    end_now(0)
 
 
 if __name__ == "__main__":
