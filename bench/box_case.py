@@ -40,6 +40,11 @@ class Plan:
         """Of the real job, and of the emulated one."""
         return self.block * self.rounds
 
+    def spread(self, steps_ns: Sequence[float]) -> float:
+        """How much the medians of the blocks of ``steps_ns`` differ, in % of the smallest."""
+        medians = [np.median(block) for block in np.array_split(steps_ns, self.rounds)]
+        return float(100 * (max(medians) / min(medians) - 1))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:

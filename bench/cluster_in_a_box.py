@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,11 +49,11 @@ def compare(name: str, case: CaseInBox) -> list[Row]:
     real, live = float(np.median(seen.real_ns)), float(np.median(watched.step_ns))
     rows = [
         Row.told("real step, median", real / 1e6, "ms"),
-        Row.told("real step, between blocks", _spread(seen.real_ns, case.plan), "%"),
+        Row.told("real step, between blocks", case.plan.spread(seen.real_ns), "%"),
         Row.told("simulated step", predicted / 1e6, "ms"),
         Row.told("simulated against real", 100 * (predicted / real - 1), "%"),
         Row.told("live step, median", live / 1e6, "ms"),
-        Row.told("live step, between blocks", _spread(watched.step_ns, case.plan), "%"),
+        Row.told("live step, between blocks", case.plan.spread(watched.step_ns), "%"),
         Row.told("live against real", 100 * (live / real - 1), "%"),
         Row.told("live, waiting in a step", float(np.median(watched.wait_ns)) / 1e6, "ms"),
         Row.told("live, lag in a step", float(np.median(watched.lag_ns)) / 1e6, "ms"),
@@ -62,12 +61,6 @@ def compare(name: str, case: CaseInBox) -> list[Row]:
     rows = [replace(row, name=f"{name}: {row.name}") for row in rows]
     print_rows(rows, title=f"{name}: {len(seen.real_ns)} real steps, {len(watched.step_ns)} live")
     return rows
-
-
-def _spread(steps_ns: Sequence[float], plan: Plan) -> float:
-    """How much the blocks' medians differ, in % of the smallest."""
-    medians = [np.median(b) for b in np.array_split(steps_ns, plan.rounds)]
-    return float(100 * (max(medians) / min(medians) - 1))
 
 
 def run_box(spec: BoxSpec, plan: Plan, model: str, cases: list[str]) -> list[Row]:

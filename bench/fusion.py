@@ -26,16 +26,10 @@ from prismscale.validation.rows import Row, finish
 
 DIM, HIDDEN, HEADS, LENGTH = 1024, 3584, 8, 512
 SEPARATE = ("mm", "bmm", "addmm", "_scaled_dot_product", "flash_attention")
-FREE: tuple[str, ...] = ()
-FREE += ("view", "transpose", "expand", "unsqueeze", "squeeze", "detach", "slice", "select", "t")
-FREE += ("as_strided", "permute", "empty_like", "empty", "_unsafe_view", "alias", "view_as_real")
-FREE += (
-    "view_as_complex",
-    "_conj",
-    "_reshape_alias",
-    "split",
-    "new_empty_strided",
-    "empty_strided",
+FREE = (
+    *("view", "transpose", "expand", "unsqueeze", "squeeze", "detach", "slice", "select", "t"),
+    *("as_strided", "permute", "empty_like", "empty", "_unsafe_view", "alias", "view_as_real"),
+    *("view_as_complex", "_conj", "_reshape_alias", "split", "new_empty_strided", "empty_strided"),
 )
 
 

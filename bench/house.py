@@ -49,10 +49,10 @@ class Module:
     def imports(self, modules: Mapping[str, Module]) -> Iterator[str]:
         """Modules of the package that it imports, for types only, too; and their packages."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom) and node.module in modules:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module in modules:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
-                    yield inner if inner in modules or node.module is None else node.module
+                    yield inner if inner in modules else node.module
             elif isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in modules)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -78,13 +79,14 @@ def steps(folder: Path) -> list[Row]:
     """Steps of eight real ranks with a share of a core each, and of two live ones with the same
     shares, in turn."""
     rows = []
-    with Box(BOX) as box:
-        links = folder / "links"
+    with TemporaryDirectory(dir=folder) as name, Box(BOX) as box:
+        made = Path(name)
+        links = made / "links"
         links.mkdir()
         cluster = measure_cluster(box, links)
         for ratio in RATIOS:
             layout = ("--model", "tiny-moe", "--ep", "4", "--force-balance", f"{ratio:g}")
-            out = folder / folder_name(f"experts {ratio} steps")
+            out = made / f"balance-{ratio:g}"
             out.mkdir()
             case = CaseInBox(
                 box=box,
@@ -101,21 +103,15 @@ def steps(folder: Path) -> list[Row]:
 def _rows_of_steps(name: str, case: CaseInBox) -> list[Row]:
     seen = case.run(case.capture())
     real = float(np.median(seen.real_ns))
-    blocks = [float(np.median(b)) for b in np.array_split(seen.real_ns, TURNS.rounds)]
     rows = [
         Row.told(f"{name}: real step, median", real / 1e6, "ms"),
-        Row.told(f"{name}: real blocks of steps differ by", _more(max(blocks), min(blocks)), "%"),
+        Row.told(f"{name}: real blocks of steps differ by", TURNS.spread(seen.real_ns), "%"),
     ]
     for rank, watched in seen.live.items():
-        off = abs(_more(float(np.median(watched.step_ns)), real))
+        off = abs(float(np.median(watched.step_ns)) / real - 1) * 100
         waited = float(np.sum(watched.wait_ns) / np.sum(watched.step_ns))
         rows += [
             Row.told(f"{name}: rank {rank}: live, share of waiting", waited * 100, "%"),
             Row.at_most(f"{name}: rank {rank}: step, live against real", off, STEP_BAR, "%"),
         ]
     return rows
-
-
-def _more(found: float, than: float) -> float:
-    """Percent."""
-    return (found / than - 1) * 100

@@ -10,7 +10,8 @@ many bytes and in which order, is compared with what torch's dispatcher tells of
 
 ``branches``: ``programs/branching.py`` decides by what it hears, in five ways. ``64 ranks`` and
 ``32 ranks``: time, memory and switches of many ranks in two slots. ``experts of balance ratio``:
-memory of two live ranks beside that of eight real ones. ``a slow device``: what it does to the step
+memory of two live ranks beside that of eight real ones; ``steps of experts in a box``: their steps,
+each with a share of a core (needs root). ``a slow device``: what it does to the step
 of real ranks and of live ones.
 """
 

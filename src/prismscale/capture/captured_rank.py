@@ -77,7 +77,9 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             stack.enter_context(emulation.around_program())
             parts = RecomputedParts(emulation.library, emulation.device, again)
             stack.enter_context(watch_recomputation(parts))
-        hook = _told_first(spec, recorder)
+        hook: CommunicationHook = recorder
+        if spec.tells_first_message:
+            hook = FirstMessage(spec=spec, recorder=recorder)
         if emulation is not None:
             hook = emulation.outside.seen_by(hook)
         routers = _run(stack, spec, device, recorder, payload, hook, recorder, control)
@@ -106,18 +108,6 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
             first = trace.facts.calls_in_prologue
         emulation.save(spec.emulated_path, first, first + calls)
     return trace
-
-
-def _told_first(spec: CaptureSpec, recorder: Recorder) -> CommunicationHook:
-    if not spec.tells_first_message:
-        return recorder
-    return FirstMessage(
-        hook=recorder,
-        recorder=recorder,
-        rank=spec.rank,
-        world_size=spec.world_size,
-        path=spec.first_message_path,
-    )
 
 
 def _capture_in_slice(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch.distributed import Work
 
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.capture.recorder import Recorder
-from prismscale.emulation.hook import Collective, CommunicationHook
+from prismscale.emulation.hook import Collective
 from prismscale.emulation.instance_ids import peer_of
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import save_trace
@@ -29,13 +29,9 @@ PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
 class FirstMessage:
     """A CommunicationHook that writes a trace with nothing in it but a send or receive."""
 
-    hook: CommunicationHook
-    """Answers."""
+    spec: CaptureSpec
     recorder: Recorder
-    """Knows the groups."""
-    rank: int
-    world_size: int
-    path: Path
+    """Answers, and knows the groups."""
     _told: bool = False
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
@@ -46,21 +42,20 @@ class FirstMessage:
                 self._tell(first.op, first.group.group_index, peer_of(first))
             elif (group_index := self._pipeline()) is not None:
                 self._tell(CollectiveOp.SEND, group_index, 1)
-        return self.hook.communicate(batch)
+        return self.recorder.communicate(batch)
 
     def _pipeline(self) -> int | None:
         """The group that is named for a pipeline, once those of all ranks are there."""
         for group_index, group in enumerate(self.recorder.groups):
             if len(group.ranks) > 1 and PIPELINE.search(group.name):
                 alike = [g for g in self.recorder.known_groups if g.name == group.name]
-                if len({rank for g in alike for rank in g.ranks}) == self.world_size:
+                if len({rank for g in alike for rank in g.ranks}) == self.spec.world_size:
                     return group_index
         return None
 
     def _tell(self, op: CollectiveOp, group_index: int, peer: int) -> None:
         self._told = True
-        builder = TraceBuilder(
-            rank=self.rank, world_size=self.world_size, groups=self.recorder.groups
-        )
+        spec, recorder = self.spec, self.recorder
+        builder = TraceBuilder(rank=spec.rank, world_size=spec.world_size, groups=recorder.groups)
         builder.add_communication(op, 0, group_index=group_index, peer=peer)
-        save_trace(builder.build(known_groups=self.recorder.known_groups), self.path)
+        save_trace(builder.build(known_groups=recorder.known_groups), spec.first_message_path)

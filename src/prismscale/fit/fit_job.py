@@ -18,9 +18,9 @@ from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.devices.null.build import build_extension, is_built
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
-from prismscale.fit.stage_ranks import captured_positions, end_positions, stage_columns
+from prismscale.fit.stage_ranks import captured_positions, end_stages, stage_columns
 from prismscale.fit.variants import Change
-from prismscale.graph.trace import MemoryRecord, RankTrace
+from prismscale.graph.trace import MemoryRecord
 from prismscale.job_parts import capture_runner, fork_server
 from prismscale.processes.variables import variables_set
 from prismscale.progress import Reporter
@@ -94,7 +94,7 @@ class FitJob:
             )
             # Nothing that happens now and then is looked for, and no time between steps.
             runner.spec = replace(runner.spec, watched_steps=0, least_steps=1)
-            runner.after_first_message = _end_stages
+            runner.after_first_message = end_stages
             return StageCaptures(runner=runner, folder=folder).variant(change.text, config.capture)
 
 
@@ -154,13 +154,6 @@ class StageCaptures:
         if rank not in self.peaks:
             self.peaks[rank] = memory_peak(load_memory_log(memory_path(self.folder, rank)))
         return self.peaks[rank]
-
-
-def _end_stages(first_message: RankTrace) -> list[int]:
-    """Ranks that are looked at whatever the first one holds, the last stage first: it may hold the
-    logits, and take longest."""
-    columns = stage_columns(first_message)
-    return [column[p] for column in columns for p in reversed(end_positions(len(column))) if p]
 
 
 def _key(config: JobConfig, change: Change, cluster: Cluster) -> str:

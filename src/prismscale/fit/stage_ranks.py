@@ -21,7 +21,14 @@ def stage_columns(trace: RankTrace) -> list[list[int]]:
     ]
 
 
-def end_positions(n_stages: int) -> list[int]:
+def end_stages(first_message: RankTrace) -> list[int]:
+    """Ranks that are looked at whatever rank 0 holds, which is not among them: the last stage's
+    first, since it may hold the logits and take longest."""
+    columns = stage_columns(first_message)
+    return [column[p] for column in columns for p in reversed(_end_positions(len(column))) if p]
+
+
+def _end_positions(n_stages: int) -> list[int]:
     """The first two stages and the last two."""
     last = n_stages - 1
     return sorted({0, min(1, last), max(last - 1, 0), last})
@@ -38,7 +45,7 @@ def captured_positions(
     stages is taken to be no fuller than the first of them, unless the second holds more
     parameters: then the middle one is captured too, and so on.
     """
-    known = end_positions(n_stages)
+    known = _end_positions(n_stages)
     capture(known)
     gaps = [(1, n_stages - 2)]
     while gaps := [
