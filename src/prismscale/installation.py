@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any
 
 from prismscale.devices.null.build import cache_directory, find_compiler
+from prismscale.processes.children import ending
 from prismscale.torch_versions import installed_torch, supported_versions, torch_remark
 
 LIBRARIES = (
@@ -156,7 +157,18 @@ def _child(*arguments: str) -> dict[str, Any] | str:
     if child.returncode == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
-    return (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+    return _why(child.stderr, child.returncode)
+
+
+def _why(said: str, code: int) -> str:
+    """The line that tells why a process failed: the last one, or of a crash in native code the
+    first lines of what faulthandler wrote, whose last ones list modules."""
+    lines = said.strip().splitlines()
+    crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if crash is None:
+        return lines[-1] if lines else ending(code)
+    frame = next((line.strip() for line in lines[crash:] if line.startswith("  File")), "")
+    return f"{lines[crash]}, {ending(code)}; {frame or 'no Python frame'}"
 
 
 def _libraries() -> Finding:

@@ -35,6 +35,14 @@ def _fails(*_: Any) -> str:
     return "no C++ compiler"
 
 
+def test_a_crash_names_its_kind_and_its_line() -> None:
+    """Not the list of modules with which faulthandler's text ends."""
+    found = installation._child("-X", "faulthandler", "-c", "import os, numpy; os.abort()")
+    assert isinstance(found, str)
+    assert found.startswith("Fatal Python error: Aborted, was ended by signal 6")
+    assert 'File "<string>", line 1 in <module>' in found
+
+
 def _without_space(_: Any) -> Any:
     class Usage:
         free = 1 << 20

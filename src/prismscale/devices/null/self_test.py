@@ -9,10 +9,12 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 from prismscale.devices.null.build import build_extension, extension_path
 from prismscale.devices.null.gpus import target_gpu
 from prismscale.errors import PrismscaleError
+from prismscale.processes.children import end_now
 
 _GPU = "NVIDIA H100 80GB HBM3"
 
@@ -26,7 +28,7 @@ class SelfTest:
     """Seconds that compiling the extension took; 0 where it was compiled before."""
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Run the step; the exit code is 0, or that of the error on standard error."""
     try:
         is_built, began = extension_path().exists(), time.monotonic()
@@ -35,8 +37,10 @@ def main() -> int:
         print(json.dumps(asdict(SelfTest(peak_bytes=_train(), build_s=build_s))))
     except PrismscaleError as error:
         print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+        end_now(error.exit_code)
+    # Autograd's threads, one for each of the node's devices, are still there: an interpreter's exit
+    # races with them, as torch has it, and has ended in a crash after the step was done.
+    end_now(0)
 
 
 def _train() -> int:
@@ -58,4 +62,4 @@ def _train() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
