@@ -43,7 +43,7 @@ LIVE = 0
 def compare(name: str, case: CaseInBox) -> list[Row]:
     """Rows of medians and their errors."""
     captured = case.capture()
-    predicted = captured.step.ns
+    predicted = captured.step.without_variation_ns
     seen = case.run(captured)
     watched = seen.live[LIVE]
     real, live = float(np.median(seen.real_ns)), float(np.median(watched.step_ns))

@@ -12,6 +12,7 @@ distributed optimizer with both overlaps, gradients reduced in bf16, no dropout.
 state no VP: it is taken to be that of round 4.1.
 
 - *step*: predicted, without variation, and the median over runs of a log's median step, wall time.
+- *p50*: the step that the run shows, of draws with the cluster's variation; held against the same.
 - *from N GPUs*: the step on N GPUs as measured, times by how much the predicted ones differ.
 
 Ranks are captured with ``--quick``.
@@ -23,15 +24,18 @@ import argparse
 import csv
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from runs import Runs, folder_name, median_row, our_commit
+from runs import MEDIAN_STEP, Runs, folder_name, median_row, our_commit
 
 LIMIT_S = 7_200
+STEADY, MEASURED = "step, predicted", "step, measured"
+KINDS = (("p50", MEDIAN_STEP), ("without variation", STEADY))
+"""Kinds of predicted steps, and how their rows end."""
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 UNCALIBRATED_BAR = 12.0
 SCALE_OUT_MEDIAN_BAR, SCALE_OUT_WORST_BAR = 1.0, 3.0
@@ -138,35 +142,39 @@ def measure(job: Job, truth: Path, script: Path, runs: Runs) -> list[Row]:
     predicted, real = found["step_ns"] / 1e6, 1e3 * measured_s(job, truth)
     off = 100 * (predicted / real - 1)
     rows = (
-        Row.told(f"{job.name}: step, predicted", predicted, "ms"),
-        Row.told(f"{job.name}: step, measured", real, "ms"),
+        Row.told(f"{job.name}: {STEADY}", predicted, "ms"),
+        Row.told(f"{job.name}: {MEASURED}", real, "ms"),
         Row.told(f"{job.name}: step, off by", off, "%"),
     )
     return [replace(row, note=note) for row in (*rows, *median_row(job.name, found))]
 
 
 def scores(rows: Sequence[Row]) -> Iterator[Row]:
-    """All jobs together, and each from the first of its family."""
-    known = {row.name: row.value for row in rows}
-    off = [abs(v) for name, v in known.items() if name.endswith("step, off by")]
+    """All jobs together, and each from the first of its family, by either kind of step."""
+    for kind, what in KINDS:
+        yield from _scores({row.name: row.value for row in rows}, kind, what)
+
+
+def _scores(known: Mapping[str, float], kind: str, what: str) -> Iterator[Row]:
+    """By the rows that end with ``what``, for people ``kind``."""
+    jobs = [job for family in FAMILIES for job in family if f"{job.name}: {what}" in known]
+    off = [abs(known[f"{j.name}: {what}"] / known[f"{j.name}: {MEASURED}"] - 1) for j in jobs]
     if off:
-        name = f"uncalibrated steps ({len(off)}): median error"
-        yield Row.at_most(name, median(off), UNCALIBRATED_BAR, "%")
+        name = f"uncalibrated steps, {kind} ({len(off)}): median error"
+        yield Row.at_most(name, 100 * median(off), UNCALIBRATED_BAR, "%")
     scaled = []
     for first, *others in FAMILIES:
         for job in others:
-            names = [
-                f"{j.name}: step, {w}" for j in (first, job) for w in ("predicted", "measured")
-            ]
-            if all(name in known for name in names):
-                told_0, real_0, told, real = (known[name] for name in names)
-                scaled.append(100 * (told * real_0 / told_0 / real - 1))
-                yield Row.told(
-                    f"{job.name}: step from {first.gpus:,} GPUs, off by", scaled[-1], "%"
+            if job in jobs and first in jobs:
+                told_0, real_0, told, real = (
+                    known[f"{j.name}: {w}"] for j in (first, job) for w in (what, MEASURED)
                 )
+                scaled.append(100 * (told * real_0 / told_0 / real - 1))
+                name = f"{job.name}: step from {first.gpus:,} GPUs, {kind}, off by"
+                yield Row.told(name, scaled[-1], "%")
     if scaled:
         sizes = [abs(value) for value in scaled]
-        name = f"steps from another scale ({len(sizes)})"
+        name = f"steps from another scale, {kind} ({len(sizes)})"
         yield Row.at_most(f"{name}: median error", median(sizes), SCALE_OUT_MEDIAN_BAR, "%")
         yield Row.at_most(f"{name}: largest error", max(sizes), SCALE_OUT_WORST_BAR, "%")
 

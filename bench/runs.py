@@ -28,6 +28,8 @@ EXAMPLES = HERE.parent / "examples"
 TITAN = EXAMPLES / "torchtitan" / "train.py"
 PARTIAL = ("--parallelism.spmd_backend", "partial_dtensor", "--training.disable_cuda_graphs")
 """Of torchtitan 0.3.0, which torch 2.13 asks for."""
+MEDIAN_STEP = "forecast's median step"
+"""How the row ends of the step that a run shows."""
 NOT_DONE = 124
 """Exit code of a command that ran into its limit."""
 
@@ -156,11 +158,7 @@ def provenance(found: Mapping[str, Any], family: str, gpu: str) -> str:
 def median_row(name: str, found: Mapping[str, Any]) -> list[Row]:
     """The median of the forecast that comes with a run; nothing where none was drawn."""
     spread = found.get("spread")
-    return (
-        [Row.told(f"{name}: forecast's median step", spread["p50_ns"] / 1e6, "ms")]
-        if spread
-        else []
-    )
+    return [Row.told(f"{name}: {MEDIAN_STEP}", spread["p50_ns"] / 1e6, "ms")] if spread else []
 
 
 def is_installed(package: str) -> bool:

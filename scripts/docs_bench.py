@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,10 @@ KNOWN = {
     ("step", "b200"): (("simumax_records", ": step "),),
     ("step", "a100"): (("vtrain_layouts", ": step "),),
 }
-"""Figure and GPU, and the rows (bench, part of the name) that hold it against measurements."""
+"""Figure and GPU, and the rows (bench, part of the name) that hold it against measurements. Those
+of steps are of steps without variation."""
+MEDIAN = ": forecast's median step"
+"""The step that a run shows: of the same subject as a row of its step."""
 
 
 def known_errors(folder: Path) -> str:
@@ -120,10 +124,9 @@ def known_errors(folder: Path) -> str:
     parts = ["# Made by scripts/generate-docs of bench/results; see analysis/known_errors.py."]
     for (figure, gpu), sources in KNOWN.items():
         errors = sorted(
-            abs(row["value"]) / (100 if row["unit"] == "%" else 1)
+            abs(error)
             for bench, part in sources
-            for row in _rows(folder / f"{bench}.json")
-            if part in row["name"] and "not scored" not in row["name"]
+            for error in _errors(_rows(folder / f"{bench}.json"), part)
         )
         benches = ", ".join(f'"{bench}"' for bench, _ in sources)
         parts += [
@@ -139,13 +142,30 @@ def known_errors(folder: Path) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _errors(rows: list[dict[str, Any]], part: str) -> Iterator[float]:
+    """Of the figures that runs show, relative, by rows whose name has ``part``."""
+    value = {row["name"]: row["value"] for row in rows}
+    for row in rows:
+        name = row["name"]
+        if part not in name or "not scored" in name:
+            continue
+        error = row["value"] / (100 if row["unit"] == "%" else 1)
+        case = name.partition(": ")[0]
+        shown_ms = value.get(case + MEDIAN)
+        if shown_ms and (found := re.search(r": step ([\d.,]+) of ", name)):
+            error = (1 + error) * shown_ms / float(found[1].replace(",", "")) - 1
+        elif shown_ms and (found := re.search(r"tokens/s a GPU, relative to ([\d.]+)", name)):
+            tokens = value[f"{case}: tokens/s a GPU"] * value[f"{case}: step"] / shown_ms
+            error = tokens / float(found[1]) - 1
+        yield error
+
+
 STEPS = (
     ("simumax", "simumax_records", re.compile(r"(.+): step ([\d.,]+) of ")),
     ("torchtitan", "null_programs", re.compile(r"(.+): step$")),
     ("vtrain", "vtrain_layouts", re.compile(r"(.+): step ([\d.,]+) of ")),
 )
 """Family, bench, and the rows that hold a case's step in ms: in their name, or as their value."""
-MEDIAN = ": forecast's median step"
 
 
 def recorded_steps(folder: Path) -> str:

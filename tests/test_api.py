@@ -51,7 +51,8 @@ def test_public_names_are_few_and_there() -> None:
 def test_a_run_says_what_its_folder_says(run: ps.Run) -> None:
     """Step, graph and traces are those of the files."""
     found = json.loads((run.folder / "results.json").read_text())
-    assert run.step.ns == found["step_ns"]
+    assert run.step.ns == found["spread"]["p50_ns"]
+    assert run.step.without_variation_ns == found["step_ns"]
     assert run.step.computation + run.step.communication + run.step.waiting == pytest.approx(1)
     assert (run.graph.world_size, run.trace(3).n_body) == (4, run.graph.classes[0].trace.n_body)
     assert run.memory == {}
@@ -62,8 +63,10 @@ def test_a_run_says_what_its_folder_says(run: ps.Run) -> None:
 def test_a_forecast_starts_from_the_runs_step(run: ps.Run) -> None:
     """Without variation it is the step; a slow rank makes it longer."""
     still = run.forecast(draws=3, variability="none")
-    assert set(still.step_ns_D.tolist()) == {run.step.ns}
-    assert run.forecast(draws=3, variability="none", slow=SLOW).base_ns > run.step.ns
+    assert set(still.step_ns_D.tolist()) == {run.step.without_variation_ns}
+    assert (
+        run.forecast(draws=3, variability="none", slow=SLOW).base_ns > run.step.without_variation_ns
+    )
     drawn = run.forecast(draws=50)
     assert drawn.quantile_ms(0.5) == float(np.median(drawn.step_ns_D)) / 1e6
     with pytest.raises(UsageError, match=r"quantile 95"):

@@ -42,11 +42,13 @@ SHOWN_QUANTILES = (0.05, 0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """The steady step of a job, and what it is made of: the mean over pipeline stages."""
+    """The step of a job; and what one without variation is made of, on average over stages."""
 
     ns: int
+    """The median of drawn steps, as the run shows it."""
+    without_variation_ns: int
     computation: float
-    """Fraction of the step."""
+    """Fraction of the step without variation."""
     communication: float
     """The same; exposed, with no computation of the rank beside it."""
 
@@ -68,7 +70,7 @@ class Forecast:
     step_ns_D: NDArray[np.int64]
     """Of every draw."""
     base_ns: int
-    """Without variation: the step that the run shows."""
+    """Without variation."""
     notes: tuple[str, ...]
     """How it was drawn."""
 
@@ -100,7 +102,7 @@ class Run:
 
     @property
     def step(self) -> StepTime:
-        """The steady step of the job.
+        """The step of the job.
 
         Raises:
             StuckError: the job hangs, so it has none.
@@ -111,7 +113,8 @@ class Run:
         parts = [stage.breakdown for stage in found.stages]
         total = sum(part.step_ns for part in parts) or 1
         return StepTime(
-            ns=found.step_ns,
+            ns=found.median_ns,
+            without_variation_ns=found.step_ns,
             computation=sum(part.total_compute_ns for part in parts) / total,
             communication=sum(part.total_exposed_ns for part in parts) / total,
         )

@@ -26,7 +26,10 @@ def result() -> RunResult:
         for n, stage in enumerate(found.stages)
     ]
     spread = StepSpread(
-        p50_ns=found.step_ns, p95_ns=2 * found.step_ns, mean_ns=found.step_ns, draws=200
+        p50_ns=3 * found.step_ns // 2,
+        p95_ns=2 * found.step_ns,
+        mean_ns=2 * found.step_ns,
+        draws=200,
     )
     work = JobWork(flops=6e15, unmasked_flops=8e15, executed_flops=9e15, tokens=1 << 20)
     return replace(
@@ -60,16 +63,27 @@ def test_without_an_allocator_nothing_is_said_of_fitting() -> None:
 
 
 def test_figures_follow_from_the_step(result: RunResult) -> None:
-    """Tokens a second, utilisation, GPU-hours and cost are the step's."""
+    """Tokens a second and utilisation are the median step's, GPU-hours and cost the mean one's."""
     found = answers(result, Wanted(price=Price.parse("2.5/h"), for_steps=10))
 
-    second = result.step_ns / 1e9
+    second = 1.5 * result.step_ns / 1e9
+    assert (found.step_ns, found.without_variation_ns) == (round(1e9 * second), result.step_ns)
     assert found.tokens_per_s == pytest.approx((1 << 20) / second)
     assert found.tokens_per_s_per_gpu == pytest.approx((1 << 20) / second / result.world_size)
     assert found.mfu == pytest.approx(6e15 / (1e15 * result.world_size * second))
     assert found.hfu == pytest.approx(1.5 * (found.mfu or 0))
-    assert found.gpu_hours == pytest.approx(10 * second * result.world_size / 3600)
+    assert found.gpu_hours == pytest.approx(10 * 2e-9 * result.step_ns * result.world_size / 3600)
     assert found.cost == pytest.approx(2.5 * found.gpu_hours)
+
+
+def test_without_draws_the_step_is_that_of_the_simulation(result: RunResult) -> None:
+    """And nothing is said of p50 and p95."""
+    found = answers(replace(result, spread=None), Wanted())
+
+    assert found.step_ns == result.step_ns
+    asked = Assertion.parse("p50<1s")
+    with pytest.raises(UsageError, match="does not find p50"):
+        asked.failure(Known(fit=None, answers=found))
 
 
 def test_given_tokens_go_before_found_ones(result: RunResult) -> None:

@@ -10,13 +10,13 @@ MEMORY = 100
 
 
 def row(
-    name: str, step_ns: int | None, held: int | None = 50, tokens: int | None = None
+    name: str, p50_ns: int | None, held: int | None = 50, tokens: int | None = None
 ) -> Explored:
     """A point of this name; without a step the program refused it."""
     outcome = Outcome(
         key="",
-        status=Status.REFUSED if step_ns is None else Status.DONE,
-        step_ns=step_ns,
+        status=Status.REFUSED if p50_ns is None else Status.DONE,
+        p50_ns=p50_ns,
         held_bytes=held,
         memory_bytes=None if held is None else MEMORY,
         tokens_per_step=tokens,

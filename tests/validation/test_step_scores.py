@@ -60,8 +60,21 @@ def test_a_step_that_was_looked_at_is_not_scored() -> None:
     truth = [measured("a", 100), measured("b", 100, is_scored=False)]
     steps = scored_steps(truth, [recorded("a", 101), recorded("b", 150)])
     rows = {row.name: row.value for row in step_scores._simumax(steps)}
-    assert rows["a group (1 steps): median error"] == pytest.approx(1)
-    assert rows["a group, all, seen ones too (2 steps): median error"] == pytest.approx(25.5)
+    assert rows["a group, without variation (1 steps): median error"] == pytest.approx(1)
+    assert rows[
+        "a group, without variation, all, seen ones too (2 steps): median error"
+    ] == pytest.approx(25.5)
+
+
+def test_the_median_and_the_step_without_variation_are_both_scored() -> None:
+    """Against the same bars, where every step was drawn."""
+    steps = [recorded("8b-8", 100, median_ms=101), recorded("8b-128", 100, median_ms=103)]
+    truth = [measured("8b-8", 100), measured("8b-128", 103, gpus=128)]
+    rows = list(step_scores._torchtitan(scored_steps(truth, steps)))
+    at_128 = [(row.value, row.bar) for row in rows if row.name.startswith("torchtitan 8b-128")]
+    assert at_128 == [(pytest.approx(0), 8), (pytest.approx(2.9, abs=0.05), 8)]
+    kinds = [row.name.split(", ")[2].partition(":")[0] for row in rows if "128 GPUs," in row.name]
+    assert kinds == ["p50", "without variation"]
 
 
 def test_bars_are_on_the_whole_set_alone() -> None:
@@ -75,11 +88,11 @@ def test_an_error_bar_can_be_too_wide() -> None:
     """Bars that contain every step miss the upper bar, bars that contain none the lower one."""
     truth = [measured(str(n), 100) for n in range(4)]
     wide = [recorded(str(n), 110, error_percent=30.0) for n in range(4)]
-    low, high, _ = step_scores._covered(scored_steps(truth, wide))
+    low, high, *_ = step_scores._covered(scored_steps(truth, wide))
     assert low.ok
     assert not high.ok
     narrow = [replace(step, error_percent=1.0) for step in wide]
-    low, high, _ = step_scores._covered(scored_steps(truth, narrow))
+    low, high, *_ = step_scores._covered(scored_steps(truth, narrow))
     assert not low.ok
     assert high.ok
 

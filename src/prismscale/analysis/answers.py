@@ -89,11 +89,13 @@ class Answers:
 
     fit: MemoryFit | None
     step_ns: int
-    """Without variation."""
+    """The median one, which tokens a second and utilisation are of."""
+    without_variation_ns: int
+    """What shares of the step are of."""
     step_error: float | None
     """Relative, to either side, of nine steps in ten; None where the step is not modelled."""
-    p50_ns: int | None
     p95_ns: int | None
+    """None where nobody drew steps: the median is then that of simulated ones."""
     tokens_per_step: int | None
     tokens_given: bool
     tokens_per_s: float | None
@@ -119,24 +121,24 @@ class Answers:
 
 def answers(result: RunResult, asked: Wanted) -> Answers:
     """The answers that a run which does not hang gives."""
-    second = result.step_ns / 1e9
+    second = result.median_ns / 1e9
     tokens = asked.tokens_per_step or result.work.tokens
     per_s = tokens / second if tokens and second else None
     hours = _mean_step_ns(result) / 1e9 * asked.for_steps * result.world_size / 3600
     spread = result.spread
     return Answers(
         fit=fit_of(result),
-        step_ns=result.step_ns,
+        step_ns=result.median_ns,
+        without_variation_ns=result.step_ns,
         step_error=step_error(result),
-        p50_ns=spread.p50_ns if spread else None,
         p95_ns=spread.p95_ns if spread else None,
         tokens_per_step=tokens or None,
         tokens_given=bool(asked.tokens_per_step),
         tokens_per_s=per_s,
         tokens_per_s_per_gpu=per_s / result.world_size if per_s else None,
-        mfu=utilisation(result, result.work.flops),
-        mfu_unmasked=utilisation(result, result.work.unmasked_flops),
-        hfu=utilisation(result, result.work.executed_flops),
+        mfu=utilisation(result, result.work.flops, result.median_ns),
+        mfu_unmasked=utilisation(result, result.work.unmasked_flops, result.median_ns),
+        hfu=utilisation(result, result.work.executed_flops, result.median_ns),
         groups=group_times(result),
         bubble=bubble_of(result),
         for_steps=asked.for_steps,
@@ -146,9 +148,9 @@ def answers(result: RunResult, asked: Wanted) -> Answers:
     )
 
 
-def utilisation(result: RunResult, flops: float) -> float | None:
-    """``flops`` of a step over what the job's GPUs could do in it; None where either is unknown."""
-    possible = result.peak_flops * result.world_size * result.step_ns / 1e9
+def utilisation(result: RunResult, flops: float, step_ns: int) -> float | None:
+    """``flops`` over what the job's GPUs could do in ``step_ns``; None where either is unknown."""
+    possible = result.peak_flops * result.world_size * step_ns / 1e9
     return flops / possible if flops and possible else None
 
 

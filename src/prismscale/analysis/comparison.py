@@ -64,7 +64,10 @@ def compare(results: Sequence[RunResult]) -> list[ComparedPart]:
 
 def _headline(results: Sequence[RunResult]) -> ComparedPart:
     figures = (
-        _figure("step", Measure.TIME, results, lambda r: None if r.hung else r.step_ns),
+        _figure("step (p50)", Measure.TIME, results, lambda r: None if r.hung else r.median_ns),
+        _figure(
+            "without variation", Measure.TIME, results, lambda r: None if r.hung else r.step_ns
+        ),
         _figure("ranks", Measure.COUNT, results, lambda r: r.world_size),
         _figure("rank classes", Measure.COUNT, results, lambda r: len(r.classes)),
         _figure("nodes of a step, all ranks", Measure.COUNT, results, lambda r: r.rank_nodes),
@@ -84,7 +87,10 @@ def _time(results: Sequence[RunResult]) -> ComparedPart:
         for name in names
     )
     ordered = tuple(sorted(figures, key=lambda figure: -figure.largest))
-    note = "Where a step of the mean rank goes; differences add up to that of its step."
+    note = (
+        "Where a step of the mean rank without variation goes; differences add up to that of its "
+        "step."
+    )
     return ComparedPart(title="Time by cause", note=note, figures=ordered)
 
 

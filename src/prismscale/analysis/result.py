@@ -158,7 +158,8 @@ class RunResult:
     cluster: str
     device: str
     step_ns: int
-    """Predicted steady step time of the job; :data:`NEVER` where it hangs."""
+    """Steady step of the job without variation that nobody measured; :data:`NEVER` where it hangs.
+    What the step's parts add up to. :attr:`median_ns` is what the cluster would show."""
     step_spread_ns: tuple[int, int]
     """Shortest and longest of the simulated steps that :attr:`step_ns` is the median of."""
     sampled_steps: int
@@ -232,6 +233,12 @@ class RunResult:
     def varies(self) -> bool:
         """Whether simulated steps differ because captured ones did."""
         return self.sampled_steps > 1
+
+    @property
+    def median_ns(self) -> int:
+        """The step that a log of the job would show: the median of drawn ones. Where nobody drew,
+        :attr:`step_ns`."""
+        return self.spread.p50_ns if self.spread else self.step_ns
 
     @property
     def hung(self) -> bool:

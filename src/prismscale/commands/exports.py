@@ -127,7 +127,7 @@ def tensorboard(
     if result.hung:
         raise UsageError(f"the job in {run} hangs: it has no step to log")
     asked = Wanted(tokens_per_step=tokens_per_step)
-    series = {"predicted": (result.step_ns,) * steps}
+    series = {"predicted": (result.median_ns,) * steps}
     series |= {f"live-rank-{live.rank}": live.step_ns for live in result.live if live.step_ns}
     memory_told = memory_scalars(folder, result)
     for name, step_ns in series.items():

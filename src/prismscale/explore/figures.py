@@ -46,7 +46,7 @@ def figures(folder: Path, key: str, asked: Asked) -> Outcome:
         p95_ns=spread.p95_ns,
         tokens_per_step=tokens or None,
         tokens_given=bool(asked.tokens_per_step),
-        mfu=utilisation(result, result.work.flops),
+        mfu=utilisation(result, result.work.flops, spread.p50_ns),
         peak_bytes=highest_peak_bytes(result),
         reserved_bytes=max(
             (s.reserved_bytes for s in result.stages if s.reserved_bytes is not None), default=None

@@ -47,8 +47,9 @@ class Outcome:
     world_size: int = 0
     cluster: str = ""
     step_ns: int | None = None
-    """As ``prismscale run`` shows it."""
+    """Without variation."""
     p50_ns: int | None = None
+    """As ``prismscale run`` shows it; tokens a second and utilisation are of it."""
     p95_ns: int | None = None
     tokens_per_step: int | None = None
     tokens_given: bool = False
@@ -84,9 +85,9 @@ class Outcome:
     @property
     def tokens_per_s(self) -> float | None:
         """Of the whole job."""
-        if not self.tokens_per_step or not self.step_ns:
+        if not self.tokens_per_step or not self.p50_ns:
             return None
-        return self.tokens_per_step / (self.step_ns / 1e9)
+        return self.tokens_per_step / (self.p50_ns / 1e9)
 
     @property
     def is_final(self) -> bool:

@@ -22,7 +22,7 @@ _TABLE = """
 """
 _NOTE = """<p>{{ note }}</p>"""
 HEAD = (
-    *("step", "p50", "p95", "tokens/s", "MFU", "reserved", "fullest GPU", "fits"),
+    *("without variation", "p50", "p95", "tokens/s", "MFU", "reserved", "fullest GPU", "fits"),
     *("computation", "exposed communication", "bubble", "skew", ""),
 )
 
@@ -51,7 +51,7 @@ def _cards(ranking: Ranking) -> list[Card]:
         return cards
     by = "tokens a second" if ranking.by_tokens else "step"
     cards.append(Card(label=f"Best by {by}", value=chosen.point.label))
-    cards.append(Card(label="Its step", value=duration(chosen.outcome.step_ns or 0)))
+    cards.append(Card(label="Its step (p50)", value=duration(chosen.outcome.p50_ns or 0)))
     if chosen.outcome.held_bytes is not None:
         cards.append(Card(label="Its fullest GPU", value=size(chosen.outcome.held_bytes)))
     return cards
@@ -59,7 +59,7 @@ def _cards(ranking: Ranking) -> list[Card]:
 
 def _front(ranking: Ranking, measured: Sequence[Explored]) -> str:
     """Every point that has both figures, and the line of those that no other beats in both."""
-    unit = "tokens a second" if ranking.by_tokens else "step, s"
+    unit = "tokens a second" if ranking.by_tokens else "step (p50), s"
     drawn = figure(height=420, xaxis_title=unit, yaxis_title="fullest GPU, GiB")
     front = ranking.front
     on_front = {row.point.digest for row in front}
@@ -93,7 +93,7 @@ def _front(ranking: Ranking, measured: Sequence[Explored]) -> str:
 def _speed(row: Explored, ranking: Ranking) -> float:
     if ranking.by_tokens:
         return row.outcome.tokens_per_s or 0.0
-    return (row.outcome.step_ns or 0) / 1e9
+    return (row.outcome.p50_ns or 0) / 1e9
 
 
 def _gib(row: Explored) -> float:

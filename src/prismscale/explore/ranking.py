@@ -25,7 +25,7 @@ class Ranking:
 
     rows: tuple[Explored, ...]
     by_tokens: bool
-    """By tokens a second, which is known of every row that has a step; else by the step."""
+    """By tokens a second, which is known of every row that has a step; else by the median step."""
 
     @property
     def chosen(self) -> Explored | None:
@@ -53,7 +53,7 @@ def rank(rows: Sequence[Explored]) -> Ranking:
 
     def key(row: Explored) -> tuple[float, ...]:
         outcome = row.outcome
-        slowness = float(outcome.step_ns or 0)
+        slowness = float(outcome.p50_ns or 0)
         if by_tokens and outcome.tokens_per_s:
             slowness = -outcome.tokens_per_s
         return _class(outcome), slowness, outcome.held_bytes or 0

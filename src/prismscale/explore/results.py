@@ -15,7 +15,7 @@ from prismscale.explore.ranking import Explored, Ranking
 from prismscale.explore.sweep_folder import SweepFolder
 from prismscale.files import write_json, write_text
 
-SCHEMA = "prismscale.explore/1"
+SCHEMA = "prismscale.explore/2"
 FIELDS = (
     *("status", "fits", "step_ns", "p50_ns", "p95_ns", "tokens_per_step", "tokens_per_s", "mfu"),
     *("peak_bytes", "reserved_bytes", "held_bytes", "memory_bytes"),
@@ -34,7 +34,7 @@ def write_results(ranking: Ranking, folder: SweepFolder, about: Mapping[str, Any
     found = {
         "schema": SCHEMA,
         **about,
-        "ranked_by": "tokens_per_s" if ranking.by_tokens else "step_ns",
+        "ranked_by": "tokens_per_s" if ranking.by_tokens else "p50_ns",
         "chosen": None if chosen is None else dict(chosen.point.values),
         "front": [dict(row.point.values) for row in ranking.front],
         "points": [_row(row, folder) for row in ranking.rows],

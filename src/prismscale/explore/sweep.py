@@ -13,6 +13,7 @@ from prismscale.explore.figures import Asked
 from prismscale.explore.outcome import Outcome, failed
 from prismscale.explore.points import SweepPoint
 from prismscale.explore.ranking import Explored
+from prismscale.explore.results import SCHEMA
 from prismscale.explore.sweep_folder import SweepFolder
 from prismscale.explore.tasks import PointRunner, PointTask
 from prismscale.job_parts import preloaded
@@ -104,6 +105,7 @@ def _task(point: SweepPoint, folder: SweepFolder, asked: Asked) -> PointTask:
     cluster = config.load_cluster()
     parts = [
         __version__,
+        SCHEMA,
         config.capture_key(cluster),
         repr(cluster),
         point.digest,

@@ -120,7 +120,7 @@ def _print_chosen(console: Console, ranking: Ranking) -> None:
         console.print("No point fits and has figures.")
         return
     outcome = chosen.outcome
-    figures = [f"step {duration(outcome.step_ns or 0)}"]
+    figures = [f"step {duration(outcome.p50_ns or 0)} (p50)"]
     if outcome.tokens_per_s is not None:
         said = "given" if outcome.tokens_given else "found"
         figures.append(f"{_count(outcome.tokens_per_s)} tokens/s ({said})")

@@ -123,6 +123,9 @@ def _environment() -> Environment:
 def _kind_of_step(result: RunResult) -> str:
     if result.hung:
         return "the job hangs"
+    if result.spread:
+        steady = duration(result.step_ns)
+        return f"median of {result.spread.draws:,} draws; {steady} without variation"
     if result.varies:
         return f"median of simulated steps of {span(*result.step_spread_ns)}"
     return "one steady step of the whole job"
@@ -135,7 +138,7 @@ def _cards(result: RunResult) -> list[Card]:
     cards = [
         Card(
             label="Predicted step time",
-            value=duration(result.step_ns),
+            value=duration(result.median_ns),
             note=_kind_of_step(result),
         )
     ]

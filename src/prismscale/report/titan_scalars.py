@@ -18,7 +18,7 @@ GIB = 2**30
 
 def scalars_of_step(result: RunResult, step_ns: int, asked: Wanted) -> dict[str, float]:
     """What torchtitan would log of a step that lasts ``step_ns``; what is not known is left out."""
-    found, ratio = answers(result, asked), result.step_ns / step_ns
+    found, ratio = answers(result, asked), result.median_ns / step_ns
     flops = result.work.unmasked_flops / result.world_size
     told = {
         "throughput(tps)": _times(found.tokens_per_s_per_gpu, ratio),

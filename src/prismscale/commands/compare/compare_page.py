@@ -32,7 +32,7 @@ def comparison_page(
         for n, part in enumerate(parts, start=1)
     ]
     cards = [
-        Card(label=name, value=duration(result.step_ns), note=f"{result.cluster}")
+        Card(label=name, value=duration(result.median_ns), note=f"{result.cluster}")
         for name, result in zip(names, results, strict=True)
     ]
     return render_page("Compared", sections, subtitle=" · ".join(names), cards=cards)
