@@ -12,6 +12,7 @@ from prismscale.analysis.job_work import JobWork
 from prismscale.analysis.price import Price
 from prismscale.analysis.result import RunResult, StepSpread
 from prismscale.errors import UsageError
+from prismscale.report.answer_rows import fit_row
 from support.report_job import report_run
 
 GIB = 2**30
@@ -161,3 +162,11 @@ def test_groups_are_meant_by_name_or_word() -> None:
     assert [g.name for g in meant(groups, "dp")] == ["dp"]
     assert [g.name for g in meant(groups[::2], "dp")] == ["mesh_dp", "ep_dp"]
     assert meant(groups, "tp") == []
+
+
+def test_memory_that_nobody_followed_is_unknown_not_none(result: RunResult) -> None:
+    """On a GPU what lies outside torch's allocator has no figure."""
+    fit = answers(result, Wanted()).fit
+    assert fit is not None
+    assert "unknown outside torch" in fit_row(replace(fit, outside_bytes=0)).detail
+    assert "1.000 GiB outside torch" in fit_row(replace(fit, outside_bytes=GIB)).detail

@@ -7,10 +7,11 @@ Writes the products of ``a100-80g``, ``h100-sxm`` and ``b200`` into their files 
 besides into ``validation/kernels/harness.toml``, and residuals of fitted and of held-out rows into
 ``tools/fit/products.json``. Each GPU and element type is fitted by itself, to the least mean
 absolute logarithmic error of a seeded sample of the rows that are not held out; rows with an extent
-below 256 count a fifth. What lasts is fitted after the bursts: on SimuMax's rows of a B200, and on
-three products that an H100 ran on and on (``bench/gpu/sustained.py``; its layer of a model is not
-fitted). The two say with which exponent of its power the A100's is shifted from the H100's: it is
-printed, and stands as ``SUSTAINED_EXPONENT`` in ``cost/kernel_profile.py``.
+below 256 count a fifth. What lasts is fitted after the bursts: on SimuMax's rows of a B200, each
+weighted by its time (a step is the sum of its products, and what takes long feels the limit), and
+on three products that an H100 ran on and on (``bench/gpu/sustained.py``; its layer of a model is
+not fitted). The two say with which exponent of its power the A100's is shifted from the H100's: it
+is printed, and stands as ``SUSTAINED_EXPONENT`` in ``cost/kernel_profile.py``.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _caps(profiles: dict[str, KernelProfile], of_b200: ProductRows) -> dict[str,
     b200, h100, a100 = (profiles[gpu] for gpu in ("b200", "h100-sxm", "a100-80g"))
     rows = _part(of_b200, ~of_b200.held_out)
     caps = {
-        "b200": fit_cap(lambda cap: _loss(with_cap(b200, cap), [rows])),
+        "b200": fit_cap(lambda cap: _loss_by_time(with_cap(b200, cap), rows)),
         "h100-sxm": fit_cap(lambda cap: _lasting_loss(with_cap(h100, cap))),
     }
     shares = caps["h100-sxm"] / caps["b200"] / (h100.clock_headroom / b200.clock_headroom)
@@ -198,6 +199,11 @@ def _loss(profile: KernelProfile, tables: Sequence[ProductRows]) -> float:
         wrong += float((weight * np.abs(np.log(table.predicted_ns(profile) / table.time_ns))).sum())
         weights += float(weight.sum())
     return wrong / weights
+
+
+def _loss_by_time(profile: KernelProfile, table: ProductRows) -> float:
+    wrong = np.abs(np.log(table.predicted_ns(profile) / table.time_ns))
+    return float((wrong * table.time_ns).sum() / table.time_ns.sum())
 
 
 def _sample(table: ProductRows) -> ProductRows:

@@ -25,7 +25,7 @@ from prismscale.typed_files import decode, parse
 
 POWER_EXPONENT = 0.25
 """Between A100, H100 and B200, two at a time, by constants of an early fit: 0.22 to 0.30."""
-SUSTAINED_EXPONENT = 1.18
+SUSTAINED_EXPONENT = 1.27
 """Between the B200 and the H100, of which sustained products were measured: see
 ``tools/fit/fit_products.py``."""
 _PROFILES = ("prismscale.cost", "kernels")

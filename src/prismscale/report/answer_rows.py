@@ -63,11 +63,13 @@ def fit_row(fit: MemoryFit) -> AnswerRow:
     verdict = "yes" if fit.fits else "no"
     left = f"{size(abs(fit.headroom_bytes))} {'free' if fit.fits else 'too much'}"
     where = f"rank {fit.rank}" + ("" if fit.stage == "all ranks" else f", {fit.stage}")
+    # On a GPU nobody follows what lies outside torch's allocator.
+    outside = size(fit.outside_bytes) if fit.outside_bytes else "unknown"
     return AnswerRow(
         "Fits",
         f"{verdict}, {left}: {size(fit.held_bytes)} of {size(fit.capacity_bytes)} on {where}",
         f"{size(fit.reserved_bytes)} reserved (allocated {size(fit.allocated_bytes)}), "
-        f"{size(fit.outside_bytes)} outside torch",
+        f"{outside} outside torch",
         is_bad=not fit.fits,
     )
 
