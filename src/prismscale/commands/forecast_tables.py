@@ -75,7 +75,7 @@ class Guarantee:
 
 def print_base(console: Console, step_ns: int) -> None:
     """The one step that all commands on a run start from."""
-    console.print(f"step without variation, as prismscale run shows it: {step_ns / 1e6:,.3f} ms")
+    console.print(f"step without variation: {step_ns / 1e6:,.3f} ms")
 
 
 def print_promise(console: Console, promise: Guarantee) -> None:
