@@ -67,7 +67,7 @@ from prismscale.validation.steps.vtrain_rows import (
     group_name,
     load_iterations,
 )
-from runs import EXAMPLES, Runs, provenance
+from runs import EXAMPLES, Runs, median_row, provenance
 
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 SCRIPT = EXAMPLES / "megatron" / "train.py"
@@ -131,7 +131,7 @@ def measure(row: Iteration, cluster: Path, runs: Runs) -> list[Row]:
     name = f"{row.name}{STEP}{step_ms:,.1f} of {row.time_ms:,.1f} ms{mark}"
     step = Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")
     note = provenance(found, VTRAIN, PRESET)
-    return [replace(step, note=note)]
+    return [replace(step, note=note), *median_row(row.name, found)]
 
 
 def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
