@@ -125,6 +125,22 @@ def test_devices_keep_their_speed_through_a_run():
     assert found.step_ns_D.std() > 0.005 * found.step_ns_D.mean()
 
 
+def test_medians_of_what_moves_the_whole_job_hardly_depend_on_the_seed():
+    """One pace a step, drawn evenly; each draw has the distribution that the profile states."""
+    profile = VariabilityProfile(name="one", regimes=RegimeVariation(drift_cv=0.02))
+    recording = null_run(pipeline_job(2, 3, 4, 4), profile)
+    of_seeds = [drawn(recording, draws=200, seed=seed)[1].step_ns_D for seed in range(8)]
+
+    medians = [float(np.median(steps_D)) for steps_D in of_seeds]
+    # Independent draws would have 0.2 %: 1.25 × 0.02 / √200.
+    assert np.std(medians) / np.mean(medians) < 0.0005
+    together = np.log(np.concatenate(of_seeds))
+    assert together.std() == pytest.approx(0.02, rel=0.05)
+    low, middle, high = np.quantile(together, [0.05, 0.5, 0.95])
+    assert high - middle == pytest.approx(1.645 * 0.02, rel=0.05)
+    assert middle - low == pytest.approx(1.645 * 0.02, rel=0.05)
+
+
 def test_the_spread_between_runs_is_told_from_that_between_steps():
     """Both as they were drawn."""
     rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from prismscale.cost.variability import NVLINK, KernelVariation, LinkVariation, VariabilityProfile
 from prismscale.durations.composition import Composition
@@ -166,15 +167,15 @@ class _ProfileChunk:
         ones = np.ones((self.chunk.draws, 1), dtype=np.float32)
         if REGIMES in source.off:
             return ones, ones
-        chance_2D1 = self.chunk.generator(_PACE, step).standard_normal((2, self.chunk.draws, 1))
+        rng = self.chunk.generator(_PACE, step)
         cv = regimes.step_cv(source.step_ns / 1e9)
-        own = np.exp(cv * chance_2D1[0]) * self._day_D1
-        between = np.exp(regimes.communication_cv * chance_2D1[1])
+        own = np.exp(cv * ndtri(_strata(rng, self.chunk.draws))) * self._day_D1
+        between = np.exp(regimes.communication_cv * ndtri(_strata(rng, self.chunk.draws)))
         return own.astype(np.float32), between.astype(np.float32)
 
     def _day(self) -> Floats:
         """When in the day each run is, as a factor ``[D, 1]``."""
-        turn_D1 = self.chunk.generator(_DAY).random((self.chunk.draws, 1))
+        turn_D1 = _strata(self.chunk.generator(_DAY), self.chunk.draws)
         return 1 + self.source.profile.regimes.day_amplitude * np.sin(2 * np.pi * turn_D1)
 
     def stalls(self, step: int) -> StepStalls:
@@ -214,6 +215,20 @@ class _ProfileChunk:
                 factor = 1 + np.float32(cv) * largest(rng, own.links * own.parallel, shape)
             self._pairs[key] = own, factor
         return self._pairs[key]
+
+
+def _strata(rng: np.random.Generator, draws: int) -> Floats:
+    """Uniform on 0 … 1, one in each of as many equal parts, in random order; ``[D, 1]``.
+
+    [Note: strata] What is one number for the whole job, such as the pace of a step, is most of what
+    moves the step, and nothing in the job averages it. Drawn independently, it moves the median of
+    200 steps by 0.2 % from seed to seed. Each value of a stratified sample has the same
+    distribution, and quantiles of all of them hardly err (Latin hypercube sampling: McKay, Beckman,
+    Conover, Technometrics 21(2), 1979).
+    """
+    parts_D1 = rng.permutation(draws)[:, None] + rng.random((draws, 1))
+    # 0 itself has no normal quantile.
+    return np.maximum(parts_D1 / draws, np.finfo(np.float64).tiny)
 
 
 class _ClassDraws:
