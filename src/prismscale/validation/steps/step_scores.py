@@ -52,8 +52,7 @@ REMARKS = (
     "this command.",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
     "program. Parameters are those that a token goes through.",
-    "p50 is the step that a run shows. Where a bench recorded no draws (vTrain's rows) the step "
-    "without variation stands alone.",
+    "p50 is the step that a run shows; it stands where a bench recorded it of the whole set.",
     "Not scored: SimuMax's runs whose steps were looked at while constants of the B200 moved, "
     "and vTrain's rows beside which the host's time a launch was set. The B200's share of its "
     "bandwidth for elementwise kernels is SimuMax's stated figure.",
@@ -125,7 +124,9 @@ def scored_steps(
 
 def _kinds(steps: Sequence[ScoredStep]) -> Iterator[list[ScoredStep]]:
     """The steps by either kind of prediction; those of :data:`P50` where all have it."""
-    if steps and all(step.recorded.median_ms for step in steps):
+    if not steps:
+        return
+    if all(step.recorded.median_ms for step in steps):
         yield [replace(step, kind=P50) for step in steps]
     yield [replace(step, kind=STEADY) for step in steps]
 
@@ -177,13 +178,14 @@ def _change(name: str, few: ScoredStep, many: ScoredStep) -> Row:
 
 
 def _vtrain(steps: Sequence[ScoredStep]) -> Iterator[Row]:
-    scored = [step for step in steps if step.measured.is_scored]
-    for group in dict.fromkeys(step.measured.group for step in scored):
-        yield from _group_rows([s for s in scored if s.measured.group == group], Bars())
-    errors = [step.error_percent for step in scored]
     bars = Bars(median=VTRAIN_BAR) if len(steps) >= VTRAIN_STEPS else Bars()
-    name = f"Megatron-LM on A100s (vTrain), uncalibrated, {STEADY}"
-    yield from error_rows(name, errors, bars, of="steps", others=_by_thumb(scored))
+    for predicted in _kinds(steps):
+        scored = [step for step in predicted if step.measured.is_scored]
+        for group in dict.fromkeys(step.measured.group for step in scored):
+            yield from _group_rows([s for s in scored if s.measured.group == group], Bars())
+        errors = [step.error_percent for step in scored]
+        name = f"Megatron-LM on A100s (vTrain), uncalibrated, {predicted[0].kind}"
+        yield from error_rows(name, errors, bars, of="steps", others=_by_thumb(scored))
     yield replace(
         Row.at_least("vTrain's sampled rows by a recorded step", len(steps), VTRAIN_STEPS),
         note="2 to 17 minutes of a core each",
