@@ -151,8 +151,9 @@ def measure(job: Job, truth: Path, script: Path, runs: Runs) -> list[Row]:
 
 def scores(rows: Sequence[Row]) -> Iterator[Row]:
     """All jobs together, and each from the first of its family, by either kind of step."""
+    known = {row.name: row.value for row in rows}
     for kind, what in KINDS:
-        yield from _scores({row.name: row.value for row in rows}, kind, what)
+        yield from _scores(known, kind, what)
 
 
 def _scores(known: Mapping[str, float], kind: str, what: str) -> Iterator[Row]:

@@ -158,8 +158,8 @@ class RunResult:
     cluster: str
     device: str
     step_ns: int
-    """Steady step of the job without variation that nobody measured; :data:`NEVER` where it hangs.
-    What the step's parts add up to. :attr:`median_ns` is what the cluster would show."""
+    """Steady step of the job, with the variation that was captured and no other: what its parts add
+    up to. :data:`NEVER` where it hangs. The cluster would show :attr:`median_ns`."""
     step_spread_ns: tuple[int, int]
     """Shortest and longest of the simulated steps that :attr:`step_ns` is the median of."""
     sampled_steps: int

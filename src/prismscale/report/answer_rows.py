@@ -75,15 +75,15 @@ def fit_row(fit: MemoryFit) -> AnswerRow:
 
 
 def _step_row(result: RunResult, found: Answers) -> AnswerRow:
-    if found.p95_ns is None or result.spread is None:
+    spread = result.spread
+    if spread is None:
         low, high = result.step_spread_ns
         return AnswerRow("Step", duration(found.step_ns), span(low, high) if low != high else "")
     how = f", profile '{result.variability}'" if result.variability else ""
     return AnswerRow(
         "Step",
-        f"{duration(found.step_ns)} (p50), p95 {duration(found.p95_ns)}",
-        f"of {result.spread.draws:,} draws{how}; {duration(found.without_variation_ns)} without "
-        "variation",
+        f"{duration(found.step_ns)} (p50), p95 {duration(spread.p95_ns)}",
+        f"of {spread.draws:,} draws{how}; {duration(found.without_variation_ns)} without variation",
     )
 
 

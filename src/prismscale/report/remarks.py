@@ -173,12 +173,12 @@ def event_source(event: EventResult) -> str:
 
 
 def variability_sentence(result: RunResult) -> str:
-    """What the step leaves out, and who tells it; empty where no profile does."""
+    """What the parts of the step leave out, and who tells it; empty where no profile does."""
     if not result.variability or result.hung:
         return ""
     return (
-        f"The step is one without variation; prismscale forecast draws it as the profile "
-        f"'{result.variability}' says."
+        "Shares and parts are of the step without variation; prismscale forecast tells what moves "
+        f"it, by profile '{result.variability}'."
     )
 
 

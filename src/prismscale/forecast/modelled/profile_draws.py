@@ -224,7 +224,7 @@ def _strata(rng: np.random.Generator, draws: int) -> Floats:
     moves the step, and nothing in the job averages it. Drawn independently, it moves the median of
     200 steps by 0.2 % from seed to seed. Each value of a stratified sample has the same
     distribution, and quantiles of all of them hardly err (Latin hypercube sampling: McKay, Beckman,
-    Conover, Technometrics 21(2), 1979).
+    Conover, Technometrics 21(2), 1979). Intervals that take draws to be independent are too wide.
     """
     parts_D1 = rng.permutation(draws)[:, None] + rng.random((draws, 1))
     # 0 itself has no normal quantile.
