@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gated_rank import GATE
-from prismscale.capture.launcher import RANK_PROCESS as CAPTURED_RANK
+from prismscale.capture.capture_spec import CaptureSpec
 from prismscale.errors import PrismscaleError
-from prismscale.live.live_spec import RANK_PROCESS
+from prismscale.live.live_spec import LiveSpec
 from prismscale.processes.children import Child, Children, Program
 from prismscale.processes.starter import cores
 
@@ -41,9 +41,9 @@ class Prefixed:
         """
         words = () if program.slot is None else self.prefix(program.slot)
         target = ["-m", program.module]
-        if self.gate is not None and program.module == CAPTURED_RANK:
+        if self.gate is not None and program.module == CaptureSpec.PROCESS:
             raise PrismscaleError(f"captures are not reused: {program.name} is captured again")
-        if self.gate is not None and program.module == RANK_PROCESS:
+        if self.gate is not None and program.module == LiveSpec.PROCESS:
             words = [*words, "env", f"{GATE}={self.gate}"]
             target = [str(GATED_RANK)]
         command = [*words, sys.executable, *target, *program.arguments]

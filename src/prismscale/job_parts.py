@@ -15,7 +15,7 @@ from prismscale.analysis.overload import RouterFindings, RouterUse, findings_of,
 from prismscale.analysis.payload_use import PayloadUses, all_uses, refuse_idle_rules
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.capture.capture_spec import CaptureSpec, payload_path, routers_path
-from prismscale.capture.launcher import RANK_PROCESS, CaptureRunner
+from prismscale.capture.launcher import CaptureRunner
 from prismscale.capture.plan import CapturePlan, CapturePlanner
 from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
@@ -25,7 +25,6 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
 from prismscale.live.live_spec import ASSISTANT_PROCESS, COORDINATOR_PROCESS, LiveSpec
-from prismscale.live.live_spec import RANK_PROCESS as LIVE_RANK_PROCESS
 from prismscale.payload.recordings.selection import EVERYTHING, recordings_of
 from prismscale.processes.fork_server import ForkServer
 from prismscale.processes.starter import Starter
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 2
 """With real values, steps before those that are sampled."""
 PRELOADED = (
-    RANK_PROCESS,
-    LIVE_RANK_PROCESS,
+    CaptureSpec.PROCESS,
+    LiveSpec.PROCESS,
     COORDINATOR_PROCESS,
     ASSISTANT_PROCESS,
     "torch._dynamo",

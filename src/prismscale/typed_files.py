@@ -188,8 +188,17 @@ def _decode_value(hint: Any, value: Any, origin: str, key: str) -> Any:
         return decode(cast(type[Any], hint), checked, origin, f"{key}.")
     if kind is tuple:
         items = _expect(value, list, "an array", origin, key)
-        inner = get_args(hint)[0]
-        return tuple(_decode_value(inner, v, origin, f"{key}[{i}]") for i, v in enumerate(items))
+        inner = get_args(hint)
+        if inner[-1] is Ellipsis:
+            inner = (inner[0],) * len(items)
+        elif len(inner) != len(items):
+            raise FormatError(
+                f"{origin}: key '{key}' has {len(items):,} values; expected {len(inner)}"
+            )
+        return tuple(
+            _decode_value(of, value, origin, f"{key}[{i}]")
+            for i, (of, value) in enumerate(zip(inner, items, strict=True))
+        )
     if kind is not None and issubclass(kind, Mapping):
         table = _expect(value, dict, "a table", origin, key)
         name, inner = get_args(hint)

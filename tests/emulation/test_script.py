@@ -113,3 +113,25 @@ def test_a_failure_that_cannot_be_written_has_a_code_of_its_own(tmp_path: Path) 
     """The parent then knows why there is no file."""
     assert save_failure(tmp_path / "gone" / "error.json", 4, ValueError()) == SPEECHLESS
     assert load_failure(tmp_path / "gone" / "error.json") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "is_module"),
+    [
+        (["train.py", "--lr", "1"], "train.py", False),
+        (["-m", "package.train", "--lr", "1"], "package.train", True),
+    ],
+)
+def test_a_program_is_read_from_an_interpreters_words(
+    words: list[str], target: str, is_module: bool
+) -> None:
+    """A file or a module, and its arguments."""
+    program("", "train.py")
+    found = Script.of_words(words)
+    assert found == Script(target=target, args=("--lr", "1"), is_module=is_module)
+
+
+@pytest.mark.parametrize("words", [[], ["-c", "1"], ["-"], ["-m"]])
+def test_other_words_name_no_program(words: list[str]) -> None:
+    """Text on the command line, standard input, nothing."""
+    assert Script.of_words(words) is None

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.pipeline import message_groups, pipeline_places, stage_of
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.pipeline import (
+    message_groups,
+    pipeline_groups,
+    pipeline_places,
+    stage_of,
+)
+from prismscale.graph.trace import GroupRecord
 from support.jobs import PIPE, job_from_traces, pipeline_job, pipeline_traces
 
 
@@ -24,6 +33,32 @@ def test_a_stage_is_the_position_in_the_group_of_the_messages() -> None:
     assert stage_R.tolist() == [0, 0, 1, 1, 2, 2]
     assert replica_R.tolist() == [0, 1, 0, 1, 0, 1]
     assert message_groups(graph.classes[1].trace) == [PIPE]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("cp", "pp"), [2]),
+        (("CONTEXT_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP"), [2]),
+        (("mesh_cp", ""), [2]),
+        (("", "mesh_pp"), [2]),
+        (("", ""), [1, 2]),
+        (("cp", "cp"), []),
+    ],
+)
+def test_ranks_that_pass_keys_and_values_around_are_no_stages(
+    names: tuple[str, str], expected: list[int]
+) -> None:
+    """A group that is named for a pipeline counts; else, whatever is not named for a context."""
+    groups = [
+        GroupRecord(ranks=(0, 1, 2, 3), name="world"),
+        GroupRecord(ranks=(0, 1), name=names[0]),
+        GroupRecord(ranks=(0, 2), name=names[1]),
+    ]
+    builder = TraceBuilder(rank=0, world_size=4, groups=groups)
+    for group_index in (1, 2):
+        builder.add_communication(CollectiveOp.SEND, 8, group_index=group_index, peer=1)
+    assert pipeline_groups(builder.build(known_groups=groups)) == expected
 
 
 def test_without_messages_there_is_no_stage() -> None:

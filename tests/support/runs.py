@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -136,14 +137,16 @@ def left_running(mark: str, patience_s: float = 20.0) -> list[str]:
     """Command lines of processes of a run that are still there after a while."""
     deadline = time.monotonic() + patience_s
     while True:
-        left = [" ".join(p.cmdline()[-2:]) for p in psutil.process_iter() if _belongs(p, mark)]
+        left = [line for p in psutil.process_iter() if (line := _line_of(p, mark))]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
 
 
-def _belongs(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
+def _line_of(process: psutil.Process, mark: str) -> str:
+    """The end of the command line of a process of the run; nothing of others."""
+    # It may end between one look and the next.
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+            return " ".join(process.cmdline()[-2:])
+    return ""

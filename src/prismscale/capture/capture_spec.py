@@ -18,6 +18,7 @@ class CaptureSpec(RankSpec):
     """One captured rank; ``out`` takes ``rank-<r>.parquet`` or ``rank-<r>.error.json``."""
 
     WHAT = "captured rank"
+    PROCESS = "prismscale.capture.captured_rank"
 
     samples: int
     """Steady steps to measure."""

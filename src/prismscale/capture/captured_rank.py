@@ -229,9 +229,12 @@ def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
     faulthandler.enable()  # a crash in native code leaves the Python frames in the rank's log
-    spec = CaptureSpec.load(Path(arguments[0]))
+    path = Path(arguments[0])
+    spec = CaptureSpec.load(path)
     try:
-        save_trace(capture_rank(spec), spec.trace_path)
+        with spec.followed(path):
+            trace = capture_rank(spec)
+        save_trace(trace, spec.trace_path)
     except BaseException as error:
         return save_failure(spec.error_path, spec.rank, error)
     return 0

@@ -7,7 +7,6 @@ not, what was begun because of it is begun in vain, and nothing else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +19,7 @@ from prismscale.emulation.instance_ids import peer_of
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import save_trace
 from prismscale.graph.node import CollectiveOp
-
-PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
-"""In names of groups: Megatron-LM's, and meshes'."""
+from prismscale.graph.pipeline import is_named_for_pipeline
 
 
 @dataclass(kw_only=True)
@@ -47,7 +44,7 @@ class FirstMessage:
     def _pipeline(self) -> int | None:
         """The group that is named for a pipeline, once those of all ranks are there."""
         for group_index, group in enumerate(self.recorder.groups):
-            if len(group.ranks) > 1 and PIPELINE.search(group.name):
+            if len(group.ranks) > 1 and is_named_for_pipeline(group.name):
                 alike = [g for g in self.recorder.known_groups if g.name == group.name]
                 if len({rank for g in alike for rank in g.ranks}) == self.spec.world_size:
                     return group_index

@@ -23,7 +23,6 @@ from prismscale.progress import StageUpdate
 POLL_S = 0.02
 TIMED_POLL_S = 0.25
 """The same where ranks are timed on all cores: each look takes some of theirs."""
-RANK_PROCESS = "prismscale.capture.captured_rank"
 BALLAST = "ballast"
 
 
@@ -199,7 +198,7 @@ class CaptureRunner:
         running = children.all_running()
         slot = next(s for s in range(self.jobs) if self._slots.get(s) not in running)
         program = Program(
-            name=name, module=RANK_PROCESS, arguments=(str(spec_path),), log=log, slot=slot
+            name=name, module=CaptureSpec.PROCESS, arguments=(str(spec_path),), log=log, slot=slot
         )
         self._slots[slot] = self.starter.start(children, program)
 

@@ -6,7 +6,6 @@ run's own figures, as they are. The schema is in ``docs/results.md``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from prismscale.forecast.model import Model
 from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
 from prismscale.forecast.run_spread import RunSpread, VariationShare
 from prismscale.runfolder import RunFolder
+from prismscale.typed_files import parse_json
 
 MEMBER = "forecast"
 MOST_KEPT = 2_000
@@ -172,7 +172,7 @@ def _thinned(step_ns_D: NDArray[np.int64]) -> list[int]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = parse_json(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):

@@ -3,7 +3,9 @@ between processes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +15,7 @@ from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S
 from prismscale.emulation.script import Script
 from prismscale.emulation.torchrun_env import RankEnvironment
+from prismscale.processes.replaced_program import followed_when_replaced, split_options
 from prismscale.typed_files import load_json, save_json
 
 
@@ -22,6 +25,8 @@ class RankSpec:
 
     WHAT = "rank"
     """What such a file describes, in errors."""
+    PROCESS = ""
+    """The module that its process runs, with the file's path."""
 
     rank: int
     world_size: int
@@ -72,6 +77,21 @@ class RankSpec:
             local_world_size=self.local_world_size,
             shares_device=self.device == "cuda",
         )
+
+    def followed(self, path: Path) -> AbstractContextManager[None]:
+        """Meanwhile, a Python program that takes this process's place begins as this rank, too,
+        told so by the file at ``path``."""
+
+        def anew(words: Sequence[str]) -> list[str] | None:
+            options, rest = split_options(words)
+            script = Script.of_words(rest)
+            if script is None:
+                return None
+            target, is_module, args = script.target, script.is_module, script.args
+            replace(self, target=target, is_module=is_module, args=args).save(path)
+            return [*options, "-m", self.PROCESS, str(path)]
+
+        return followed_when_replaced(anew)
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""

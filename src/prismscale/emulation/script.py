@@ -7,7 +7,7 @@ import os
 import runpy
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -43,6 +43,16 @@ class Script:
                 f"script {self.target!r} is not a file (looked in {os.getcwd()}); "
                 "give a path, or a module with -m"
             )
+
+    @classmethod
+    def of_words(cls, words: Sequence[str]) -> Script | None:
+        """The program that an interpreter's words name, from ``-m`` or a file on; None for
+        anything else."""
+        if words[0:1] == ["-m"] and len(words) > 1:
+            return cls(target=words[1], args=tuple(words[2:]), is_module=True)
+        if not words or words[0].startswith("-"):
+            return None
+        return cls(target=words[0], args=tuple(words[1:]))
 
     @property
     def label(self) -> str:

@@ -18,7 +18,7 @@ from prismscale.cluster import Cluster
 from prismscale.config import JobConfig
 from prismscale.devices.null.build import build_extension, is_built
 from prismscale.errors import PrismscaleError, ScriptError, UsageError
-from prismscale.fit.stage_ranks import captured_positions, end_stages, stage_columns
+from prismscale.fit.stage_ranks import captured_positions, columns_of, end_stages
 from prismscale.fit.variants import Change
 from prismscale.graph.trace import MemoryRecord
 from prismscale.job_parts import capture_runner, fork_server
@@ -111,14 +111,18 @@ class StageCaptures:
         """Capture rank 0 and the ranks ``also``, then stages of the pipeline that rank 0 tells."""
         first = sorted({0, *also})
         self.runner.capture(first)
-        columns = stage_columns(self.runner.traces[0])
+        columns = columns_of(self.runner.traces[0])
         names = {rank: f"rank {rank}" for rank in first}
-        names[0] = "stage 0" if columns else "all ranks"
+        if not columns:
+            names[0] = "all ranks"
         between: list[tuple[int, int]] = []
         for column in columns:
-            positions = self._positions(column)
-            names |= {column[position]: f"stage {position}" for position in positions}
-            between += [(a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1]
+            positions = self._positions(column.ranks)
+            if column.is_pipeline:
+                names |= {column.ranks[position]: f"stage {position}" for position in positions}
+                between += [(a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1]
+            else:
+                names = {column.ranks[p]: f"rank {column.ranks[p]}" for p in positions} | names
         stages = tuple(self._memory_of(rank, name) for rank, name in names.items())
         return Variant(change=change, stages=stages, between=tuple(between))
 

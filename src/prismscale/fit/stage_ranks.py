@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from prismscale.capture.plan import axes_of_messages, find_axes, rank_at
+from prismscale.graph.pipeline import pipeline_groups
 from prismscale.graph.trace import RankTrace
 
 
-def stage_columns(trace: RankTrace) -> list[list[int]]:
-    """The ranks of all stages, by what rank 0 did: for each axis in which it sends or receives,
-    those along it, rank 0 first."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """Ranks along an axis in which rank 0 sends or receives, rank 0 first."""
+
+    ranks: tuple[int, ...]
+    is_pipeline: bool
+    """Whether they are stages; else they share the tokens of a sequence."""
+
+
+def columns_of(trace: RankTrace) -> list[Column]:
+    """By what rank 0 did, whose trace it is."""
     axes = find_axes(trace)
-    return [
-        [
-            rank_at(axes, tuple(position if a == number else 0 for a in range(len(axes))))
+    in_pipelines = {rank for g in pipeline_groups(trace) for rank in trace.groups[g].ranks}
+    columns = []
+    for number in axes_of_messages(trace, axes):
+        places = (
+            tuple(position if a == number else 0 for a in range(len(axes)))
             for position in range(axes[number].size)
-        ]
-        for number in axes_of_messages(trace, axes)
-    ]
+        )
+        ranks = tuple(rank_at(axes, place) for place in places)
+        columns.append(Column(ranks=ranks, is_pipeline=set(ranks) <= in_pipelines))
+    return columns
 
 
 def end_stages(first_message: RankTrace) -> list[int]:
     """Ranks that are looked at whatever rank 0 holds, which is not among them: the last stage's
     first, since it may hold the logits and take longest."""
-    columns = stage_columns(first_message)
-    return [column[p] for column in columns for p in reversed(_end_positions(len(column))) if p]
+    columns = [column.ranks for column in columns_of(first_message)]
+    return [ranks[p] for ranks in columns for p in reversed(_end_positions(len(ranks))) if p]
 
 
 def _end_positions(n_stages: int) -> list[int]:

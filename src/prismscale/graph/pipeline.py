@@ -1,17 +1,29 @@
 """Where ranks sit in a pipeline, read off the groups in which they send and receive.
 
-Nobody says which group is the pipeline's: a rank that passes messages in a group is at the stage
-that is its group rank there. DeepSpeed passes them in the group of all ranks: then it is the
-smallest group in which both ends are.
+Mostly nobody says which group is the pipeline's: a rank that passes messages in a group is at the
+stage that is its group rank there. DeepSpeed passes them in the group of all ranks: then it is the
+smallest group in which both ends are. Where groups are named, names count: attention that is spread
+over a sequence passes keys and values around, and its ranks are no stages.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import RankTrace
+
+_PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
+_CONTEXT = re.compile(r"context|(^|_)cp($|_)", re.IGNORECASE)
+"""In names of groups: Megatron-LM's, and meshes'."""
+
+
+def is_named_for_pipeline(group_name: str) -> bool:
+    """Whether a program calls a group its pipeline."""
+    return _PIPELINE.search(group_name) is not None
 
 
 def message_groups(trace: RankTrace) -> list[int]:
@@ -23,7 +35,7 @@ def stage_of(rank_class: RankClass) -> int | None:
     """Stage of a class, for people: its group rank in the group of its *first* message, None where
     it passes none. Where a job passes messages in one group only, as most do, that is also what
     :func:`pipeline_places` says."""
-    groups = _pipelines(rank_class.trace)
+    groups = pipeline_groups(rank_class.trace)
     return rank_class.slots[groups[0]].group_rank if groups else None
 
 
@@ -40,7 +52,7 @@ def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int6
     stage_R = np.zeros(graph.world_size, dtype=np.int64)
     replica_R = np.arange(graph.world_size, dtype=np.int64)
     for rank_class in graph.classes:
-        for group_index in sorted(set(_pipelines(rank_class.trace))):
+        for group_index in sorted(set(pipeline_groups(rank_class.trace))):
             ranks_KG = graph.families[rank_class.slots[group_index].family].ranks_KG
             stage_R[ranks_KG] = np.arange(len(ranks_KG))[:, None]
             # Smallest member: a name for the replica that does not depend on the family.
@@ -48,9 +60,18 @@ def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int6
     return stage_R, replica_R
 
 
-def _pipelines(trace: RankTrace) -> list[int]:
+def pipeline_groups(trace: RankTrace) -> list[int]:
     """Group indices of the pipelines in which a rank passes messages, in the order of its first
-    messages: of each message, the smallest group that holds both ends."""
+    messages there."""
+    found = _smallest_groups(trace)
+    names = {group_index: trace.groups[group_index].name for group_index in found}
+    named = [g for g, name in names.items() if is_named_for_pipeline(name)]
+    return named or [g for g, name in names.items() if not _CONTEXT.search(name)]
+
+
+def _smallest_groups(trace: RankTrace) -> list[int]:
+    """Group indices, in the order of a rank's first messages: of each message, the smallest group
+    that holds both ends."""
     columns = (trace.group_index_N, trace.peer_N)
     messages = zip(*(column[trace.is_message_N].tolist() for column in columns), strict=True)
     found: dict[int, None] = {}

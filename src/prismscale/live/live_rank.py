@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import socket
 import sys
 import time
@@ -39,7 +40,7 @@ from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import LiveHookBase, StepEnd
 from prismscale.live.hoped_hook import HopedHook, LeftOut, OneStream, Phases
 from prismscale.live.host_hook import LiveHook
-from prismscale.live.live_spec import LiveSpec
+from prismscale.live.live_spec import Begun, LiveSpec
 from prismscale.live.null_hook import HostExchange, NullClock, NullLiveHook
 from prismscale.live.overlap import Overlap
 from prismscale.live.real_part import RealPart
@@ -123,8 +124,8 @@ class LiveControl:
         self._load.start()
 
 
-def run_live(spec: LiveSpec) -> Observation:
-    """Run the program as a live rank."""
+def run_live(spec: LiveSpec, path: Path) -> Observation:
+    """Run the program as a live rank, which the file at ``path`` describes."""
     if not spec.attached:
         ignore_breakpoints()
     hoped = WhatIfs.parse(spec.what_ifs)
@@ -135,9 +136,8 @@ def run_live(spec: LiveSpec) -> Observation:
     # Before the job begins: it takes no time of the rank's.
     real = RealPart.of(spec) if spec.device == "cpu" else RealPart()
     load = DeferredLoad(GlooLoad() if spec.communication_load else NullLoad())
-    wire = _connect(spec)
-    origin_ns, others = _wait_for_go(wire)
-    clock = _clock(spec, origin_ns, emulation)
+    wire, begun = _begin(spec)
+    clock = _clock(spec, begun.origin_ns, emulation)
     cursor = TraceCursor(trace)
     payload = payload_of(spec, emulation)
     exchange_of = Exchange if emulation is None else HostExchange
@@ -152,11 +152,11 @@ def run_live(spec: LiveSpec) -> Observation:
     }
     hook: LiveHookBase
     if spec.device == "cuda":
-        hook = streamed_hook(spec, wire, origin_ns, cursor, payload, exchange, load)
+        hook = streamed_hook(spec, wire, begun.origin_ns, cursor, payload, exchange, load)
     elif isinstance(clock, NullClock):
         hook = NullLiveHook(clock=clock, overlap=Overlap(trace), **parts)
     else:
-        queue = RunQueue(others)
+        queue = RunQueue(begun.others)
         hook = LiveHook(
             clock=clock,
             overlap=Overlap(trace),
@@ -172,6 +172,7 @@ def run_live(spec: LiveSpec) -> Observation:
         control.phases = Phases(hook=hook, hoped=hoped)
     memory.start()
     with ExitStack() as stack:
+        stack.enter_context(replace(spec, begun=begun).followed(path))
         # First in, last out: gates open however the program ends.
         stack.callback(hook.close)
         if emulation is not None:
@@ -241,6 +242,18 @@ def _memory_tracker(spec: LiveSpec, emulation: NullEmulation | None) -> MemoryTr
     return CudaMemoryTracker(per_step=False) if spec.device == "cuda" else CpuMemoryTracker()
 
 
+def _begin(spec: LiveSpec) -> tuple[Wire, Begun]:
+    """The connection to the coordinator, once the job begins."""
+    if spec.begun is not None:
+        return Wire(socket.socket(fileno=spec.begun.connection)), spec.begun
+    wire = _connect(spec)
+    origin_ns, others = _wait_for_go(wire)
+    # A program that replaces its process goes on with it.
+    os.set_inheritable(wire.fileno(), True)
+    begun = Begun(connection=wire.fileno(), origin_ns=origin_ns, others=tuple(others))
+    return wire, begun
+
+
 def _connect(spec: LiveSpec) -> Wire:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + 60
@@ -274,11 +287,12 @@ def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
     faulthandler.enable()  # a crash in native code leaves the Python frames in the rank's log
-    spec = LiveSpec.load(Path(arguments[0]))
+    path = Path(arguments[0])
+    spec = LiveSpec.load(path)
     try:
         if spec.live_on:
             claim_device(spec.device, spec.live_on[spec.live.index(spec.rank)])
-        save_json(run_live(spec), spec.result_path)
+        save_json(run_live(spec, path), spec.result_path)
     except BaseException as error:
         # Its output is shown as it comes, and the parent shows the traceback.
         return save_failure(spec.error_path, spec.rank, error, echo=False)

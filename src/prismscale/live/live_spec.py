@@ -12,9 +12,22 @@ from prismscale.errors import UsageError
 from prismscale.transfers.transfer_settings import TransferSettings
 
 CLOCKS = ("paced", "virtual")
-RANK_PROCESS = "prismscale.live.live_rank"
 COORDINATOR_PROCESS = "prismscale.live.coordinator.coordinator_process"
 ASSISTANT_PROCESS = "prismscale.transfers.assistants"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A job that has begun for this process: its program was replaced by another one."""
+
+    connection: int
+    """Descriptor of the connection to the coordinator."""
+    origin_ns: int
+    """When it began, on the monotonic clock."""
+    others: tuple[int, ...]
+    """Processes that emulation runs beside this one."""
+
+
 LogLine = Callable[[int, str], None]
 """``(rank, line)`` of a live rank's own output."""
 
@@ -24,6 +37,7 @@ class LiveSpec(RankSpec):
     """One live rank; ``out`` takes ``live-<r>.json`` or ``live-<r>.error.json``."""
 
     WHAT = "live rank"
+    PROCESS = "prismscale.live.live_rank"
 
     steps: int
     """Steady steps to run before the program is stopped."""
@@ -52,7 +66,14 @@ class LiveSpec(RankSpec):
     what_ifs: tuple[str, ...] = ()
     """What is to be otherwise: see :mod:`prismscale.durations.what_if.forms`."""
 
+    begun: Begun | None = None
+
     def __post_init__(self) -> None:
+        if self.begun is not None and self.transfers.are_real:
+            raise UsageError(
+                "the program put another in the place of its process (os.exec): transfers between "
+                "live ranks do not outlive that. Leave out --transfers"
+            )
         if self.clock not in CLOCKS:
             raise UsageError(f"clock {self.clock!r}; allowed: {', '.join(CLOCKS)}")
         refuse_virtual_gpu(self.clock, self.device)

@@ -20,7 +20,6 @@ from prismscale.live.coordinator.coordinator_spec import CoordinatorSpec
 from prismscale.live.live_spec import (
     ASSISTANT_PROCESS,
     COORDINATOR_PROCESS,
-    RANK_PROCESS,
     LiveSpec,
     LogLine,
 )
@@ -152,7 +151,7 @@ class LiveStage:
             spec.save(path)
             program = Program(
                 name=str(rank),
-                module=RANK_PROCESS,
+                module=LiveSpec.PROCESS,
                 arguments=(str(path),),
                 log=self.logs / f"live-rank-{rank}.log",
                 slot=slot,

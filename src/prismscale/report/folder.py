@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 from prismscale.analysis.result import RunResult
@@ -20,6 +19,7 @@ from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline
 from prismscale.sim.timeline_io import load_timeline, save_timeline
+from prismscale.typed_files import parse_json
 
 
 def write_report(
@@ -61,7 +61,7 @@ def read_results(folder: RunFolder) -> RunResult:
         FormatError: a damaged or foreign file.
     """
     try:
-        data = json.loads(folder.results.read_text(encoding="utf-8"))
+        data = parse_json(folder.results.read_text(encoding="utf-8"), str(folder.results))
     except FileNotFoundError:
         raise UsageError(
             f"{folder.root} holds no finished run; make one with prismscale run --out {folder.root}"

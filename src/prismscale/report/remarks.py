@@ -90,8 +90,8 @@ def highest_peak_bytes(result: RunResult) -> int | None:
 
 def outside_sentence(result: RunResult) -> str:
     """What holds memory beside torch's allocator where that is most; empty if it is not known."""
-    stage = max(result.stages, key=lambda s: s.outside_bytes)
-    if not stage.outside:
+    stage = max(result.stages, key=lambda s: s.outside_bytes, default=None)
+    if stage is None or not stage.outside:
         return ""
     named = [f"{part.name} {size(part.n_bytes)}" for part in stage.outside[:MOST_PARTS]]
     left = stage.outside[MOST_PARTS:]
@@ -238,7 +238,9 @@ def _what_if_warnings(result: RunResult) -> list[str]:
         f"What if {effect.text}: {effect.touches}, {percent(effect.share)} of the step."
         for effect in result.what_ifs
     ]
-    by = "" if result.hung else f", {signed_percent(result.step_ns / result.step_without_ns - 1)}"
+    by = ""
+    if result.step_without_ns and not result.hung:
+        by = f", {signed_percent(result.step_ns / result.step_without_ns - 1)}"
     listed = " Kernels are listed as captured." if result.kernels else ""
     return [*found, f"Without the step takes {without}{by} with it.{listed}"]
 

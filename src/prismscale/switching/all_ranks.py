@@ -28,7 +28,6 @@ from prismscale.switching.spilled_memory import build_allocator, resident_bytes
 from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import save_json
 
-RANK_PROCESS = "prismscale.switching.switched_rank"
 DONE = "switched.json"
 """Is there when all ranks have come to their end: how many slots they had, and switches."""
 _POLL_S = 0.05
@@ -165,7 +164,7 @@ class SwitchingStage:
             left.unlink(missing_ok=True)
         program = Program(
             name=str(spec.rank),
-            module=RANK_PROCESS,
+            module=SwitchedSpec.PROCESS,
             arguments=(str(spec.path),),
             log=self.logs / f"switched-rank-{spec.rank}.log",
             slot=spec.rank % self.slots,

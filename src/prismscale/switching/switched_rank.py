@@ -168,9 +168,11 @@ def _shared_keys(spec: SwitchedSpec, questions: Questions) -> Callable[[str], Sh
 def main(arguments: list[str]) -> int:
     """Entry of the process; returns its exit code."""
     die_with_parent()
-    spec = SwitchedSpec.load(Path(arguments[0]))
+    path = Path(arguments[0])
+    spec = SwitchedSpec.load(path)
     try:
-        trace, stopped = run_rank(spec)
+        with spec.followed(path):
+            trace, stopped = run_rank(spec)
         save_trace(trace, spec.trace_path)
         if stopped:
             spec.stopped_path.touch()

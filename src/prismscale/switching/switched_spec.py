@@ -15,6 +15,7 @@ class SwitchedSpec(CaptureSpec):
     """One rank; ``marks`` says after how many optimizer calls it ends."""
 
     WHAT = "rank with real values"
+    PROCESS = "prismscale.switching.switched_rank"
 
     address: str
     """Of the coordinator's socket."""

@@ -15,6 +15,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from prismscale.errors import FormatError
@@ -61,7 +62,10 @@ def plain_pickle(data: bytes, name: str) -> Any:
     """
     try:
         with _memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)):
-            return _PlainUnpickler(io.BytesIO(data)).load()
+            text = io.BytesIO(data)
+            # Without ``readinto``: where it ends too early, CPython prints that a bytearray went.
+            read = SimpleNamespace(read=text.read, readline=text.readline)
+            return _PlainUnpickler(read).load()
     # Damaged pickles raise nearly every exception there is: what an opcode finds on the stack is
     # used without a look at it.
     except Exception as error:

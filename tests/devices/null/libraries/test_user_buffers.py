@@ -159,6 +159,13 @@ def test_what_does_not_fit_a_buffer_is_refused(hook: RecordingHook) -> None:
         buffer.get_buffer(shape=(TOKENS, HIDDEN + 1))
 
 
+def test_buffers_of_cublasmp_are_refused(hook: RecordingHook) -> None:
+    """Its kernels communicate; buffers without it say so."""
+    assert not ring().with_cublasmp()
+    with pytest.raises(NotImplementedError, match="with_cublasmp=False"):
+        tex.CommOverlapP2P([TOKENS, HIDDEN], BF16, helper(), TENSOR, AG, use_cublasmp=True)
+
+
 def test_a_gather_beside_another_product_runs_on_its_streams(hook: RecordingHook) -> None:
     """And this stream waits for it."""
     buffer = pipelined()

@@ -68,12 +68,21 @@ class CommOverlapCore:
         tp_size: int,
         *,
         atomic_gemm: bool,
+        use_cublasmp: bool = False,
     ) -> None:
         """
         Args:
             shape: rows and columns of the tensor that all members hold together.
             dtype: of its elements; 8 bits where products are.
+
+        Raises:
+            NotImplementedError: cuBLASMp is to communicate.
         """
+        if use_cublasmp:
+            raise NotImplementedError(
+                "cuBLASMp communicates in kernels of its own, which the null device does not have: "
+                "set with_cublasmp=False"
+            )
         self._group, self._size = helper.group, tp_size
         self._rank = dist.get_rank(helper.group)
         self._whole = _symmetric_memory.empty(tuple(shape), dtype=dtype, device=_device())
@@ -83,6 +92,10 @@ class CommOverlapCore:
     def is_atomic_gemm(self) -> bool:
         """Whether one product waits for the chunks of its input inside the kernel."""
         return self._atomic
+
+    def with_cublasmp(self) -> bool:
+        """Whether cuBLASMp communicates (2.18 and newer)."""
+        return False
 
     def is_p2p_overlap(self) -> bool:
         """Whether chunks go around a ring."""
@@ -203,10 +216,18 @@ class CommOverlapBase(CommOverlapCore):
         tp_size: int,
         num_splits: int = 3,
         atomic_gemm: bool = False,
+        use_cublasmp: bool = False,
         **tuning: Any,
     ) -> None:
         """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, atomic_gemm=atomic_gemm)
+        super().__init__(
+            buffer_shape,
+            buffer_dtype,
+            helper,
+            tp_size,
+            atomic_gemm=atomic_gemm,
+            use_cublasmp=use_cublasmp,
+        )
         self._splits = num_splits
 
     def _run_and_reduce(self, product: Product, run: Run, output: Tensor | None) -> None:
@@ -234,10 +255,18 @@ class CommOverlapP2PBase(CommOverlapCore):
         tp_size: int,
         comm_type: CommOverlapType,
         atomic_gemm: bool = False,
+        use_cublasmp: bool = False,
         **tuning: Any,
     ) -> None:
         """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, atomic_gemm=atomic_gemm)
+        super().__init__(
+            buffer_shape,
+            buffer_dtype,
+            helper,
+            tp_size,
+            atomic_gemm=atomic_gemm,
+            use_cublasmp=use_cublasmp,
+        )
         self._received: Tensor | None = None
         if comm_type == CommOverlapType.RS:
             rows = buffer_shape[0] // tp_size * (tp_size - 1)
