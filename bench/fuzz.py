@@ -17,6 +17,8 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +50,12 @@ def _memory() -> str | None:
 def _measured(reader: Reader, asked: argparse.Namespace, seconds: float) -> list[Row]:
     """One reader's rows; failures are printed."""
     # A process of its own: one that is killed for its memory takes no other with it.
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.apply(_fuzzed, (reader.name, asked.seed, asked.cases, seconds))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            found = pool.submit(_fuzzed, reader.name, asked.seed, asked.cases, seconds).result()
+        except BrokenProcessPool:
+            found = Outcomes()
+            found.failed(f"{reader.name}, seed {asked.seed}", "its process was killed")
     for failure in found.failures:
         print(failure, flush=True)
     cases = Row.told(f"{reader.name}: cases", found.cases)
