@@ -84,12 +84,14 @@ def test_reading_takes_bounded_memory(data: bytes) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
-def test_a_pickle_that_ends_too_early_is_refused_in_silence(
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("size", [1 << 20, 1 << 61])
+def test_a_bytearray_that_is_not_there_is_refused_in_silence(
+    size: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """CPython's own reader would print that a bytearray went while it was in use."""
-    with pytest.raises(FormatError, match="no pickle of plain containers"):
-        plain_pickle(b"\x80\x05\x96" + (1 << 20).to_bytes(8, "little") + b"short", "file")
+    """CPython's own reader may print that it was in use."""
+    for _ in range(100):
+        with pytest.raises(FormatError, match="no pickle of plain containers"):
+            plain_pickle(b"\x80\x05\x96" + size.to_bytes(8, "little") + b"short", "file")
     assert capfd.readouterr().err == ""
 
 

@@ -13,9 +13,8 @@ import io
 import pickle
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from prismscale.errors import FormatError
@@ -61,11 +60,9 @@ def plain_pickle(data: bytes, name: str) -> Any:
         FormatError: as :func:`load_plain_pickle`.
     """
     try:
-        with _memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)):
-            text = io.BytesIO(data)
-            # Without ``readinto``: where it ends too early, CPython prints that a bytearray went.
-            read = SimpleNamespace(read=text.read, readline=text.readline)
-            return _PlainUnpickler(read).load()
+        # CPython prints what it finds in a bytearray for which there was no memory.
+        with _memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)), redirect_stderr(None):
+            return _PlainUnpickler(io.BytesIO(data)).load()
     # Damaged pickles raise nearly every exception there is: what an opcode finds on the stack is
     # used without a look at it.
     except Exception as error:
