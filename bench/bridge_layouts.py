@@ -76,6 +76,7 @@ def _layout(
     **row: str,
 ) -> Layout:
     told = {"TP": str(tensor), "PP": str(stages), "CP": str(context), "MBS": str(micro), **row}
+    told = {name.replace("_", " "): value for name, value in told.items()}
     return Layout(
         name=f"{name}, {world_size:,} {gpu.partition('-')[0].upper()}",
         recipe=f"{recipe}_config",
@@ -88,46 +89,48 @@ def _layout(
     )
 
 
+# The table's "Model Size" is ``Model_Size`` here.
 H100, B200 = "h100-sxm", "b200"
 LAYOUTS = (
     _layout(
         *("Llama 8B, bf16, CP 2", "llama3_8b_pretrain_8gpu_h100_bf16", H100, 8, 1, 1, 2),
-        Size="8b",
+        Model_Size="8b",
         Datatype="BF16",
     ),
     _layout(
         *("Llama 70B, bf16, TP 4, PP 4, CP 2, VP 5", "llama3_70b_pretrain_64gpu_h100_bf16"),
         *(H100, 64, 4, 4, 2),
-        Size="70b",
+        Model_Size="70b",
         Datatype="BF16",
     ),
     _layout(
         *("Llama 70B, FP8, TP 4, PP 8, VP 5", "llama3_70b_pretrain_64gpu_h100_fp8cs"),
         *(H100, 64, 4, 8, 1, 2, ("train.micro_batch_size=2",)),
-        Size="70b",
+        Model_Size="70b",
         Datatype="FP8",
     ),
     _layout(
         *("Llama 405B, bf16, TP 8, PP 8, CP 2, VP 8", "llama31_405b_pretrain_1024gpu_h100_bf16"),
         *(H100, 1024, 8, 8, 2),
-        Size="405b",
+        Model_Size="405b",
         Datatype="BF16",
     ),
     _layout(
         *("Llama 405B, FP8, TP 8, PP 8, CP 2, VP 8", "llama31_405b_pretrain_1024gpu_h100_fp8cs"),
         *(H100, 1024, 8, 8, 2),
-        Size="405b",
+        Model_Size="405b",
         Datatype="FP8",
     ),
     _layout(
         *("Llama 70B, FP8, TP 2, PP 4, VP 5", "llama3_70b_pretrain_64gpu_b200_fp8mx"),
         *(B200, 128, 2, 4),
-        Size="70b",
+        Model_Size="70b",
         Datatype="FP8",
     ),
     _layout(
         *("Llama 70B, FP8, FSDP", "llama3_70b_pretrain_64gpu_b200_fp8cs", B200, 64, 1, 1),
-        Size="70b",
+        FSDP="True",
+        Model_Size="70b",
         Datatype="FP8",
     ),
     _layout(
