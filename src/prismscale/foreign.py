@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 import lzma
+import resource
 import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -35,6 +37,7 @@ DAMAGE = (
 )
 """What decoders raise for files that are not theirs. Not MemoryError: what a file may make us hold
 is bounded where it is read."""
+_PAGE = resource.getpagesize()
 
 
 @contextmanager
@@ -53,3 +56,16 @@ def reading(name: object, what: str) -> Iterator[None]:
     except DAMAGE as error:
         said = str(error)[:200] or "it is damaged"
         raise FormatError(f"{name} is not {what}: {type(error).__name__}, {said}") from error
+
+
+@contextmanager
+def memory_limited(more: int) -> Iterator[None]:
+    """This process may take so many bytes more; what asks for more gets a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+    allowed = [limit for limit in (soft, now + more) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

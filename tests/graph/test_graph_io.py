@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
+from prismscale.graph import parquet
 from prismscale.graph.facts import CaptureFacts, CoRunFacts, StepFacts
 from prismscale.graph.io import load_graph, load_trace, save_graph, save_trace
 from prismscale.graph.parquet import DIGEST_KEY, HEADER_KEY, VERSION, Header, to_runs
@@ -207,6 +208,44 @@ def test_graph_is_not_a_trace(tmp_path: Path) -> None:
 
     with pytest.raises(FormatError, match="is a prismscale graph, not a prismscale trace"):
         load_trace(tmp_path / "graph.parquet")
+
+
+def test_a_small_file_that_unfolds_to_a_large_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal values take no room in a file, however many they are."""
+    path, schema = tmp_path / "many.parquet", parquet.schema_of(value=pa.int64())
+    table = pa.table({"value": np.zeros(2**24, dtype=np.int64)}, schema=schema)
+    parquet.write_table(path, table, kind="bomb", header={})
+    assert path.stat().st_size < 2**17
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "MAX_VALUES", 2**20)
+        # Arrow's own pool has room that it asked for earlier.
+        pool = pa.default_memory_pool()
+        pa.set_memory_pool(pa.system_memory_pool())
+        with pytest.raises(FormatError, match="at most 1,048,576 values"):
+            parquet.read_table(path, schema, kind="bomb")
+        # As if columns held more values than there are rows.
+        patch.setattr(parquet, "_refuse_bombs", lambda *_: None)
+        with pytest.raises(FormatError, match="damaged, cut short"):
+            parquet.read_table(path, schema, kind="bomb")
+        pa.set_memory_pool(pool)
+    assert parquet.read_table(path, schema, kind="bomb")[0].num_rows == 2**24
+
+
+def test_damaged_statistics_of_a_column_do_not_end_the_process(tmp_path: Path) -> None:
+    """pyarrow checks them where nothing catches what it raises."""
+    schema = parquet.schema_of(value=parquet.integers(64), other=pa.int64())
+    path = tmp_path / "lists.parquet"
+    # So many values that Thrift still reads what follows the change.
+    table = pa.table({"value": [[1] * 100, [2] * 68], "other": [0, 1]}, schema=schema)
+    parquet.write_table(path, table, kind="list", header={})
+    data = path.read_bytes()
+    # How many values begin a row, and how many do not: a list of two that becomes one of three.
+    at = data.index(b"\x29\x26") + 1
+    path.write_bytes(data[:at] + b"\x36" + data[at + 1 :])
+    with pytest.raises(FormatError, match="damaged"):
+        parquet.read_table(path, schema, kind="list")
 
 
 def test_missing_file_is_a_usage_error(tmp_path: Path) -> None:

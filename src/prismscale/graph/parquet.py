@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from prismscale.errors import FormatError, StorageError, UsageError
 from prismscale.files import atomic_write
+from prismscale.foreign import memory_limited
 
 VERSION = 3
 HEADER_KEY, DIGEST_KEY = b"prismscale", b"prismscale.sha256"
 MAX_VALUES = 2**28
 """Values in one file: far above a job of 65,536 ranks, far below the memory of a small machine."""
+_BYTES_A_VALUE = 24
+"""That reading may take: the value, as it is decoded, and beside others."""
 MAX_UNFOLDED = 2**23
 """Numbers that the runs of one header may unfold to."""
 MAX_HEADER_BYTES = 2**26
@@ -122,18 +125,21 @@ def _read(
         )
     if not file.schema_arrow.equals(schema):
         raise FormatError(f"{path} has other columns than a prismscale {kind}; make it again")
-    # By what the footer claims, before any column is read.
+    # By what the footer claims, before any column is read; columns may claim more than that.
     _refuse_bombs(path, file.metadata)
-    return file.read(), header
+    with memory_limited(_BYTES_A_VALUE * MAX_VALUES):
+        return file.read(), header
 
 
 def _refuse_bombs(path: Path, footer: pq.FileMetaData) -> None:
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    values = sum(chunk.num_values for chunk in chunks)
-    n_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
-    if footer.num_rows > MAX_VALUES or values > MAX_VALUES or n_bytes > 8 * MAX_VALUES:
-        raise FormatError(f"{path} claims {values:,} values; at most {MAX_VALUES:,} are read")
+    # No look at single columns: pyarrow ends the process where one's statistics are damaged.
+    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+    n_bytes = sum(group.total_byte_size for group in groups)
+    if footer.num_rows > MAX_VALUES or n_bytes > 8 * MAX_VALUES:
+        raise FormatError(
+            f"{path} claims {footer.num_rows:,} rows and {n_bytes:,} bytes; "
+            f"at most {MAX_VALUES:,} values are read"
+        )
 
 
 def numbers(table: pa.Table, name: str) -> NDArray[Any]:

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import io
 import pickle
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NoReturn
 
 from prismscale.errors import FormatError
+from prismscale.foreign import memory_limited
 
 MOST_FILE_BYTES = 1 << 30
 """Of one rank; the recorder keeps 2,000 calls by default, which take about a megabyte."""
 BYTES_A_BYTE = 64
 """An object takes at most so much memory for each byte of its pickle."""
 SPARE_BYTES = 64 << 20
-_PAGE = resource.getpagesize()
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -61,7 +59,7 @@ def plain_pickle(data: bytes, name: str) -> Any:
     """
     try:
         # CPython prints what it finds in a bytearray for which there was no memory.
-        with _memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)), redirect_stderr(None):
+        with memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)), redirect_stderr(None):
             return _PlainUnpickler(io.BytesIO(data)).load()
     # Damaged pickles raise nearly every exception there is: what an opcode finds on the stack is
     # used without a look at it.
@@ -70,16 +68,3 @@ def plain_pickle(data: bytes, name: str) -> Any:
             f"{name}: no pickle of plain containers, numbers and strings "
             f"({type(error).__name__}: {str(error)[:200]})"
         ) from error
-
-
-@contextmanager
-def _memory_limited(more: int) -> Iterator[None]:
-    """This process may take so many bytes more; what asks for more gets a MemoryError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
-    allowed = [limit for limit in (soft, now + more) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

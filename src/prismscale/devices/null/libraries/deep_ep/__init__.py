@@ -1,4 +1,4 @@
-"""DeepEP 1: ``deep_ep_cpp``, under the library's own Python code.
+"""DeepEP 1 and HybridEP: ``deep_ep_cpp`` and ``hybrid_ep_cpp``, under their own Python code.
 
 Tokens go to the ranks of their experts, each once to a rank, by kernels of the library. That is an
 all_to_all here, of as many bytes. Low-latency kernels, which are for inference, are refused.
@@ -13,7 +13,7 @@ from typing import Any
 
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
 
-_EXTENSION = "deep_ep_cpp"
+_EXTENSION, _HYBRID_EXTENSION = "deep_ep_cpp", "hybrid_ep_cpp"
 
 
 def stand_in() -> StandIn:
@@ -21,7 +21,7 @@ def stand_in() -> StandIn:
     return StandIn(
         name="DeepEP",
         namespace="deep_ep",
-        modules={_EXTENSION: _make_extension},
+        modules={_EXTENSION: _make_extension, _HYBRID_EXTENSION: _make_hybrid_extension},
         python="deep_ep",
         distribution="deep_ep",
         around={"deep_ep.buffer": _told_of_groups},
@@ -38,6 +38,22 @@ def _make_extension() -> ModuleType:
         "is_sm90_compiled": lambda: True,
     }
     return module_of(_EXTENSION, content, library="DeepEP")
+
+
+def _make_hybrid_extension() -> ModuleType:
+    from prismscale.devices.null.libraries.deep_ep import hybrid_buffer, hybrid_config
+
+    content = {
+        "APP_TOKEN_DATA_TYPE": hybrid_config.TokenType,
+        "BufferConfig": hybrid_config.BufferConfig,
+        "Configurer": hybrid_config.Configurer,
+        "ExtendedMemoryAllocator": hybrid_config.ExtendedMemoryAllocator,
+        "HandleImpl": hybrid_config.HandleImpl,
+        "HybridEPBuffer": hybrid_buffer.HybridEPBuffer,
+        "HybridEpConfigInstance": hybrid_config.HybridEpConfigInstance,
+        **hybrid_config.TokenType.__members__,
+    }
+    return module_of(_HYBRID_EXTENSION, content, library="HybridEP")
 
 
 @contextmanager

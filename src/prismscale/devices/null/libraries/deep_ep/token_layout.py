@@ -24,6 +24,8 @@ class TokenLayout:
     """Copies for each expert, all experts of the group."""
     ranks: int
     rank: int
+    peers: int = NVLINK_PEERS
+    """Ranks of a node, or of an NVLink domain."""
 
     @property
     def local_experts(self) -> int:
@@ -38,8 +40,8 @@ class TokenLayout:
     @cached_property
     def to_node(self) -> tuple[int, ...]:
         """Tokens for each node."""
-        starts = range(0, self.ranks, NVLINK_PEERS)
-        return tuple(self._tokens_of(self._experts_of(r, r + NVLINK_PEERS)) for r in starts)
+        starts = range(0, self.ranks, self.peers)
+        return tuple(self._tokens_of(self._experts_of(r, r + self.peers)) for r in starts)
 
     @property
     def received(self) -> int:
@@ -49,7 +51,7 @@ class TokenLayout:
     @property
     def received_by_node(self) -> int:
         """Tokens that arrive at this rank over the network, for its node: of its peers there."""
-        return len(self.to_node) * self.to_node[self.rank // NVLINK_PEERS]
+        return len(self.to_node) * self.to_node[self.rank // self.peers]
 
     def received_by_expert(self, alignment: int) -> list[int]:
         """Copies for each expert of this rank, padded to a multiple of ``alignment``."""
@@ -63,9 +65,9 @@ class TokenLayout:
         as many as give the network what it has to carry."""
         if len(self.to_node) == 1:
             return sum(self.to_rank)
-        own = self.rank // NVLINK_PEERS
+        own = self.rank // self.peers
         over_network = sum(self.to_node) - self.to_node[own]
-        return over_network * self.ranks // (self.ranks - NVLINK_PEERS)
+        return over_network * self.ranks // (self.ranks - self.peers)
 
     def _experts_of(self, first: int, after: int) -> Sequence[int]:
         return self.counts[first * self.local_experts : after * self.local_experts]
