@@ -12,6 +12,7 @@ from prismscale.emulation.call_site import call_site
 from prismscale.emulation.script import Script, StopProgram
 from prismscale.errors import UsageError
 from prismscale.processes.failure import FAILED, SPEECHLESS, load_failure, save_failure
+from support.disks import file_size_limit
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +108,13 @@ def test_a_failure_is_told_from_the_users_first_frame_on(tmp_path: Path) -> None
     assert found is not None
     assert (found["rank"], found["summary"], found["ours"]) == (4, "KeyError: 'tokens'", False)
     assert found["traceback"].count("File ") == 2
+
+
+def test_a_failure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """On a disk that has room for some of it."""
+    with file_size_limit(100):
+        assert save_failure(tmp_path / "error.json", 4, ValueError("x" * 1000)) == SPEECHLESS
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_that_cannot_be_written_has_a_code_of_its_own(tmp_path: Path) -> None:

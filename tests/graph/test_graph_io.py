@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.graph.trace_columns import PLAIN
 from prismscale.sim.timeline import simulate
 from prismscale.sim.timeline_io import load_timeline, save_timeline
+from support.disks import file_size_limit
 from support.jobs import RecordedDurations, pipeline_job, pipeline_traces
 from support.strategies import Job, jobs
 
@@ -380,17 +379,6 @@ def test_runs_that_unfold_without_end_are_refused(trace_file: Path) -> None:
 
     with pytest.raises(FormatError, match="unfolds to more than"):
         load_trace(trace_file)
-
-
-@contextmanager
-def file_size_limit(n_bytes: int) -> Iterator[None]:
-    """A disk on which no file may grow beyond ``n_bytes``."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_full_disk_leaves_the_old_file(trace: RankTrace, trace_file: Path) -> None:

@@ -50,9 +50,14 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
             print(text, file=sys.stderr)
         sys.stderr.flush()
         sys.stdout.flush()
+    # Whole or not at all: who reads it may look at any time.
+    part = path.with_name(f".{path.name}.part")
     try:
-        path.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
+        part.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
+        part.replace(path)
     except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
         return SPEECHLESS
     return FAILED
 

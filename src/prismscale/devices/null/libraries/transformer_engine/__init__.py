@@ -36,7 +36,6 @@ _REFUSED = """
     get_device_pointer_for_data_and_scales get_grouped_gemm_setup_workspace_size
     grouped_mlp_experimental group_quantize
     group_requantize_inplace grouped_swizzle_for_gemm init_nvshmem_backend
-    multi_tensor_compute_scale_and_scale_inv multi_tensor_compute_scale_inv_e8m0
     multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd newton_schulz
     nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose nvfp4_compute_global_scale
     nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_multi_tensor_2d_partial_cast

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.multi_tensor import Lists, launches_of
 from prismscale.devices.null.libraries.transformer_engine.enums import torch_dtype
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
     CURRENT,
@@ -210,6 +211,13 @@ def partial_cast(tensor: Tensor, *arguments: Any) -> None:
     )
 
 
+def scales_of_amaxes(chunk_size: int, noop: Tensor | None, lists: Lists, *_: Any) -> None:
+    """From the largest magnitudes of many weights, their scales (and what undoes them)."""
+    cost = memory("foreach", launches=launches_of(lists, chunk_size))
+    writes = [tensor for each in lists[1:] for tensor in each]
+    launch(f"{_TE}multi_tensor_compute_scale", cost, reads=lists[0], writes=writes)
+
+
 FUNCTIONS = {
     "quantize": quantize,
     "dequantize": dequantize,
@@ -221,6 +229,8 @@ FUNCTIONS = {
     "fused_amax_and_scale_update_after_reduction": fused_amax_and_scale_update_after_reduction,
     "fp8_transpose": fp8_transpose,
     "swap_first_dims": swap_first_dims,
+    "multi_tensor_compute_scale_and_scale_inv": scales_of_amaxes,
+    "multi_tensor_compute_scale_inv_e8m0": scales_of_amaxes,
     "fp8_block_scaling_compute_partial_amax": partial_amax,
     "mxfp8_scaling_compute_partial_amax": partial_amax,
     "fp8_block_scaling_partial_cast": partial_cast,
