@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from prismscale.validation.rows import Row, finish
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 
 PROGRAM = Path(__file__).parent / "programs" / "mistaken.py"
 WORLDS = (64, 4096)
@@ -117,12 +117,14 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    rows: list[Row] = []
+    rows = read_rows(asked.json)
     with tempfile.TemporaryDirectory() as folder:
         for world in asked.world or WORLDS:
             for case in CASES:
                 if not asked.case or case.name in asked.case:
-                    rows += hang(case, world, Path(folder))
+                    rows = renewed(rows, hang(case, world, Path(folder)))
+                    if asked.json:
+                        write_rows(rows, asked.json)
     return finish(rows, title="Made-up hangs", json_path=asked.json)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 REVISION = "0" * 40
 """Stands for whatever revision a publisher's newest has."""
+NAMED_REVISIONS = {"Qwen/Qwen3-30B-A3B": "ad44e777bcd18fa416d9da3bd8f70d33ebb85d39"}
+"""That recipes ask for by name."""
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -148,8 +150,9 @@ def write_hub(folder: Path) -> None:
     """Make ``folder`` one for ``HF_HOME`` that knows these models' sizes."""
     for name, config in CONFIGS.items():
         model = folder / "hub" / f"models--{name.replace('/', '--')}"
-        snapshot = model / "snapshots" / REVISION
-        snapshot.mkdir(parents=True, exist_ok=True)
+        for revision in (REVISION, NAMED_REVISIONS.get(name, REVISION)):
+            snapshot = model / "snapshots" / revision
+            snapshot.mkdir(parents=True, exist_ok=True)
+            (snapshot / "config.json").write_text(json.dumps(config))
         (model / "refs").mkdir(exist_ok=True)
         (model / "refs" / "main").write_text(REVISION)
-        (snapshot / "config.json").write_text(json.dumps(config))
