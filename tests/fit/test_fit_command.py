@@ -13,6 +13,26 @@ from support.explored_program import WORLD, write_explored
 from support.runs import Ended, prismscale, results
 
 GIB = 2**30
+RESTLESS = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+kept = []
+for step in range(8):
+    loss = model(torch.zeros(8, 64, device="cuda")).sum()
+    for _ in range(step):
+        dist.all_reduce(loss.detach())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if sys.argv[1] == "grows":
+        kept.append(torch.empty(1 << 20, device="cuda"))
+"""
+"""Each step communicates once more."""
 TORCHRUN = ("--nnodes", "1", "--nproc-per-node", str(WORLD))
 
 
@@ -118,6 +138,19 @@ def test_one_step_is_enough_and_said(script: Path, tmp_path: Path) -> None:
     (stage,) = json.loads((tmp_path / "fit.json").read_text())["variants"][0]["stages"]
     assert stage["steps"] == 1
     assert stage["record"]["peak_bytes"] > 0
+
+
+def test_a_program_whose_memory_repeats_ends_whatever_else_it_does(tmp_path: Path) -> None:
+    """No step is like another; the third holds what the second held. One that grows goes on."""
+    script = tmp_path / "train.py"
+    script.write_text(RESTLESS)
+    steps = {}
+    for how in ("repeats", "grows"):
+        done = fit(tmp_path / how, script, how)
+        assert done.code == 0, done.err
+        found = json.loads((tmp_path / how / "fit.json").read_text())["variants"][0]["stages"][0]
+        steps[how] = found["steps"]
+    assert steps == {"repeats": 3, "grows": 8}
 
 
 def test_a_program_without_a_step_is_refused(script: Path, tmp_path: Path) -> None:

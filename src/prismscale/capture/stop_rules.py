@@ -142,6 +142,9 @@ class CaptureControl:
             self.followed = self._witness.recognise(stream, self._recorder.groups)
         if self.followed is not None:
             raise StopProgram
+        if self._is_memory_known():
+            self.end_memory()
+            raise StopProgram
         steps = steps_of(stream)
         if len(stream.marks) > SETTLED:
             self._kind = ordinary_kind(stream, steps, SETTLED)
@@ -150,6 +153,12 @@ class CaptureControl:
             self._settled_at = len(steps)
             if self._emulation is not None and self._has_shown_enough():
                 raise StopProgram
+
+    def _is_memory_known(self) -> bool:
+        """Whether memory alone is asked for, and repeats: steps may differ in what they do."""
+        if self._least_steps > 1 or self._emulation is None:
+            return False
+        return self._emulation.memory.repeats(calls_per_step(self._recorder.stream.owners))
 
     def _has_shown_enough(self) -> bool:
         stream = self._recorder.stream

@@ -73,6 +73,12 @@ class ModelledMemoryTracker:
         self._peaks.append(self._take())
         self.history.step_ended()
 
+    def repeats(self, calls: int) -> bool:
+        """Whether a step of ``calls`` optimizer calls, the third one or later, has had the peaks of
+        the one before it, and the allocator has asked for no more."""
+        last, before = self._peaks[-calls:], self._peaks[-2 * calls : -calls]
+        return len(self._peaks) >= 3 * calls and last == before
+
     def stop(self) -> MemoryRecord:
         """The peaks of all steps."""
         self.step_ended()
