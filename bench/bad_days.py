@@ -15,18 +15,20 @@ undisturbed in the same folder. Counted is what must not be:
 Faults: ``kill`` sends SIGINT, SIGTERM or SIGKILL at a moment of its own; ``disk`` is a file system
 with too little room (needs root); ``read-only`` one that takes nothing (needs root); ``home``
 leaves HOME out, or names one that is not there; ``files`` allows 64 open files; ``clock`` sets the
-clock hours to and fro meanwhile (needs libfaketime). Rows of further seeds are added to those in
+clock hours to and fro meanwhile (needs a C++ compiler). Rows of further seeds are added to those in
 PATH, so that a long measurement can be made in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import tests_on_path  # noqa: F401
@@ -46,8 +49,9 @@ from support.runs import command, environment, left_running
 
 OWN_CODES = range(1, 9)
 """Of errors in words."""
-FAKE_TIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+CLOCK_SOURCE = Path(__file__).with_name("jumping_clock.cpp")
 LONGEST_S = 600
+_SECONDS = struct.Struct("q")
 OPEN_FILES = 64
 
 
@@ -201,19 +205,27 @@ def files(day: Day) -> tuple[int, str, set[int]]:
 def clock(day: Day) -> tuple[int, str, set[int]]:
     """The time of day jumps by up to a day, some times over; the steady clock goes on."""
     told = day.out.with_name(f"{day.out.name}-clock")
-    told.write_text("+0")
-    day.environment = {
-        "LD_PRELOAD": str(FAKE_TIME),
-        "FAKETIME_TIMESTAMP_FILE": str(told),
-        "FAKETIME_NO_CACHE": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-    }
+    told.write_bytes(_SECONDS.pack(0))
+    day.environment = {"LD_PRELOAD": str(_clock_library()), "JUMPING_CLOCK_FILE": str(told)}
     run = day.start()
-    while run.poll() is None:
-        time.sleep(day.whole_s * day.rng.random() / 4)
-        told.write_text(f"{day.rng.randrange(-86_400, 86_400):+d}")
+    # The same file all the time: the library has it mapped.
+    with told.open("r+b", buffering=0) as offset:
+        while run.poll() is None:
+            time.sleep(day.whole_s * day.rng.random() / 4)
+            offset.seek(0)
+            offset.write(_SECONDS.pack(day.rng.randrange(-86_400, 86_400)))
     told.unlink()
     return *day.ended(run), {0}
+
+
+@cache
+def _clock_library() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="jumping-clock-"))
+    atexit.register(shutil.rmtree, folder)
+    library = folder / "libjumping_clock.so"
+    flags = ("-O1", "-shared", "-fPIC", "-o", library, CLOCK_SOURCE, "-ldl")
+    subprocess.run(["c++", *map(str, flags)], check=True)
+    return library
 
 
 FAULTS: dict[str, Fault] = {
