@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
-from support.jobs import job_from_traces
+from support.jobs import job_from_traces, pipeline_traces
 
 WORLD, WHO = 8, 3
 REDUCE, GATHER = CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER
@@ -93,6 +94,24 @@ def test_a_rank_without_a_record_is_named(tmp_path: Path) -> None:
     (tmp_path / f"nccl_trace_rank_{WHO}").unlink()
     finding = diagnose(load_flight_record(tmp_path))
     assert (finding.cause, finding.culprits) == (Cause.NO_RECORD, (WHO,))
+
+
+def test_stages_of_a_pipeline_are_no_likes(tmp_path: Path) -> None:
+    """They do otherwise from the first call on. The call that is named is the first to which the
+    rank did not come, though more wait for it in a later one."""
+    traces = pipeline_traces(2, 8, 2, 2)
+    first = traces[0]
+    own = tuple(g for g in first.known_groups if 1 in g.ranks)
+    likes = replace(first, rank=1, groups=own)
+    ranks = {0: 0} | dict.fromkeys(range(1, 16), 1) | dict.fromkeys(range(16, 32), 16)
+    explain(job_from_traces({0: first, 1: likes, 16: traces[16]}, ranks), {0: 1}, tmp_path)
+    behind = diagnose(load_flight_record(tmp_path))
+    (tmp_path / "nccl_trace_rank_0").unlink()
+    gone = diagnose(load_flight_record(tmp_path))
+    assert (behind.cause, gone.cause) == (Cause.BEHIND, Cause.NO_RECORD)
+    assert behind.culprits == gone.culprits == (0,)
+    assert behind.site == gone.site == "train.py:30"
+    assert "in group 'tp' of 2" in behind.explanation
 
 
 def test_a_job_that_goes_on_leaves_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Every rank's calls are a word of tokens (which of its groups, what, with which peer). Ranks of one
 program have one word, as far as they came. Where words that began alike part, those that fewer
-ranks go on with deviate there.
+ranks go on with deviate there. Stages of a pipeline are no likes of each other: only ranks are
+compared that communicate in common groups, directly or by way of others.
 """
 
 from __future__ import annotations
@@ -55,34 +56,72 @@ class _Word:
     tokens: tuple[Token, ...]
     sites: tuple[int, ...]
     ranks: list[int]
+    stage: int
+    """A rank that stands for all that are likes of these."""
 
 
 def deviations(record: FlightRecord, involved: Iterable[int]) -> list[Deviation]:
     """The latest deviations of ranks among ``involved``."""
     words = _words(record)
     asked = set(involved)
-    found = [d for word in words if asked & set(word.ranks) and (d := _deviation(word, words))]
+    found = [
+        d
+        for word in words
+        if asked & set(word.ranks)
+        and (d := _deviation(word, [w for w in words if w.stage == word.stage]))
+    ]
     latest = max((d.at for d in found), default=0)
     return [d for d in found if d.at == latest]
 
 
 def _words(record: FlightRecord) -> list[_Word]:
-    begins = _common_beginnings(record)
-    words: dict[tuple[int, tuple[GroupRole, ...]], _Word] = {}
+    begins, stage_of = _common_beginnings(record), _stages(record)
+    words: dict[tuple[int, tuple[GroupRole, ...], int], _Word] = {}
     for rank in record.ranks:
         calls = record.ranks[rank]
         roles = group_roles(calls.groups)
-        word = words.get((id(calls.columns), roles))
+        key = id(calls.columns), roles, stage_of[rank]
+        word = words.get(key)
         if word is None:
             kept = _kept(calls.columns, roles, begins)
             word = _Word(
                 tokens=tuple(_tokens(calls.columns, roles, kept)),
                 sites=tuple(calls.columns.site_N[kept].tolist()),
                 ranks=[],
+                stage=stage_of[rank],
             )
-            words[id(calls.columns), roles] = word
+            words[key] = word
         word.ranks.append(rank)
     return list(words.values())
+
+
+def _stages(record: FlightRecord) -> dict[int, int]:
+    """For each rank, one that stands for all with which it communicates in groups. In a pipeline a
+    group of all ranks does not count: its stages meet there, too."""
+    parent: dict[int, int] = {}
+
+    def of(rank: int) -> int:
+        while (above := parent.setdefault(rank, rank)) != rank:
+            parent[rank] = rank = parent.setdefault(above, above)
+        return rank
+
+    called: dict[int, set[int]] = {}
+    for rank in record.ranks:
+        columns = record.ranks[rank].columns
+        if id(columns) not in called:
+            called[id(columns)] = set(columns.group_N[columns.peer_N < 0].tolist())
+    is_pipeline = any((record.ranks[rank].columns.peer_N >= 0).any() for rank in record.ranks)
+    seen: set[RecordedGroup] = set()
+    for rank in record.ranks:
+        calls = record.ranks[rank]
+        for index in called[id(calls.columns)]:
+            group = calls.groups[index]
+            if group in seen or (is_pipeline and len(group.ranks) == record.world_size):
+                continue
+            seen.add(group)
+            for member in group.ranks:
+                parent[of(member)] = of(group.ranks[0])
+    return {rank: of(rank) for rank in record.ranks}
 
 
 def group_roles(groups: Sequence[RecordedGroup]) -> tuple[GroupRole, ...]:

@@ -272,7 +272,8 @@ def _circle(waiting: Waiting) -> list[int]:
 
 
 def _awaited_call(waiting: Waiting, culprits: Iterable[int]) -> PendingCall:
-    """The call for which most wait for one of ``culprits``."""
+    """The first call to which one of ``culprits`` did not come; of several, the one for which most
+    wait. Who waits in an earlier call than others has recorded fewer before it."""
     wanted = set(culprits)
     counts: Counter[tuple[str, int]] = Counter()
     found: dict[tuple[str, int], PendingCall] = {}
@@ -282,8 +283,8 @@ def _awaited_call(waiting: Waiting, culprits: Iterable[int]) -> PendingCall:
             if members & wanted and waiting.awaited[rank] & wanted:
                 key = (call.group.name, call.seq)
                 counts[key] += 1
-                found.setdefault(key, call)
-    return found[counts.most_common(1)[0][0]]
+                found[key] = min(found.get(key, call), call, key=lambda one: one.at)
+    return found[min(counts, key=lambda key: (found[key].at, -counts[key]))]
 
 
 def _finding(

@@ -34,6 +34,8 @@ class PendingCall:
     state: CallState
     peer: int = -1
     """Of a send or receive: the other's global rank."""
+    at: int = 0
+    """How many calls of the rank were recorded before it."""
 
     def sentence(self) -> str:
         """For messages."""
@@ -121,6 +123,7 @@ class _Waits:
                 site=self._record.site(int(columns.site_N[n])),
                 state=CallState(int(columns.state_N[n])),
                 peer=other,
+                at=n,
             )
 
     def _awaited(self, rank: int, call: PendingCall) -> frozenset[int]:
