@@ -89,6 +89,8 @@ def _layout(
     )
 
 
+TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
+"""Of recipes that would fetch one: its size is all that counts."""
 # The table's "Model Size" is ``Model_Size`` here.
 H100, B200 = "h100-sxm", "b200"
 LAYOUTS = (
@@ -137,6 +139,20 @@ LAYOUTS = (
         *("Qwen3 235B, bf16, TP 2, PP 8, EP 32, VP 4", "qwen3_235b_a22b_pretrain_256gpu_h100_bf16"),
         *(H100, 256, 2, 8),
         Layers="94",
+        Precision="BF16",
+    ),
+    _layout(
+        *("Qwen3 30B, bf16, EP 16", "qwen3_30b_a3b_pretrain_16gpu_h100_bf16"),
+        *(H100, 16, 1, 1, 1, 1, TOKENIZER),
+        Layers="48",
+        EP="16",
+        Precision="BF16",
+    ),
+    _layout(
+        *("Qwen3 30B, bf16, EP 8", "qwen3_30b_a3b_pretrain_8gpu_b200_bf16"),
+        *(B200, 32, 1, 1, 1, 4, TOKENIZER),
+        Layers="48",
+        EP="8",
         Precision="BF16",
     ),
     _layout(
