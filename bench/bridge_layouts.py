@@ -50,6 +50,8 @@ class Layout:
     replica: int
     """GPUs of one replica of the data: tensor, context and pipeline parallel."""
     stages: int
+    micro: int
+    """Sequences of a microbatch."""
     row: Mapping[str, str]
     """What must stand in the table, by column."""
     overrides: tuple[str, ...] = ()
@@ -57,7 +59,7 @@ class Layout:
 
     def script(self, bridge: Path, rounds: int) -> tuple[object, ...]:
         """As behind ``torchrun``."""
-        batch = self.world_size // self.replica * self.stages * rounds * int(self.row["MBS"])
+        batch = self.world_size // self.replica * self.stages * rounds * self.micro
         sized = (f"train.global_batch_size={batch}",) if rounds else ()
         program = bridge / "scripts" / "training" / "run_recipe.py"
         return (program, "--recipe", self.recipe, "--mode", "pretrain", *self.overrides, *sized)
@@ -75,7 +77,7 @@ def _layout(
     overrides: tuple[str, ...] = (),
     **row: str,
 ) -> Layout:
-    told = {"TP": str(tensor), "PP": str(stages), "CP": str(context), "MBS": str(micro), **row}
+    told = {"TP": str(tensor), "PP": str(stages), "CP": str(context), "MBS": str(micro)} | row
     told = {name.replace("_", " "): value for name, value in told.items()}
     return Layout(
         name=f"{name}, {world_size:,} {gpu.partition('-')[0].upper()}",
@@ -84,6 +86,7 @@ def _layout(
         world_size=world_size,
         replica=tensor * stages * context,
         stages=stages,
+        micro=micro,
         row=told,
         overrides=overrides,
     )
@@ -108,6 +111,15 @@ LAYOUTS = (
     _layout(
         *("Llama 70B, FP8, TP 4, PP 8, VP 5", "llama3_70b_pretrain_64gpu_h100_fp8cs"),
         *(H100, 64, 4, 8, 1, 2, ("train.micro_batch_size=2",)),
+        Model_Size="70b",
+        Datatype="FP8",
+    ),
+    # The row above contradicts itself: 2 replicas of 4 microbatches of 2 sequences are no batch of
+    # 256, and the recipe's microbatch is one sequence.
+    _layout(
+        *("Llama 70B, FP8, TP 4, PP 8, VP 5, microbatch 1", "llama3_70b_pretrain_64gpu_h100_fp8cs"),
+        *(H100, 64, 4, 8),
+        MBS="2",
         Model_Size="70b",
         Datatype="FP8",
     ),

@@ -81,6 +81,12 @@ class Collective:
     site: str = ""
     """The program's line that calls, where that is not the one that runs now."""
 
+    @property
+    def is_of_library(self) -> bool:
+        """Whether kernels of a library exchange bytes themselves, and pass the group no tensor: see
+        :meth:`prismscale.emulation.entry_points.EntryPoints.exchange`."""
+        return self.n_bytes > 0 and not any(t.numel() for t in (*self.inputs, *self.outputs))
+
 
 class CommunicationHook(Protocol):
     """Answers communications."""

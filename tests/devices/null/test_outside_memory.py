@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,16 @@ def test_the_hosts_own_tensors_connect_nothing(library: object) -> None:
     outside = outside_of(library)
     outside.connect([call(CollectiveOp.ALL_REDUCE, device="cpu")])
     assert [part.name for part in outside.parts()] == ["CUDA context"]
+
+
+def test_a_librarys_own_exchange_connects_nothing(library: object) -> None:
+    """But the program's own, afterwards, does."""
+    outside, nothing = outside_of(library), (torch.empty(0, device="cuda"),)
+    own = call(CollectiveOp.ALL_TO_ALL)
+    outside.connect([replace(own, inputs=nothing, outputs=nothing)])
+    assert [part.name for part in outside.parts()] == ["CUDA context"]
+    outside.connect([own])
+    assert [part.name for part in outside.parts()] == ["NCCL tp", "CUDA context"]
 
 
 def test_a_gpu_without_room_for_buffers_fails_as_nccl_does(library: Any) -> None:

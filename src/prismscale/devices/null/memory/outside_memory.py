@@ -80,6 +80,8 @@ class OutsideMemory:
         """
         # Most communications repeat one before: nothing is looked up for them.
         new = {key: c for c in batch if (key := _route(c)) not in self._connected}
+        # A library's own kernels need no buffers of NCCL's.
+        new = {key: c for key, c in new.items() if not c.is_of_library}
         if not new or is_in_host_memory(batch):
             return
         for route, collective in new.items():

@@ -1,7 +1,7 @@
 """DeepEP's buffer: what its methods allocate, on which stream, and what they exchange.
 
-What it takes from CUDA itself (buffers that peers write into, 32 MiB of workspace) is not torch's,
-and not in the allocator model. Source: csrc/deep_ep.cpp of DeepEP 1.2.
+What it takes from CUDA itself (buffers that peers write into, 32 MiB of workspace) lies outside
+torch's allocator. Source: csrc/deep_ep.cpp of DeepEP 1.2.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import _symmetric_memory
 
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS, Config
 from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
@@ -21,6 +22,7 @@ _SPACE = "deep_ep::"
 _LAYOUT = "_prismscale_layout"
 """On the tensor of a handle that dispatch and combine have in common."""
 _META_BYTES = 8
+_WORKSPACE_BYTES = 32 << 20
 
 
 class EventHandle:
@@ -60,6 +62,9 @@ class Buffer:
         self._rank, self._ranks = rank, num_ranks
         self._stream = torch.cuda.Stream(priority=-1)
         self._is_available = False
+        n_bytes = num_nvl_bytes + num_rdma_bytes + _WORKSPACE_BYTES
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._held = _symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device)
 
     # Where it is, and what it tells its peers
 
