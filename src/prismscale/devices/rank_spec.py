@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from prismscale.analysis.payload_use import PayloadKind
 from prismscale.devices.routing import Routing
@@ -78,9 +78,9 @@ class RankSpec:
             shares_device=self.device == "cuda",
         )
 
-    def followed(self, path: Path) -> AbstractContextManager[None]:
+    def followed(self, path: Path, **known: Any) -> AbstractContextManager[None]:
         """Meanwhile, a Python program that takes this process's place begins as this rank, too,
-        told so by the file at ``path``."""
+        told so by the file at ``path``, with what is ``known`` by now."""
 
         def anew(words: Sequence[str]) -> list[str] | None:
             options, rest = split_options(words)
@@ -88,7 +88,7 @@ class RankSpec:
             if script is None:
                 return None
             target, is_module, args = script.target, script.is_module, script.args
-            replace(self, target=target, is_module=is_module, args=args).save(path)
+            replace(self, target=target, is_module=is_module, args=args, **known).save(path)
             return [*options, "-m", self.PROCESS, str(path)]
 
         return followed_when_replaced(anew)

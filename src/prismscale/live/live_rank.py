@@ -172,7 +172,7 @@ def run_live(spec: LiveSpec, path: Path) -> Observation:
         control.phases = Phases(hook=hook, hoped=hoped)
     memory.start()
     with ExitStack() as stack:
-        stack.enter_context(replace(spec, begun=begun).followed(path))
+        stack.enter_context(spec.followed(path, begun=begun))
         # First in, last out: gates open however the program ends.
         stack.callback(hook.close)
         if emulation is not None:
