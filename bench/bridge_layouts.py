@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from programs.models import write_hub
@@ -96,8 +97,9 @@ def _layout(
 TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
 """Of recipes that would fetch one: its size is all that counts."""
 H100, B200 = "h100-sxm", "b200"
-BF16, FP8 = {"Datatype": "BF16"}, {"Datatype": "FP8"}
-QWEN_30B = {"Layers": "48", "Precision": "BF16"}
+BF16: dict[str, Any] = {"Datatype": "BF16"}
+FP8: dict[str, Any] = {"Datatype": "FP8"}
+QWEN_30B: dict[str, Any] = {"Layers": "48", "Precision": "BF16"}
 LAYOUTS = (
     _layout(
         "Llama 8B, bf16, CP 2",
