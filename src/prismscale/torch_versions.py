@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
+from typing import Any
 
 OLDEST = (2, 11)
 NEWEST = (2, 15)
 """Of those that the test matrix runs (``make test-matrix``)."""
 CUDNN = 91501
 """Version of cuDNN whose rules the null device has."""
+
+
+def renamed(owner: Any, now: str, before: str) -> Any:
+    """What torch calls ``now``, and an older one ``before``: a newer one warns about that name."""
+    return getattr(owner, now, None) or getattr(owner, before)
 
 
 def installed_torch() -> str | None:

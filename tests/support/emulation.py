@@ -15,10 +15,10 @@ from prismscale.emulation.work import EmulatedWork
 from prismscale.graph.node import CollectiveOp
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload, PayloadSource
+from prismscale.torch_versions import renamed
 
-# torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = renamed(dist, "all_gather_single", "all_gather_into_tensor")
+reduce_scatter_single = renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 
 
 def all_reduce(group: GroupHandle, *, asynchronous: bool = False, called_ns: int = 0) -> Collective:

@@ -25,7 +25,7 @@ from prismscale.forecast.model import Model
 from prismscale.forecast.placement.node_placement import HotNode, PlacedTail, PlacementStudy
 from prismscale.forecast.run_spread import RunSpread, VariationShare
 from prismscale.runfolder import RunFolder
-from prismscale.typed_files import parse_json
+from prismscale.typed_files import read_json
 
 MEMBER = "forecast"
 MOST_KEPT = 2_000
@@ -171,10 +171,7 @@ def _thinned(step_ns_D: NDArray[np.int64]) -> list[int]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = parse_json(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from error
+    found = read_json(path) if path.exists() else {}
     if not isinstance(found, dict):
         raise FormatError(f"{path}: not an object; run the command again that wrote it")
     return found

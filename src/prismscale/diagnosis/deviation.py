@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from prismscale.formats.flight_recorder.rank_calls import (
     CallColumns,
@@ -57,7 +59,7 @@ class _Word:
     sites: tuple[int, ...]
     ranks: list[int]
     stage: int
-    """A rank that stands for all that are likes of these."""
+    """Of its ranks: see :func:`_stages`."""
 
 
 def deviations(record: FlightRecord, involved: Iterable[int]) -> list[Deviation]:
@@ -96,32 +98,25 @@ def _words(record: FlightRecord) -> list[_Word]:
 
 
 def _stages(record: FlightRecord) -> dict[int, int]:
-    """For each rank, one that stands for all with which it communicates in groups. In a pipeline a
-    group of all ranks does not count: its stages meet there, too."""
-    parent: dict[int, int] = {}
-
-    def of(rank: int) -> int:
-        while (above := parent.setdefault(rank, rank)) != rank:
-            parent[rank] = rank = parent.setdefault(above, above)
-        return rank
-
+    """For each rank, which part of the job it belongs to: ranks that communicate in groups, of
+    their own or by way of others. In a pipeline a group of all ranks does not count: its stages
+    meet there, too."""
     called: dict[int, set[int]] = {}
-    for rank in record.ranks:
-        columns = record.ranks[rank].columns
+    is_pipeline = False
+    groups: set[RecordedGroup] = set()
+    for calls in map(record.ranks.__getitem__, record.ranks):
+        columns = calls.columns
         if id(columns) not in called:
             called[id(columns)] = set(columns.group_N[columns.peer_N < 0].tolist())
-    is_pipeline = any((record.ranks[rank].columns.peer_N >= 0).any() for rank in record.ranks)
-    seen: set[RecordedGroup] = set()
-    for rank in record.ranks:
-        calls = record.ranks[rank]
-        for index in called[id(calls.columns)]:
-            group = calls.groups[index]
-            if group in seen or (is_pipeline and len(group.ranks) == record.world_size):
-                continue
-            seen.add(group)
-            for member in group.ranks:
-                parent[of(member)] = of(group.ranks[0])
-    return {rank: of(rank) for rank in record.ranks}
+            is_pipeline = is_pipeline or bool((columns.peer_N >= 0).any())
+        groups.update(calls.groups[index] for index in called[id(columns)])
+    counted = [g for g in groups if not is_pipeline or len(g.ranks) < record.world_size]
+    first = [group.ranks[0] for group in counted for _ in group.ranks]
+    members = [rank for group in counted for rank in group.ranks]
+    size = record.world_size
+    links = coo_array((np.ones(len(first), dtype=np.int8), (first, members)), shape=(size, size))
+    _, part_R = connected_components(links, directed=False)
+    return {rank: int(part_R[rank]) for rank in record.ranks}
 
 
 def group_roles(groups: Sequence[RecordedGroup]) -> tuple[GroupRole, ...]:

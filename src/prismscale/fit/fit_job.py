@@ -118,11 +118,12 @@ class StageCaptures:
         between: list[tuple[int, int]] = []
         for column in columns:
             positions = self._positions(column.ranks)
+            ranks = [column.ranks[position] for position in positions]
             if column.is_pipeline:
-                names |= {column.ranks[position]: f"stage {position}" for position in positions}
+                names |= {rank: f"stage {p}" for rank, p in zip(ranks, positions, strict=True)}
                 between += [(a + 1, b - 1) for a, b in pairwise(positions) if b - a > 1]
             else:
-                names = {column.ranks[p]: f"rank {column.ranks[p]}" for p in positions} | names
+                names = {rank: f"rank {rank}" for rank in ranks} | names
         stages = tuple(self._memory_of(rank, name) for rank, name in names.items())
         return Variant(change=change, stages=stages, between=tuple(between))
 

@@ -38,10 +38,10 @@ from prismscale.errors import PrismscaleError, UsageError
 from prismscale.files import write_text
 from prismscale.graph.node import CollectiveOp
 from prismscale.processes.children import die_with_parent
+from prismscale.torch_versions import renamed
 
-# torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
+_reduce_scatter = renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 
 DEFAULT_SIZES = tuple(64 * 4**i for i in range(11))
 """64 B to 64 MiB."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prismscale.analysis.result import RunResult
 from prismscale.durations.graph_durations import GraphDurations
-from prismscale.errors import FormatError, UsageError
+from prismscale.errors import UsageError
 from prismscale.files import write_json, write_text
 from prismscale.formats.perfetto import Args, write_perfetto
 from prismscale.graph.io import load_graph
@@ -19,7 +19,7 @@ from prismscale.report.sections import run_sections
 from prismscale.runfolder import RunFolder
 from prismscale.sim.timeline import Timeline
 from prismscale.sim.timeline_io import load_timeline, save_timeline
-from prismscale.typed_files import parse_json
+from prismscale.typed_files import read_json
 
 
 def write_report(
@@ -60,15 +60,11 @@ def read_results(folder: RunFolder) -> RunResult:
         UsageError: there is no finished run in the folder.
         FormatError: a damaged or foreign file.
     """
-    try:
-        data = parse_json(folder.results.read_text(encoding="utf-8"), str(folder.results))
-    except FileNotFoundError:
+    if not folder.results.exists():
         raise UsageError(
             f"{folder.root} holds no finished run; make one with prismscale run --out {folder.root}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{folder.results} cannot be read: {error}") from error
-    return RunResult.from_json(data, str(folder.results))
+        )
+    return RunResult.from_json(read_json(folder.results), str(folder.results))
 
 
 def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:

@@ -19,8 +19,6 @@ from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
 from prismscale.devices.null.libraries.launches import launch, memory
 
 _SPACE = "deep_ep::"
-_LAYOUT = "_prismscale_layout"
-"""On the tensor of a handle that dispatch and combine have in common."""
 _META_BYTES = 8
 _WORKSPACE_BYTES = 32 << 20
 
@@ -113,12 +111,10 @@ class Buffer:
     ) -> tuple[Any, ...]:
         """Tokens by rank, by node and by expert, and whether a token goes to a rank."""
         with self._allocating(on_comm_stream):
-            by_rank = _integers(self._ranks)
-            by_expert = _integers(num_experts)
+            by_rank = integers(self._ranks)
+            by_expert = integers(num_experts)
             goes = topk_idx.new_empty((topk_idx.shape[0], self._ranks), dtype=torch.bool)
-            by_node = (
-                _integers(self.get_num_rdma_ranks()) if self.is_internode_available() else None
-            )
+            by_node = integers(self.get_num_rdma_ranks()) if self.is_internode_available() else None
             writes = [by_rank, by_expert, goes, by_node]
             launch(f"{_SPACE}get_dispatch_layout", memory("index"), reads=[topk_idx], writes=writes)
         event = self._end([topk_idx, *writes], None, asynchronous, on_comm_stream)
@@ -146,14 +142,14 @@ class Buffer:
         """Tokens, indices, weights and counts that this rank gets, and the handle's tensors."""
         with self._allocating(on_comm_stream):
             if rank_prefix is None or channel_prefix is None:
-                rank_prefix = _integers(self._ranks, self._ranks)
-                channel_prefix = _integers(self._ranks, config.channels)
+                rank_prefix = integers(self._ranks, self._ranks)
+                channel_prefix = integers(self._ranks, config.channels)
                 self._note_layout(rank_prefix, x, topk_idx, num_tokens_per_expert)
-            layout: TokenLayout = getattr(rank_prefix, _LAYOUT)
+            layout = TokenLayout.kept_with(rank_prefix)
             count = num_worst_tokens or cached_num_recv_tokens or layout.received
             got = _received(count, x, x_scales, topk_idx, topk_weights)
-            kept = [_integers(self._ranks, config.channels), _integers(count)]
-            heads = _integers(x.shape[0], self._ranks)
+            kept = [integers(self._ranks, config.channels), integers(count)]
+            heads = integers(x.shape[0], self._ranks)
         work = self._exchange(x, x_scales, topk_idx, layout, asynchronous)
         given = [x, x_scales, topk_idx, topk_weights, is_token_in_rank]
         held = [*given, rank_prefix, channel_prefix, *got, *kept, heads]
@@ -178,7 +174,7 @@ class Buffer:
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
         """The sum of each token's copies, and their weights."""
-        layout = getattr(rank_prefix, _LAYOUT)
+        layout = TokenLayout.kept_with(rank_prefix)
         held = [x, topk_weights, bias_0, bias_1, src_idx, rank_prefix, channel_prefix, send_head]
         return self._combine(layout, held, send_head.shape[0], asynchronous, on_comm_stream)
 
@@ -209,27 +205,27 @@ class Buffer:
         with self._allocating(on_comm_stream):
             is_cached = rank_prefix is not None
             if rdma_channel_prefix is None or rdma_rank_prefix is None or channel_prefix is None:
-                rdma_channel_prefix = _integers(nodes, config.channels)
-                rdma_rank_prefix = _integers(nodes)
-                channel_prefix = _integers(self._ranks, config.channels)
+                rdma_channel_prefix = integers(nodes, config.channels)
+                rdma_rank_prefix = integers(nodes)
+                channel_prefix = integers(self._ranks, config.channels)
             if rank_prefix is None:
-                rank_prefix = _integers(self._ranks)
+                rank_prefix = integers(self._ranks)
                 # A combine is given the other one.
                 self._note_layout(rdma_rank_prefix, x, topk_idx, num_tokens_per_expert)
-            layout: TokenLayout = getattr(rdma_rank_prefix, _LAYOUT)
+            layout = TokenLayout.kept_with(rdma_rank_prefix)
             count = cached_num_recv_tokens or layout.received
             got = _received(count, x, x_scales, topk_idx, topk_weights)
             kept: list[Tensor | None] = [None] * 5
             if not is_cached:
                 meta = x.new_empty((count, _META_BYTES), dtype=torch.uint8)
-                first, second = _integers(nodes, config.channels), _integers(*channel_prefix.shape)
-                heads = _integers(x.shape[0], nodes)
+                first, second = integers(nodes, config.channels), integers(*channel_prefix.shape)
+                heads = integers(x.shape[0], nodes)
                 kept = [
                     first,
                     second,
                     meta,
                     heads,
-                    _integers(layout.received_by_node, NVLINK_PEERS),
+                    integers(layout.received_by_node, NVLINK_PEERS),
                 ]
         work = self._exchange(x, x_scales, topk_idx, layout, asynchronous)
         prefixes = (rdma_channel_prefix, kept[0], rdma_rank_prefix, kept[1], rank_prefix)
@@ -258,7 +254,7 @@ class Buffer:
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
         """As :meth:`intranode_combine`."""
-        layout = getattr(rdma_rank_prefix, _LAYOUT)
+        layout = TokenLayout.kept_with(rdma_rank_prefix)
         held = [x, topk_weights, bias_0, bias_1, src_meta, is_combined_token_in_rank]
         held += [rdma_channel_prefix, rdma_rank_prefix, channel_prefix, rdma_head, nvl_head]
         count = is_combined_token_in_rank.shape[0]
@@ -285,7 +281,7 @@ class Buffer:
             ranks=self._ranks,
             rank=self._rank,
         )
-        setattr(handle, _LAYOUT, layout)
+        layout.keep_with(handle)
 
     def _combine(
         self,
@@ -343,7 +339,8 @@ class Buffer:
         return EventHandle(work)
 
 
-def _integers(*shape: int) -> Tensor:
+def integers(*shape: int) -> Tensor:
+    """Counts and places, as a kernel leaves them."""
     return torch.empty(shape, dtype=torch.int32, device="cuda")
 
 

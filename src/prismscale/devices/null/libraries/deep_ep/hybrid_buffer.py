@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
+from prismscale.devices.null.libraries.deep_ep.buffer import integers
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import (
     BufferConfig,
     HandleImpl,
@@ -22,12 +23,10 @@ from prismscale.devices.null.libraries.deep_ep.hybrid_config import (
 )
 from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
 from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.torch_versions import renamed
 
-# torch 2.13 renamed this and warns about the name that 2.11 and 2.12 have.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
 _SPACE = "hybrid_ep::"
-_LAYOUT = "_prismscale_layout"
-"""On the tensor of a handle that dispatch and combine have in common."""
 _MAP_ROWS = 16
 """Rows of a map between nodes are a multiple of this."""
 
@@ -94,7 +93,7 @@ class HybridEPBuffer:
             peers=config.num_of_ranks_per_node,
         )
         handle = _maps(config, num_of_tokens_per_rank, layout, enable_permute, non_blocking)
-        setattr(handle.sparse_to_dense_map, _LAYOUT, layout)
+        layout.keep_with(handle.sparse_to_dense_map)
         launch(f"{_SPACE}scan", memory("index"), reads=[everyone], writes=handle.device_tensors())
         if enable_permute:
             by_expert = layout.received_by_expert(max(1, pad_multiple or 0))
@@ -229,27 +228,26 @@ def _maps(
     stays_on_device: bool,
 ) -> HandleImpl:
     """A handle with its tensors, by the shapes that the library gives them."""
-    nodes, everyone = config.num_of_nodes, tokens * config.num_of_ranks_per_node
-    everyone *= nodes
+    nodes = config.num_of_nodes
+    everyone = tokens * config.num_of_ranks_per_node * nodes
     handle = HandleImpl()
     handle.config, handle.num_of_tokens_per_rank = config, tokens
-    handle.sparse_to_dense_map = _integers(tokens * nodes, config.num_of_ranks_per_node)
+    handle.sparse_to_dense_map = integers(tokens * nodes, config.num_of_ranks_per_node)
     handle.rdma_to_attn_map = _flags(-(-tokens // _MAP_ROWS) * _MAP_ROWS, nodes)
     handle.attn_to_rdma_map = _flags(tokens, nodes - 1)
     handle.num_dispatched_tokens_tensor = _counts([layout.received], torch.int32, stays_on_device)
     handle.local_expert_routing_map = _flags(everyone, config.num_of_experts_per_rank)
-    handle.overflow_flag = _integers(1)
+    handle.overflow_flag = integers(1)
     if permutes:
         chunk = config.num_of_tokens_per_chunk_preprocessing_api
-        handle.dense_chunk_layout = _integers(-(-tokens // chunk) * everyone // tokens)
-        handle.dense_to_expert_map = _integers(everyone, config.num_of_experts_per_rank)
-        handle.tokens_per_expert = _integers(config.num_of_experts_per_rank)
+        handle.dense_chunk_layout = integers(-(-tokens // chunk) * everyone // tokens)
+        handle.dense_to_expert_map = integers(everyone, config.num_of_experts_per_rank)
+        handle.tokens_per_expert = integers(config.num_of_experts_per_rank)
     return handle
 
 
 def _layout_of(handle: HandleImpl) -> TokenLayout:
-    layout: TokenLayout = getattr(handle.sparse_to_dense_map, _LAYOUT)
-    return layout
+    return TokenLayout.kept_with(handle.sparse_to_dense_map)
 
 
 def _counts(values: list[int], dtype: torch.dtype, stays_on_device: bool) -> Tensor:
@@ -263,10 +261,6 @@ def _copied(tensor: Tensor | None) -> None:
     """Into a buffer, or out of it."""
     if tensor is not None:
         launch(f"{_SPACE}copy", memory("copy"), reads=[tensor], writes=[tensor])
-
-
-def _integers(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int32, device="cuda")
 
 
 def _flags(*shape: int) -> Tensor:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Self
 
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS
+
+_KEPT = "_prismscale_layout"
+"""On the tensor of a handle that a dispatch and its combine have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,16 @@ class TokenLayout:
     rank: int
     peers: int = NVLINK_PEERS
     """Ranks of a node, or of an NVLink domain."""
+
+    def keep_with(self, tensor: Any) -> None:
+        """Let :meth:`kept_with` find this."""
+        setattr(tensor, _KEPT, self)
+
+    @classmethod
+    def kept_with(cls, tensor: Any) -> Self:
+        """The layout that was kept with a tensor of a handle."""
+        found: Self = getattr(tensor, _KEPT)
+        return found
 
     @property
     def local_experts(self) -> int:

@@ -22,10 +22,10 @@ from torch.distributed import _symmetric_memory, distributed_c10d
 
 from prismscale.devices.null.libraries.launches import launch, memory
 from prismscale.devices.null.libraries.transformer_engine.enums import CommOverlapType
+from prismscale.torch_versions import renamed
 
-# torch 2.13 renamed these and warns about the names that 2.11 and 2.12 have.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
+_reduce_scatter = renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 
 Product = tuple[int, int, int, int]
 """Batch, M (tokens), N (of the weight), K."""
@@ -67,13 +67,15 @@ class CommOverlapCore:
         helper: CommOverlapHelper,
         tp_size: int,
         *,
-        atomic_gemm: bool,
+        atomic_gemm: bool = False,
         use_cublasmp: bool = False,
+        **tuning: Any,
     ) -> None:
         """
         Args:
             shape: rows and columns of the tensor that all members hold together.
             dtype: of its elements; 8 bits where products are.
+            tuning: streams, priorities and multiprocessors.
 
         Raises:
             NotImplementedError: cuBLASMp is to communicate.
@@ -215,19 +217,10 @@ class CommOverlapBase(CommOverlapCore):
         helper: CommOverlapHelper,
         tp_size: int,
         num_splits: int = 3,
-        atomic_gemm: bool = False,
-        use_cublasmp: bool = False,
-        **tuning: Any,
+        **how: Any,
     ) -> None:
-        """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(
-            buffer_shape,
-            buffer_dtype,
-            helper,
-            tp_size,
-            atomic_gemm=atomic_gemm,
-            use_cublasmp=use_cublasmp,
-        )
+        """``how``: see :class:`CommOverlapCore`."""
+        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, **how)
         self._splits = num_splits
 
     def _run_and_reduce(self, product: Product, run: Run, output: Tensor | None) -> None:
@@ -254,19 +247,10 @@ class CommOverlapP2PBase(CommOverlapCore):
         helper: CommOverlapHelper,
         tp_size: int,
         comm_type: CommOverlapType,
-        atomic_gemm: bool = False,
-        use_cublasmp: bool = False,
-        **tuning: Any,
+        **how: Any,
     ) -> None:
-        """``tuning``: streams, priorities and multiprocessors."""
-        super().__init__(
-            buffer_shape,
-            buffer_dtype,
-            helper,
-            tp_size,
-            atomic_gemm=atomic_gemm,
-            use_cublasmp=use_cublasmp,
-        )
+        """``how``: see :class:`CommOverlapCore`."""
+        super().__init__(buffer_shape, buffer_dtype, helper, tp_size, **how)
         self._received: Tensor | None = None
         if comm_type == CommOverlapType.RS:
             rows = buffer_shape[0] // tp_size * (tp_size - 1)
