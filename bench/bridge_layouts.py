@@ -24,10 +24,9 @@ import argparse
 import csv
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from programs.models import write_hub
@@ -39,78 +38,68 @@ DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """One row of the table, and the recipe that states its program."""
 
-    name: str
+    model: str
     recipe: str
+    """Without its ending."""
     gpu: str
     """Our name of the cluster."""
     world_size: int
-    replica: int
-    """GPUs of one replica of the data: tensor, context and pipeline parallel."""
-    stages: int
-    micro: int
+    _: KW_ONLY
+    tensor: int = 1
+    stages: int = 1
+    context: int = 1
+    micro: int = 1
     """Sequences of a microbatch."""
-    row: Mapping[str, str]
-    """What must stand in the table, by column."""
     overrides: tuple[str, ...] = ()
     """Where the row differs from the recipe."""
+    row: Mapping[str, str]
+    """What else must stand in the table, by column."""
+
+    @property
+    def gpu_name(self) -> str:
+        """As the table has it."""
+        return self.gpu.partition("-")[0].upper()
+
+    @property
+    def name(self) -> str:
+        """For rows."""
+        return f"{self.model}, {self.world_size:,} {self.gpu_name}"
 
     def script(self, bridge: Path, rounds: int) -> tuple[object, ...]:
         """As behind ``torchrun``."""
-        batch = self.world_size // self.replica * self.stages * rounds * self.micro
+        replicas = self.world_size // (self.tensor * self.context * self.stages)
+        batch = replicas * self.stages * rounds * self.micro
         sized = (f"train.global_batch_size={batch}",) if rounds else ()
         program = bridge / "scripts" / "training" / "run_recipe.py"
-        return (program, "--recipe", self.recipe, "--mode", "pretrain", *self.overrides, *sized)
+        recipe = ("--recipe", f"{self.recipe}_config", "--mode", "pretrain")
+        return (program, *recipe, *self.overrides, *sized)
 
-
-def _layout(
-    name: str,
-    recipe: str,
-    gpu: str,
-    world_size: int,
-    *,
-    tensor: int = 1,
-    stages: int = 1,
-    context: int = 1,
-    micro: int = 1,
-    overrides: tuple[str, ...] = (),
-    **row: str,
-) -> Layout:
-    """``row``: further columns of the table; its "Model Size" is ``Model_Size`` here."""
-    told = {"TP": str(tensor), "PP": str(stages), "CP": str(context), "MBS": str(micro)} | row
-    return Layout(
-        name=f"{name}, {world_size:,} {gpu.partition('-')[0].upper()}",
-        recipe=f"{recipe}_config",
-        gpu=gpu,
-        world_size=world_size,
-        replica=tensor * stages * context,
-        stages=stages,
-        micro=micro,
-        row={column.replace("_", " "): value for column, value in told.items()},
-        overrides=overrides,
-    )
+    def is_in(self, table: Sequence[Mapping[str, str]]) -> bool:
+        """Whether one of the table's rows is this layout."""
+        sizes = {"TP": self.tensor, "PP": self.stages, "CP": self.context, "MBS": self.micro}
+        wanted = {column: str(size) for column, size in sizes.items()} | dict(self.row)
+        return any(
+            self.gpu_name in row["section"] and wanted.items() <= row.items() for row in table
+        )
 
 
 TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
 """Of recipes that would fetch one: its size is all that counts."""
 H100, B200 = "h100-sxm", "b200"
-BF16: dict[str, Any] = {"Datatype": "BF16"}
-FP8: dict[str, Any] = {"Datatype": "FP8"}
-QWEN_30B: dict[str, Any] = {"Layers": "48", "Precision": "BF16"}
 LAYOUTS = (
-    _layout(
+    Layout(
         "Llama 8B, bf16, CP 2",
         "llama3_8b_pretrain_8gpu_h100_bf16",
         H100,
         8,
         context=2,
-        Model_Size="8b",
-        **BF16,
+        row={"Model Size": "8b", "Datatype": "BF16"},
     ),
-    _layout(
+    Layout(
         "Llama 70B, bf16, TP 4, PP 4, CP 2, VP 5",
         "llama3_70b_pretrain_64gpu_h100_bf16",
         H100,
@@ -118,10 +107,9 @@ LAYOUTS = (
         tensor=4,
         stages=4,
         context=2,
-        Model_Size="70b",
-        **BF16,
+        row={"Model Size": "70b", "Datatype": "BF16"},
     ),
-    _layout(
+    Layout(
         "Llama 70B, FP8, TP 4, PP 8, VP 5",
         "llama3_70b_pretrain_64gpu_h100_fp8cs",
         H100,
@@ -130,23 +118,20 @@ LAYOUTS = (
         stages=8,
         micro=2,
         overrides=("train.micro_batch_size=2",),
-        Model_Size="70b",
-        **FP8,
+        row={"Model Size": "70b", "Datatype": "FP8"},
     ),
     # The row above contradicts itself: 2 replicas of 4 microbatches of 2 sequences are no batch of
     # 256, and the recipe's microbatch is one sequence.
-    _layout(
+    Layout(
         "Llama 70B, FP8, TP 4, PP 8, VP 5, microbatch 1",
         "llama3_70b_pretrain_64gpu_h100_fp8cs",
         H100,
         64,
         tensor=4,
         stages=8,
-        MBS="2",
-        Model_Size="70b",
-        **FP8,
+        row={"Model Size": "70b", "Datatype": "FP8", "MBS": "2"},
     ),
-    _layout(
+    Layout(
         "Llama 405B, bf16, TP 8, PP 8, CP 2, VP 8",
         "llama31_405b_pretrain_1024gpu_h100_bf16",
         H100,
@@ -154,10 +139,9 @@ LAYOUTS = (
         tensor=8,
         stages=8,
         context=2,
-        Model_Size="405b",
-        **BF16,
+        row={"Model Size": "405b", "Datatype": "BF16"},
     ),
-    _layout(
+    Layout(
         "Llama 405B, FP8, TP 8, PP 8, CP 2, VP 8",
         "llama31_405b_pretrain_1024gpu_h100_fp8cs",
         H100,
@@ -165,66 +149,58 @@ LAYOUTS = (
         tensor=8,
         stages=8,
         context=2,
-        Model_Size="405b",
-        **FP8,
+        row={"Model Size": "405b", "Datatype": "FP8"},
     ),
-    _layout(
+    Layout(
         "Llama 70B, FP8, TP 2, PP 4, VP 5",
         "llama3_70b_pretrain_64gpu_b200_fp8mx",
         B200,
         128,
         tensor=2,
         stages=4,
-        Model_Size="70b",
-        **FP8,
+        row={"Model Size": "70b", "Datatype": "FP8"},
     ),
-    _layout(
+    Layout(
         "Llama 70B, FP8, FSDP",
         "llama3_70b_pretrain_64gpu_b200_fp8cs",
         B200,
         64,
-        FSDP="True",
-        Model_Size="70b",
-        **FP8,
+        row={"Model Size": "70b", "Datatype": "FP8", "FSDP": "True"},
     ),
-    _layout(
+    Layout(
         "Qwen3 235B, bf16, TP 2, PP 8, EP 32, VP 4",
         "qwen3_235b_a22b_pretrain_256gpu_h100_bf16",
         H100,
         256,
         tensor=2,
         stages=8,
-        Layers="94",
-        Precision="BF16",
+        row={"Layers": "94", "Precision": "BF16"},
     ),
-    _layout(
+    Layout(
         "Qwen3 30B, bf16, EP 16",
         "qwen3_30b_a3b_pretrain_16gpu_h100_bf16",
         H100,
         16,
         overrides=TOKENIZER,
-        EP="16",
-        **QWEN_30B,
+        row={"Layers": "48", "Precision": "BF16", "EP": "16"},
     ),
-    _layout(
+    Layout(
         "Qwen3 30B, bf16, EP 8",
         "qwen3_30b_a3b_pretrain_8gpu_b200_bf16",
         B200,
         32,
         micro=4,
         overrides=TOKENIZER,
-        EP="8",
-        **QWEN_30B,
+        row={"Layers": "48", "Precision": "BF16", "EP": "8"},
     ),
-    _layout(
+    Layout(
         "DeepSeek-V3, bf16, TP 2, PP 8, EP 64, VP 4",
         "deepseek_v3_pretrain_1024gpu_h100_bf16",
         H100,
         1024,
         tensor=2,
         stages=8,
-        Layers="61",
-        Precision="BF16",
+        row={"Layers": "61", "Precision": "BF16"},
     ),
 )
 
@@ -238,11 +214,7 @@ def check(layouts: tuple[Layout, ...], table: Path) -> None:
     with table.open(encoding="utf-8", newline="") as text:
         rows = list(csv.DictReader(text))
     for layout in layouts:
-        named = layout.gpu.partition("-")[0].upper()
-        if not any(
-            named in row["section"] and all(row[k] == v for k, v in layout.row.items())
-            for row in rows
-        ):
+        if not layout.is_in(rows):
             raise SystemExit(f"{table} has no row for {layout.name}: {dict(layout.row)}")
 
 
