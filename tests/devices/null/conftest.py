@@ -21,6 +21,17 @@ import pytest
 _CHILD = "PRISMSCALE_NULL_TEST_CHILD"
 
 
+@pytest.fixture(scope="module")
+def held() -> list[int]:
+    """By how many bytes memory grew that torch's allocator never sees."""
+    # In the child alone: to import it changes the process.
+    from prismscale.devices.null import symmetric_memory
+
+    changes: list[int] = []
+    symmetric_memory.install(8, changes.append)
+    return changes
+
+
 @dataclass(frozen=True)
 class _Result:
     """What the child says of a test; ``text`` is why it failed or was skipped."""

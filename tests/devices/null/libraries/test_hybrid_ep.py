@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from prismscale.devices.null import symmetric_memory
 from prismscale.devices.null.libraries.deep_ep import stand_in
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import Configurer
 from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
@@ -20,14 +19,6 @@ BF16 = torch.bfloat16
 RANK, PER_NODE = 3, 8
 TOKENS, HIDDEN, TOPK, EXPERTS = 1024, 256, 4, 32
 hybrid: Any = stand_in().modules["hybrid_ep_cpp"]()
-
-
-@pytest.fixture(scope="module")
-def held() -> list[int]:
-    """By how many bytes memory grew that torch's allocator never sees."""
-    changes: list[int] = []
-    symmetric_memory.install(PER_NODE, changes.append)
-    return changes
 
 
 @pytest.fixture(params=[8, 16])

@@ -10,7 +10,6 @@ import torch
 from torch import distributed as dist
 from torch.distributed import _symmetric_memory as symm_mem
 
-from prismscale.devices.null import symmetric_memory
 from prismscale.devices.null.libraries.transformer_engine import make_extension
 from prismscale.devices.null.libraries.transformer_engine.enums import CommOverlapType
 from prismscale.graph.node import CollectiveOp
@@ -24,14 +23,6 @@ MIB = 2**20
 BF16 = torch.bfloat16
 AG, RS = CommOverlapType["AG"], CommOverlapType["RS"]
 tex: Any = make_extension()
-
-
-@pytest.fixture(scope="module")
-def held() -> list[int]:
-    """By how many bytes memory grew that torch's allocator never sees."""
-    changes: list[int] = []
-    symmetric_memory.install(8, changes.append)
-    return changes
 
 
 @pytest.fixture
