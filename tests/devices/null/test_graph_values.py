@@ -53,11 +53,15 @@ def test_what_was_known_before_is_no_constant_of_the_graph() -> None:
     assert value_policy.known(found) is None
 
 
+def marked(logits: torch.Tensor) -> torch.Tensor:
+    """The map of routes, as megatron-core makes it."""
+    _, chosen = torch.topk(logits, k=2, dim=1)
+    return torch.zeros_like(logits).int().scatter(1, chosen, 1).bool()
+
+
 def routed(logits: torch.Tensor) -> torch.Tensor:
     """Tokens by expert, as megatron-core counts them."""
-    _, chosen = torch.topk(logits, k=2, dim=1)
-    marks = torch.zeros_like(logits).int().scatter(1, chosen, 1).bool()
-    return marks.sum(dim=0).long()
+    return marked(logits).sum(dim=0).long()
 
 
 def test_counts_of_tokens_that_ranks_tell_each_other_are_those_of_the_eager_program() -> None:
@@ -101,7 +105,7 @@ class Pointer:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape),
-            "typestr": "<i8",
+            "typestr": "|u1" if tensor.dtype == torch.bool else "<i8",
             "data": (tensor.data_ptr(), False),
             "version": 3,
         }
@@ -120,6 +124,20 @@ def test_values_stay_where_a_replay_has_left_them() -> None:
     assert value_policy.known(weak) is None
     graph.replay()
     assert (weak * 2).tolist() == [10, 12, 14]
+
+
+def test_a_map_of_routes_is_counted_where_a_replay_has_left_it() -> None:
+    """A router in a graph, whose map the program gives up and finds by its address."""
+    logits = torch.randn(TOKENS, EXPERTS, device="cuda")
+    kept = []
+    graph = capture(lambda: kept.append(marked(logits)))
+    weak = torch.as_tensor(Pointer(kept[0]), device="cuda").view(torch.bool)
+    kept.clear()
+    graph.replay()
+    assert weak.sum(dim=0).tolist() == [TOKENS * 2 // EXPERTS] * EXPERTS
+    assert weak.clone().nonzero().shape == (TOKENS * 2, 2)
+    weak.logical_not_()
+    assert weak.clone().nonzero().shape == (TOKENS * EXPERTS, 2)
 
 
 def test_another_graph_that_uses_the_memory_again_takes_the_values_away() -> None:

@@ -63,9 +63,9 @@ bool stand_in(const at::Tensor& tensor, bool overwritten, bool from_host, at::Te
   Allocation* allocation = allocation_of(tensor);
   if (allocation == nullptr) {
     if (tensor.numel() > 0) {  // made from a foreign pointer
-      const auto left = left_value(tensor);
-      if (left) cpu = on_shadow(tensor, left->shadow, left->offset);
-      return left.has_value();
+      const LeftValue left = left_value(tensor);
+      if (left.shadow) cpu = on_shadow(tensor, left.shadow, left.offset);
+      return static_cast<bool>(left.shadow);
     }
     cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
     return true;
@@ -234,6 +234,12 @@ void forget_written(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
     if (info.forgets_all || info.written[static_cast<size_t>(argument)]) forget(tensor);
   });
+}
+
+std::optional<double> uniform_value(const at::Tensor& tensor) {
+  if (!is_null(tensor)) return std::nullopt;
+  if (const Allocation* allocation = allocation_of(tensor)) return allocation->uniform;
+  return left_value(tensor).uniform;
 }
 
 std::optional<at::Tensor> known_value(const at::Tensor& tensor) {

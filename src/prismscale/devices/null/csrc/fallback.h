@@ -61,17 +61,20 @@ bool lasts_in_graph(const at::Tensor& tensor);
 void set_lasting(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                  c10::ArrayRef<c10::IValue> outputs);
 void set_lasting(const at::Tensor& tensor);
-// What a replay has left where a tensor made of a bare pointer points; nothing: unknown.
+// What a replay has left where a tensor made of a bare pointer points.
 struct LeftValue {
-  c10::Storage shadow;
-  size_t offset;  // bytes into it at which the tensor's storage begins
+  c10::Storage shadow;            // undefined: the value is unknown
+  size_t offset = 0;              // bytes into it at which the tensor's storage begins
+  std::optional<double> uniform;  // as of an allocation
 };
-std::optional<LeftValue> left_value(const at::Tensor& tensor);
+LeftValue left_value(const at::Tensor& tensor);
 void forget_left(const at::Tensor& tensor);
 // In a capture, replays will write to these.
 void written_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                       c10::ArrayRef<c10::IValue> outputs);
 void written_in_graph(const at::Tensor& tensor);
+// What every element is, or what share of them is true: see Allocation.
+std::optional<double> uniform_value(const at::Tensor& tensor);
 std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
 bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host = false);
 

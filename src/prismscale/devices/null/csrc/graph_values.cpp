@@ -19,42 +19,50 @@ namespace {
 // again: between the replay that writes there and the next one that does, the values are there.
 class LeftValues {
  public:
-  void set(uint64_t address, const std::vector<char>& bytes) {
-    erase(address, bytes.size());
+  void set(uint64_t address, size_t bytes, LeftValue value) {
+    erase(address, bytes);
     std::lock_guard<std::mutex> lock(mutex_);
-    shadows_.emplace(address, storage_of(bytes));
+    entries_.emplace(address, Entry{bytes, std::move(value)});
   }
   void erase(uint64_t address, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = shadows_.lower_bound(address);
-    while (found != shadows_.begin() && end_of(*std::prev(found)) > address) --found;
-    while (found != shadows_.end() && found->first < address + bytes) found = shadows_.erase(found);
+    auto found = entries_.lower_bound(address);
+    while (found != entries_.begin() && end_of(*std::prev(found)) > address) --found;
+    while (found != entries_.end() && found->first < address + bytes) found = entries_.erase(found);
   }
-  std::optional<LeftValue> find(uint64_t address, size_t bytes) {
+  LeftValue find(uint64_t address, size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = shadows_.upper_bound(address);
-    if (found == shadows_.begin() || end_of(*--found) < address + bytes) return std::nullopt;
-    return LeftValue{found->second, address - found->first};
-  }
-  static c10::Storage storage_of(const std::vector<char>& bytes) {
-    c10::Storage storage(
-        c10::Storage::use_byte_size_t(), bytes.size(), c10::GetCPUAllocator(), false);
-    std::ranges::copy(bytes, static_cast<char*>(storage.mutable_data()));
-    return storage;
+    auto found = entries_.upper_bound(address);
+    if (found == entries_.begin() || end_of(*--found) < address + bytes) return {};
+    LeftValue value = found->second.value;
+    value.offset = address - found->first;
+    return value;
   }
 
  private:
-  using Shadows = std::map<uint64_t, c10::Storage>;
-  static uint64_t end_of(const Shadows::value_type& entry) {
-    return entry.first + entry.second.nbytes();
+  struct Entry {
+    size_t bytes;
+    LeftValue value;
+  };
+  using Entries = std::map<uint64_t, Entry>;
+  static uint64_t end_of(const Entries::value_type& entry) {
+    return entry.first + entry.second.bytes;
   }
   std::mutex mutex_;
-  Shadows shadows_;
+  Entries entries_;
 };
 
 LeftValues& left_values() {
   static auto* values = new LeftValues();
   return *values;
+}
+
+c10::Storage storage_of(const std::vector<char>& bytes) {
+  if (bytes.empty()) return {};
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), bytes.size(), c10::GetCPUAllocator(), false);
+  std::ranges::copy(bytes, static_cast<char*>(storage.mutable_data()));
+  return storage;
 }
 
 uint64_t address_of(const c10::Storage& storage) {
@@ -129,18 +137,17 @@ void write_storages(WrittenStorages& storages) {
   for (const auto& [address, bytes] : storages.scratch) left_values().erase(address, bytes);
   storages.each([](const WrittenStorages::Written& written, Allocation* allocation) {
     if (allocation == nullptr) {
-      left_values().erase(written.address, written.bytes);
-      if (!written.shadow.empty()) left_values().set(written.address, written.shadow);
+      LeftValue left{storage_of(written.shadow), 0, written.uniform};
+      left_values().set(written.address, written.bytes, std::move(left));
       return;
     }
     allocation->uniform = written.uniform;
     allocation->is_check = written.is_check;
-    allocation->shadow =
-        written.shadow.empty() ? c10::Storage() : LeftValues::storage_of(written.shadow);
+    allocation->shadow = storage_of(written.shadow);
   });
 }
 
-std::optional<LeftValue> left_value(const at::Tensor& tensor) {
+LeftValue left_value(const at::Tensor& tensor) {
   return left_values().find(address_of(tensor.storage()), tensor.storage().nbytes());
 }
 

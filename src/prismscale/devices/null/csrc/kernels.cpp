@@ -150,10 +150,9 @@ Question question_for(at::ScalarType dtype) {
 }
 
 double answer_for(const Tensor& unknown, const char* op) {
+  const auto uniform = uniform_value(unknown);
+  if (uniform && !unknown.is_floating_point()) return *uniform;
   const Allocation* allocation = allocation_of(unknown);
-  if (allocation && allocation->uniform && !unknown.is_floating_point()) {
-    return *allocation->uniform;
-  }
   const bool is_check = allocation && allocation->is_check;
   const Question question = is_check ? Question::kCheck : question_for(unknown.scalar_type());
   return ask(op, question, unknown.numel());

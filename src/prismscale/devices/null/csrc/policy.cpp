@@ -62,9 +62,9 @@ Tensor positions_in(const Tensor& self) {
   if (const auto known = known_value(self)) {
     return known_on_cuda(at::native::nonzero_cpu(*known), index);
   }
-  const Allocation* allocation = allocation_of(self);
-  const int64_t count = allocation != nullptr && allocation->uniform
-      ? static_cast<int64_t>(*allocation->uniform * static_cast<double>(self.numel()) + 0.5)
+  const auto uniform = uniform_value(self);
+  const int64_t count = uniform
+      ? static_cast<int64_t>(*uniform * static_cast<double>(self.numel()) + 0.5)
       : ask_count("aten::nonzero", self.numel());
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }
@@ -276,11 +276,11 @@ template <bool kCounts>
 void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Tensor self = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   null_kernel(op, keys, stack);
-  const Allocation* allocation = is_null(self) ? allocation_of(self) : nullptr;
-  if (allocation == nullptr || !allocation->uniform || self.scalar_type() != at::kBool) return;
+  const auto uniform = uniform_value(self);
+  if (!uniform || self.scalar_type() != at::kBool) return;
   const Tensor result = stack->back().toTensor();
   if (result.numel() == 0 || result.numel() > kShadowElements || known_value(result)) return;
-  const double share = *allocation->uniform;
+  const double share = *uniform;
   if (kCounts && share > 0.0 && share < 1.0) {
     const auto marks = static_cast<int64_t>(share * static_cast<double>(self.numel()) + 0.5);
     const Tensor counts = spread(marks, result.numel(), result.scalar_type());

@@ -66,10 +66,10 @@ void set_share(const Tensor& map, double share) {
 
 void copy_share(const Tensor& to, const Tensor& from) {
   if (!is_null(to) || !is_null(from) || known_value(to)) return;
-  const Allocation* source = allocation_of(from);
-  if (source == nullptr || !source->uniform || !holds_marks(to)) return;
+  const auto share = uniform_value(from);
+  if (!share || !holds_marks(to)) return;
   const bool whole = static_cast<size_t>(to.numel() * to.itemsize()) >= to.storage().nbytes();
-  if (Allocation* target = whole ? allocation_of(to) : nullptr) target->uniform = source->uniform;
+  if (Allocation* target = whole ? allocation_of(to) : nullptr) target->uniform = share;
 }
 
 void register_routing_kernels() {
