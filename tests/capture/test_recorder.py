@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
 from typing import Any
@@ -257,6 +257,45 @@ def test_phases_are_told_apart() -> None:
         program.recorder.optimizer_ended()
     expected = [("forward", 1), ("backward", 20), ("forward", 3), ("optimizer", 400)]
     assert program.spans() == expected
+
+
+def by_the_engine(loss: torch.Tensor) -> None:
+    """As Megatron's pipelines do, whose outputs hold no data any more."""
+    torch.autograd.Variable._execution_engine.run_backward(
+        (loss,), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+PASSES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "backward": lambda loss, weight: loss.backward(),
+    "grad": torch.autograd.grad,
+    "the engine": lambda loss, weight: by_the_engine(loss),
+}
+
+
+@pytest.mark.parametrize("how", PASSES)
+def test_a_backward_pass_is_known_however_it_is_run(how: str) -> None:
+    """Also one that runs another within it, as some kinds of checkpointing do."""
+    weight = torch.ones(2, requires_grad=True)
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                torch.ones(2, requires_grad=True).sum().backward()
+            program.work(20)
+            return grad.expand(2)
+
+    with Program() as program, watch_backward(program.recorder):
+        program.work(1)
+        PASSES[how](Again.apply(weight), weight)
+        program.work(3)
+        program.recorder.finish()
+    assert program.spans() == [("forward", 1), ("backward", 20), ("forward", 3)]
 
 
 def test_what_happens_between_steps_is_not_the_programs_work() -> None:

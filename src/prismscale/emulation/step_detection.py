@@ -106,21 +106,50 @@ class BackwardListener(Protocol):
 
 @contextmanager
 def watch_backward(listener: BackwardListener) -> Iterator[None]:
-    """Tell ``listener`` of backward passes: rebinds ``torch.autograd.backward``."""
-    original = torch.autograd.backward
+    """Tell ``listener`` of backward passes: replaces the object through which Python code runs
+    autograd's engine.
 
-    def backward(*args: Any, **kwargs: Any) -> None:
-        listener.backward_begins()
-        try:
-            original(*args, **kwargs)
-        finally:
-            listener.backward_ended()
+    ``torch.autograd.backward`` and ``grad`` go through it, and programs that call the engine
+    themselves (Megatron's pipelines, whose outputs have given up their data). A pass that runs
+    within another is a part of it.
+    """
+    variable: Any = torch.autograd.Variable
+    original = variable._execution_engine
+    passes = _Passes(listener)
 
-    torch.autograd.backward = backward
+    # A process has one engine, whichever object it is called by. Compilers ask for the type.
+    class WatchedEngine(torch._C._ImperativeEngine):
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            """A pass from its beginning to its end."""
+            in_its_place(passes.begin)
+            try:
+                return original.run_backward(*args, **kwargs)
+            finally:
+                in_its_place(passes.end)
+
+    variable._execution_engine = WatchedEngine()
     try:
         yield
     finally:
-        torch.autograd.backward = original
+        variable._execution_engine = original
+
+
+class _Passes:
+    """Those that run now. One that runs within another may do so on one of autograd's threads."""
+
+    def __init__(self, listener: BackwardListener) -> None:
+        self._listener = listener
+        self._open = 0
+
+    def begin(self) -> None:
+        self._open += 1
+        if self._open == 1:
+            self._listener.backward_begins()
+
+    def end(self) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._listener.backward_ended()
 
 
 class RecomputationListener(Protocol):
