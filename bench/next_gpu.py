@@ -5,8 +5,9 @@
 SimuMax's records of Megatron-LM are the measured steps. DIR is what ``bench/simumax_records.py
 --keep DIR`` left: its runs are priced anew, none runs again. Every kernel of a run gets the price
 that it would have if a B200 were known by its data sheet alone (peaks, bandwidth, multiprocessors,
-clocks, watts) and an H100's constants stood for its own; the prices go to ``prismscale forecast
---kernels`` as a table. Communication keeps the B200's constants.
+watts) and an H100's constants stood for its own: a file with ``base = "b200"`` and
+``device.scaled_from`` says so to ``prismscale forecast --cluster``. Communication keeps the B200's
+constants.
 
 Not blind: see *From a data sheet* in docs/accuracy.md. What lasts of an H100's products under its
 power limit is itself shifted from the B200's.
@@ -20,12 +21,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from prismscale.analysis.emulated import Emulated
-from prismscale.cost.kernel import ModelledKernels
-from prismscale.cost.kernel_measured import KernelTable, MeasuredKernel
-from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.validation.error_rows import error_rows
-from prismscale.validation.kernels.product_scores import by_data_sheet
 from prismscale.validation.rows import Row, finish
 from prismscale.validation.steps.measured import SIMUMAX, MeasuredStep, load_measured
 from runs import Runs, our_commit
@@ -34,38 +30,24 @@ DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 GPU, OTHER = "b200", "h100-sxm"
 LIMIT_S = 600
 BRIEF = ("--variability", "none", "--draws", 8, "--no-shares", "--executor", "serial")
+CLUSTER = f"""
+base = "{GPU}"
+name = "{GPU}-by-its-data-sheet"
+
+[device]
+scaled_from = "{OTHER}"
+multiprocessors = 148
+power_watts = 1000
+"""
+"""The rest of the data sheet is the preset's own."""
 
 
-def write_table(run: Path, model: ModelledKernels) -> Path:
-    """The prices of every call that the captured ranks of ``run`` made."""
-    newest = max(run.glob("captures/*"), key=lambda path: path.stat().st_mtime)
-    ranks = [Emulated.load(path) for path in sorted(newest.glob("rank-*.null.json"))]
-    signatures = {use.signature for rank in ranks for use in rank.kernels}
-    table = KernelTable(
-        device=model.profile.device,
-        torch="",
-        date="",
-        kernels=tuple(_priced(signature, model) for signature in sorted(signatures)),
-    )
-    path = run / f"kernels-from-{OTHER}.json"
-    table.save(path)
-    return path
-
-
-def _priced(signature: str, model: ModelledKernels) -> MeasuredKernel:
-    cost = model.cost(signature)
-    return MeasuredKernel(
-        signature=signature, device_ns=cost.device_ns, host_ns=cost.host_ns, spread=0.0
-    )
-
-
-def measure(step: MeasuredStep, runs: Runs, model: ModelledKernels) -> Iterator[Row]:
+def measure(step: MeasuredStep, runs: Runs, cluster: Path) -> Iterator[Row]:
     """One kept run, priced anew."""
     run = runs.folder / step.case
     if not (run / "results.json").exists():
         return
-    table = write_table(run, model)
-    done = runs.command("forecast", run, "--kernels", table, *BRIEF)
+    done = runs.command("forecast", run, "--cluster", cluster, *BRIEF)
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
         yield Row.at_least(f"{step.case}: completes", 0, 1)
@@ -84,10 +66,11 @@ def measure(step: MeasuredStep, runs: Runs, model: ModelledKernels) -> Iterator[
 def main() -> int:
     """Price the runs, print the table, and write it where asked; returns the exit code."""
     options = _arguments()
-    model = ModelledKernels(profile=by_data_sheet(KernelProfile.load(GPU), OTHER))
     runs = Runs(options.runs.absolute(), limit_s=LIMIT_S)
+    cluster = runs.folder / "by-its-data-sheet.toml"
+    cluster.write_text(CLUSTER, encoding="utf-8")
     steps = [step for step in load_measured(options.truth) if step.family == SIMUMAX]
-    rows = [row for step in steps for row in measure(step, runs, model)]
+    rows = [row for step in steps for row in measure(step, runs, cluster)]
     scored = [row.value for row in rows if row.name.endswith(" ms")]
     rows += error_rows(f"{GPU} steps from {OTHER}", scored, of="steps")
     return finish(rows, title=f"Steps of a {GPU} by an {OTHER}", json_path=options.json)

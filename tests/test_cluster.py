@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ bandwidth_bytes_per_s = 1e8
 """
 
 
-@pytest.mark.parametrize("name", ["a100-80g", "b200", "h100-sxm", "h200-sxm", "loopback-gloo"])
+@pytest.mark.parametrize(
+    "name", ["a100-80g", "b200", "gb200", "h100-sxm", "h200-sxm", "loopback-gloo"]
+)
 def test_preset_is_listed_and_loads_under_its_own_name(name: str) -> None:
     """Every promised preset exists and says what it is."""
     assert name in Cluster.presets()
@@ -73,6 +76,31 @@ def test_file_is_loaded_by_path(tmp_path: Path) -> None:
     path.write_text(MINIMAL)
 
     assert Cluster.load(path).devices_per_node == 2
+
+
+def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
+    """Key by key, in tables, too."""
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "b200"\nname = "half"\n[intra_node]\nbandwidth_bytes_per_s = 450e9\n')
+    base, mine = Cluster.load("b200"), Cluster.load(path)
+    halved = replace(base.intra_node, bandwidth_bytes_per_s=450e9)
+    assert mine == replace(base, name="half", intra_node=halved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('base = "b20"', "base is 'b20'.*did you mean b200"),
+        ('base = "b200"\nnvlink = 1', "unknown key 'nvlink'"),
+        ('base = "b200"\n[device.peak_flops]\nbfloat16 = 0', "peak_flops.bfloat16 is 0"),
+        ('base = "b200"\nnodes_per_nvlink_domain = 0', "nodes_per_nvlink_domain is 0"),
+        ('base = "gb200"\nfabric = {nodes_per_pod = 20}', "nodes_per_pod is 20.*multiple of.*18"),
+    ],
+)
+def test_what_a_base_cannot_be_is_refused(text: str, message: str) -> None:
+    """With the key to mend."""
+    with pytest.raises(FormatError, match=message):
+        Cluster.from_toml(text)
 
 
 def test_missing_file_is_a_usage_error(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """The target cluster: devices, links, and how communications behave on them.
 
-A :class:`Cluster` is read from TOML, either a preset of this package or a file of the user's.
-It is open-ended in size: rank ``r`` sits on node ``r // devices_per_node`` whatever the world size
-is. Bandwidths are those of one direction.
+A :class:`Cluster` is read from TOML, either a preset of this package or a file of the user's, which
+may name a preset as its ``base`` and say only what differs. It is open-ended in size: rank ``r``
+sits on node ``r // devices_per_node`` whatever the world size is. Bandwidths are those of one
+direction.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from prismscale.errors import UsageError, did_you_mean
+from prismscale.errors import FormatError, UsageError, did_you_mean
 from prismscale.graph.node import CollectiveOp
-from prismscale.typed_files import decode, encode, parse, read
+from prismscale.typed_files import decode, encode, overlaid, parse, read
 
 _PROFILES = "prismscale.cost"
 
@@ -29,11 +30,29 @@ class Device:
     memory_bandwidth_bytes_per_s: float | None = None
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak by torch dtype name (``bfloat16``, ``float8_e4m3fn``, ``tfloat32``, …)."""
+    scaled_from: str = ""
+    """A GPU that is known, for one that is not: a preset's name. See
+    :func:`prismscale.cost.target_gpu.profile_of`."""
+    multiprocessors: int | None = None
+    """None, here and below: as many as the known GPU has."""
+    power_watts: float | None = None
+    """Limit; None where peaks differ: it grows with them."""
+    cache_bytes: float | None = None
+    """Level-2 cache."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "memory_bytes")
-        if self.memory_bandwidth_bytes_per_s is not None:
-            _require_positive(self, "memory_bandwidth_bytes_per_s")
+        for name in (
+            "memory_bandwidth_bytes_per_s",
+            "multiprocessors",
+            "power_watts",
+            "cache_bytes",
+        ):
+            if getattr(self, name) is not None:
+                _require_positive(self, name)
+        for dtype, peak in self.peak_flops.items():
+            if not peak > 0:
+                raise UsageError(f"peak_flops.{dtype} is {peak}; it must be more than 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +154,8 @@ class Cluster:
     device: Device
     devices_per_node: int
     nics_per_node: int
+    nodes_per_nvlink_domain: int = 1
+    """Consecutive nodes whose devices reach each other over NVLink: 18 of an NVL72's."""
     intra_node: Link
     """Per device."""
     inter_node: Link
@@ -153,6 +174,27 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _require_positive(self, "devices_per_node", "nics_per_node", "overlap_power")
+        _require_positive(self, "nodes_per_nvlink_domain")
+        if self.fabric and self.fabric.nodes_per_pod % self.nodes_per_nvlink_domain:
+            raise UsageError(
+                f"fabric.nodes_per_pod is {self.fabric.nodes_per_pod}; it must be a multiple of "
+                f"nodes_per_nvlink_domain, {self.nodes_per_nvlink_domain}"
+            )
+
+    @property
+    def devices_per_domain(self) -> int:
+        """Ranks that reach each other over NVLink."""
+        return self.devices_per_node * self.nodes_per_nvlink_domain
+
+    @property
+    def nics_per_domain(self) -> int:
+        """Network cards of an NVLink domain."""
+        return self.nics_per_node * self.nodes_per_nvlink_domain
+
+    @property
+    def domains_per_pod(self) -> int:
+        """NVLink domains of a pod; 0 where the cluster describes no fabric."""
+        return self.fabric.nodes_per_pod // self.nodes_per_nvlink_domain if self.fabric else 0
 
     @property
     def processor_communicates(self) -> bool:
@@ -184,13 +226,12 @@ class Cluster:
         """
         given = str(name_or_path)
         if given in cls.presets():
-            text = resources.files(_PROFILES).joinpath("profiles", f"{given}.toml").read_text()
-            return cls.from_toml(text, origin=f"preset {given}")
+            return cls.from_toml(_preset_text(given), origin=f"preset {given}")
         path = Path(given)
         if path.suffix != ".toml" and not path.is_file():
             allowed = did_you_mean(given, cls.presets())
             raise UsageError(f"unknown cluster '{given}'; {allowed}; or the path of a .toml file")
-        return decode(cls, read(path, "cluster file"), str(path))
+        return cls._of_table(read(path, "cluster file"), str(path))
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "cluster") -> Cluster:
@@ -199,11 +240,26 @@ class Cluster:
         Raises:
             FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
         """
-        return decode(cls, parse(text, origin), origin)
+        return cls._of_table(parse(text, origin), origin)
+
+    @classmethod
+    def _of_table(cls, table: Mapping[str, Any], origin: str) -> Cluster:
+        """One with a ``base`` says what differs from that preset, key by key."""
+        if "base" not in table:
+            return decode(cls, table, origin)
+        base, presets = table["base"], cls.presets()
+        if base not in presets:
+            raise FormatError(f"{origin}: base is {base!r}; {did_you_mean(str(base), presets)}")
+        own = {key: value for key, value in table.items() if key != "base"}
+        return decode(cls, overlaid(parse(_preset_text(base), f"preset {base}"), own), origin)
 
     def to_toml(self) -> str:
         """The text that :meth:`from_toml` reads back as an equal cluster."""
         return encode(self)
+
+
+def _preset_text(name: str) -> str:
+    return resources.files(_PROFILES).joinpath("profiles", f"{name}.toml").read_text("utf-8")
 
 
 def _require_positive(owner: Any, *names: str) -> None:

@@ -243,7 +243,7 @@ class JobConfig:
     def scenario(self, cluster: Cluster, captures: str) -> Scenario:
         """What the job's graph is timed with, which was made of ``captures`` in the run folder."""
         table = str(self.kernels.absolute()) if self.kernels else ""
-        costs = CostSettings(gpu=cluster.device.name, kernels=table, fused=self.fused)
+        costs = CostSettings(kernels=table, fused=self.fused)
         scenario = Scenario(
             cluster=cluster,
             compute_scale=self.compute_scale,
@@ -275,13 +275,9 @@ class JobConfig:
         return cluster
 
     def _kernel_model(self, cluster: Cluster) -> KernelModel:
-        key, _ = target_gpu(
-            cluster.device.name,
-            memory_bytes=cluster.device.memory_bytes,
-            devices_per_node=cluster.devices_per_node,
-        )
+        target_gpu(cluster.device, devices_per_node=cluster.devices_per_node)
         table = str(self.kernels) if self.kernels else ""
-        return KernelCostSource(table=table, fused=self.fused).model(key)
+        return KernelCostSource(table=table, fused=self.fused).model(cluster.device)
 
     def capture_key(self, cluster: Cluster) -> str:
         """Changes whenever captures made before can no longer be used: program, arguments, world,

@@ -102,6 +102,18 @@ def _damage_named(origin: str, what: str) -> Iterator[None]:
         raise FormatError(f"{origin}: not valid {what}: nested too deeply") from error
 
 
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``under`` with what ``over`` says in its place; tables within them key by key."""
+    found = dict(under)
+    for key, value in over.items():
+        below = found.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            found[key] = overlaid(below, value)
+        else:
+            found[key] = value
+    return found
+
+
 def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = "") -> T:
     """Build ``cls`` from a parsed TOML table; ``origin`` names the file in errors.
 

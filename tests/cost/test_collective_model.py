@@ -312,6 +312,22 @@ def test_groups_of_a_family_share_the_cards_of_a_node() -> None:
     )
 
 
+def test_nodes_of_an_nvlink_domain_need_no_network() -> None:
+    """A group of 72 takes as long, however slow the network is; the 73rd member waits for it."""
+    own = Cluster.load("gb200")
+    slow = replace(own, inter_node=replace(own.inter_node, bandwidth_bytes_per_s=1e6))
+
+    def ns(cluster: Cluster, ranks: int) -> int:
+        table = np.arange(ranks)[:, np.newaxis]
+        model = AnalyticCollectiveModel(cluster)
+        return int(model.duration_ns(CollectiveOp.ALL_REDUCE, 1 << 30, table)[0])
+
+    assert ns(own, 72) == ns(slow, 72) < ns(own, 73) < ns(slow, 73)
+    nodes = replace(own, nodes_per_nvlink_domain=1)
+    assert ns(nodes, 4) == ns(own, 4)
+    assert ns(nodes, 72) > 2 * ns(own, 72)
+
+
 def test_a_group_alone_has_its_card_for_itself() -> None:
     """One group over the same nodes is as fast as where every device has a card."""
     few = AnalyticCollectiveModel(replace(H100, nics_per_node=4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from prismscale.cluster import Cluster
 from prismscale.cost.kernel import KernelModel, load_kernel_model
 from prismscale.cost.kernel_changes import (
     ChangedKernels,
@@ -120,4 +121,5 @@ def test_changes_come_on_top_of_each_other() -> None:
 def test_who_asks_for_a_model_gets_the_changes_with_it() -> None:
     """Captures, recosting and live ranks ask here."""
     source = KernelCostSource(changes=(KernelFactor(pattern="mm", factor=2.0),))
-    assert source.model("h100-sxm").cost(PRODUCT).device_ns == 2 * H100.cost(PRODUCT).device_ns
+    found = source.model(Cluster.load("h100-sxm").device).cost(PRODUCT)
+    assert found.device_ns == 2 * H100.cost(PRODUCT).device_ns

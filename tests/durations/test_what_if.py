@@ -188,7 +188,7 @@ def test_measured_communication_keeps_its_time() -> None:
 def test_a_group_that_no_node_holds_does_not_go_over_nvlink() -> None:
     """Sixteen members, eight devices."""
     graph = pipeline_job(1, 16, 1, 2)
-    with pytest.raises(UsageError, match="groups of 16 do not fit a node of 8"):
+    with pytest.raises(UsageError, match="groups of 16 do not fit the 8 GPUs"):
         hoped("group=dp on nvlink", graph=graph)
 
 
@@ -248,7 +248,7 @@ def test_a_scenario_with_a_damaged_what_if_is_refused(tmp_path: Path) -> None:
 
 def test_kernels_of_a_null_run_need_its_logs(tmp_path: Path) -> None:
     """Without them, another capture is asked for."""
-    costs = CostSettings(gpu=H100.device.name)
+    costs = CostSettings()
     scenario = Scenario(cluster=H100, kernel_costs=costs, what_ifs=("kernel=mm x2",))
     with pytest.raises(UsageError, match=r"launches-\d+\.parquet is missing"):
         hoped_job(job(), Alteration(scenario=scenario, root=tmp_path))

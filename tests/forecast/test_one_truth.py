@@ -178,7 +178,7 @@ def test_a_job_that_hangs_is_refused(tmp_path):
 
 def test_other_costs_need_the_log_of_launches(tmp_path):
     """A null run's computation belongs to its GPU; without its launches another needs a run."""
-    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), kernel_costs=CostSettings(gpu=H100_NAME))
+    root = saved_run(tmp_path, pipeline_job(2, 1, 1, 2), kernel_costs=CostSettings())
     assert load_recording(root, H100).base.step_ns == step_of(root)
     with pytest.raises(UsageError, match="run the program again"):
         load_recording(root, "b200")
@@ -206,7 +206,7 @@ def test_a_scenario_is_read_as_it_was_written(tmp_path):
         cluster=replace(Cluster.load("b200"), name="ours"),
         compute_scale=0.7,
         faults=Faults(slow={3: 1.5}, hang={1: 4}),
-        kernel_costs=CostSettings(gpu="NVIDIA B200", kernels="table.json", fused=True),
+        kernel_costs=CostSettings(kernels="table.json", fused=True),
         captures="captures/abc",
     )
     scenario.save(tmp_path / "scenario.json")

@@ -96,8 +96,7 @@ def spec(folder: Path, device: str, text: str = TRAINER) -> CaptureSpec:
         communication_load=False,
         payloads=str(folder / "payloads"),
         out=str(folder),
-        gpu=gpu.name,
-        gpu_memory_bytes=gpu.memory_bytes,
+        gpu=gpu,
     )
 
 

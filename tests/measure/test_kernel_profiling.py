@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from prismscale.analysis.emulated import Emulated, KernelUse
 from prismscale.cli import app
+from prismscale.cluster import Cluster
 from prismscale.commands.profile_kernels import signatures_of
 from prismscale.cost.kernel import load_kernel_model
 from prismscale.cost.kernel_measured import (
@@ -26,6 +27,7 @@ from prismscale.measure.kernel_inputs import build_call, make_tensor
 from prismscale.measure.kernel_timing import profile_kernels
 
 CPU = torch.device("cpu")
+H200 = Cluster.load("h200-sxm").device
 MM = FIELD.join(("aten::mm", "Float[8,4];Float[4,16]@1,4", "Float[8,16]", ""))
 
 
@@ -151,9 +153,7 @@ def test_a_job_is_priced_by_its_table(tmp_path: Path) -> None:
     table = replace(table, kernels=(*table.kernels, add))
     table.save(tmp_path / "kernels.json")
     for fused in (False, True):
-        costs = KernelCostSource(table=str(tmp_path / "kernels.json"), fused=fused).model(
-            "h200-sxm"
-        )
+        costs = KernelCostSource(table=str(tmp_path / "kernels.json"), fused=fused).model(H200)
         assert costs.cost(MM).source == "measured"
         assert (costs.cost(CALLS[1]).source == "measured") != fused
 
@@ -171,7 +171,7 @@ def test_the_table_of_another_gpu_is_refused(tmp_path: Path) -> None:
     """With both names."""
     table_of().save(tmp_path / "kernels.json")
     with pytest.raises(UsageError, match="measured on a GPU; the cluster's GPU is NVIDIA H200"):
-        KernelCostSource(table=str(tmp_path / "kernels.json")).model("h200-sxm")
+        KernelCostSource(table=str(tmp_path / "kernels.json")).model(H200)
 
 
 def test_tables_survive_the_disk(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from prismscale.cost.allocator_config import MIB, AllocatorConfig
+from prismscale.devices.null.memory.allocator_config import MIB, AllocatorConfig
 from prismscale.errors import PrismscaleError, UsageError
 
 MIN_BLOCK_BYTES = 512

@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from prismscale.cost.allocator_config import AllocatorConfig
 from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.memory import memory_stats
+from prismscale.devices.null.memory.allocator_config import AllocatorConfig
 from support.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
 
 MIB = 1 << 20

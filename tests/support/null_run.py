@@ -18,7 +18,7 @@ from prismscale.runfolder import RunFolder
 from support.jobs import pipeline_job
 
 H100 = Cluster.load("h100-sxm")
-COSTS = CostSettings(gpu=H100.device.name)
+COSTS = CostSettings()
 PRODUCT = "\x1f".join(
     ("aten::mm", "BFloat16[4096,4096];BFloat16[4096,4096]", "BFloat16[4096,4096]", "")
 )
@@ -62,7 +62,7 @@ def stored_null_run(root: Path, *, replicas: int = 4) -> Path:
 
 def _costed(graph: JobGraph) -> JobGraph:
     """``graph`` whose computations take what a product takes, as its captures would have it."""
-    product_ns = round(COSTS.model().cost(PRODUCT).device_ns)
+    product_ns = round(COSTS.model(H100.device).cost(PRODUCT).device_ns)
     classes = []
     for rank_class in graph.classes:
         trace = rank_class.trace

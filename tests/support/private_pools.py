@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prismscale.cost.allocator_config import AllocatorConfig
+from prismscale.devices.null.memory.allocator_config import AllocatorConfig
 from support.allocator import (
     FIRST_ADDRESS,
     SMALL_LIMIT_BYTES,

@@ -20,6 +20,8 @@ trees (P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwid
 reduction and scan", 2009), and in-switch reduction, where a device sends its vector once and the
 switch returns one reduced share: ``S·(1 + 1/n)`` bytes.
 
+*Node* stands here for what NVLink connects: a node, or all nodes of an NVLink domain.
+
 ``S`` is ``n_bytes`` in the convention of :class:`~prismscale.graph.node.CollectiveOp`.
 """
 
@@ -67,7 +69,7 @@ _RING_PASSES: Mapping[CollectiveOp, int] = {
 def cards_of(members: int, cluster: Cluster) -> float:
     """Network cards that ``members`` devices of one node can keep busy."""
     per_device = max(1.0, cluster.nics_per_node / cluster.devices_per_node)
-    return min(members * per_device, float(cluster.nics_per_node))
+    return min(members * per_device, float(cluster.nics_per_domain))
 
 
 def ring(op: CollectiveOp, n_bytes: float, at: TopologyFootprint, cluster: Cluster) -> Load:
@@ -232,18 +234,18 @@ def evaluate(
 
 def share_of_cards(load: Load, cluster: Cluster, at: TopologyFootprint) -> float:
     """Of the busiest node's network cards, what the groups of the family use together."""
-    return min(1.0, _cards(load, cluster, at) * _sharing(cluster, at) / cluster.nics_per_node)
+    return min(1.0, _cards(load, cluster, at) * _sharing(cluster, at) / cluster.nics_per_domain)
 
 
 def _sharing(cluster: Cluster, at: TopologyFootprint) -> float:
     """Groups that leave a node at a time. A device takes part in one communication at a time,
     however many of its groups are listed."""
-    return min(at.sharing, max(1.0, cluster.devices_per_node / at.least))
+    return min(at.sharing, max(1.0, cluster.devices_per_domain / at.least))
 
 
 def _cards(load: Load, cluster: Cluster, at: TopologyFootprint) -> float:
     """Network cards of a node that one group has."""
-    return min(load.inter_cards, cluster.nics_per_node / _sharing(cluster, at))
+    return min(load.inter_cards, cluster.nics_per_domain / _sharing(cluster, at))
 
 
 def _inter_ns(

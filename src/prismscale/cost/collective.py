@@ -78,8 +78,7 @@ class AnalyticCollectiveModel:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        pod = cluster.fabric.nodes_per_pod if cluster.fabric is not None else 0
-        self._placements = PlacementCache(cluster.devices_per_node, pod)
+        self._placements = PlacementCache(cluster.devices_per_domain, cluster.domains_per_pod)
         self._algorithms = {op: _algorithms_for(op, cluster) for op in CollectiveOp}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._cheapest_ns)
 
@@ -161,7 +160,7 @@ class TableCollectiveModel:
 
     def __init__(self, cluster: Cluster, measured: Measured, fallback: CollectiveModel) -> None:
         self._cluster, self._measured, self._fallback = cluster, measured, fallback
-        self._placements = PlacementCache(cluster.devices_per_node)
+        self._placements = PlacementCache(cluster.devices_per_domain)
         self._curves = {(c.op, c.group_size, c.nodes): c for c in measured.curves}
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._interpolated_ns)
 

@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel, load_kernel_model
+from prismscale.cluster import Device
+from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel
 from prismscale.cost.kernel_changes import KernelChange, changed_kernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
+from prismscale.cost.target_gpu import kernel_model_of
 from prismscale.errors import FormatError, UsageError, shown
 from prismscale.files import write_json
 from prismscale.typed_files import decode, read_json
@@ -128,17 +130,17 @@ class KernelCostSource:
     changes: tuple[KernelChange, ...] = ()
     """What-ifs on top of both."""
 
-    def model(self, gpu: str) -> KernelModel:
-        """The model of ``gpu`` (``h100-sxm``) with these costs.
+    def model(self, device: Device) -> KernelModel:
+        """The model of ``device`` with these costs.
 
         Raises:
             UsageError: no such GPU or file, or the table is another GPU's.
             FormatError: not a kernel table.
         """
-        return changed_kernels(self._unchanged(gpu), self.changes)
+        return changed_kernels(self._unchanged(device), self.changes)
 
-    def _unchanged(self, gpu: str) -> KernelModel:
-        modelled = load_kernel_model(gpu, fused=self.fused)
+    def _unchanged(self, device: Device) -> KernelModel:
+        modelled = kernel_model_of(device, fused=self.fused)
         if not self.table:
             return modelled
         table = KernelTable.load(Path(self.table))

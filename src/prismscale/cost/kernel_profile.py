@@ -335,5 +335,8 @@ class ScaledGpu:
         if self.power_watts is None or other.power_watts is None:
             return headroom
         theirs = other.gemm[dtype].peak_flops
-        peaks = self.peak_flops.get(dtype, theirs) / theirs * headroom
-        return headroom * (self.power_watts / other.power_watts / peaks) ** exponent
+        peaks = self.peak_flops.get(dtype, theirs) / theirs
+        watts = self.power_watts / other.power_watts
+        found = headroom * (watts / (peaks * headroom)) ** exponent
+        # An exponent above 1 would make a GPU slower by giving it more units and as many watts.
+        return max(found, min(1.0, 1.0 / peaks)) if watts >= 1 else found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from prismscale.analysis.payload_use import PayloadKind
+from prismscale.cluster import Device
 from prismscale.devices.routing import Routing
 from prismscale.devices.stand_in_file import StandInFile
 from prismscale.devices.storage import WRITE_BYTES_PER_S
@@ -46,9 +47,10 @@ class RankSpec:
     """The first source of what absent peers contribute."""
     rules: str = ""
     """File of the user's rules for it; empty for none."""
-    gpu: str = ""
-    """Name of the GPU that a null device pretends to be."""
-    gpu_memory_bytes: int = 0
+    gpu: Device | None = None
+    """What a null device pretends to be."""
+    devices_per_domain: int = 0
+    """Ranks that reach each other over NVLink; 0: those of a node."""
     kernels: str = ""
     """File of measured kernel times that go before a null device's model; empty for none."""
     fused: bool = False

@@ -50,10 +50,12 @@ def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> Null
         UsageError: there is no such device here, and it cannot be made up.
     """
     if spec.device == "null":
+        if spec.gpu is None:
+            raise UsageError(f"rank {spec.rank} has a null device, but no GPU to pretend to be")
         return NullEmulation(
             spec.gpu,
-            memory_bytes=spec.gpu_memory_bytes,
             devices_per_node=spec.local_world_size,
+            devices_per_domain=spec.devices_per_domain or spec.local_world_size,
             costs=KernelCostSource(table=spec.kernels, fused=spec.fused, changes=changes),
             routing=spec.routing,
             stand_ins=spec.stand_ins,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.cost.kernel_changes import KernelFactor
-from prismscale.durations.recosting import CostSettings, Recosting
+from prismscale.durations.recosting import Recosting
 from prismscale.durations.scenario import Scenario
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import JobGraph
@@ -31,8 +31,8 @@ class Alteration:
     scenario: Scenario
     root: Path
     """The run folder."""
-    stored: CostSettings | None = None
-    """What gave the stored traces their computation; None: what the scenario names."""
+    stored: Scenario | None = None
+    """By whose costs of kernels the traces were stored; None: by the scenario's."""
 
     def graph(self, graph: JobGraph) -> JobGraph:
         """The graph as it would be.
@@ -66,7 +66,7 @@ class Alteration:
         scenario, hoped = self.scenario, self.scenario.hoped
         if scenario.kernel_costs is None:
             return {key: _scaled(trace, scenario) for key, trace in traces.items()}
-        is_as_stored = self.stored is None or scenario.kernel_costs == self.stored
+        is_as_stored = self.stored is None or scenario.costs_kernels_as(self.stored)
         if is_as_stored and not hoped.kernels and hoped.recomputes:
             return dict(traces)
         return {key: self.recosting.trace(trace) for key, trace in traces.items()}
@@ -75,12 +75,10 @@ class Alteration:
     def recosting(self) -> Recosting:
         """How a null run's computation is costed."""
         scenario, hoped = self.scenario, self.scenario.hoped
-        if scenario.kernel_costs is None:
-            raise UsageError("the computation of this run was measured: it has no log of kernels")
         return Recosting(
             captures=self.root / scenario.captures,
-            model=scenario.kernel_costs.model(hoped.kernels),
-            stored_model=(self.stored or scenario.kernel_costs).model(),
+            model=scenario.kernel_model(hoped.kernels),
+            stored_model=(self.stored or scenario).kernel_model(),
             recomputes=hoped.recomputes,
         )
 

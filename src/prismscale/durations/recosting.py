@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.cluster import Cluster
+from prismscale.cluster import Device
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.kernel_measured import KernelCostSource
@@ -27,23 +27,21 @@ from prismscale.graph.trace import NO_GROUP, RankTrace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostSettings:
-    """What a null run's kernels cost."""
+    """Where a null run's costs of kernels come from, apart from the GPU that it is for."""
 
-    gpu: str
-    """Name of the GPU, as a cluster gives it."""
     kernels: str = ""
     """File of measured kernel times that go before the model's; empty for none."""
     fused: bool = False
     """Elementwise work is costed as torch.compile fuses it."""
 
-    def model(self, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
-        """Who says so, with what-ifs on top.
+    def model(self, device: Device, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
+        """What those of ``device`` cost, with what-ifs on top.
 
         Raises:
             UsageError: a GPU or file that is not known.
         """
         source = KernelCostSource(table=self.kernels, fused=self.fused, changes=changes)
-        return source.model(gpu_key(self.gpu))
+        return source.model(device)
 
 
 def launches_path(captures: Path, rank: int) -> Path:
@@ -147,18 +145,6 @@ def _without(trace: RankTrace, leaving_N: NDArray[np.bool_]) -> RankTrace:
         columns[f"{name}_N"] = getattr(trace, f"{name}_N").copy()
         columns[f"{name}_N"][leaving_N] = value
     return replace(trace, **columns)
-
-
-def gpu_key(name: str) -> str:
-    """The name of the kernel model of the GPU that a cluster calls ``name``.
-
-    Raises:
-        UsageError: there is none.
-    """
-    devices = Cluster.presets_by_gpu()
-    if name not in devices:
-        raise UsageError(f"no kernel model knows {name!r}; allowed: {', '.join(devices)}")
-    return devices[name]
 
 
 def _body_ns(

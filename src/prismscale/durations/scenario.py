@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from prismscale.cluster import Cluster
+from prismscale.cost.kernel import KernelModel
+from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.variability import VariabilityProfile
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
@@ -56,6 +58,23 @@ class Scenario:
     def hoped(self) -> WhatIfs:
         """What the what-ifs mean."""
         return WhatIfs.parse(self.what_ifs)
+
+    def kernel_model(self, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
+        """What a null run's kernels cost, with what-ifs on top.
+
+        Raises:
+            UsageError: the computation was measured, or a GPU or file that is not known.
+        """
+        if self.kernel_costs is None:
+            raise UsageError("the computation of this run was measured: it has no log of kernels")
+        return self.kernel_costs.model(self.cluster.device, changes)
+
+    def costs_kernels_as(self, other: Scenario) -> bool:
+        """Whether kernels cost the same."""
+        return (self.kernel_costs, self.cluster.device) == (
+            other.kernel_costs,
+            other.cluster.device,
+        )
 
     def durations(self, graph: JobGraph, *, counted: bool | None = None) -> GraphDurations:
         """The durations of ``graph``, which is as :mod:`prismscale.durations.altered` leaves it:
@@ -133,10 +152,7 @@ class Scenario:
                 f"{cluster.name} and {self.cluster.name} differ in who communicates, the processor "
                 f"or the network: run the program again with --cluster {cluster.name}"
             )
-        found = replace(self, cluster=cluster)
-        if self.kernel_costs is None:
-            return found
-        return replace(found, kernel_costs=replace(self.kernel_costs, gpu=cluster.device.name))
+        return replace(self, cluster=cluster)
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -185,6 +201,9 @@ def _read(table: Any, origin: str) -> Scenario:
             "program again: captures are reused"
         )
     costs = table["kernel_costs"]
+    if costs is not None:
+        # Earlier versions wrote the name of the cluster's GPU here, too.
+        costs = {key: value for key, value in costs.items() if key != "gpu"}
     return Scenario(
         cluster=Cluster.from_toml(table["cluster"], origin=origin),
         compute_scale=float(table["compute_scale"]),

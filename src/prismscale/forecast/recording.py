@@ -116,7 +116,7 @@ def _read(folder: Path, variation: Variation | None, changes: Changes) -> Record
     own, scenario = _scenarios(run, changes)
     if scenario.faults.hang:
         raise UsageError(f"{folder}: the job hangs, so it has no steps; run it without --hang")
-    alteration = Alteration(scenario=scenario, root=run.root, stored=own.kernel_costs)
+    alteration = Alteration(scenario=scenario, root=run.root, stored=own)
     job = hoped_job(graph, alteration)
     found = _profiled(recording_of(job.durations, scenario, variation), alteration)
     found = replace(
@@ -124,7 +124,7 @@ def _read(folder: Path, variation: Variation | None, changes: Changes) -> Record
         effects=job.effects,
         notes=(*found.notes, *(effect.sentence() for effect in job.effects)),
     )
-    if scenario.kernel_costs != own.kernel_costs:
+    if not scenario.costs_kernels_as(own):
         note = "kernels costed anew; what happens only in some steps is not in the days of training"
         return replace(found, notes=(*found.notes, note))
     without_ns = found.base.step_ns if job.step_without_ns is None else job.step_without_ns
@@ -142,6 +142,7 @@ def _profiled(found: Recording, alteration: Alteration) -> Recording:
         profile=profile,
         compositions=compositions(found.samples.graph, alteration.recosting),
         devices_per_node=scenario.cluster.devices_per_node,
+        nodes_per_domain=scenario.cluster.nodes_per_nvlink_domain,
         links_of=scenario.hoped.links_of(found.samples.graph, scenario.cluster),
     )
     return replace(found, modelled_job=modelled)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.cost.allocator_config import AllocatorConfig, parse_config
+from prismscale.devices.null.memory.allocator_config import AllocatorConfig, parse_config
 from prismscale.errors import UsageError
 from support.allocator import CachingAllocator
 from support.cpp_allocator import CONFIGS, MIB, SIZES, CppAllocator, assert_same_statistics, replay

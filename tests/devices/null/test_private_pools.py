@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.cost.allocator_config import AllocatorConfig
+from prismscale.devices.null.memory.allocator_config import AllocatorConfig
 from support.cpp_allocator import (
     CONFIGS,
     MIB,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from prismscale.cluster import Device
 from prismscale.cost.nccl_memory import SharpSettings
+from prismscale.cost.target_gpu import gpu_key
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.torch_versions import NEWEST, release_of
 
@@ -108,6 +110,13 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=132,
         capability=(9, 0),
     ),
+    "gb200": NullDeviceSpec(
+        name="NVIDIA GB200",
+        total_memory_bytes=int(184.31 * _GIB),
+        multi_processor_count=152,
+        capability=(10, 0),
+        l2_cache_bytes=126 * _MIB,
+    ),
     "b200": NullDeviceSpec(
         name="NVIDIA B200",
         total_memory_bytes=int(178.35 * _GIB),
@@ -126,20 +135,20 @@ def device_spec(name: str, *, devices_per_node: int | None = None) -> NullDevice
     return spec if devices_per_node is None else replace(spec, devices_per_node=devices_per_node)
 
 
-def target_gpu(
-    name: str, *, memory_bytes: int, devices_per_node: int
-) -> tuple[str, NullDeviceSpec]:
-    """Key and spec of the GPU that a cluster calls ``name``, with the cluster's memory.
+def target_gpu(device: Device, *, devices_per_node: int) -> NullDeviceSpec:
+    """What the null device shows of a cluster's ``device``: the GPU of that name, or else the one
+    that it is scaled from, with what the cluster says of this one.
 
-    Raises UsageError for a GPU that we do not know.
+    Raises:
+        UsageError: no such GPU.
     """
-    for key, spec in PRESETS.items():
-        if spec.name == name:
-            return key, replace(
-                spec, total_memory_bytes=memory_bytes, devices_per_node=devices_per_node
-            )
-    known = ", ".join(spec.name for spec in PRESETS.values())
-    raise UsageError(
-        f"--device null cannot pretend to be {name!r}; GPUs that it knows: {known}. The name is "
-        "device.name in the cluster's file"
+    scaled_from = PRESETS[gpu_key(device)]
+    known = next((spec for spec in PRESETS.values() if spec.name == device.name), scaled_from)
+    return replace(
+        known,
+        name=device.name,
+        total_memory_bytes=device.memory_bytes,
+        devices_per_node=devices_per_node,
+        multi_processor_count=device.multiprocessors or known.multi_processor_count,
+        l2_cache_bytes=round(device.cache_bytes or known.l2_cache_bytes),
     )

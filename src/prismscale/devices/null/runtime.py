@@ -12,7 +12,6 @@ import os
 import re
 from dataclasses import dataclass
 
-from prismscale.cost.allocator_config import AllocatorConfig, config_from_environment
 from prismscale.devices.null import (
     bindings,
     cuda_api,
@@ -28,6 +27,7 @@ from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
 from prismscale.devices.null.libraries.import_finder import StandInFinder
+from prismscale.devices.null.memory.allocator_config import AllocatorConfig, config_from_environment
 from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError

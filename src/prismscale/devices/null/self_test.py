@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from prismscale.devices.null.build import build_extension, extension_path
-from prismscale.devices.null.gpus import target_gpu
+from prismscale.devices.null.gpus import device_spec
 from prismscale.errors import PrismscaleError
 from prismscale.processes.children import end_now
 
-_GPU = "NVIDIA H100 80GB HBM3"
+_GPU = "h100-sxm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ def _train() -> int:
 
     from prismscale.devices.null.runtime import activate
 
-    activate(target_gpu(_GPU, memory_bytes=80 << 30, devices_per_node=8)[1])
+    activate(device_spec(_GPU))
     layer = torch.nn.Linear(1024, 1024, device="cuda", dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     heads = layer(torch.randn(4, 128, 1024, device="cuda", dtype=torch.bfloat16))

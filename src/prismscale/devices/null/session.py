@@ -10,6 +10,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from prismscale.analysis.emulated import Emulated, LibraryUse
+from prismscale.cluster import Device
 from prismscale.cost.kernel_measured import KernelCostSource
 from prismscale.cost.nccl_memory import settings_from_environment
 from prismscale.devices.null import custom_kernels, symmetric_memory
@@ -35,10 +36,10 @@ class NullEmulation:
 
     def __init__(
         self,
-        gpu: str,
+        gpu: Device,
         *,
-        memory_bytes: int,
         devices_per_node: int,
+        devices_per_domain: int,
         costs: KernelCostSource,
         routing: Routing | None = None,
         stand_ins: Iterable[StandInFile] = (),
@@ -46,9 +47,9 @@ class NullEmulation:
     ) -> None:
         """
         Args:
-            gpu: name of the GPU, as the cluster gives it.
-            memory_bytes: its memory.
+            gpu: as the cluster describes it.
             devices_per_node: how many of them the program sees.
+            devices_per_domain: how many reach each other over NVLink.
             costs: what its kernels cost.
             routing: how many tokens each expert gets; None: all as many.
             stand_ins: files that are imported in place of CUDA binaries.
@@ -58,8 +59,8 @@ class NullEmulation:
             UsageError: no such GPU is known, or the device cannot be made here.
             FormatError: a damaged table of costs.
         """
-        key, spec = target_gpu(gpu, memory_bytes=memory_bytes, devices_per_node=devices_per_node)
-        model = costs.model(key)
+        spec = target_gpu(gpu, devices_per_node=devices_per_node)
+        model = costs.model(gpu)
         self._routing = routing or Routing()
         self._runtime = activate(spec, policy=self._policy(0), lower=not costs.fused)
         self.library = self._runtime.library
@@ -70,10 +71,10 @@ class NullEmulation:
             self.library,
             context_bytes=spec.context_bytes,
             settings=settings_from_environment(
-                spec.nccl_channels, devices_per_node, sharp=spec.nvlink_sharp
+                spec.nccl_channels, devices_per_domain, sharp=spec.nvlink_sharp
             ),
         )
-        symmetric_memory.install(devices_per_node, self.outside.hold_symmetric)
+        symmetric_memory.install(devices_per_domain, self.outside.hold_symmetric)
         self.memory = ModelledMemoryTracker(self._runtime, self.outside)
         self.checkpoints = CheckpointLedger(
             self.library, storage or Storage(), lambda: self.kernels.n_steps

@@ -83,10 +83,10 @@ def _families(graph: JobGraph, given: str) -> list[int]:
 
 def _places(form: GroupOn, size: int, cluster: Cluster) -> NDArray[np.int64]:
     if form.link == "inter_node":
-        return np.arange(size)[:, np.newaxis] * cluster.devices_per_node
-    if size > cluster.devices_per_node:
+        return np.arange(size)[:, np.newaxis] * cluster.devices_per_domain
+    if size > cluster.devices_per_domain:
         raise UsageError(
-            f"what-if 'group={form.group} on nvlink': groups of {size} do not fit a node of "
-            f"{cluster.devices_per_node}; give --cluster with larger nodes"
+            f"what-if 'group={form.group} on nvlink': groups of {size} do not fit the "
+            f"{cluster.devices_per_domain} GPUs that NVLink connects; give --cluster with more"
         )
     return np.arange(size)[:, np.newaxis]

@@ -36,7 +36,7 @@ def crossing(ranks_KG: NDArray[np.int64], parallel: int, per_node: int, per_pod:
     """Of groups of global ranks; where they differ, the farthest one's.
 
     Args:
-        per_node: ranks of a node. per_pod: nodes of a pod.
+        per_node: ranks that NVLink connects. per_pod: so many times as many are a pod.
     """
     node_KG = ranks_KG // per_node
     apart = node_KG.max(axis=0) != node_KG.min(axis=0)

@@ -30,6 +30,8 @@ class Modelled:
     compositions: tuple[Composition, ...]
     """By class."""
     devices_per_node: int
+    nodes_per_domain: int = 1
+    """Nodes that NVLink connects."""
     links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     """Ranks whose places the groups of a family are taken to have (``[K, 1]``), by family; others
     have their own."""
@@ -90,6 +92,7 @@ def drawn_job(modelled: Modelled, base: Base, *, fused: bool = True) -> DrawnJob
         ),
         parallel_F=tuple(whole.n_groups // small.n_groups for whole, small in pairs),
         devices_per_node=modelled.devices_per_node,
+        nodes_per_domain=modelled.nodes_per_domain,
         step_ns=base.step_ns,
         factor_R=factor_S,
     )
@@ -108,6 +111,7 @@ def _rank_by_rank(modelled: Modelled, base: Base) -> DrawnJob:
         groups_FKG=tuple(modelled.groups(family) for family in graph.families),
         parallel_F=(1,) * len(graph.families),
         devices_per_node=modelled.devices_per_node,
+        nodes_per_domain=modelled.nodes_per_domain,
         step_ns=base.step_ns,
         factor_R=base.factor_R,
     )

@@ -76,6 +76,8 @@ class ProfileDraws:
     devices_per_node: int
     step_ns: int
     """The step without variation."""
+    nodes_per_domain: int = 1
+    """Nodes that NVLink connects."""
     factor_R: Floats | None = None
     """Further factor on the computation of each rank of :attr:`graph`."""
     off: frozenset[str] = frozenset()
@@ -206,7 +208,9 @@ class _ProfileChunk:
             groups_KG = source.groups_FKG[key.family]
             ranks_KG = groups_KG[[key.source, key.destination]] if key.is_p2p else groups_KG
             parallel = source.parallel_F[key.family]
-            own = crossing(ranks_KG, parallel, source.devices_per_node, source.profile.pod_nodes)
+            per_domain = source.devices_per_node * source.nodes_per_domain
+            per_pod = max(1, source.profile.pod_nodes // source.nodes_per_domain)
+            own = crossing(ranks_KG, parallel, per_domain, per_pod)
             cv = source.link(own.scope).pair_cv
             factor: Factors | float = 1.0
             if cv:
