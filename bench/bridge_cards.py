@@ -1,0 +1,184 @@
+"""Steps of NVIDIA's verified Megatron-Bridge runs, by the commands of their cards.
+
+    python bench/bridge_cards.py --bridge DIR [--truth DIR] [--case NAME]…
+                                 [--keep DIR] [--json PATH]
+
+A card (``megatron_bridge_cards`` of the public truth) states a command and the mean of its last ten
+steps. The command runs as it is, less what names files of the machine that ran it: its data (the
+recipe's mock data comes in place of it, with sequences as long), its tokenizer (one of as many
+words), and its checkpoints. Tokens are spread evenly over experts here. The cards say "natural
+routing": how uneven that was is not known, and a step waits for the fullest expert.
+
+The Python of this bench is that of ``scripts/bridge-environment``. Ranks are captured with
+``--quick``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prismscale.validation.error_rows import Bars, error_rows
+from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
+from programs.models import write_hub
+from runs import MEDIAN_STEP, Runs, folder_name, median_row, our_commit
+
+LIMIT_S = 5400
+DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
+CARDS = Path("megatron_bridge_cards", "functional_training_rows.csv")
+STEP, OFF = "step", "step, off by"
+OF_FILES = (
+    "--dataset",
+    "--save_dir",
+    "--save_interval",
+    "dataset.blend",
+    "dataset.path_to_cache",
+    "tokenizer.",
+    "checkpoint.",
+    "logger.save_config_filepath",
+)
+"""How options begin that name files."""
+WITHOUT_FILES = ("checkpoint.load=null", "checkpoint.save=null")
+BARS = Bars(median=12.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """A card whose program the null device runs."""
+
+    card: str
+    item: str
+    cluster: str
+    world_size: int
+    """As its command's ``--nodes`` times ``--gpus-per-node``."""
+    vocabulary: int
+    """Of the model, for a tokenizer that has no file."""
+
+    @property
+    def name(self) -> str:
+        """For rows."""
+        return f"{self.card} {self.item}"
+
+    def row(self, cards: list[dict[str, str]]) -> Mapping[str, str]:
+        """Of the table."""
+        (found,) = (c for c in cards if (c["card"], c["item"]) == (self.card, self.item))
+        return found
+
+    def options(self, command: str) -> list[str]:
+        """Of ``run_recipe.py``, from the card's command."""
+        words = shlex.split(command)[1:]
+        kept = [word for option in _options(words) if not _is_left_out(option) for word in option]
+        tokenizer = f"tokenizer.vocab_size={self.vocabulary}"
+        return [*kept, "tokenizer.tokenizer_type=NullTokenizer", tokenizer, *WITHOUT_FILES]
+
+
+QWEN_WORDS = 151_936
+PROGRAMS = (
+    Card(
+        card="qwen3-30b-a3b",
+        item="pretrain/H100",
+        cluster="h100-sxm",
+        world_size=16,
+        vocabulary=QWEN_WORDS,
+    ),
+    Card(
+        card="qwen3-30b-a3b",
+        item="pretrain/GB200",
+        cluster="gb200",
+        world_size=8,
+        vocabulary=QWEN_WORDS,
+    ),
+)
+
+
+def _options(words: list[str]) -> Iterator[list[str]]:
+    """Words of the command, an option with its value."""
+    rest = iter(words)
+    option: list[str] = []
+    for word in rest:
+        if (word.startswith("-") or "=" in word) and option:
+            yield option
+            option = []
+        option.append(word)
+    if option:
+        yield option
+
+
+def _is_left_out(option: list[str]) -> bool:
+    of_the_launcher = option[0] in ("--nodes", "--gpus-per-node", "--wait")
+    return of_the_launcher or option[0].startswith(OF_FILES)
+
+
+def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> list[Row]:
+    """One card through ``run``."""
+    script = bridge / "scripts" / "training" / "run_recipe.py"
+    job = ("--device", "null", "--cluster", card.cluster, "--world-size", card.world_size)
+    command = (script, *card.options(row["command"]))
+    found = runs.run(folder_name(card.name), (*job, "--quick"), command)
+    note = f"prismscale {our_commit()}"
+    if not found:
+        missed = Row.at_least(f"{card.name}: completes", 0, 1)
+        return [replace(missed, note=f"{note}; {runs.reason}")]
+    predicted, real = found["step_ns"] / 1e6, float(row["step_time_ms"])
+    rows = [
+        Row.told(f"{card.name}: {STEP}", predicted, "ms"),
+        Row.told(f"{card.name}: step, measured", real, "ms"),
+        Row.told(f"{card.name}: {OFF}", 100 * (predicted / real - 1), "%"),
+        *median_row(card.name, found),
+    ]
+    return [replace(r, note=note) for r in rows]
+
+
+def scores(rows: list[Row]) -> list[Row]:
+    """How far the steps are off that runs show, over all cards."""
+    named = {row.name: row.value for row in rows}
+    off = [
+        100 * (named[name] / named[name.replace(MEDIAN_STEP, "step, measured")] - 1)
+        for name in named
+        if name.endswith(MEDIAN_STEP)
+    ]
+    return list(error_rows("cards", off, BARS, of="steps"))
+
+
+def main() -> int:
+    """Run the cards, print the table, and write it where asked; returns the exit code."""
+    asked = _arguments()
+    with (asked.truth / CARDS).open(encoding="utf-8", newline="") as text:
+        cards = list(csv.DictReader(text))
+    rows = [row for row in read_rows(asked.json) if not row.name.startswith("cards")]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (asked.keep or Path(scratch)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_hub(folder / "huggingface")
+        environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")}
+        runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
+        for card in PROGRAMS:
+            if any(part in card.name for part in asked.case or [""]):
+                found = measure(card, card.row(cards), asked.bridge.absolute(), runs)
+                rows = renewed(rows, found)
+                if asked.json:
+                    write_rows([*rows, *scores(rows)], asked.json)
+    rows += scores(rows)
+    return finish(rows, title="Cards of Megatron-Bridge", json_path=asked.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--bridge", type=Path, required=True, help="checkout of Megatron-Bridge")
+    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
+    parser.add_argument("--case", action="append", help="part of a card's name; all by default")
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
