@@ -26,7 +26,7 @@ from prismscale.devices.null.libraries.launches import launch, memory
 from prismscale.torch_versions import renamed
 
 _all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
-_SPACE = "hybrid_ep::"
+_SPACE = "deep_ep::hybrid_"
 _MAP_ROWS = 16
 """Rows of a map between nodes are a multiple of this."""
 
