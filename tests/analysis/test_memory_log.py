@@ -33,6 +33,28 @@ def test_kinds_follow_from_when_blocks_come_and_go() -> None:
     }
 
 
+def test_what_lives_on_for_steps_is_no_activation() -> None:
+    """DDP's buckets are made in a forward pass; the last loss goes with the next one."""
+    a, f = Action.ALLOC, Action.FREE_REQUESTED
+    events = (
+        (a, 1, 50, "forward"),
+        (a, 2, 9, "forward"),
+        (a, 3, 20, "forward"),
+        (f, 3, 20, "backward"),
+        (a, 4, 9, "forward"),
+        (f, 2, 9, "forward"),
+        (a, 5, 20, "forward"),
+        (f, 5, 20, "backward"),
+    )
+    peak = memory_peak(log_of(*events, step_starts=(0, 4)))
+
+    assert {kind.kind: kind.n_bytes for kind in peak.kinds} == {
+        "activations": 20,
+        "kept across steps": 50,
+        "temporaries": 9,
+    }
+
+
 def test_what_outlives_a_microbatch_is_a_gradient() -> None:
     """Made in its backward pass, and given back in that of a later one."""
     a, f = Action.ALLOC, Action.FREE_REQUESTED

@@ -11,7 +11,9 @@ A, F = Action.ALLOC, Action.FREE_REQUESTED
 
 
 def log_of(
-    *events: tuple[Action, int, int, str], owners: dict[int, int] | None = None
+    *events: tuple[Action, int, int, str],
+    owners: dict[int, int] | None = None,
+    step_starts: tuple[int, ...] = (0,),
 ) -> MemoryLog:
     """Of (action, address, bytes, what the program does)."""
     n = len(events)
@@ -28,7 +30,7 @@ def log_of(
             labels=LABELS,
             owners=(("parameters", "layers.0.weight"),),
         ),
-        step_starts=(0,),
+        step_starts=step_starts,
         action_E=np.array([e[0] for e in events], dtype=np.int64),
         address_E=np.array([e[1] for e in events], dtype=np.int64),
         bytes_E=size_E,

@@ -16,6 +16,8 @@ FORWARD, BACKWARD = "forward", "backward"
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
+KEPT = "kept across steps"
+"""DDP's buckets of gradients, caches, what a program collects."""
 UNSHARDED = "unsharded by FSDP"
 TEMPORARIES = "temporaries"
 WORKSPACES = "library workspaces"
@@ -25,6 +27,7 @@ KINDS = (
     "optimizer state",
     "buffers",
     ACTIVATIONS,
+    KEPT,
     UNSHARDED,
     TEMPORARIES,
     WORKSPACES,
@@ -106,6 +109,11 @@ def kinds_of(log: MemoryLog, events: NDArray[np.int64]) -> NDArray[np.int64]:
     made_in = labels[log.label_E[events]]
     freed_in = labels[np.append(log.label_E, len(tables.labels))[log.freed_E[events]]]
     kind[(made_in == FORWARD) & (freed_in != FORWARD)] = KINDS.index(ACTIVATIONS)
+    # Two ends of steps later it is no step's: a program may hold its last loss for one more.
+    step_of = np.searchsorted(log.step_starts, np.arange(log.n_events + 1), side="right")
+    step_of[-1] += 1
+    kept = step_of[log.freed_E[events]] - step_of[events] >= 2
+    kind[(made_in == FORWARD) & kept] = KINDS.index(KEPT)
     # What one microbatch's backward pass leaves for the next one's: gradients that are not reduced
     # yet. Autograd makes them where no line of the program can be named.
     forwards = np.cumsum(np.append(labels[log.label_E] == FORWARD, False))
