@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from prismscale.analysis.result import RunResult
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from programs.models import write_hub
@@ -46,6 +47,7 @@ OF_FILES = (
 """How options begin that name files."""
 WITHOUT_FILES = ("checkpoint.load=null", "checkpoint.save=null")
 BARS = Bars(median=12.0)
+OPERATIONS_BAR = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +133,17 @@ def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> lis
         Row.told(f"{card.name}: step, measured", real, "ms"),
         Row.told(f"{card.name}: {OFF}", 100 * (predicted / real - 1), "%"),
         *median_row(card.name, found),
+        _operations(card, row, RunResult.from_json(found)),
     ]
     return [replace(r, note=note) for r in rows]
+
+
+def _operations(card: Card, row: Mapping[str, str], result: RunResult) -> Row:
+    """The model's operations in a step, against what Megatron-LM's formula gives."""
+    own = result.work.flops / result.world_size
+    theirs = 1e9 * float(row["model_tflops_per_gpu"]) * float(row["step_time_ms"])
+    off = abs(100 * (own / theirs - 1))
+    return Row.at_most(f"{card.name}: model's operations, off by", off, OPERATIONS_BAR, "%")
 
 
 def scores(rows: list[Row]) -> list[Row]:
