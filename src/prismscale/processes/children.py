@@ -221,6 +221,8 @@ def end_now(code: int) -> NoReturn:
 
 def ending(code: int) -> str:
     """How a process ended, by its exit code: ``was ended by signal 9``."""
+    if code == -signal.SIGKILL:
+        return f"was ended by signal {-code} (so Linux ends a process when memory is short)"
     return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
