@@ -264,17 +264,21 @@ def test_known_bytes_are_bounded_together() -> None:
     assert torch.ops.prismscale_null.is_known(torch.zeros(1 << 20, dtype=torch.uint8).cuda())
 
 
-def test_a_large_copy_to_the_host_takes_no_memory_until_it_is_written() -> None:
-    """Gigabytes of offloaded values fit into a small machine, and stay writable."""
+@pytest.mark.parametrize(("elements", "times"), [(1 << 27, 4), (1 << 20, 256)])
+def test_a_large_copy_to_the_host_takes_no_memory_until_it_is_written(
+    elements: int, times: int
+) -> None:
+    """Gigabytes of offloaded values fit into a small machine, and stay writable: one tensor of
+    many, as experts' weights are."""
     before = _own_bytes()
-    copies = [unknown(1 << 27, dtype=torch.bfloat16).cpu() for _ in range(4)]
+    copies = [unknown(elements, dtype=torch.bfloat16).cpu() for _ in range(times)]
     held = _own_bytes() - before
-    copies[0][12_345_678:12_345_680] = 3.0
+    copies[0][345_678:345_680] = 3.0
 
-    assert held < copies[0].nbytes
-    assert [copy[:: 1 << 20].eq(1.0).all().item() for copy in copies] == [True] * 4
-    assert copies[0][12_345_677:12_345_681].tolist() == [1.0, 3.0, 3.0, 1.0]
-    assert copies[1][12_345_678] == 1.0
+    assert held < 0.3 * elements * times
+    assert all(copy[:: 1 << 16].eq(1.0).all() for copy in copies)
+    assert copies[0][345_677:345_681].tolist() == [1.0, 3.0, 3.0, 1.0]
+    assert copies[1][345_678] == 1.0
     assert copies[0][-1] == 1.0
 
 

@@ -14,6 +14,7 @@
 #include "recorder.h"
 #include "registration.h"
 #include "runtime.h"
+#include "shared_pages.h"
 
 namespace prismscale {
 
@@ -107,6 +108,7 @@ int64_t ps_stats_words() { return sizeof(AllocatorStats) / sizeof(int64_t); }
 void ps_install(const SettingsRow* row) {
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  map_large_blocks();
   configure_devices(static_cast<int>(row->devices), to_settings(*row));
   register_cuda_allocator();
   install_guard();

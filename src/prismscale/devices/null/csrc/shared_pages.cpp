@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,9 +17,9 @@
 namespace prismscale {
 namespace {
 
-// From here on malloc maps every block by itself and unmaps it when it is freed (the most that glibc's
-// M_MMAP_THRESHOLD grows to), so that no other block can get these pages.
-constexpr size_t kLeastBytes = size_t{32} << 20;
+// From here on malloc maps every block by itself and unmaps it when it is freed, so that no other
+// block can get these pages: see map_large_blocks. Experts' weights have a few MiB.
+constexpr size_t kLeastBytes = size_t{1} << 20;
 // Of a file of one value. A mapping repeats it, and a process may have 65,530 of them by default.
 constexpr size_t kFileBytes = size_t{16} << 20;
 // Each takes its bytes once; programs copy few kinds of values.
@@ -91,6 +92,11 @@ bool fill_by_pages(const at::Tensor& tensor, const std::string& item) {
 }
 
 }  // namespace
+
+void map_large_blocks() {
+  // By itself glibc raises the limit, to as much as 32 MiB, whenever a larger block is freed.
+  mallopt(M_MMAP_THRESHOLD, kLeastBytes);
+}
 
 void fill_host(const at::Tensor& tensor, double value) {
   if (tensor.nbytes() >= kLeastBytes && !tensor.is_conj() && !tensor.is_neg()) {

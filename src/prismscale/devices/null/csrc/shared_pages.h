@@ -10,4 +10,7 @@ namespace prismscale {
 // and an offloaded model would otherwise fill this machine's memory with ones.
 void fill_host(const at::Tensor& tensor, double value);
 
+// From now on such tensors have pages of their own. Once per process.
+void map_large_blocks();
+
 }  // namespace prismscale
