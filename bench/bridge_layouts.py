@@ -8,7 +8,7 @@ that a job ran, and on how many GPUs. They do not say what else a program does. 
 recipe of NVIDIA-NeMo/Megatron-Bridge: a layout is here where a recipe of DIR (at 067f987) has the
 same model, GPU, precision and sizes, and runs on fewest GPUs, where each holds most. Left out, with
 the reason, are layouts whose recipe needs what the null device does not have, and GPUs that no
-cluster of ours has (GB200, B300, GB300).
+cluster of ours has (B300, GB300).
 
 A step of a recipe has up to 256 microbatches. What a rank holds is settled after as many as its
 pipeline is deep, so that ``train.global_batch_size`` is set to ``--rounds`` times the pipeline's
@@ -83,13 +83,14 @@ class Layout:
         sizes = {"TP": self.tensor, "PP": self.stages, "CP": self.context, "MBS": self.micro}
         wanted = {column: str(size) for column, size in sizes.items()} | dict(self.row)
         return any(
-            self.gpu_name in row["section"] and wanted.items() <= row.items() for row in table
+            self.gpu_name in row["section"].split() and wanted.items() <= row.items()
+            for row in table
         )
 
 
 TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
 """Of recipes that would fetch one: its size is all that counts."""
-H100, B200 = "h100-sxm", "b200"
+H100, B200, GB200 = "h100-sxm", "b200", "gb200"
 LAYOUTS = (
     Layout(
         "Llama 8B, bf16, CP 2",
@@ -201,6 +202,47 @@ LAYOUTS = (
         tensor=2,
         stages=8,
         row={"Layers": "61", "Precision": "BF16"},
+    ),
+    Layout(
+        "Llama 8B, FP8",
+        "llama3_8b_pretrain_8gpu_gb200_fp8cs",
+        GB200,
+        8,
+        micro=2,
+        row={"Model Size": "8b", "Datatype": "FP8", "FSDP": "False"},
+    ),
+    Layout(
+        "Llama 70B, FP8, FSDP",
+        "llama3_70b_pretrain_64gpu_gb200_fp8cs",
+        GB200,
+        64,
+        micro=2,
+        row={"Model Size": "70b", "Datatype": "FP8", "FSDP": "True"},
+    ),
+    Layout(
+        "Qwen3 30B, bf16, EP 8",
+        "qwen3_30b_a3b_pretrain_8gpu_gb200_bf16",
+        GB200,
+        16,
+        micro=4,
+        overrides=TOKENIZER,
+        row={"Layers": "48", "Precision": "BF16", "EP": "8"},
+    ),
+    Layout(
+        "Qwen3 235B, bf16, PP 8, EP 8",
+        "qwen3_235b_a22b_pretrain_256gpu_gb200_bf16",
+        GB200,
+        256,
+        stages=8,
+        row={"Layers": "94", "Precision": "BF16"},
+    ),
+    Layout(
+        "DeepSeek-V3, bf16, PP 4, EP 64, VP 4",
+        "deepseek_v3_pretrain_256gpu_gb200_bf16",
+        GB200,
+        256,
+        stages=4,
+        row={"Layers": "61", "EP": "64", "Precision": "NVFP4/FP8/BF16"},
     ),
 )
 
