@@ -264,7 +264,8 @@ class ScaledGpu:
     errors: Mapping[str, float] = field(default_factory=dict)
     """By kind, where this GPU's own are known."""
     peer: TransferCost | None = None
-    """None: the other GPU's."""
+    """None, here and below: the other GPU's."""
+    transfer: TransferCost | None = None
     error_factor: float = 2.0
     """How much wider the errors are than the other GPU's."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -291,6 +292,7 @@ class ScaledGpu:
             memory=self._memory(other) | dict(self.memory),
             cache=other.cache and self._cache(other, other.cache),
             peer=self.peer or other.peer,
+            transfer=self.transfer or other.transfer,
             errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,
             own_products=tuple(self.gemm),
