@@ -76,8 +76,7 @@ def _capture(out: Path, device: str, options: str) -> Captured:
         communication_load=False,
         payloads=str(out / "payloads"),
         out=str(out),
-        gpu=gpu.name,
-        gpu_memory_bytes=gpu.memory_bytes,
+        gpu=gpu,
     )
     runner = CaptureRunner(spec=spec, logs=out)
     runner.capture([RANK])
