@@ -27,13 +27,13 @@ from pathlib import Path
 from prismscale.analysis.result import RunResult
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from programs.models import write_hub
+from programs.models import hub_environment
 from runs import MEDIAN_STEP, Runs, folder_name, median_row, our_commit
 
 LIMIT_S = 5400
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 CARDS = Path("megatron_bridge_cards", "functional_training_rows.csv")
-STEP, OFF = "step", "step, off by"
+MEASURED = "step, measured"
 OF_FILES = (
     "--dataset",
     "--save_dir",
@@ -129,9 +129,9 @@ def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> lis
         return [replace(missed, note=f"{note}; {runs.reason}")]
     predicted, real = found["step_ns"] / 1e6, float(row["step_time_ms"])
     rows = [
-        Row.told(f"{card.name}: {STEP}", predicted, "ms"),
-        Row.told(f"{card.name}: step, measured", real, "ms"),
-        Row.told(f"{card.name}: {OFF}", 100 * (predicted / real - 1), "%"),
+        Row.told(f"{card.name}: step", predicted, "ms"),
+        Row.told(f"{card.name}: {MEASURED}", real, "ms"),
+        Row.told(f"{card.name}: step, off by", 100 * (predicted / real - 1), "%"),
         *median_row(card.name, found),
         _operations(card, row, RunResult.from_json(found)),
     ]
@@ -150,7 +150,7 @@ def scores(rows: list[Row]) -> list[Row]:
     """How far the steps are off that runs show, over all cards."""
     named = {row.name: row.value for row in rows}
     off = [
-        100 * (named[name] / named[name.replace(MEDIAN_STEP, "step, measured")] - 1)
+        100 * (named[name] / named[name.replace(MEDIAN_STEP, MEASURED)] - 1)
         for name in named
         if name.endswith(MEDIAN_STEP)
     ]
@@ -166,8 +166,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        write_hub(folder / "huggingface")
-        environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")}
+        environment = hub_environment(folder / "huggingface")
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         for card in PROGRAMS:
             if any(part in card.name for part in asked.case or [""]):

@@ -29,13 +29,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from programs.models import write_hub
+from programs.models import hub_environment
 from runs import Runs, folder_name, our_commit
 
 GIB = 2**30
 LIMIT_S = 3600
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +292,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        write_hub(folder / "huggingface")
-        environment = {**ENVIRONMENT, "HF_HOME": str(folder / "huggingface")}
+        environment = hub_environment(folder / "huggingface")
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         for layout in LAYOUTS:
             if not any(part in layout.name for part in asked.case or [""]):

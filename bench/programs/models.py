@@ -146,8 +146,9 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
 }
 
 
-def write_hub(folder: Path) -> None:
-    """Make ``folder`` one for ``HF_HOME`` that knows these models' sizes."""
+def hub_environment(folder: Path) -> dict[str, str]:
+    """Make ``folder`` one for ``HF_HOME`` that knows these models' sizes; returns the environment
+    in which programs read them from there."""
     for name, config in CONFIGS.items():
         model = folder / "hub" / f"models--{name.replace('/', '--')}"
         for revision in (REVISION, NAMED_REVISIONS.get(name, REVISION)):
@@ -156,3 +157,4 @@ def write_hub(folder: Path) -> None:
             (snapshot / "config.json").write_text(json.dumps(config))
         (model / "refs").mkdir(exist_ok=True)
         (model / "refs" / "main").write_text(REVISION)
+    return {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}

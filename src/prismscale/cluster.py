@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prismscale.errors import FormatError, UsageError, did_you_mean
@@ -41,15 +43,9 @@ class Device:
     """Level-2 cache."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "memory_bytes")
-        for name in (
-            "memory_bandwidth_bytes_per_s",
-            "multiprocessors",
-            "power_watts",
-            "cache_bytes",
-        ):
-            if getattr(self, name) is not None:
-                _require_positive(self, name)
+        optional = ("memory_bandwidth_bytes_per_s", "multiprocessors", "power_watts", "cache_bytes")
+        given = (name for name in optional if getattr(self, name) is not None)
+        _require_positive(self, "memory_bytes", *given)
         for dtype, peak in self.peak_flops.items():
             if not peak > 0:
                 raise UsageError(f"peak_flops.{dtype} is {peak}; it must be more than 0")
@@ -211,10 +207,12 @@ class Cluster:
         files = resources.files(_PROFILES).joinpath("profiles").iterdir()
         return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
 
-    @classmethod
-    def presets_by_gpu(cls) -> dict[str, str]:
+    @staticmethod
+    @cache
+    def presets_by_gpu() -> Mapping[str, str]:
         """Presets' names by the name of their device."""
-        return {cls.load(preset).device.name: preset for preset in cls.presets()}
+        names = {Cluster.load(preset).device.name: preset for preset in Cluster.presets()}
+        return MappingProxyType(names)
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Cluster:
@@ -244,14 +242,7 @@ class Cluster:
 
     @classmethod
     def _of_table(cls, table: Mapping[str, Any], origin: str) -> Cluster:
-        """One with a ``base`` says what differs from that preset, key by key."""
-        if "base" not in table:
-            return decode(cls, table, origin)
-        base, presets = table["base"], cls.presets()
-        if base not in presets:
-            raise FormatError(f"{origin}: base is {base!r}; {did_you_mean(str(base), presets)}")
-        own = {key: value for key, value in table.items() if key != "base"}
-        return decode(cls, overlaid(parse(_preset_text(base), f"preset {base}"), own), origin)
+        return decode(cls, _with_base(table, origin), origin)
 
     def to_toml(self) -> str:
         """The text that :meth:`from_toml` reads back as an equal cluster."""
@@ -260,6 +251,19 @@ class Cluster:
 
 def _preset_text(name: str) -> str:
     return resources.files(_PROFILES).joinpath("profiles", f"{name}.toml").read_text("utf-8")
+
+
+def _with_base(table: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """All of a table that names a ``base`` and says what differs from that preset, key by key. A
+    preset may have a base, too."""
+    if "base" not in table:
+        return table
+    base, presets = table["base"], Cluster.presets()
+    if base not in presets:
+        raise FormatError(f"{origin}: base is {base!r}; {did_you_mean(str(base), presets)}")
+    own = {key: value for key, value in table.items() if key != "base"}
+    preset = f"preset {base}"
+    return overlaid(_with_base(parse(_preset_text(base), preset), preset), own)
 
 
 def _require_positive(owner: Any, *names: str) -> None:

@@ -40,8 +40,8 @@ from prismscale.validation.collective_points import CollectivePoint, clusters, l
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "src" / "prismscale" / "cost" / "profiles"
 DEFAULT_TRUTH = ROOT / ".." / "shared" / "truth"
-PRESETS = {"h100": ("h100-sxm", "h100-96g", "h200-sxm"), "a100": ("a100-80g",), "b200": ("b200",)}
-"""Preset files by the GPU whose rows they are fitted to."""
+PRESETS = {"h100": "h100-sxm", "a100": "a100-80g", "b200": "b200"}
+"""Preset files by the GPU whose rows they are fitted to; others stand on these as their base."""
 PROTOCOLS = ("", "_ll128", "_ll")
 SENDS_FROM = 256 << 20
 """Bytes from which sends of one node were measured without outliers."""
@@ -133,8 +133,8 @@ def main() -> int:
     for gpu, fit in found.items():
         text = tables(rounded(fit).cluster)
         print(f"# {gpu}\n{text}\n{residuals(rounded(fit))}\n")
-        for preset in PRESETS[gpu] if options.write else ():
-            write(PROFILES / f"{preset}.toml", text, rounded(fit).cluster)
+        if options.write:
+            write(PROFILES / f"{PRESETS[gpu]}.toml", text, rounded(fit).cluster)
     return 0
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prismscale.cost.kernel_attention import attention_flops
 from prismscale.cost.kernel_gemm import operand_dtype, products_of
 from prismscale.cost.kernel_kinds import kind_of
-from prismscale.cost.kernel_signature import KernelCall, parse_signature
+from prismscale.cost.kernel_signature import TORCH_DTYPES, KernelCall, parse_signature
 from prismscale.cost.launch_log import HOST_ONLY, REPLAYED, LaunchLog, NodePath, load_launch_log
 from prismscale.durations.recosting import launches_path
 from prismscale.graph.job_graph import JobGraph
@@ -35,15 +35,6 @@ FORWARD, BACKWARDS = "forward", "backward"
 _EMBEDDING = "embedding_dense_backward"
 _TENSOR = {"tp", "tensor"}
 _OTHER_AXES = {"dp", "data", "cp", "context", "ep", "expert", "pp", "pipeline", "pipe", "fsdp"}
-_DTYPES = {
-    "BFloat16": "bfloat16",
-    "Half": "float16",
-    "Float": "float32",
-    "Double": "float64",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e5m2": "float8_e5m2",
-    "Char": "int8",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +114,7 @@ def _rank_work(trace: RankTrace, log: LaunchLog) -> _RankWork:
         phases.add(label)
         call, own = calls[signature], flops[signature]
         if own.executed:
-            dtype = _DTYPES.get(operand_dtype(call), operand_dtype(call))
+            dtype = TORCH_DTYPES.get(operand_dtype(call), operand_dtype(call))
             found.executed[dtype] = found.executed.get(dtype, 0.0) + own.executed * times
         if label == FORWARD:
             found.model += own.executed * times

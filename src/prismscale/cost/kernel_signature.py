@@ -26,6 +26,16 @@ from prismscale.errors import FormatError
 
 FIELD = "\x1f"
 _TENSOR = re.compile(r"(\w+)\[([\d,]*)\](?:@([\d,]*))?(!\w+)?")
+TORCH_DTYPES = {
+    "BFloat16": "bfloat16",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+    "Char": "int8",
+}
+"""Torch's names of the element types of products, by C++'s."""
 _ITEM_BYTES = {
     "Bool": 1,
     "Byte": 1,

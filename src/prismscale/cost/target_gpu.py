@@ -8,18 +8,9 @@ from dataclasses import fields, replace
 from prismscale.cluster import Cluster, Device
 from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_profile import KernelProfile, ScaledGpu
+from prismscale.cost.kernel_signature import TORCH_DTYPES
 from prismscale.errors import UsageError, did_you_mean
 
-_TORCH_DTYPES = {
-    "BFloat16": "bfloat16",
-    "Half": "float16",
-    "Float": "float32",
-    "Double": "float64",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e5m2": "float8_e5m2",
-    "Char": "int8",
-}
-"""Torch's names of the element types of products, by C++'s."""
 _OF_NO_KERNEL = ("name", "memory_bytes", "scaled_from")
 """Keys of a device on which no kernel's time depends."""
 
@@ -87,7 +78,7 @@ def _peaks(device: Device, known: Device, profile: KernelProfile) -> Mapping[str
     last digits from the cluster's."""
     found = {}
     for spelled, roofline in profile.gemm.items():
-        dtype = _TORCH_DTYPES.get(spelled, spelled)
+        dtype = TORCH_DTYPES.get(spelled, spelled)
         theirs = known.peak_flops.get(dtype)
         own = device.peak_flops.get(dtype, theirs)
         found[spelled] = roofline.peak_flops * (own / theirs if own and theirs else 1.0)

@@ -110,9 +110,9 @@ def kinds_of(log: MemoryLog, events: NDArray[np.int64]) -> NDArray[np.int64]:
     freed_in = labels[np.append(log.label_E, len(tables.labels))[log.freed_E[events]]]
     kind[(made_in == FORWARD) & (freed_in != FORWARD)] = KINDS.index(ACTIVATIONS)
     # Two ends of steps later it is no step's: a program may hold its last loss for one more.
-    step_of = np.searchsorted(log.step_starts, np.arange(log.n_events + 1), side="right")
-    step_of[-1] += 1
-    kept = step_of[log.freed_E[events]] - step_of[events] >= 2
+    # What lives on when the log ends counts as of a step after its last.
+    freed = log.freed_E[events]
+    kept = log.steps_of(freed) + (freed == log.n_events) - log.steps_of(events) >= 2
     kind[(made_in == FORWARD) & kept] = KINDS.index(KEPT)
     # What one microbatch's backward pass leaves for the next one's: gradients that are not reduced
     # yet. Autograd makes them where no line of the program can be named.

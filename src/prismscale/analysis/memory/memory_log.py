@@ -156,7 +156,11 @@ class MemoryLog:
 
     def step_of(self, event: int) -> int:
         """The step in which an event lies, from 0."""
-        return int(np.searchsorted(self.step_starts, event, side="right")) - 1
+        return int(self.steps_of(np.array(event)))
+
+    def steps_of(self, events: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same of several."""
+        return np.searchsorted(self.step_starts, events, side="right") - 1
 
     def alive(self, event: int) -> NDArray[np.int64]:
         """The allocations that are held just after ``event``, in order."""
