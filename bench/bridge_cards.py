@@ -34,6 +34,7 @@ LIMIT_S = 5400
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
 CARDS = Path("megatron_bridge_cards", "functional_training_rows.csv")
 MEASURED = "step, measured"
+OF_THE_LAUNCHER = ("--nodes", "--gpus-per-node", "--wait", "--additional-slurm-params")
 OF_FILES = (
     "--dataset",
     "--save_dir",
@@ -80,7 +81,7 @@ class Card:
         return [*kept, "tokenizer.tokenizer_type=NullTokenizer", tokenizer, *WITHOUT_FILES]
 
 
-QWEN_WORDS = 151_936
+QWEN_WORDS, NEMOTRON_WORDS = 151_936, 131_072
 PROGRAMS = (
     Card(
         card="qwen3-30b-a3b",
@@ -96,6 +97,27 @@ PROGRAMS = (
         world_size=8,
         vocabulary=QWEN_WORDS,
     ),
+    Card(
+        card="nemotron-3-super-120b-a12b",
+        item="pretrain/H100",
+        cluster="h100-sxm",
+        world_size=64,
+        vocabulary=NEMOTRON_WORDS,
+    ),
+    Card(
+        card="nemotron-3.5-lightning",
+        item="pretrain/H100",
+        cluster="h100-sxm",
+        world_size=16,
+        vocabulary=NEMOTRON_WORDS,
+    ),
+    Card(
+        card="nemotron-3.5-lightning",
+        item="pretrain/GB200",
+        cluster="gb200",
+        world_size=8,
+        vocabulary=NEMOTRON_WORDS,
+    ),
 )
 
 
@@ -104,7 +126,8 @@ def _options(words: list[str]) -> Iterator[list[str]]:
     rest = iter(words)
     option: list[str] = []
     for word in rest:
-        if (word.startswith("-") or "=" in word) and option:
+        is_override = "." in word.partition("=")[0] and "=" in word
+        if (word.startswith("-") or is_override) and option:
             yield option
             option = []
         option.append(word)
@@ -113,8 +136,7 @@ def _options(words: list[str]) -> Iterator[list[str]]:
 
 
 def _is_left_out(option: list[str]) -> bool:
-    of_the_launcher = option[0] in ("--nodes", "--gpus-per-node", "--wait")
-    return of_the_launcher or option[0].startswith(OF_FILES)
+    return option[0] in OF_THE_LAUNCHER or option[0].startswith(OF_FILES)
 
 
 def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> list[Row]:

@@ -122,6 +122,57 @@ _DEEPSEEK_V3 = {
     "vocab_size": 129280,
 }
 
+_NEMOTRON_3_SUPER = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "chunk_size": 128,
+    "conv_kernel": 4,
+    "eos_token_id": 2,
+    "expand": 2,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
+    "EMEMEMEM*EMEMEMEME",
+    "initializer_range": 0.02,
+    "intermediate_size": 2688,
+    "layer_norm_epsilon": 1e-5,
+    "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 128,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 262144,
+    "mlp_bias": False,
+    "mlp_hidden_act": "relu2",
+    "moe_intermediate_size": 2688,
+    "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376,
+    "moe_shared_expert_overlap": False,
+    "mtp_hybrid_override_pattern": "*E",
+    "n_group": 1,
+    "n_groups": 8,
+    "n_routed_experts": 512,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 22,
+    "num_hidden_layers": 88,
+    "num_key_value_heads": 2,
+    "num_nextn_predict_layers": 1,
+    "residual_in_fp32": False,
+    "routed_scaling_factor": 5.0,
+    "ssm_state_size": 128,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "torch_dtype": "bfloat16",
+    "use_bias": False,
+    "use_cache": True,
+    "use_conv_bias": True,
+    "vocab_size": 131072,
+}
+
 
 def _sized(
     family: Mapping[str, Any], hidden: int, wide: int, layers: int, heads: int, **more: Any
@@ -143,6 +194,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "Qwen/Qwen3-30B-A3B": _sized(_QWEN3, 2048, 6144, 48, 32, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN3, 4096, 12288, 94, 64, moe_intermediate_size=1536),
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": _NEMOTRON_3_SUPER,
 }
 
 

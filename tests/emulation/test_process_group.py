@@ -131,6 +131,21 @@ def test_splits_may_be_arrays(asynchronous: bool) -> None:
         assert all(type(split) is int for split in hook.last.output_splits)
 
 
+def test_tracing_a_constant_is_no_communication() -> None:
+    """A compiled function that reduces a number it made itself communicates once a call."""
+
+    @torch.compile(backend="aot_eager")
+    def widest(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.tensor([x.shape[0]])
+        dist.all_reduce(rows, op=dist.ReduceOp.MAX)
+        return x * rows
+
+    with emulated() as hook:
+        for _ in range(3):
+            assert torch.equal(widest(_x()), 4 * _x())
+        assert len(hook.batches) == 3
+
+
 def test_roots_are_group_ranks() -> None:
     """A root or peer given as a global rank is recorded as its position in the group."""
     with emulated(5, 8) as hook:

@@ -7,6 +7,7 @@ and in Python all end up in :meth:`EntryPoints._issue`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -14,6 +15,7 @@ from time import perf_counter_ns  # by name: a program's ``time`` may be logical
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch.distributed import ReduceOp, Work
 
 from prismscale.emulation.arguments import (
@@ -26,7 +28,7 @@ from prismscale.emulation.arguments import (
     tensors_of,
 )
 from prismscale.emulation.hook import Captures, Collective, CommunicationHook, GroupHandle
-from prismscale.emulation.work import EmulatedWork
+from prismscale.emulation.work import EmulatedWork, completed
 from prismscale.graph.node import CollectiveOp
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -47,6 +49,20 @@ class _Batch:
     def _wait(self, timeout: timedelta | None) -> None:
         if self.work is not None:
             self.work.wait()
+
+
+def _is_of_a_tracer(group: object) -> bool:
+    """True where torch.compile, as it traces, runs a communication of a constant.
+
+    A tensor made of numbers (``torch.tensor([n])``) has a value for tracers, who run what is called
+    on it beside what they write down. How often they do that depends on which of their caches are
+    warm, so one rank of a job would be seen to communicate more often than another. The compiled
+    region issues the communication itself. Dynamo's own messages between ranks have a group apart.
+    """
+    if TracingContext.try_get() is None:
+        return False
+    dynamo = sys.modules.get("torch._dynamo.distributed")
+    return group is not getattr(dynamo, "_COMPILE_PG", None)
 
 
 def _entry(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,6 +106,8 @@ class EntryPoints:
         tag: int = 0,
         asynchronous: bool = True,
     ) -> Any:
+        if _is_of_a_tracer(self):
+            return completed(outputs)
         collective = Collective(
             op=op,
             group=self._handle or self.handle,

@@ -16,6 +16,7 @@ from torch.nn import functional
 from prismscale.cost.kernel import load_kernel_model
 from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.runtime import active
+from prismscale.devices.null.value_policy import known
 from support import op_log
 from support.inductor_schedule import scheduled_kernels
 from support.null_program import null_program
@@ -159,6 +160,20 @@ def test_a_lookup_is_charged_by_what_it_looks_up() -> None:
     forward, cleared, added = generated(ops_of(lambda: compiled(tokens).sum().backward()))
 
     assert (forward, cleared, added) == (128 * 8 + 2 * rows, whole, 128 * 8 + 3 * rows)
+
+
+def test_a_number_that_a_generated_kernel_writes_is_known() -> None:
+    """What ``torch.tensor([n])`` became, asked for after a collective would have run; not what a
+    kernel computes of it."""
+
+    @torch.compile
+    def count(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([x.shape[0]], device="cuda"), x + 1
+
+    rows, moved = count(random(48, 2))
+    assert rows.item() == 48
+    assert known(rows) is not None
+    assert known(moved) is None
 
 
 def test_symbolic_shapes_are_charged_by_the_sizes_of_each_launch() -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-_PASSES = "null_passes"
-"""Key in a kernel's ``inductor_meta``, which is part of its source and so of inductor's caches."""
+from prismscale.devices.null.value_policy import set_known
+
+_PASSES, _CONSTANTS = "null_passes", "null_constants"
+"""Keys in a kernel's ``inductor_meta``, which is part of its source and so of inductor's caches."""
 _Op = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], int], None]
 _library: torch.library.Library
 
@@ -24,15 +26,19 @@ def install() -> None:
     _library = torch.library.Library("inductor", "FRAGMENT")
 
 
-def record_traffic(triton_codegen: Any) -> None:
-    """Note in every generated kernel how often it passes over its arguments."""
-    from prismscale.devices.null.compiled.traffic import passes_over_arguments  # imports inductor
+def annotate(triton_codegen: Any) -> None:
+    """Note in every generated kernel how often it passes over its arguments, and what numbers it
+    writes."""
+    # Both import inductor.
+    from prismscale.devices.null.compiled.constants import constants_of_arguments
+    from prismscale.devices.null.compiled.traffic import passes_over_arguments
 
     kernel = triton_codegen.TritonKernel
     write = kernel.codegen_kernel
 
     def codegen_kernel(self: Any, name: Any = None) -> Any:
-        meta = self.inductor_meta_common() | {_PASSES: passes_over_arguments(self)}
+        notes = {_PASSES: passes_over_arguments(self), _CONSTANTS: constants_of_arguments(self)}
+        meta = self.inductor_meta_common() | notes
         self.inductor_meta_common = lambda: meta  # what the kernel's source says of it
         try:
             return write(self, name)
@@ -51,6 +57,9 @@ def replace_launches(heuristics: Any) -> None:
     def run(self: Any, *arguments: Any, stream: Any = None, **named: Any) -> None:
         by_name = dict(zip(self.fn.arg_names, arguments, strict=False)) | named
         launch(self.fn.__name__, by_name, self.inductor_meta.get(_PASSES, {}))
+        for argument, value in self.inductor_meta.get(_CONSTANTS, {}).items():
+            written = by_name[argument]
+            set_known(written, torch.full((), value, dtype=written.dtype))
 
     heuristics.CachingAutotuner.precompile = precompile
     heuristics.CachingAutotuner.run = run

@@ -1,0 +1,32 @@
+"""Numbers that a generated kernel writes and nothing else: ``torch.full``, ``torch.tensor([n])``.
+
+A program may ask for such a value (``.item()``) once the kernel has run, with an all-reduce over
+ranks between; a kernel's code says nothing of it to a device that does not run code.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch._inductor import ir
+
+
+def constants_of_arguments(kernel: Any) -> dict[str, float]:
+    """The number by argument name, of a ``SIMDKernel`` whose code is being written."""
+    from torch._inductor.lowering import get_constant_value  # imports the module that imports this
+
+    found = {}
+    for node in kernel.features.scheduler_nodes():
+        body = getattr(node.node, "data", None)
+        constant = get_constant_value(body) if isinstance(body, ir.Pointwise) else None
+        if constant is not None and _is_literal(constant.value):
+            found[node.node.get_name()] = constant.value
+    names, buffers, *_ = kernel.args.python_argdefs()
+    by_argument = zip((argument.name for argument in names), buffers, strict=True)
+    return {name: found[buffer] for name, buffer in by_argument if buffer in found}
+
+
+def _is_literal(value: object) -> bool:
+    """Whether the kernel's source can state it: inductor writes the numbers as Python does."""
+    return isinstance(value, (bool, int, float)) and math.isfinite(value)
