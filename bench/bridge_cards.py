@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import shlex
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from pathlib import Path
 from prismscale.analysis.result import RunResult
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
+from null_programs import GIB
 from programs.models import hub_environment
 from runs import MEDIAN_STEP, Runs, folder_name, median_row, our_commit
 
@@ -47,6 +49,12 @@ OF_FILES = (
 )
 """How options begin that name files."""
 WITHOUT_FILES = ("checkpoint.load=null", "checkpoint.save=null")
+_STATED_PEAKS = re.compile(
+    r"'peak_allocated_memory_gib': (?P<allocated_metric>[\d.]+), "
+    r"'peak_reserved_memory_gib': (?P<reserved_metric>[\d.]+)"
+    r"|memory is (?P<allocated>[\d.]+) GiB allocated and (?P<reserved>[\d.]+) GiB reserved"
+)
+"""Among a card's metrics, or in what it says of its result."""
 BARS = Bars(median=12.0)
 OPERATIONS_BAR = 0.5
 
@@ -149,13 +157,15 @@ def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> lis
     if not found:
         missed = Row.at_least(f"{card.name}: completes", 0, 1)
         return [replace(missed, note=f"{note}; {runs.reason}")]
+    result = RunResult.from_json(found)
     predicted, real = found["step_ns"] / 1e6, float(row["step_time_ms"])
     rows = [
         Row.told(f"{card.name}: step", predicted, "ms"),
         Row.told(f"{card.name}: {MEASURED}", real, "ms"),
         Row.told(f"{card.name}: step, off by", 100 * (predicted / real - 1), "%"),
         *median_row(card.name, found),
-        _operations(card, row, RunResult.from_json(found)),
+        _operations(card, row, result),
+        *_memory(card, row, result),
     ]
     return [replace(r, note=note) for r in rows]
 
@@ -166,6 +176,18 @@ def _operations(card: Card, row: Mapping[str, str], result: RunResult) -> Row:
     theirs = 1e9 * float(row["model_tflops_per_gpu"]) * float(row["step_time_ms"])
     off = abs(100 * (own / theirs - 1))
     return Row.at_most(f"{card.name}: model's operations, off by", off, OPERATIONS_BAR, "%")
+
+
+def _memory(card: Card, row: Mapping[str, str], result: RunResult) -> Iterator[Row]:
+    """Peaks of the fullest captured rank, beside those that the card states, if it does."""
+    stated = _STATED_PEAKS.search(row["other_metrics"] + row["expected_result"])
+    for name in ("allocated", "reserved") if stated else ():
+        field = "peak_bytes" if name == "allocated" else "reserved_bytes"
+        ours = max(getattr(stage, field) or 0 for stage in result.stages) / GIB
+        real = float(stated[f"{name}_metric"] or stated[name])
+        yield Row.told(f"{card.name}: {name}", ours, "GiB")
+        yield Row.told(f"{card.name}: {name}, measured", real, "GiB")
+        yield Row.told(f"{card.name}: {name}, off by", 100 * (ours / real - 1), "%")
 
 
 def scores(rows: list[Row]) -> list[Row]:

@@ -134,8 +134,10 @@ _NEMOTRON_3_SUPER = {
     "expand": 2,
     "head_dim": 128,
     "hidden_size": 4096,
-    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
-    "EMEMEMEM*EMEMEMEME",
+    "hybrid_override_pattern": "MEMEMEM*"
+    + 2 * "EMEMEMEM*"
+    + 4 * "EMEMEMEMEM*"
+    + "EMEMEMEM*EMEMEMEME",
     "initializer_range": 0.02,
     "intermediate_size": 2688,
     "layer_norm_epsilon": 1e-5,
