@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from null_programs import GIB
 from prismscale.analysis.result import RunResult
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from null_programs import GIB
 from programs.models import hub_environment
 from runs import MEDIAN_STEP, Runs, folder_name, median_row, our_commit
 
@@ -181,13 +181,17 @@ def _operations(card: Card, row: Mapping[str, str], result: RunResult) -> Row:
 def _memory(card: Card, row: Mapping[str, str], result: RunResult) -> Iterator[Row]:
     """Peaks of the fullest captured rank, beside those that the card states, if it does."""
     stated = _STATED_PEAKS.search(row["other_metrics"] + row["expected_result"])
-    for name in ("allocated", "reserved") if stated else ():
-        field = "peak_bytes" if name == "allocated" else "reserved_bytes"
-        ours = max(getattr(stage, field) or 0 for stage in result.stages) / GIB
+    if stated is None:
+        return
+    ours = {
+        "allocated": max(stage.peak_bytes or 0 for stage in result.stages) / GIB,
+        "reserved": max(stage.reserved_bytes or 0 for stage in result.stages) / GIB,
+    }
+    for name, predicted in ours.items():
         real = float(stated[f"{name}_metric"] or stated[name])
-        yield Row.told(f"{card.name}: {name}", ours, "GiB")
+        yield Row.told(f"{card.name}: {name}", predicted, "GiB")
         yield Row.told(f"{card.name}: {name}, measured", real, "GiB")
-        yield Row.told(f"{card.name}: {name}, off by", 100 * (ours / real - 1), "%")
+        yield Row.told(f"{card.name}: {name}, off by", 100 * (predicted / real - 1), "%")
 
 
 def scores(rows: list[Row]) -> list[Row]:
