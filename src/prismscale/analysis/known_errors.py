@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from prismscale.cluster import Cluster
 from prismscale.typed_files import decode, parse
 
 _FILE = "known_errors.toml"
@@ -41,6 +42,9 @@ def known_errors() -> tuple[KnownError, ...]:
 
 
 def known_error(figure: str, cluster: str) -> KnownError | None:
-    """Of a figure on a cluster; None where nobody measured it."""
-    found = (k for k in known_errors() if k.figure == figure and cluster.startswith(k.gpu))
-    return next(found, None)
+    """Of a figure on a cluster; None where nobody measured it, and where a step's cluster is no
+    preset: its GPU or its links may be another's, whatever it is called."""
+    of_figure = (known for known in known_errors() if known.figure == figure)
+    of_gpu = (known for known in of_figure if cluster.startswith(known.gpu))
+    is_preset = cluster in Cluster.presets()
+    return next((known for known in of_gpu if is_preset or not known.gpu), None)

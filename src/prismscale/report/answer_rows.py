@@ -130,7 +130,7 @@ def _error_row(result: RunResult, found: Answers) -> AnswerRow:
     step = known_error("step", result.cluster)
     memory = [known_error(name, result.cluster) for name in ("allocated", "reserved")]
     told = [_of_runs(known) for known in memory if known is not None and found.fit is not None]
-    measured = _of_runs(step) if step else "of the step unknown on this GPU"
+    measured = _of_runs(step) if step else "of the step unknown on this cluster"
     if found.step_error is None:
         return AnswerRow("Error", measured, "; ".join(told))
     bar = f"step ±{percent(found.step_error)} in nine of ten, by its kernels and links"
