@@ -48,7 +48,7 @@ OF_FILES = (
     "logger.save_config_filepath",
 )
 """How options begin that name files."""
-WITHOUT_FILES = ("checkpoint.load=null", "checkpoint.save=null")
+WITHOUT_FILES = ("checkpoint.load=null", "checkpoint.save=null", "checkpoint.async_save=false")
 _STATED_PEAKS = re.compile(
     r"'peak_allocated_memory_gib': (?P<allocated_metric>[\d.]+), "
     r"'peak_reserved_memory_gib': (?P<reserved_metric>[\d.]+)"
