@@ -12,6 +12,7 @@ from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.memory import memory_stats
 from prismscale.devices.null.memory.allocator_config import AllocatorConfig
+from prismscale.devices.null.memory.device_settings import settings_row
 from support.allocator import METRICS, POOLS, CachingAllocator, OutOfMemory
 
 MIB = 1 << 20
@@ -43,7 +44,7 @@ class CppAllocator:
             context_bytes=0,
         )
         self.library = runtime.active().library
-        row = runtime.settings_row(spec, config)
+        row = settings_row(spec, config)
         self.handle = self.library.ps_replay_new(ctypes.byref(row))
 
     def malloc(self, size: int, stream: int) -> int:

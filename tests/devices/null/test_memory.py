@@ -12,6 +12,7 @@ from prismscale.devices.null import runtime
 from prismscale.devices.null.gpus import device_spec
 from prismscale.devices.null.memory import memory_stats
 from support.allocator import CachingAllocator
+from support.null_program import null_program
 
 MIB = 1 << 20
 
@@ -106,6 +107,54 @@ def test_a_product_takes_the_blas_workspace_once() -> None:
 def test_the_blas_workspace_is_that_of_gpu_and_torch(gpu: str, version: str, kib: int) -> None:
     """Blackwell has Hopper's since torch 2.12."""
     assert device_spec(gpu).blas_workspace_bytes(version) == kib * 1024
+
+
+GROWING = """
+import os, torch
+{before}
+for step in range(1, 4):
+    x = torch.empty(step << 26, dtype=torch.uint8, device="cuda")
+    del x
+print(torch.cuda.memory_reserved() >> 20)
+"""
+"""A program whose blocks grow: 64, 128 and 192 MiB, one at a time; an expandable segment has pages
+of 20."""
+
+
+@pytest.mark.parametrize(
+    ("before", "mib"),
+    [
+        ("", 384),
+        ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'", 200),
+        ("torch.cuda.memory._set_allocator_settings('expandable_segments:True')", 200),
+        ("torch.cuda.init(); os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'", 384),
+    ],
+)
+def test_allocator_settings_count_until_cuda_starts(before: str, mib: int) -> None:
+    """Launchers set them after torch is imported; only a call changes them later."""
+    assert null_program(GROWING.format(before=before)) == f"{mib}\n"
+
+
+CHANGING = """
+import torch
+torch.cuda.set_per_process_memory_fraction(0.5)
+for step in range(1, 5):
+    x = torch.empty(step << 26, dtype=torch.uint8, device="cuda")
+    del x
+    if step == 2:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+print(torch.cuda.memory_reserved() >> 20)
+try:
+    torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("half of it")
+"""
+
+
+def test_a_call_changes_the_allocators_settings_in_between() -> None:
+    """What was reserved before stays (64 and 128 MiB, beside 256 in pages of 20); so does a memory
+    fraction."""
+    assert null_program(CHANGING) == "452\nhalf of it\n"
 
 
 def test_record_stream_delays_reuse() -> None:

@@ -157,7 +157,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_memory_fraction": (None, (c_int, c_double)),
     "ps_set_outside_bytes": (None, (c_int, c_int64)),
     "ps_note_out_of_memory": (None, (c_int,)),
-    "ps_set_expandable_segments": (None, (c_int,)),
+    "ps_configure": (None, (ctypes.POINTER(SettingsRow),)),
     "ps_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
     "ps_oom_blocks": (c_int64, (c_int, ctypes.POINTER(BlockRow), c_int64)),
     "ps_set_origin": (None, (c_void_p, c_int64)),

@@ -24,6 +24,7 @@ from prismscale.devices.null import custom_kernels, null_streams
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.graphs import graph_api
 from prismscale.devices.null.memory import memory_stats
+from prismscale.devices.null.memory.device_settings import ProgramSettings
 from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.memory.program_history import ProgramHistory
 from prismscale.emulation.process_group import EmulatedProcessGroup
@@ -94,8 +95,9 @@ def install(library: ctypes.PyDLL, spec: NullDeviceSpec, history: MemoryHistory)
     """Make ``torch.cuda`` complete for ``spec`` on top of the loaded extension; ``history`` is that
     of its memory."""
     recorded = ProgramHistory(library, history, spec.devices_per_node)
+    settings = ProgramSettings(library, spec)
     supplied = (
-        _device_functions(library, spec)
+        _device_functions(library, spec, settings)
         | _stream_functions(library)
         | _memory_functions(library, spec, recorded)
         | _version_functions()
@@ -121,7 +123,9 @@ def _plain(function: Callable[..., int]) -> Callable[..., int]:
     return lambda *arguments: function(*arguments)
 
 
-def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
+def _device_functions(
+    library: ctypes.PyDLL, spec: NullDeviceSpec, settings: ProgramSettings
+) -> dict[str, Any]:
     def set_device(index: int) -> None:
         if not 0 <= index < spec.devices_per_node:
             raise RuntimeError(
@@ -140,7 +144,7 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
     ops: Any = torch.ops.prismscale_null  # it may raise, which a C function must not
     return {
         "_cuda_getDeviceCount": lambda: spec.devices_per_node,
-        "_cuda_init": _nothing,  # there is no driver to start
+        "_cuda_init": settings.start,
         "_cuda_getDevice": _plain(library.ps_current_device),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
@@ -154,6 +158,8 @@ def _device_functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, 
         "_cuda_set_sync_debug_mode": _nothing,
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_accelerator_setAllocatorSettings": settings.change,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": settings.change,  # its older name
     }
 
 

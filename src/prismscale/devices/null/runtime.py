@@ -8,8 +8,6 @@ CUDA call or backward pass (autograd counts the devices when it first runs).
 from __future__ import annotations
 
 import ctypes
-import os
-import re
 from dataclasses import dataclass
 
 from prismscale.devices.null import (
@@ -27,11 +25,12 @@ from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
 from prismscale.devices.null.libraries.import_finder import StandInFinder
-from prismscale.devices.null.memory.allocator_config import AllocatorConfig, config_from_environment
+from prismscale.devices.null.memory.allocator_config import config_from_environment
+from prismscale.devices.null.memory.device_settings import settings_row
 from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
-from prismscale.torch_versions import installed_cudnn, installed_torch
+from prismscale.torch_versions import installed_cudnn
 
 # Until a kernel model is set: plausible for small kernels, and never zero, because programs divide
 # by elapsed time. They are placeholders and reported as such ("default"), not predictions.
@@ -80,7 +79,7 @@ def activate(
             )
         return _active
     library = bindings.load(build_extension())
-    library.ps_install(ctypes.byref(_settings(spec)))
+    library.ps_install(ctypes.byref(settings_row(spec, config_from_environment())))
     library.ps_set_capability(*spec.capability)
     library.ps_set_cudnn(installed_cudnn())
     library.ps_set_launch_queue_depth(spec.launch_queue_depth)
@@ -102,35 +101,3 @@ def activate(
         library=library, spec=spec, ledger=ledger, history=history, stand_ins=finder
     )
     return _active
-
-
-def _settings(spec: NullDeviceSpec) -> bindings.SettingsRow:
-    config = config_from_environment()
-    return settings_row(spec, config)
-
-
-def settings_row(spec: NullDeviceSpec, config: AllocatorConfig) -> bindings.SettingsRow:
-    """Device and allocator settings as the extension takes them."""
-    return bindings.SettingsRow(
-        devices=spec.devices_per_node,
-        total_bytes=spec.total_memory_bytes,
-        outside_bytes=spec.context_bytes,
-        blas_workspace_bytes=_blas_workspace_bytes(spec),
-        max_split_bytes=config.max_split_bytes,
-        max_non_split_rounding_bytes=config.max_non_split_rounding_bytes,
-        large_segment_bytes=config.large_segment_bytes,
-        expandable_segments=int(config.expandable_segments),
-        multiprocessors=spec.multi_processor_count,
-        roundup_power2_divisions=(ctypes.c_int64 * 16)(*config.roundup_power2_divisions),
-        garbage_collection_threshold=config.garbage_collection_threshold,
-        memory_fraction=config.memory_fraction,
-    )
-
-
-def _blas_workspace_bytes(spec: NullDeviceSpec) -> int:
-    """``CUBLAS_WORKSPACE_CONFIG`` (``:size:count`` pairs in KiB) or the default of the GPU."""
-    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":(\d+):(\d+)", text)
-    if not pairs:
-        return spec.blas_workspace_bytes(installed_torch() or "")
-    return sum(int(size) * int(count) * 1024 for size, count in pairs)

@@ -228,11 +228,10 @@ void ps_set_outside_bytes(int index, int64_t bytes) {
   device(index).with_allocator(
       [&](CachingAllocator& a) { a.config().outside_bytes = static_cast<size_t>(bytes); });
 }
-void ps_set_expandable_segments(int on) {
-  for (int index = 0; index < device_count(); ++index) {
-    device(index).with_allocator(
-        [&](CachingAllocator& a) { a.config().expandable_segments = on != 0; });
-  }
+// What the program's environment says once CUDA starts, and what the program changes then.
+void ps_configure(const SettingsRow* row) {
+  const DeviceSettings settings = to_settings(*row);
+  for (int index = 0; index < device_count(); ++index) device(index).configure(settings);
 }
 int64_t ps_blocks(int index, BlockRow* out, int64_t capacity) {
   return copy_blocks(device(index).blocks(), out, capacity);

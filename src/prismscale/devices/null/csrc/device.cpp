@@ -142,6 +142,17 @@ Device::Device(int index, const DeviceSettings& settings)
   for (auto& stream : streams_) stream.horizon.resize(kStreams, 0);
 }
 
+void Device::configure(const DeviceSettings& settings) {
+  with_allocator([&](CachingAllocator& allocator) {
+    AllocatorConfig config = settings.allocator;
+    config.outside_bytes = allocator.config().outside_bytes;  // of who holds it by now
+    // A fraction that the program set by a call of its own outlives other settings.
+    if (config.memory_fraction == 0.0) config.memory_fraction = allocator.config().memory_fraction;
+    allocator.config() = config;
+    blas_workspace_bytes_ = settings.blas_workspace_bytes;
+  });
+}
+
 int64_t Device::new_stream(bool high_priority) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int slot = next_stream_[high_priority]++ % kStreamsPerPool;

@@ -49,6 +49,9 @@ class Device : public StreamProgress {
  public:
   Device(int index, const DeviceSettings& settings);
 
+  // Settings of a program that has no tensor yet, or changes them between allocations.
+  void configure(const DeviceSettings& settings);
+
   // Streams and logical time.
   int64_t new_stream(bool high_priority);
   // Returns the start time, or kCaptured.

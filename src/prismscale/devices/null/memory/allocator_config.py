@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prismscale.errors import UsageError, did_you_mean
@@ -66,11 +65,14 @@ class AllocatorConfig:
             raise UsageError("roundup_power2_divisions takes 16 numbers, 1 MiB to 32 GiB, or none")
 
 
-def config_from_environment(environment: Mapping[str, str] | None = None) -> AllocatorConfig:
-    """The settings in PYTORCH_ALLOC_CONF, or else in PYTORCH_CUDA_ALLOC_CONF."""
-    variables = os.environ if environment is None else environment
-    text = variables.get("PYTORCH_ALLOC_CONF") or variables.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return parse_config(text)
+def config_from_environment() -> AllocatorConfig:
+    """The settings that the environment has now."""
+    return parse_config(text_from_environment())
+
+
+def text_from_environment() -> str:
+    """PYTORCH_ALLOC_CONF, or else PYTORCH_CUDA_ALLOC_CONF."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
 
 
 def parse_config(text: str) -> AllocatorConfig:
