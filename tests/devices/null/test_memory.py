@@ -127,6 +127,11 @@ of 20."""
         ("", 384),
         ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'", 200),
         ("torch.cuda.memory._set_allocator_settings('expandable_segments:True')", 200),
+        (
+            "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:False'\n"
+            "os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'",
+            384,
+        ),
         ("torch.cuda.init(); os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'", 384),
     ],
 )

@@ -158,6 +158,7 @@ def _device_functions(
         "_cuda_set_sync_debug_mode": _nothing,
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_getCurrentBlasHandle": lambda: 0,
+        "_accelerator_getAllocatorSettings": settings.text,
         "_accelerator_setAllocatorSettings": settings.change,
         "_cuda_cudaCachingAllocator_set_allocator_settings": settings.change,  # its older name
     }

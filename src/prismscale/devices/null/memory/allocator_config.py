@@ -71,8 +71,9 @@ def config_from_environment() -> AllocatorConfig:
 
 
 def text_from_environment() -> str:
-    """PYTORCH_ALLOC_CONF, or else PYTORCH_CUDA_ALLOC_CONF."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    """PYTORCH_CUDA_ALLOC_CONF, or else PYTORCH_ALLOC_CONF: the older name wins in torch, too."""
+    found = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    return os.environ.get("PYTORCH_ALLOC_CONF", "") if found is None else found
 
 
 def parse_config(text: str) -> AllocatorConfig:

@@ -44,8 +44,12 @@ class ProgramSettings:
         if torch.cuda.is_initialized():
             self._apply()
 
+    def text(self) -> str:
+        """All that was set."""
+        return ",".join(filter(None, [text_from_environment(), *self._changed]))
+
     def _apply(self) -> None:
-        config = parse_config(",".join([text_from_environment(), *self._changed]))
+        config = parse_config(self.text())
         self._library.ps_configure(ctypes.byref(settings_row(self._spec, config)))
 
 
