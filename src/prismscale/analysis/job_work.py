@@ -4,14 +4,18 @@ Read off the launches of a null run. The model's operations are three times thos
 passes: a backward pass has two products for each of the forward's, and what checkpointing computes
 again counts for nothing. So has it the utilisation of Chowdhery et al. (PaLM, arXiv 2204.02311,
 appendix B). Whether the half of attention that a causal mask leaves out is counted differs between
-programs that print it: both are here. Tokens are the indices that the gradient of the largest
-embedding sums over.
+programs that print it: both are here.
+
+Tokens are the indices that the gradient of the largest embedding sums over. Layers that predict
+further tokens (MTP) look the same tokens up again. In a pipeline they do so on a later stage, and
+the first that looks up is counted; elsewhere the backward passes end a lookup after few layers'
+operations, and those after less than half of the most are left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.analysis.stages import classes_by_stage
 from prismscale.cost.kernel_attention import attention_flops
 from prismscale.cost.kernel_gemm import operand_dtype, products_of
 from prismscale.cost.kernel_kinds import kind_of
@@ -54,6 +59,16 @@ class JobWork:
     """0 where no embedding was found."""
 
 
+class _Lookup(NamedTuple):
+    """Tokens looked up in an embedding, as its gradient sums over them."""
+
+    rows: int
+    """Of the embedding."""
+    tokens: int
+    backward: float
+    """Operations of the backward pass since the lookup whose gradient came before."""
+
+
 class _Flops(NamedTuple):
     """Of one call."""
 
@@ -67,8 +82,15 @@ class _RankWork:
     unmasked: float = 0.0
     executed: dict[str, float] = field(default_factory=dict)
     """By element type."""
-    tokens: dict[int, int] = field(default_factory=dict)
-    """By the rows of the embedding."""
+    lookups: list[_Lookup] = field(default_factory=list)
+
+    def tokens(self, *, is_pipelined: bool) -> tuple[int, int]:
+        """Rows of the largest embedding, and tokens that were looked up in it."""
+        rows = max(lookup.rows for lookup in self.lookups)
+        found = [lookup for lookup in self.lookups if lookup.rows == rows]
+        # Backward passes of a pipeline's chunks take turns: their operations tell nothing there.
+        least = 0.0 if is_pipelined else max(lookup.backward for lookup in found) / 2
+        return rows, sum(lookup.tokens for lookup in found if lookup.backward >= least)
 
 
 def job_work(graph: JobGraph, captures: Path) -> JobWork:
@@ -84,19 +106,22 @@ def job_work(graph: JobGraph, captures: Path) -> JobWork:
     model = unmasked = 0.0
     executed: dict[str, float] = {}
     tokens: dict[int, float] = {}
-    for rank_class in graph.classes:
-        trace = rank_class.trace
-        rank = (trace.facts.longest_of or (trace.rank,))[0]
-        own = _rank_work(trace, load_launch_log(launches_path(captures, rank)))
-        model += own.model * rank_class.size
-        unmasked += own.unmasked * rank_class.size
-        for dtype, flops in own.executed.items():
-            executed[dtype] = executed.get(dtype, 0.0) + flops * rank_class.size
-        if own.tokens:
-            rows = max(own.tokens)
-            # Every rank of a tensor-parallel group reads the same tokens.
-            share = own.tokens[rows] * rank_class.size / tensor_parallel_size(trace)
-            tokens[rows] = tokens.get(rows, 0.0) + share
+    for stage, classes in classes_by_stage(graph).items():
+        of_stage: dict[int, float] = {}
+        for rank_class in classes:
+            trace = rank_class.trace
+            rank = (trace.facts.longest_of or (trace.rank,))[0]
+            own = _rank_work(trace, load_launch_log(launches_path(captures, rank)))
+            model += own.model * rank_class.size
+            unmasked += own.unmasked * rank_class.size
+            for dtype, flops in own.executed.items():
+                executed[dtype] = executed.get(dtype, 0.0) + flops * rank_class.size
+            if own.lookups:
+                rows, found = own.tokens(is_pipelined=stage is not None)
+                # Every rank of a tensor-parallel group reads the same tokens.
+                share = found * rank_class.size / tensor_parallel_size(trace)
+                of_stage[rows] = of_stage.get(rows, 0.0) + share
+        tokens = tokens or of_stage
     return JobWork(
         flops=(1 + BACKWARD) * model,
         unmasked_flops=(1 + BACKWARD) * unmasked,
@@ -109,8 +134,9 @@ def job_work(graph: JobGraph, captures: Path) -> JobWork:
 def _rank_work(trace: RankTrace, log: LaunchLog) -> _RankWork:
     calls = [parse_signature(text.removeprefix(REPLAYED)) for text in log.signatures]
     flops = [_flops(call) for call in calls]
+    label_E = _labels_of_entries(trace, log)
     found, phases = _RankWork(), set()
-    for label, signature, times in _launches(trace, log):
+    for label, signature, times in _launches(trace, log, label_E):
         phases.add(label)
         call, own = calls[signature], flops[signature]
         if own.executed:
@@ -119,18 +145,44 @@ def _rank_work(trace: RankTrace, log: LaunchLog) -> _RankWork:
         if label == FORWARD:
             found.model += own.executed * times
             found.unmasked += own.unmasked * times
-        if call.base == _EMBEDDING:
-            rows = call.arguments.get("num_weights", (0,))[0]
-            found.tokens[rows] = found.tokens.get(rows, 0) + call.inputs[1].elements * times
     if not {FORWARD, BACKWARDS} <= phases:
         # Without its backward passes a program is not known to have told its forward ones.
         found.model = found.unmasked = 0.0
+    found.lookups = list(_lookups(trace, log, label_E, calls, flops))
     return found
 
 
-def _launches(trace: RankTrace, log: LaunchLog) -> Iterator[tuple[str, int, int]]:
+def _lookups(
+    trace: RankTrace,
+    log: LaunchLog,
+    label_E: NDArray[np.int64],
+    calls: Sequence[KernelCall],
+    flops: Sequence[_Flops],
+) -> Iterator[_Lookup]:
+    """In the order of their gradients."""
+    flops_E = np.zeros(log.n_entries)
+    (backward,) = np.nonzero(label_E == _index(trace.labels, BACKWARDS))
+    if len(backward):
+        flops_E[backward] = np.array([own.executed for own in flops])[log.signature_E[backward]]
+    done_E = np.cumsum(flops_E)
+    embeddings = [number for number, call in enumerate(calls) if call.base == _EMBEDDING]
+    before = 0.0
+    for entry in np.flatnonzero((label_E >= 0) & np.isin(log.signature_E, embeddings)).tolist():
+        call, done = calls[log.signature_E[entry]], float(done_E[entry])
+        rows = call.arguments.get("num_weights", (0,))[0]
+        yield _Lookup(rows, call.inputs[1].elements, done - before)
+        before = done
+
+
+def _index(labels: Sequence[str], label: str) -> int:
+    """Its place among ``labels``; -2, which no entry has, where it is not there."""
+    return labels.index(label) if label in labels else -2
+
+
+def _launches(
+    trace: RankTrace, log: LaunchLog, label_E: NDArray[np.int64]
+) -> Iterator[tuple[str, int, int]]:
     """Label of the computation, signature, and how often it was launched as a stream's work."""
-    label_E = _labels_of_entries(trace, log)
     (entries,) = np.nonzero(label_E >= 0)
     pairs = np.stack([label_E[entries], log.signature_E[entries]])
     found, times = np.unique(pairs, axis=1, return_counts=True)
