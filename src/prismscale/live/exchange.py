@@ -20,6 +20,7 @@ from prismscale.files import await_file
 from prismscale.graph.node import CollectiveOp
 from prismscale.live.trace_cursor import describe
 from prismscale.payload.combine import rows_for
+from prismscale.payload.tensor_bytes import tensor_bytes
 
 POLL_S = 0.001
 
@@ -58,7 +59,7 @@ class Exchange:
             try:
                 with part.open("wb") as file:
                     for tensor in self._given(collective, reader):
-                        file.write(_raw(tensor))
+                        file.write(tensor_bytes(tensor))
                 # A reader looks for the name alone. Nothing is synced as in files.py: this is
                 # memory.
                 part.replace(path)
@@ -112,8 +113,3 @@ class Exchange:
 
     def _path(self, instance: str, writer: int, reader: int) -> Path:
         return self.folder / f"{instance}.{writer}.{reader}"
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().to("cpu").contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

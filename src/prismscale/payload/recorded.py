@@ -33,6 +33,7 @@ from prismscale.errors import FormatError, StorageError
 from prismscale.files import await_file, part_of
 from prismscale.foreign import DAMAGE
 from prismscale.graph.node import CollectiveOp
+from prismscale.payload.tensor_bytes import tensor_bytes
 from prismscale.typed_files import parse_json
 
 _MAX_BYTES = 1 << 20
@@ -159,12 +160,11 @@ class RecordedPayload:
         known = [value for value in map(self._value_of, tensors) if value is not None]
         if len(known) < len(tensors):
             return
-        parts = [value.cpu().contiguous() for value in known]
         header = [
             {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
-            for part in parts
+            for part in known
         ]
-        data = b"".join(part.view(-1).view(torch.uint8).numpy().tobytes() for part in parts)
+        data = b"".join(map(tensor_bytes, known))
         # Not forced to the disk: the program waits for this.
         partial = part_of(path)
         try:

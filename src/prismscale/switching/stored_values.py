@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from prismscale.errors import FormatError, StorageError
+from prismscale.payload.tensor_bytes import tensor_bytes
 
 RESULT = "result"
 _ALIGNED = 64
@@ -57,7 +58,7 @@ class StoredValues:
             with path.open("wb") as file:
                 file.write(header + b" " * (-len(header) % _ALIGNED))
                 for part in parts:
-                    file.write(_bytes(part))
+                    file.write(tensor_bytes(part))
                     file.write(b"\0" * (-part.nbytes % _ALIGNED))
         except OSError as error:
             raise StorageError(
@@ -103,9 +104,5 @@ class StoredValues:
         return self._folder / f"{name}.{member}"
 
 
-def _bytes(part: torch.Tensor) -> memoryview:
-    return part.reshape(-1).view(torch.uint8).numpy().data
-
-
 def _checksum(part: torch.Tensor) -> int:
-    return zlib.crc32(_bytes(part)) if part.numel() else 0
+    return zlib.crc32(tensor_bytes(part))

@@ -15,6 +15,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.errors import StorageError
 from prismscale.payload.recordings.blob_store import BlobStore
 from prismscale.payload.recordings.selection import RecordSelection
+from prismscale.payload.tensor_bytes import tensor_bytes
 
 RESULT = -1
 """In place of a rank: what a reduction came to."""
@@ -97,9 +98,8 @@ class RecordingWriter:
     ) -> None:
         told = []
         for tensor in tensors:
-            part = tensor.detach().cpu().contiguous()
-            digest = self._blobs.put(part.reshape(-1).view(torch.uint8).numpy().data)
-            told.append([str(part.dtype).removeprefix("torch."), list(part.shape), digest])
+            digest = self._blobs.put(tensor_bytes(tensor))
+            told.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest])
         self._rows.append(
             {
                 "name": name,
