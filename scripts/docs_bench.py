@@ -103,12 +103,21 @@ def _figure(row: dict[str, Any], field: str) -> str:
 
 
 KNOWN = {
-    ("allocated", ""): (("megatron_goldens", ": peak "), ("simumax_records", ": allocated")),
+    ("allocated", ""): (
+        ("megatron_goldens", ": peak "),
+        ("simumax_records", ": allocated"),
+        ("bridge_cards", ": allocated, off by"),
+    ),
     ("reserved", ""): (
         ("null_programs", "reserved memory, rel"),
         ("simumax_records", ": reserved"),
+        ("bridge_cards", ": reserved, off by"),
     ),
-    ("step", "h100"): (("null_programs", "tokens/s a GPU, rel"),),
+    ("step", "h100"): (
+        ("null_programs", "tokens/s a GPU, rel"),
+        ("bridge_cards", "H100: step, off by"),
+    ),
+    ("step", "gb200"): (("bridge_cards", "GB200: step, off by"),),
     ("step", "b200"): (("simumax_records", ": step "),),
     ("step", "a100"): (("vtrain_layouts", ": step "),),
 }
