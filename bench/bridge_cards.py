@@ -7,7 +7,9 @@ A card (``megatron_bridge_cards`` of the public truth) states a command and the 
 steps. The command runs as it is, less what names files of the machine that ran it: its data (the
 recipe's mock data comes in place of it, with sequences as long), its tokenizer (one of as many
 words), and its checkpoints. Tokens are spread evenly over experts here. The cards say "natural
-routing": how uneven that was is not known, and a step waits for the fullest expert.
+routing": how uneven that was is not known, and a step waits for the fullest expert. Where a card's
+program was begun again from its checkpoint, that run's step is told beside: the same steps took up
+to half as long again.
 
 The Python of this bench is that of ``scripts/bridge-environment``. Ranks are captured with
 ``--quick``.
@@ -21,7 +23,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,10 +81,17 @@ class Card:
         """For rows."""
         return f"{self.card} {self.item}"
 
-    def row(self, cards: list[dict[str, str]]) -> Mapping[str, str]:
+    def row(self, cards: Iterable[Mapping[str, str]]) -> Mapping[str, str]:
         """Of the table."""
         (found,) = (c for c in cards if (c["card"], c["item"]) == (self.card, self.item))
         return found
+
+    def resumed_ms(self, cards: Iterable[Mapping[str, str]]) -> Iterator[float]:
+        """The step of the same program, begun again from its checkpoint, if that was run."""
+        item = f"checkpoint_resume/{self.item.partition('/')[2]}"
+        for other in cards:
+            if (other["card"], other["item"]) == (self.card, item):
+                yield float(other["step_time_ms"])
 
     def options(self, command: str) -> list[str]:
         """Of ``run_recipe.py``, from the card's command."""
@@ -154,8 +163,9 @@ def _is_left_out(option: list[str]) -> bool:
     return option[0] in OF_THE_LAUNCHER or option[0].startswith(OF_FILES)
 
 
-def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> list[Row]:
+def measure(card: Card, cards: list[dict[str, str]], bridge: Path, runs: Runs) -> list[Row]:
     """One card through ``run``."""
+    row = card.row(cards)
     script = bridge / "scripts" / "training" / "run_recipe.py"
     job = ("--device", "null", "--cluster", card.cluster, "--world-size", card.world_size)
     command = (script, *card.options(row["command"]))
@@ -166,11 +176,12 @@ def measure(card: Card, row: Mapping[str, str], bridge: Path, runs: Runs) -> lis
         return [replace(missed, note=f"{note}; {runs.reason}")]
     result = RunResult.from_json(found)
     predicted, real = found["step_ns"] / 1e6, float(row["step_time_ms"])
-    shown = median_row(card.name, found)
+    shown, again = median_row(card.name, found), card.resumed_ms(cards)
     rows = [
         Row.told(f"{card.name}: step", predicted, "ms"),
         *shown,
         Row.told(f"{card.name}: {MEASURED}", real, "ms"),
+        *(Row.told(f"{card.name}: {MEASURED} once resumed", ms, "ms") for ms in again),
         *(Row.told(f"{card.name}: {OFF}", 100 * (r.value / real - 1), "%") for r in shown),
         _operations(card, row, result),
         *_memory(card, row, result),
@@ -227,7 +238,7 @@ def main() -> int:
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         for card in PROGRAMS:
             if any(part in card.name for part in asked.case or [""]):
-                found = measure(card, card.row(cards), asked.bridge.absolute(), runs)
+                found = measure(card, cards, asked.bridge.absolute(), runs)
                 rows = renewed(rows, found)
                 if asked.json:
                     write_rows([*rows, *scores(rows)], asked.json)
