@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.launch_paths import LAUNCH_SUFFIX
@@ -16,17 +14,13 @@ from prismscale.graph.trace import RankTrace
 SPANS = 6
 
 
-def issuing(
-    waits: dict[int, Sequence[int]], *, in_body: bool = True, is_modelled: bool = True
-) -> RankTrace:
+def issuing(waits: dict[int, Sequence[int]], *, is_modelled: bool = True) -> RankTrace:
     """A host that issues spans of kernels, each with its launch path beside it and an all-reduce
     after it. ``waits``: by span, the spans for whose end the host waits before it issues it, below
     0 those of the step before."""
     builder = TraceBuilder(rank=0, world_size=2)
-    if not in_body:
-        _spans(builder, waits)
     builder.begin_body()
-    _spans(builder, waits if in_body else {})
+    _spans(builder, waits)
     return builder.build(facts=CaptureFacts(modelled=is_modelled))
 
 
@@ -55,11 +49,32 @@ def test_a_wait_for_older_work_tells_no_program_from_another() -> None:
     assert program_fingerprint(earlier) == program_fingerprint(issuing({}))
 
 
-@pytest.mark.parametrize("in_body", [True, False])
-def test_a_wait_for_the_latest_work_is_the_programs_own(in_body: bool) -> None:
+def test_a_wait_for_the_latest_work_is_the_programs_own() -> None:
     """As where it reads its loss."""
-    reading, not_reading = issuing({5: [4]}, in_body=in_body), issuing({}, in_body=in_body)
-    assert program_fingerprint(reading) != program_fingerprint(not_reading)
+    assert program_fingerprint(issuing({5: [4]})) != program_fingerprint(issuing({}))
+
+
+def beginning(*, spans: int = 1, n_bytes: int = 8, is_modelled: bool = True) -> RankTrace:
+    """A rank that computes ``spans`` and communicates once, before it makes equal steps."""
+    builder = TraceBuilder(rank=0, world_size=2)
+    for _ in range(spans):
+        builder.add_compute(1, preds=[])
+    builder.add_communication(CollectiveOp.BROADCAST, n_bytes, preds=[], lane="nccl")
+    builder.begin_body()
+    _spans(builder, {})
+    return builder.build(facts=CaptureFacts(modelled=is_modelled))
+
+
+def test_what_a_rank_computes_before_its_steps_tells_nothing() -> None:
+    """Its compiler's caches were warm; where time is measured, all of it counts."""
+    assert program_fingerprint(beginning(spans=1)) == program_fingerprint(beginning(spans=4))
+    cold, warm = beginning(spans=4, is_modelled=False), beginning(is_modelled=False)
+    assert program_fingerprint(cold) != program_fingerprint(warm)
+
+
+def test_what_a_rank_communicates_before_its_steps_tells_programs_apart() -> None:
+    """A broadcast of another size."""
+    assert program_fingerprint(beginning()) != program_fingerprint(beginning(n_bytes=16))
 
 
 def test_waits_for_the_step_before_count_its_spans() -> None:

@@ -4,11 +4,15 @@
 ahead waits for an old one to end. Which one depends on how many kernels came between: a rank whose
 shard of the optimizer holds two parameters more waits a kernel earlier, in the same program. Such
 edges are of a rank's times. They are no reason to tell its program from another's.
+
+[Note: before the steps] A rank that compiles reads its caches, and threads that load data start
+when they do: where the host's work is cut, and in what order a stream gets it, differs from run to
+run until steps repeat. No step comes of it. Communications before the steps do count.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +28,25 @@ _LATEST = 2
 def program_fingerprint(trace: RankTrace) -> str:
     """Hash of the program alone: equal ⇒ ranks may share a class.
 
-    :meth:`RankTrace.fingerprint` without waits for room: see [Note: waits for room].
+    :meth:`RankTrace.fingerprint` without waits for room and, where time is modelled, without what
+    a rank computes before its steps: see [Note: waits for room], [Note: before the steps].
     """
-    waits_P = waits_for_room(trace)
-    if not waits_P.any():
+    if not trace.facts.modelled:
         return trace.fingerprint()
+    waits_P = waits_for_room(trace)
     start_N1 = trace.pred_start_N1 - np.concatenate(([0], np.cumsum(waits_P)))[trace.pred_start_N1]
-    return replace(
-        trace,
-        pred_start_N1=start_N1.astype(trace.pred_start_N1.dtype),
-        pred_distance_P=trace.pred_distance_P[~waits_P],
-    ).fingerprint()
+    distance_P = trace.pred_distance_P[~waits_P]
+    n = trace.n_prologue
+    digest = hashlib.sha256()
+    digest.update(repr(([len(g.ranks) for g in trace.groups], trace.lanes)).encode())
+    is_told_N = trace.kind_N != NodeKind.COMPUTE
+    is_told_N[n:] = True
+    for column_N in (trace.kind_N, trace.op_N, trace.lane_N, trace.group_index_N, trace.peer_N):
+        digest.update(column_N[is_told_N].tobytes())
+    digest.update(trace.bytes_N[is_told_N].tobytes())
+    digest.update((start_N1[n:] - start_N1[n]).astype(np.int64).tobytes())
+    digest.update(distance_P[start_N1[n] :].tobytes())
+    return digest.hexdigest()
 
 
 def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:

@@ -39,7 +39,7 @@ def pool_samples(
         members.setdefault(int(representative_R[rank]), []).append(traces[rank])
     for rank, others in members.items():
         own = traces[rank]
-        used = [own, *(t for t in others if t is not own and t.n_body == own.n_body)]
+        used = [own, *(t for t in others if t is not own and _is_as_long(t, own))]
         rows, facts = np.concatenate([t.body_ns_SB for t in used]), own.facts
         if facts.modelled:
             rows = rows.max(axis=0, keepdims=True)
@@ -49,6 +49,12 @@ def pool_samples(
             facts = replace(facts, pooled=tuple(t.rank for t in used))
         pooled[rank] = replace(own, body_ns_SB=rows, facts=facts)
     return pooled
+
+
+def _is_as_long(trace: RankTrace, own: RankTrace) -> bool:
+    """Whether nodes have the same places, by which logs of launches name them. What comes before
+    the steps may differ: see [Note: before the steps] in :mod:`prismscale.graph.likeness`."""
+    return (trace.n_prologue, trace.n_body) == (own.n_prologue, own.n_body)
 
 
 def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:
