@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,11 +293,15 @@ class _ClassDraws:
 
     def delays(self, step: int) -> Delays:
         """Of its members by stalls."""
+        machine_M = self.ranks_KM[0] // self._parent.source.devices_per_node
+        return self._parent.stalls(step).delays(machine_M, *self._work)
+
+    @cached_property
+    def _work(self) -> tuple[NDArray[np.int64], Floats]:
+        """Nodes (N) that work, and the share of the step's work that is done once each has ended."""
         nodes = np.flatnonzero(self.works_B)
         time_N = np.array([np.max(self.base[b]) for b in nodes.tolist()], dtype=np.float64)
-        done_N = np.cumsum(time_N) / max(float(time_N.sum()), 1.0)
-        machine_M = self.ranks_KM[0] // self._parent.source.devices_per_node
-        return self._parent.stalls(step).delays(machine_M, nodes, done_N)
+        return nodes, np.cumsum(time_N) / max(float(time_N.sum()), 1.0)
 
 
 class _ProfileBody(LazyBody):
