@@ -298,7 +298,7 @@ class _ClassDraws:
 
     @cached_property
     def _work(self) -> tuple[NDArray[np.int64], Floats]:
-        """Nodes (N) that work, and the share of the step's work that is done once each has ended."""
+        """Nodes (N) that work, and the share of the work that is done once each has ended."""
         nodes = np.flatnonzero(self.works_B)
         time_N = np.array([np.max(self.base[b]) for b in nodes.tolist()], dtype=np.float64)
         return nodes, np.cumsum(time_N) / max(float(time_N.sum()), 1.0)
