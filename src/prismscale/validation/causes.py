@@ -25,7 +25,12 @@ _SHEET = (
     "a data sheet does not say what a library reaches: the best product runs at 87 % of the peak "
     "on an A100, at 80 % on an H100 (stas00, ml-engineering)"
 )
+_HOST = (
+    "ten of those outside are vTrain's narrow rows of one node: the host decides them, at a pace "
+    "that changes from row to row"
+)
 CAUSES = (
+    ("within their stated error bar", _HOST),
     ("ST, nodes 1.6-14 % apart", "all nodes at the slow end cost 11.7 %, and the best order hides"),
     (
         "p99, p90 of errors",
