@@ -10,6 +10,7 @@ from prismscale.validation.causes import CAUSES, with_causes
 from prismscale.validation.error_rows import times_the_bar, worst_first
 from prismscale.validation.rows import Row
 
+MARKERS = "<!-- begin accuracy summary -->\n<!-- end accuracy summary -->"
 ROWS = [Row.at_most("error", 0.5, 1.0, "%"), Row.at_most("tail", 3.0, 2.0, "%"), Row.told("n", 7)]
 
 
@@ -63,26 +64,28 @@ def test_a_lost_marker_is_refused(tmp_path):
 
 
 def test_a_summary_has_ten_lines(tmp_path):
-    """Bars met of each part, then the worst misses; what is around it stays."""
-    page = tmp_path / "README.md"
-    markers = "<!-- begin accuracy summary -->\n<!-- end accuracy summary -->"
-    page.write_text(f"before\n{markers}\nafter\n")
+    """Bars met of each part of the page, then the worst misses; what is around it stays."""
+    page, readme = tmp_path / "accuracy.md", tmp_path / "README.md"
     missed = [Row.at_most(f"miss {n}", 10.0 + n, 1.0, "%") for n in range(20)]
-    renew_summary(page, {"Kernels": missed, "Forecast": ROWS})
-    lines = page.read_text().splitlines()
+    parts = {"Kernels": missed, "Forecast": ROWS}
+    renew(page, {name: section(name, rows, command="check") for name, rows in parts.items()})
+    readme.write_text(f"before\n{MARKERS}\nafter\n")
+    renew_summary(readme, page)
+    lines = readme.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     table = lines[2:-2]
     assert len(table) == 10
     assert "| Kernels | 0 of 20 |" in table
-    assert "miss 19" in table[4]
+    assert table[4] == "| missed, kernels: miss 19 | 29 % (≤ 1 %) |"
 
 
 def test_a_page_without_a_summary_is_refused(tmp_path):
     """With the markers that it should have."""
-    page = tmp_path / "README.md"
-    page.write_text("text\n")
+    page, readme = tmp_path / "accuracy.md", tmp_path / "README.md"
+    renew(page, {"Forecast": section("Forecast", ROWS, command="check")})
+    readme.write_text("text\n")
     with pytest.raises(UsageError, match="begin accuracy summary"):
-        renew_summary(page, {"Forecast": ROWS})
+        renew_summary(readme, page)
 
 
 @pytest.mark.parametrize(

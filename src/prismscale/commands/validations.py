@@ -35,7 +35,7 @@ def validate_all(
     json: Annotated[Path | None, typer.Option(help="Folder of a JSON file of each part.")] = None,
     page: PageOption = PAGE,
     readme: Annotated[
-        Path | None, typer.Option(help="Page whose summary is renewed, where it has one.")
+        Path | None, typer.Option(help="Page that has a summary of the accuracy page.")
     ] = None,
 ) -> None:
     """Hold kernels, collectives, whole steps and forecasts against public measurements.
@@ -96,8 +96,8 @@ def _told(
             write_rows(found, json if len(chosen) == 1 else json / f"{part.file}.json")
     if page is not None:
         renew(page, {part.name: part.section(rows[part.name]) for part in chosen})
-    if readme is not None:
-        renew_summary(readme, rows)
+        if readme is not None:
+            renew_summary(readme, page)
     if code:
         raise typer.Exit(code)
 

@@ -8,7 +8,7 @@ cause where it is known.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prismscale.errors import FormatError, UsageError
@@ -25,6 +25,10 @@ UNKNOWN_CAUSE = "cause not known"
 SUMMARY, SUMMARY_LINES = "accuracy summary", 10
 _MISSED = re.compile(
     r"^\| (.+) \| ([^|]+) \| ([^|]+) \| \*\*missed\*\* ([\d.]+) ×: ([^|]*) \|", re.M
+)
+
+_SECTION = re.compile(
+    r"^## ([^\n]+)\n\n`[^`\n]+`: (\d+) of (\d+) bars met\.\n(.*?)^<!-- end", re.M | re.DOTALL
 )
 
 
@@ -56,10 +60,7 @@ def renew(path: Path, sections: Mapping[str, str]) -> None:
         StorageError: the page cannot be written. UsageError: it cannot be read.
         FormatError: a marker without its other one.
     """
-    try:
-        page = path.read_text(encoding="utf-8") if path.exists() else TITLE
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read '{path}': {error}") from error
+    page = _read(path) if path.exists() else TITLE
     if _begin(MISSES) not in page:
         page = page.replace(TITLE, f"{TITLE}\n{_begin(MISSES)}\n{_end(MISSES)}\n", 1)
     for name, text in sections.items():
@@ -123,30 +124,35 @@ def _end(name: str) -> str:
     return f"<!-- end {name} -->"
 
 
-def renew_summary(path: Path, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Put ten lines on a page that has the markers of :data:`SUMMARY`.
+def renew_summary(readme: Path, page: Path) -> None:
+    """Put :func:`summary` of an accuracy page between its markers on another.
 
     Raises:
-        StorageError: the page cannot be written. UsageError: it cannot be read, or has no markers.
+        StorageError: ``readme`` cannot be written. UsageError: a page cannot be read, or the
+            markers are not there.
     """
+    text, whole = _read(readme), _read(page)
+    if _begin(SUMMARY) not in text or _end(SUMMARY) not in text:
+        raise UsageError(f"'{readme}' lacks the line {_begin(SUMMARY)} or {_end(SUMMARY)}")
+    lines = "\n".join([_begin(SUMMARY), summary(whole), _end(SUMMARY)]) + "\n"
+    write_text(readme, _with(text, SUMMARY, lines, readme))
+
+
+def summary(page: str) -> str:
+    """Bars met of each of an accuracy page's sections, and the worst misses of all: ten lines."""
+    parts, missed = [], []
+    for name, met, asked, text in _SECTION.findall(page):
+        parts.append(f"| {name} | {met} of {asked} |")
+        for what, measured, bar, times, _ in _MISSED.findall(text):
+            miss = f"| missed, {name.lower()}: {what} | {measured} ({bar}) |"
+            missed.append((float(times), miss))
+    missed.sort(key=lambda one: -one[0])
+    lines = [*parts, *(miss for _, miss in missed)][: SUMMARY_LINES - 2]
+    return "\n".join(["| `prismscale validate all` | bars met |", "|---|---:|", *lines])
+
+
+def _read(path: Path) -> str:
     try:
-        page = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read '{path}': {error}") from error
-    if _begin(SUMMARY) not in page or _end(SUMMARY) not in page:
-        raise UsageError(f"'{path}' lacks the line {_begin(SUMMARY)} or {_end(SUMMARY)}")
-    lines = [_begin(SUMMARY), "| `prismscale validate all` | bars met |", "|---|---:|"]
-    worst = SUMMARY_LINES - 2 - len(rows)
-    text = "\n".join([*lines, *_in_short(rows, worst), _end(SUMMARY)]) + "\n"
-    write_text(path, _with(page, SUMMARY, text, path))
-
-
-def _in_short(rows: Mapping[str, Sequence[Row]], worst: int) -> Iterator[str]:
-    """Bars met of each part, and the worst misses of all."""
-    for name, found in rows.items():
-        asked = [row for row in found if row.bar is not None]
-        yield f"| {name} | {sum(row.ok for row in asked)} of {len(asked)} |"
-    missed = [(name, row) for name, found in rows.items() for row in found if not row.ok]
-    for name, row in sorted(missed, key=lambda one: -times_the_bar(one[1]))[:worst]:
-        figure = f"{_figure(row.value, row.unit)} ({row.sign} {_figure(row.bar or 0, row.unit)})"
-        yield f"| missed, {name.lower()}: {_cell(row.name)} | {figure} |"
