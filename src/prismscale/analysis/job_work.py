@@ -164,14 +164,13 @@ def _lookups(
     (backward,) = np.nonzero(label_E == _index(trace.labels, BACKWARDS))
     if len(backward):
         flops_E[backward] = np.array([own.executed for own in flops])[log.signature_E[backward]]
-    done_E = np.cumsum(flops_E)
     embeddings = [number for number, call in enumerate(calls) if call.base == _EMBEDDING]
-    before = 0.0
-    for entry in np.flatnonzero((label_E >= 0) & np.isin(log.signature_E, embeddings)).tolist():
-        call, done = calls[log.signature_E[entry]], float(done_E[entry])
+    (entries,) = np.nonzero((label_E >= 0) & np.isin(log.signature_E, embeddings))
+    since_before = np.diff(np.cumsum(flops_E)[entries], prepend=0.0)
+    for signature, backward in zip(log.signature_E[entries], since_before.tolist(), strict=True):
+        call = calls[signature]
         rows = call.arguments.get("num_weights", (0,))[0]
-        yield _Lookup(rows, call.inputs[1].elements, done - before)
-        before = done
+        yield _Lookup(rows, call.inputs[1].elements, backward)
 
 
 def _index(labels: Sequence[str], label: str) -> int:

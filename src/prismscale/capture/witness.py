@@ -18,9 +18,15 @@ import numpy as np
 from prismscale.capture.node_stream import NodeStream
 from prismscale.devices.protocol import CaptureDevice
 from prismscale.graph.io import load_trace
-from prismscale.graph.trace import GroupRecord, MemoryRecord, RankTrace, TraceColumns
+from prismscale.graph.trace import (
+    PROGRAM_COLUMNS,
+    GroupRecord,
+    MemoryRecord,
+    RankTrace,
+    TraceColumns,
+)
 
-_COLUMNS = ("kind_N", "op_N", "lane_N", "group_index_N", "peer_N", "bytes_N", "prologue_ns")
+_COLUMNS = (*PROGRAM_COLUMNS, "prologue_ns")
 
 
 class Witness:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from prismscale.graph.launch_paths import is_launch_path_N, work_beside_N
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import HOST, RankTrace
+from prismscale.graph.trace import HOST, PROGRAM_COLUMNS, RankTrace
 
 _LATEST = 2
 """Nodes of a stream between two communications: its work, and the host's path beside it."""
@@ -41,9 +41,8 @@ def program_fingerprint(trace: RankTrace) -> str:
     digest.update(repr(([len(g.ranks) for g in trace.groups], trace.lanes)).encode())
     is_told_N = trace.kind_N != NodeKind.COMPUTE
     is_told_N[n:] = True
-    for column_N in (trace.kind_N, trace.op_N, trace.lane_N, trace.group_index_N, trace.peer_N):
-        digest.update(column_N[is_told_N].tobytes())
-    digest.update(trace.bytes_N[is_told_N].tobytes())
+    for name in PROGRAM_COLUMNS:
+        digest.update(getattr(trace, name)[is_told_N].tobytes())
     digest.update((start_N1[n:] - start_N1[n]).astype(np.int64).tobytes())
     digest.update(distance_P[start_N1[n] :].tobytes())
     return digest.hexdigest()

@@ -30,16 +30,9 @@ HOST = "host"
 NO_FACTS = CaptureFacts()
 NO_GROUP = -1
 """``group_index`` of a node that is not a communication."""
-NODE_COLUMNS = (
-    "kind_N",
-    "op_N",
-    "lane_N",
-    "group_index_N",
-    "peer_N",
-    "bytes_N",
-    "site_N",
-    "label_N",
-)
+PROGRAM_COLUMNS = ("kind_N", "op_N", "lane_N", "group_index_N", "peer_N", "bytes_N")
+"""Those of :data:`NODE_COLUMNS` that say what a node does, wherever the program asks for it."""
+NODE_COLUMNS = (*PROGRAM_COLUMNS, "site_N", "label_N")
 """Fields of a trace with one value for each node, whatever its edges and durations."""
 
 
@@ -259,15 +252,7 @@ class RankTrace(TraceColumns):
         digest = hashlib.sha256()
         digest.update(repr([len(g.ranks) for g in self.groups]).encode())
         digest.update(repr((self.n_prologue, self.lanes)).encode())
-        for column in (
-            self.kind_N,
-            self.op_N,
-            self.lane_N,
-            self.group_index_N,
-            self.peer_N,
-            self.bytes_N,
-            self.pred_start_N1,
-            self.pred_distance_P,
-        ):
+        for name in (*PROGRAM_COLUMNS, "pred_start_N1", "pred_distance_P"):
+            column = getattr(self, name)
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()

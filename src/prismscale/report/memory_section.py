@@ -23,17 +23,15 @@ from prismscale.report.units import duration, size
 from prismscale.runfolder import RunFolder
 
 COLOURS = (
-    *(
-        "#2a6099",
-        "#5b9bd5",
-        "#8e6bb0",
-        "#7488a8",
-        "#e69138",
-        "#b08d57",
-        "#3f9c6e",
-        "#cc4c3b",
-        "#b3b9c2",
-    ),
+    "#2a6099",
+    "#5b9bd5",
+    "#8e6bb0",
+    "#7488a8",
+    "#e69138",
+    "#b08d57",
+    "#3f9c6e",
+    "#cc4c3b",
+    "#b3b9c2",
 )
 """Of kinds, in their order."""
 GIB = 2**30

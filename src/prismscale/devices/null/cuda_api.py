@@ -144,7 +144,7 @@ def _device_functions(
     ops: Any = torch.ops.prismscale_null  # it may raise, which a C function must not
     return {
         "_cuda_getDeviceCount": lambda: spec.devices_per_node,
-        "_cuda_init": settings.start,
+        "_cuda_init": settings.apply,
         "_cuda_getDevice": _plain(library.ps_current_device),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,

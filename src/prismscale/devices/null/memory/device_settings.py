@@ -31,10 +31,6 @@ class ProgramSettings:
         self._spec = spec
         self._changed: list[str] = []
 
-    def start(self) -> None:
-        """CUDA starts: the environment is read again, as the program left it."""
-        self._apply()
-
     def change(self, text: str) -> None:
         """``key:value,key:value`` on top of all that was set; raises UsageError for a key that
         torch does not have."""
@@ -42,13 +38,14 @@ class ProgramSettings:
         self._changed.append(text)
         # Before CUDA starts it is noted only: starting applies it.
         if torch.cuda.is_initialized():
-            self._apply()
+            self.apply()
 
     def text(self) -> str:
         """All that was set."""
         return ",".join(filter(None, [text_from_environment(), *self._changed]))
 
-    def _apply(self) -> None:
+    def apply(self) -> None:
+        """Read the environment again, as the program left it; CUDA does so when it starts."""
         config = parse_config(self.text())
         self._library.ps_configure(ctypes.byref(settings_row(self._spec, config)))
 
