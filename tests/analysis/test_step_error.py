@@ -10,19 +10,26 @@ import pytest
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.emulated import KernelKind
 from prismscale.analysis.result import RunResult, StageResult
-from prismscale.analysis.step_error import COMMUNICATION_ERROR, UNKNOWN_ERROR, step_error
+from prismscale.analysis.step_error import (
+    COMMUNICATION_ERROR,
+    HOST_ERROR,
+    UNKNOWN_ERROR,
+    step_error,
+)
 
 
 def kind(name: str, device_ns: int, error: float) -> KernelKind:
     return KernelKind(kind=name, source="modelled", calls=1, device_ns=device_ns, error=error)
 
 
-def job(*kernels: KernelKind, compute_ns: int = 100, exposed_ns: int = 0) -> RunResult:
+def job(
+    *kernels: KernelKind, compute_ns: int = 100, exposed_ns: int = 0, host_ns: int = 0
+) -> RunResult:
     """Of one rank, by what its step consists of."""
     parts = Breakdown(
         rank=0,
-        step_ns=compute_ns + exposed_ns + 50,
-        compute_ns={"forward": compute_ns},
+        step_ns=compute_ns + exposed_ns + host_ns + 50,
+        compute_ns={"forward": compute_ns, "backward, host": host_ns},
         exposed_ns={"dp": exposed_ns},
         bubble_ns=50,
     )
@@ -67,6 +74,12 @@ def test_communication_that_nothing_hides_has_its_error() -> None:
     """A step that is nothing but communication errs as communication does."""
     found = step_error(job(kind("gemm", 1, 0.2), compute_ns=0, exposed_ns=100))
     assert found == pytest.approx(COMMUNICATION_ERROR)
+
+
+def test_the_host_errs_by_more_than_kernels() -> None:
+    """Where the device waits for it: its share of what works, in squares with the kernels'."""
+    found = step_error(job(kind("gemm", 1, 0.2), compute_ns=25, host_ns=75))
+    assert found == pytest.approx(hypot(0.25 * 0.2, 0.75 * HOST_ERROR))
 
 
 def test_an_unknown_error_is_taken_for_a_large_one() -> None:

@@ -110,6 +110,9 @@ class Answers:
     """Hardware FLOPs utilisation: what is computed again counts too."""
     groups: tuple[GroupTime, ...]
     """Most exposed first."""
+    host: float
+    """Share of the step in which devices wait for the host, over all ranks; 0 where computation
+    was measured."""
     bubble: float
     """Share of the step over all ranks."""
     for_steps: int
@@ -140,6 +143,7 @@ def answers(result: RunResult, asked: Wanted) -> Answers:
         mfu_unmasked=utilisation(result, result.work.unmasked_flops, result.median_ns),
         hfu=utilisation(result, result.work.executed_flops, result.median_ns),
         groups=group_times(result),
+        host=host_of(result),
         bubble=bubble_of(result),
         for_steps=asked.for_steps,
         gpu_hours=hours,
@@ -204,6 +208,12 @@ def bubble_of(result: RunResult) -> float:
     """Share of the step in which ranks wait for their pipeline, over all ranks."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
     return sum(s.ranks * s.breakdown.bubble_ns for s in result.stages) / whole if whole else 0.0
+
+
+def host_of(result: RunResult) -> float:
+    """Share of the step in which devices wait for the host's launches, over all ranks."""
+    whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
+    return sum(s.ranks * s.breakdown.host_ns for s in result.stages) / whole if whole else 0.0
 
 
 def _add(totals: dict[str, int], more: Mapping[str, int], ranks: int) -> None:

@@ -54,6 +54,7 @@ _FIGURES: dict[str, tuple[dict[str, float], Callable[[Known], float | None]]] = 
     "tokens_per_s_per_gpu": (_NUMBERS, _of_run(lambda found: found.tokens_per_s_per_gpu)),
     "mfu": (_SHARES, _of_run(lambda found: found.mfu)),
     "hfu": (_SHARES, _of_run(lambda found: found.hfu)),
+    "host": (_SHARES, _of_run(lambda found: found.host)),
     "bubble": (_SHARES, _of_run(lambda found: found.bubble)),
 }
 _OF_GROUPS = ("hidden", "exposed")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
+from prismscale.graph.launch_paths import LAUNCH_SUFFIX
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 from prismscale.sim.timeline import RankTimeline, Timeline
@@ -29,7 +30,8 @@ class Breakdown:
     rank: int
     step_ns: int
     compute_ns: Mapping[str, int] = field(default_factory=dict)
-    """By phase: forward, backward, optimizer."""
+    """By phase: forward, backward, optimizer; ``forward, host`` is what the host takes while the
+    device has nothing to do."""
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     """Communication that nothing hides, by group name."""
     moved_ns: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +45,12 @@ class Breakdown:
     def total_compute_ns(self) -> int:
         """All computation."""
         return sum(self.compute_ns.values())
+
+    @property
+    def host_ns(self) -> int:
+        """Of computation, where the device waits for the host; modelled devices alone tell."""
+        own = (ns for name, ns in self.compute_ns.items() if name.endswith(LAUNCH_SUFFIX))
+        return sum(own)
 
     @property
     def total_exposed_ns(self) -> int:

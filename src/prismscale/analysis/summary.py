@@ -35,6 +35,7 @@ from prismscale.analysis.result import (
     StepSpread,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name
+from prismscale.analysis.step_error import HOST_ERROR
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.cluster import Cluster
 from prismscale.durations.graph_durations import GraphDurations
@@ -253,7 +254,8 @@ def _sources(
     breakdowns: Sequence[Breakdown], found: Findings, computation: str, cluster: str
 ) -> tuple[SourceShare, ...]:
     total = sum(b.step_ns for b in breakdowns)
-    compute = _ratio(sum(b.total_compute_ns for b in breakdowns), total)
+    host = _ratio(sum(b.host_ns for b in breakdowns), total)
+    compute = _ratio(sum(b.total_compute_ns for b in breakdowns), total) - host
     exposed = _ratio(sum(b.total_exposed_ns for b in breakdowns), total)
     return (
         SourceShare(
@@ -261,6 +263,7 @@ def _sources(
             share=compute,
             error=_kernel_error(found) if found.emulated else _variation(found.graph),
         ),
+        *([_launches(host, cluster)] if found.emulated else []),
         SourceShare(
             source=_communication(found.graph, cluster),
             share=exposed,
@@ -269,8 +272,16 @@ def _sources(
         SourceShare(
             source="waiting, derived from the graph",
             share=_ratio(sum(b.bubble_ns + b.skew_ns for b in breakdowns), total),
-            error="follows from the two above",
+            error="follows from those above",
         ),
+    )
+
+
+def _launches(share: float, cluster: str) -> SourceShare:
+    return SourceShare(
+        source=f"waiting for the host's launches, modelled for {cluster}",
+        share=share,
+        error=f"±{100 * HOST_ERROR:.0f} %: hosts and programs differ",
     )
 
 

@@ -14,6 +14,8 @@ from prismscale.report.units import counted, digits, duration, percent, size, sp
 
 MOST_GROUPS = 3
 SEEN = 0.0005
+LAUNCH_BOUND = 0.02
+"""From which share of a step on it is told that devices wait for the host."""
 """Share of the step below which waiting is not mentioned."""
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -47,6 +49,8 @@ def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
     if row := _utilisation_row(found):
         yield row
     yield _communication_row(result, found)
+    if found.host >= LAUNCH_BOUND:
+        yield _host_row(found)
     shares = job_shares(result)
     if found.bubble + shares["skew"] >= SEEN:
         yield AnswerRow(
@@ -111,6 +115,15 @@ def _communication_row(result: RunResult, found: Answers) -> AnswerRow:
     return AnswerRow("Exposed", f"communication {percent(exposed)} of the step", ", ".join(groups))
 
 
+def _host_row(found: Answers) -> AnswerRow:
+    return AnswerRow(
+        "Host",
+        f"decides {percent(found.host)} of the step: the GPU waits for launches",
+        "at an assumed pace: hosts differ by a factor of two; CUDA graphs, torch.compile or "
+        "larger microbatches hide it",
+    )
+
+
 def _group(group: GroupTime) -> str:
     hidden = "" if group.hidden is None else f" ({percent(group.hidden)} hidden)"
     return f"{group.name} {percent(group.exposed)}{hidden}"
@@ -133,7 +146,7 @@ def _error_row(result: RunResult, found: Answers) -> AnswerRow:
     measured = _of_runs(step) if step else "of the step unknown on this cluster"
     if found.step_error is None:
         return AnswerRow("Error", measured, "; ".join(told))
-    bar = f"step ±{percent(found.step_error)} in nine of ten, by its kernels and links"
+    bar = f"step ±{percent(found.step_error)} in nine of ten, by its kernels, launches and links"
     return AnswerRow("Error", bar, "; ".join([measured, *told]))
 
 
