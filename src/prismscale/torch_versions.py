@@ -6,6 +6,7 @@ Read from the package's metadata: importing torch takes seconds.
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -29,6 +30,7 @@ def installed_torch() -> str | None:
         return None
 
 
+@cache
 def installed_cudnn() -> int:
     """Version of the cuDNN that a CUDA build of torch brings (9.15.1 is 91501); the one whose rules
     the null device has where none is installed."""

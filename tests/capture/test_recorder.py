@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +259,30 @@ def test_phases_are_told_apart() -> None:
         program.recorder.optimizer_ended()
     expected = [("forward", 1), ("backward", 20), ("forward", 3), ("optimizer", 400)]
     assert program.spans() == expected
+
+
+def test_gradients_that_a_layer_puts_off_are_backward_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transformer Engine's store of them is imported before the first backward pass at the latest;
+    what it was is put back."""
+
+    class Store:
+        def pop(self) -> int:
+            program.work(20)
+            return 7
+
+    name = "transformer_engine.pytorch.module._common"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(WeightGradStore=Store))
+    original = Store.pop
+    with Program() as program, watch_backward(program.recorder):
+        torch.ones(2, requires_grad=True).sum().backward()
+        program.work(1)
+        assert Store().pop() == 7
+        program.work(3)
+        program.recorder.optimizer_begins()
+    assert program.spans() == [("forward", 1), ("backward", 20), ("forward", 3)]
+    assert Store.pop is original
 
 
 def by_the_engine(loss: torch.Tensor) -> None:

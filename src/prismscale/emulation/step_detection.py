@@ -6,6 +6,7 @@ What makes a step of these calls: :mod:`prismscale.capture.step_kinds`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,11 +117,13 @@ def watch_backward(listener: BackwardListener) -> Iterator[None]:
     variable: Any = torch.autograd.Variable
     original = variable._execution_engine
     passes = _Passes(listener)
+    delayed = _DelayedGradients(passes)
 
     # A process has one engine, whichever object it is called by. Compilers ask for the type.
     class WatchedEngine(torch._C._ImperativeEngine):
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             """A pass from its beginning to its end."""
+            delayed.watch()
             in_its_place(passes.begin)
             try:
                 return original.run_backward(*args, **kwargs)
@@ -132,6 +135,7 @@ def watch_backward(listener: BackwardListener) -> Iterator[None]:
         yield
     finally:
         variable._execution_engine = original
+        delayed.leave()
 
 
 class _Passes:
@@ -150,6 +154,44 @@ class _Passes:
         self._open -= 1
         if self._open == 0:
             self._listener.backward_ended()
+
+
+_DELAYING_MODULE, _DELAYING_CLASS = "transformer_engine.pytorch.module._common", "WeightGradStore"
+
+
+class _DelayedGradients:
+    """Gradients of weights that Transformer Engine's layers put off, and that the program asks for
+    outside autograd (Megatron's ``delay_wgrad_compute``): parts of a backward pass, too.
+
+    The library may be imported late, but it puts nothing off before a backward pass has begun.
+    """
+
+    def __init__(self, passes: _Passes) -> None:
+        self._passes = passes
+        self._undo: Callable[[], None] | None = None
+
+    def watch(self) -> None:
+        """Replace the function that computes them, once it is there."""
+        store: Any = getattr(sys.modules.get(_DELAYING_MODULE), _DELAYING_CLASS, None)
+        if store is None or self._undo is not None:
+            return
+        original = store.pop
+        passes = self._passes
+
+        def pop(self: Any) -> Any:
+            in_its_place(passes.begin)
+            try:
+                return original(self)
+            finally:
+                in_its_place(passes.end)
+
+        store.pop = pop
+        self._undo = partial(setattr, store, "pop", original)
+
+    def leave(self) -> None:
+        """Put it back."""
+        if self._undo is not None:
+            self._undo()
 
 
 class RecomputationListener(Protocol):

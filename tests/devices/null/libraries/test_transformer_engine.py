@@ -191,6 +191,8 @@ def _choose(**given: Any) -> str:
             "window": (-1, 0),
             "wants_max_logit": False,
             "arch": 90,
+            "cudnn": 91501,
+            "is_deterministic": False,
         }
         | given
     )
@@ -211,6 +213,20 @@ def _choose(**given: Any) -> str:
         ({"window": (1024, 1024)}, "NVTE_No_Backend"),
         ({"window": (1024, 1024), "mask": NO_MASK}, WINDOWS_OF_BOTH_SIDES),
         ({"layout": NVTE_QKV_Layout["NVTE_THD_THD_THD"]}, "NVTE_No_Backend"),
+        ({"arch": 100, "dtype": DType.kFloat8E4M3, "head_size": 192}, "NVTE_No_Backend"),
+        (
+            {"arch": 100, "dtype": DType.kFloat8E4M3, "head_size": 192, "cudnn": 92400},
+            "NVTE_FP8",
+        ),
+        ({"arch": 100, "is_deterministic": True}, "NVTE_No_Backend"),
+        ({"arch": 100, "is_deterministic": True, "cudnn": 91801}, "NVTE_F16_arbitrary_seqlen"),
+        ({"arch": 100, "head_size": 256, "value_size": 256}, "NVTE_No_Backend"),
+        (
+            {"arch": 100, "head_size": 256, "value_size": 256, "cudnn": 92300},
+            "NVTE_F16_arbitrary_seqlen",
+        ),
+        ({"wants_max_logit": True}, "NVTE_No_Backend"),
+        ({"wants_max_logit": True, "cudnn": 92100}, "NVTE_F16_arbitrary_seqlen"),
     ],
 )
 def test_cudnn_takes_what_its_version_can(given: dict[str, Any], backend: str) -> None:

@@ -21,28 +21,23 @@ from prismscale.devices.null.libraries.transformer_engine.versions import (
     check_version,
     installed,
 )
-from prismscale.torch_versions import CUDNN
+from prismscale.torch_versions import installed_cudnn
 
 _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
 _REFUSED = """
-    bgrad_group_quantize columnwise_swizzle convert_host_pointers_to_tensor
-    copy_data_ptrs_to_device copy_to_kv_cache create_nvshmem_tensor cusolvermp_ctx_create
-    cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch ep_dispatch_bwd ep_finalize
-    ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare ep_prepare_and_dispatch
-    ep_zero_copy_supported fused_rope_thd_backward fused_rope_thd_forward
-    fused_topk_with_score_function_qb_fwd
-    get_device_pointer_for_data_and_scales get_grouped_gemm_setup_workspace_size
-    grouped_mlp_experimental group_quantize
-    group_requantize_inplace grouped_swizzle_for_gemm init_nvshmem_backend
-    multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd newton_schulz
-    nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose nvfp4_compute_global_scale
-    nvfp4_data_transpose nvfp4_group_quantize_with_amax nvfp4_multi_tensor_2d_partial_cast
-    nvfp4_multi_tensor_compute_partial_amax nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax
-    nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
-    swizzle_scales_for_gemm_ te_general_grouped_gemm_for_discrete_in
-    te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor
+    columnwise_swizzle convert_host_pointers_to_tensor copy_data_ptrs_to_device copy_to_kv_cache
+    create_nvshmem_tensor cusolvermp_ctx_create cusolvermp_ctx_destroy ep_combine ep_combine_bwd
+    ep_dispatch ep_dispatch_bwd ep_finalize ep_get_zero_copy ep_handle_mem_size ep_initialize
+    ep_prepare ep_prepare_and_dispatch ep_zero_copy_supported fused_rope_thd_backward
+    fused_rope_thd_forward fused_topk_with_score_function_qb_fwd
+    get_device_pointer_for_data_and_scales group_requantize_inplace grouped_mlp_experimental
+    init_nvshmem_backend newton_schulz nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose
+    nvfp4_compute_global_scale nvfp4_data_transpose nvfp4_group_quantize_with_amax
+    nvfp4_multi_tensor_2d_partial_cast nvfp4_multi_tensor_compute_partial_amax
+    nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax nvshmem_finalize
+    nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
     thd_sequence_order_to_cp_rank_order
 """
@@ -82,6 +77,7 @@ def make_extension() -> ModuleType:
         embeddings,
         enums,
         experts,
+        grouped_tensors,
         norms,
         packed_ranks,
         products,
@@ -92,12 +88,12 @@ def make_extension() -> ModuleType:
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts, packed_ranks, router, user_buffers):
+    for part in (*parts, experts, grouped_tensors, packed_ranks, router, user_buffers):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {
         "FP8TensorMeta": SimpleNamespace,
-        "get_cudnn_version": lambda: CUDNN,
+        "get_cudnn_version": installed_cudnn,
         "get_cublasLt_version": lambda: _CUBLASLT_VERSION,
         "get_num_cublas_streams": lambda: _CUBLAS_STREAMS,
         "_num_cublas_streams": _CUBLAS_STREAMS,

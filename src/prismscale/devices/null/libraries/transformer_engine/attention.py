@@ -8,6 +8,8 @@ common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu of Transformer Engine 2.2 t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,11 +18,13 @@ from torch import Tensor
 from prismscale.devices.null.libraries.launches import attention, launch, memory
 from prismscale.devices.null.libraries.transformer_engine.casts import unquantized_with_amax
 from prismscale.devices.null.libraries.transformer_engine.enums import (
+    NVTE_QKV_Format,
     NVTE_QKV_Layout,
     torch_dtype,
 )
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
     CURRENT,
+    MXFP8,
     buffers,
     create,
     empty_as,
@@ -111,11 +115,11 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     call = _bind(_FORWARD_ARGUMENTS, arguments)
     q, v, quantizer = call["q"], call["v"], call["o_quantizer"]
     fp8 = is_quantized(q)
-    shape = (*shape_of(q)[:-1], shape_of(v)[-1])
+    shape = _in_format((*shape_of(q)[:-1], shape_of(v)[-1]), _query_format(call), _out_format(call))
     if recipe_of(quantizer) == CURRENT:
         out, _ = unquantized_with_amax(quantizer, shape, call["fake_dtype"])
     else:
-        out = create(quantizer, shape, call["fake_dtype"])
+        out = create(_of_outputs(quantizer), shape, call["fake_dtype"])
     if len(shape) == 3 and not fp8:
         out.zero_()
     state = empty_as([2], torch.int64)
@@ -138,17 +142,50 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     return [out, *kept]
 
 
+def _of_outputs(quantizer: Any) -> Any:
+    """MXFP8's outputs stay in 16 bits."""
+    return None if recipe_of(quantizer) == MXFP8 else quantizer
+
+
+def _query_format(call: dict[str, Any]) -> str:
+    return _formats(call["qkv_layout"])[0]
+
+
+def _out_format(call: dict[str, Any]) -> str:
+    given = call.get("o_format")
+    if given is None:
+        return _query_format(call)
+    return NVTE_QKV_Format(int(given)).name.removeprefix("NVTE_").lower()
+
+
+def _formats(layout: Any) -> tuple[str, str]:
+    """Of queries, and of keys and values: the names of their dimensions (``sbhd``)."""
+    name = NVTE_QKV_Layout(int(layout)).name.lower().removeprefix("nvte_").removeprefix("paged_kv_")
+    parts = [part.replace("3", "").replace("2", "") for part in name.split("_")]
+    return parts[0], parts[-1]
+
+
+def _in_format(shape: tuple[int, ...], given: str, wanted: str) -> tuple[int, ...]:
+    sizes = dict(zip(given, shape, strict=True))
+    return tuple(sizes[name] for name in wanted)
+
+
+def _heads(call: dict[str, Any]) -> int:
+    query = shape_of(call["q"])
+    return query[_query_format(call).index("h")]
+
+
 def _statistics_shape(call: dict[str, Any]) -> tuple[int, ...]:
     """One number a row of scores: (batch, heads, queries, 1), or (tokens, heads, 1) if packed."""
     query = shape_of(call["q"])
     if len(query) == 3:
         return (query[0], query[1], 1)
-    return (call["cu_seqlens_q"].shape[0] - 1, query[-2], call["max_seqlen_q"], 1)
+    return (call["cu_seqlens_q"].shape[0] - 1, _heads(call), call["max_seqlen_q"], 1)
 
 
 def _cost(call: dict[str, Any], *, backward: bool, fp8: bool) -> Any:
     query, value = shape_of(call["q"]), shape_of(call["v"])
-    length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], query[-2]
+    length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], _heads(call)
     batch = call["cu_seqlens_q"].shape[0] - 1
     if len(query) == 3:
         batch = max(1, query[0] // max(length, 1))
@@ -185,7 +222,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
         bias = empty_as(call["aux_tensors"][-1].shape, dtype)
     offset = None
     if call["softmax_type"] != 0:
-        offset = empty_as((1, shape_of(call["q"])[-2], 1, 1), torch.float32)
+        offset = empty_as((1, _heads(call), 1, 1), torch.float32)
     workspace = empty_as([_backward_workspace_bytes(call)], torch.uint8)
     inputs = (call["d_o"], call["q"], call["k"], call["v"], call["o"])
     reads = [buffer for tensor in inputs for buffer in buffers(tensor)]
@@ -200,8 +237,9 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 
 
 def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> list[Any]:
-    """The gradients in the tensors of ``quantizer``; with current scaling they stay as they are."""
-    if recipe_of(quantizer) in ("", CURRENT):
+    """The gradients in the tensors of ``quantizer``; but for delayed scaling they stay as they
+    are."""
+    if recipe_of(quantizer) in ("", CURRENT, MXFP8):
         return list(grads)
     wrapped = []
     for grad in grads:
@@ -213,9 +251,13 @@ def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> 
 
 def _gradients(call: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Of queries, keys and values, which lie in memory together as they do themselves."""
-    shapes = [shape_of(call[name]) for name in ("q", "k", "v")]
-    layout = NVTE_QKV_Layout(int(call.get("dqkv_layout", call["qkv_layout"]))).name.lower()
-    group = layout.removeprefix("nvte_")
+    given, wanted = call["qkv_layout"], call.get("dqkv_layout", call["qkv_layout"])
+    (of_q, of_kv), (of_dq, of_dkv) = _formats(given), _formats(wanted)
+    shapes = [
+        _in_format(shape_of(call["q"]), of_q, of_dq),
+        *(_in_format(shape_of(call[name]), of_kv, of_dkv) for name in ("k", "v")),
+    ]
+    group = NVTE_QKV_Layout(int(wanted)).name.lower().removeprefix("nvte_")
     if "3" in group:
         return _interleaved(shapes[0], 3, _place(group, "3"), dtype)
     if "2" in group:
@@ -241,10 +283,11 @@ def _backward_workspace_bytes(call: dict[str, Any]) -> int:
     """A float32 accumulator of dQ, the row sums of dP and, with grouped queries, dK and dV of all
     query heads (cudnn-frontend's graph of the backward pass)."""
     query, key = shape_of(call["q"]), shape_of(call["k"])
-    rows, size = math.prod(query[:-1]), query[-1]
+    rows, size, heads = math.prod(query[:-1]), query[-1], _heads(call)
     needed = 4 * rows + 4 * rows * size
-    if key[-2] != query[-2]:
-        needed += 2 * 2 * math.prod(key[:-2]) * query[-2] * size
+    groups = key[_formats(call["qkv_layout"])[1].index("h")]
+    if groups != heads:
+        needed += 2 * 2 * math.prod(key[:-1]) // groups * heads * size
     return -(-needed // 16) * 16
 
 
@@ -262,6 +305,25 @@ def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = empty_as((second, first, heads, 3 * size), q.dtype)
     launch(f"{_TE}fa_prepare_bwd", memory("strided_copy"), reads=[q, k, v], writes=[out])
     return out
+
+
+def multi_tensor_transpose_to_bhsd(
+    inputs: Sequence[Tensor | None],
+    original_format: str,
+    outputs: Sequence[Tensor | None] = (),
+) -> list[Tensor | None]:
+    """Tensors of ``sbhd`` or ``bshd``, in ``outputs`` where given; None stays None."""
+    found: list[Tensor | None] = []
+    for tensor, out in zip_longest(inputs, outputs):
+        if tensor is not None and out is None:
+            shape = _in_format(tuple(tensor.shape), original_format, "bhsd")
+            out = empty_as(shape, tensor.dtype)
+        found.append(out)
+    reads = [tensor for tensor in inputs if tensor is not None]
+    if reads:
+        cost = memory("strided_copy")
+        launch(f"{_TE}multi_tensor_transpose_to_bhsd", cost, reads=reads, writes=found)
+    return found
 
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
@@ -283,6 +345,7 @@ FUNCTIONS = {
     "fused_attn_bwd": fused_attn_bwd,
     "fa_prepare_fwd": fa_prepare_fwd,
     "fa_prepare_bwd": fa_prepare_bwd,
+    "multi_tensor_transpose_to_bhsd": multi_tensor_transpose_to_bhsd,
     "convert_thd_to_bshd": convert_thd_to_bshd,
     "convert_bshd_to_thd": convert_bshd_to_thd,
 }

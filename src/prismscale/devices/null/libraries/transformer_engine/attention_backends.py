@@ -1,6 +1,7 @@
-"""Which of cuDNN's fused attentions takes a call, if any: the rules for cuDNN 9.15.
+"""Which of cuDNN's fused attentions takes a call, if any: the rules for cuDNN 9.15 and newer.
 
-Source: common/fused_attn/fused_attn.cpp of Transformer Engine 2.11 to 2.18.
+The cuDNN is the one that torch brings. Source: common/fused_attn/fused_attn.cpp of Transformer
+Engine 2.11 to 2.18.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from prismscale.devices.null.libraries.transformer_engine.enums import (
     NVTE_Softmax_Type,
 )
 from prismscale.devices.null.libraries.transformer_engine.versions import is_since
+from prismscale.torch_versions import installed_cudnn
 
 _CAUSAL = (2, 3, 4, 5)
 _PADDING = (1, 3, 5)
 _BOTTOM_RIGHT = (4, 5)
+_FULL_WINDOW = (-1, -1)
+_HOPPER, _BLACKWELL = 90, 100
+_9_18_1, _9_21, _9_23, _9_25 = 91801, 92100, 92300, 92500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +52,9 @@ class AttentionCall:
     wants_max_logit: bool
     arch: int
     """10 × major + minor compute capability."""
+    cudnn: int
+    """9.15.1 is 91501."""
+    is_deterministic: bool
 
     @property
     def format(self) -> str:
@@ -59,18 +67,19 @@ class AttentionCall:
 _POSITIONS = (
     *("is_training", "q_dtype", "kv_dtype", "layout", "bias", "mask", "softmax", "dropout"),
     *("heads", "groups", "length", "keys", "head_size", "value_size"),
-    *("window_left", "window_right", "wants_max_logit"),
+    *("window_left", "window_right", "wants_max_logit", "in_cuda_graph", "is_deterministic"),
 )
-"""Arguments from 2.8 to 2.19; what follows them does not matter on the GPUs that there are."""
+"""Arguments from 2.8 to 2.19; earlier versions lack the last."""
 _NOT_YET = {14: ("is_training", "softmax"), 15: ("softmax",)}
 """Which of them earlier versions lack, by how many they give."""
 _FIELDS = (
     *("is_training", "qkv_dtype", "qkv_dtype", "qkv_layout", "bias_type", "attn_mask_type"),
     *("softmax_type", "dropout", "num_attn_heads", "num_gqa_groups", "max_seqlen_q"),
     *("max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left", "window_size_right"),
-    "return_max_logit",
+    *("return_max_logit", "cuda_graph", "deterministic"),
 )
 """The same as fields of the one argument since 2.20."""
+_ABSENT = {"is_training": True, "softmax": 0, "wants_max_logit": False, "is_deterministic": False}
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:
@@ -88,12 +97,13 @@ def _call(arguments: Sequence[Any]) -> AttentionCall:
     positions = [name for name in _POSITIONS if name not in lacking]
     given = dict(zip(positions, arguments, strict=False))
     major, minor = torch.cuda.get_device_capability()
-    del given["kv_dtype"]
+    of_cudnn = {name: given[name] for name in given if name not in ("kv_dtype", "in_cuda_graph")}
     return AttentionCall(
-        dtype=DType(int(given.pop("q_dtype"))),
-        window=(given.pop("window_left"), given.pop("window_right")),
+        dtype=DType(int(of_cudnn.pop("q_dtype"))),
+        window=(of_cudnn.pop("window_left"), of_cudnn.pop("window_right")),
         arch=10 * major + minor,
-        **({"is_training": True, "softmax": 0, "wants_max_logit": False} | given),
+        cudnn=installed_cudnn(),
+        **(_ABSENT | of_cudnn),
     )
 
 
@@ -108,23 +118,34 @@ def choose(call: AttentionCall) -> Any:
 
 
 def _takes_fp8(call: AttentionCall) -> bool:
-    sizes = (call.head_size, call.value_size)
-    if call.arch >= 100:
-        heads_fit = max(sizes) <= 128
-    elif call.is_training:
-        heads_fit = sizes == (128, 128)
-    else:
-        heads_fit = max(sizes) <= 256
     return (
-        call.arch >= 90
+        call.arch >= _HOPPER
         and call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"]
-        and heads_fit
-        and all(size % 16 == 0 for size in sizes)
-        and int(call.mask) not in _BOTTOM_RIGHT
-        and call.format in ("bshd", "sbhd")
-        and call.softmax == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]
+        and _takes_fp8_heads(call)
+        and call.head_size % 16 == call.value_size % 16 == 0
+        and _takes_fp8_format(call)
         and not call.wants_max_logit
     )
+
+
+def _takes_fp8_format(call: AttentionCall) -> bool:
+    if call.cudnn >= _9_21 and is_since(2, 15):
+        return call.format in ("bshd", "sbhd", "bhsd")
+    is_vanilla = bool(call.softmax == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"])
+    return call.format in ("bshd", "sbhd") and is_vanilla
+
+
+def _takes_fp8_heads(call: AttentionCall) -> bool:
+    """Of a size, under a mask."""
+    sizes, mask = (call.head_size, call.value_size), int(call.mask)
+    is_newer = call.cudnn >= _9_21 and is_since(2, 15)
+    if call.arch >= _BLACKWELL and is_newer and mask not in _PADDING:
+        return call.head_size <= 192 and call.value_size <= 128
+    if mask in _BOTTOM_RIGHT:
+        return False
+    if call.arch >= _BLACKWELL:
+        return max(sizes) <= 128
+    return sizes == (128, 128) if call.is_training else max(sizes) <= 256
 
 
 def _takes_16_bits(call: AttentionCall) -> bool:
@@ -134,7 +155,9 @@ def _takes_16_bits(call: AttentionCall) -> bool:
         and _takes_bias(call)
         and _takes_mask(call)
         and _takes_window(call)
-        and (call.format in ("sbhd", "bshd") or call.arch >= 90)
+        and (call.format != "thd" or call.arch >= _HOPPER)
+        and (not call.wants_max_logit or call.cudnn >= _9_21 or not is_since(2, 17))
+        and _takes_determinism(call)
     )
 
 
@@ -142,13 +165,42 @@ def _takes_heads(call: AttentionCall) -> bool:
     qk, v = call.head_size, call.value_size
     if qk % 8 or v % 8:
         return False
-    if call.is_training and call.arch == 90 and qk >= 128 and v >= 128 and qk != v:
+    if call.is_training and call.arch == _HOPPER and qk >= 128 and v >= 128 and qk != v:
         return (qk, v) == (192, 128)
-    if max(qk, v) <= 128 or (max(qk, v) <= 256 and call.arch == 90):
+    if max(qk, v) <= 128 or (max(qk, v) <= 256 and call.arch == _HOPPER):
         return True
     if not call.is_training:
         return call.length > 1 or int(call.mask) not in (2, 3)
-    return (qk, v) == (192, 128) and call.arch >= 100
+    if (qk, v) == (256, 256) and _BLACKWELL <= call.arch < 110:
+        return _takes_256_on_blackwell(call)
+    return (qk, v) == (192, 128) and call.arch >= _BLACKWELL
+
+
+def _takes_256_on_blackwell(call: AttentionCall) -> bool:
+    """Backward passes of heads of 256, which are deterministic there."""
+    windows_fit = call.window == _FULL_WINDOW or (
+        int(call.mask) in _CAUSAL and call.window[1] in (-1, 0)
+    )
+    return (
+        is_since(2, 18)
+        and call.cudnn >= (_9_25 if call.format == "thd" else _9_23)
+        and _is_plain(call)
+        and call.softmax == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]
+        and windows_fit
+    )
+
+
+def _takes_determinism(call: AttentionCall) -> bool:
+    """Whether a backward pass on Blackwell can be as deterministic as was asked."""
+    if call.arch < _BLACKWELL or not call.is_training or not is_since(2, 12):
+        return True
+    if call.is_deterministic:
+        return call.cudnn >= _9_18_1 and _is_plain(call)
+    return call.dropout == 0.0 or call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"]
+
+
+def _is_plain(call: AttentionCall) -> bool:
+    return call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"] and call.dropout == 0.0
 
 
 def _takes_bias(call: AttentionCall) -> bool:
@@ -156,7 +208,7 @@ def _takes_bias(call: AttentionCall) -> bool:
     if bias == NVTE_Bias_Type["NVTE_NO_BIAS"]:
         return True
     if bias == NVTE_Bias_Type["NVTE_ALIBI"]:
-        return call.arch >= 90 and mask == NVTE_Mask_Type["NVTE_CAUSAL_MASK"]
+        return call.arch >= _HOPPER and mask == NVTE_Mask_Type["NVTE_CAUSAL_MASK"]
     return bias == NVTE_Bias_Type["NVTE_POST_SCALE_BIAS"] and int(mask) not in (1, 3)
 
 
@@ -173,8 +225,8 @@ def _takes_window(call: AttentionCall) -> bool:
         return True
     if is_since(2, 13) and call.dropout == 0.0 and int(call.mask) in (0, 1):
         return call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"]
-    plain = call.bias == NVTE_Bias_Type["NVTE_NO_BIAS"] and call.dropout == 0.0
-    return right == 0 and int(call.mask) in _CAUSAL and call.length <= call.keys and plain
+    fits = right == 0 and int(call.mask) in _CAUSAL and call.length <= call.keys
+    return fits and _is_plain(call)
 
 
 FUNCTIONS = {"get_fused_attn_backend": get_fused_attn_backend}

@@ -119,6 +119,9 @@ def _dtype_of(tensor: Any) -> torch.dtype:
     return dtype
 
 
+_MX_SCALES = {True: "_rowwise_scale_inv", False: "_columnwise_scale_inv"}
+
+
 def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
     """Whether the output is cast by a kernel of its own: all but 8-bit products of tensors that
     were scaled as a whole, with delayed scaling."""
@@ -135,9 +138,58 @@ def _swizzled(tensor: Any, *, rowwise: bool) -> list[Tensor]:
     if getattr(tensor, "_with_gemm_swizzled_scales", False):
         return []
     scales = operand(tensor, rowwise=rowwise)[1]
+    return [_in_order_of_products(scales)]
+
+
+def _in_order_of_products(scales: Tensor) -> Tensor:
     swizzled = empty_as(scales.shape, torch.uint8)
     launch(f"{_TE}swizzle_scaling_factors", memory("copy"), reads=[scales], writes=[swizzled])
-    return [swizzled]
+    return swizzled
+
+
+def swizzle_scales_for_gemm_(tensor: Any) -> None:
+    """MXFP8's scales of ``tensor`` in the order that the tensor cores take them, from now on."""
+    if not type(tensor).__name__.startswith("MXFP8Tensor") or tensor._with_gemm_swizzled_scales:
+        return
+    for name in _MX_SCALES.values():
+        if (scales := getattr(tensor, name)) is not None:
+            setattr(tensor, name, _in_order_of_products(scales))
+    tensor._with_gemm_swizzled_scales = True
+
+
+def multi_tensor_swizzle_scales_for_gemm_(
+    tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool
+) -> None:
+    """The same for the row-wise or the column-wise scales of many, which then share one buffer.
+    The caller marks them."""
+    del columnwise_usage  # the other one
+    name = _MX_SCALES[rowwise_usage]
+    given = _unswizzled(tensors, name)
+    parts = swizzled_together(tensors, rowwise=rowwise_usage)
+    for tensor, part in zip(given, parts, strict=True):
+        setattr(tensor, name, part)
+
+
+def swizzled_together(tensors: Sequence[Any], *, rowwise: bool) -> list[Tensor]:
+    """MXFP8's scales of those of ``tensors`` that have them otherwise, in the order that the tensor
+    cores take them: views of one buffer."""
+    name = _MX_SCALES[rowwise]
+    scales = [getattr(tensor, name) for tensor in _unswizzled(tensors, name)]
+    if not scales:
+        return []
+    buffer = empty_as([sum(each.numel() for each in scales)], torch.uint8)
+    launch(f"{_TE}swizzle_scaling_factors", memory("copy"), reads=scales, writes=[buffer])
+    parts = buffer.split([each.numel() for each in scales])
+    return [part.view(each.shape) for each, part in zip(scales, parts, strict=True)]
+
+
+def _unswizzled(tensors: Sequence[Any], name: str) -> list[Any]:
+    return [
+        tensor
+        for tensor in tensors
+        if not getattr(tensor, "_with_gemm_swizzled_scales", True)
+        and getattr(tensor, name, None) is not None
+    ]
 
 
 def te_general_grouped_gemm(
@@ -189,4 +241,10 @@ def te_general_grouped_gemm(
     return bias
 
 
-FUNCTIONS = {"generic_gemm": generic_gemm, "te_general_grouped_gemm": te_general_grouped_gemm}
+FUNCTIONS = {
+    "generic_gemm": generic_gemm,
+    "te_general_grouped_gemm": te_general_grouped_gemm,
+    "swizzle_scales_for_gemm_": swizzle_scales_for_gemm_,
+    "multi_tensor_swizzle_scales_for_gemm_": multi_tensor_swizzle_scales_for_gemm_,
+    "multi_tensor_swizzle_scales_for_gemm_unchecked_": multi_tensor_swizzle_scales_for_gemm_,
+}

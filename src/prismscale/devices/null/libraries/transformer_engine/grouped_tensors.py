@@ -1,0 +1,295 @@
+"""Tensors of several experts in one buffer, and products of them in one kernel.
+
+How many rows each expert has lies on the device, so they are costed as if all had as many. Source:
+pytorch/csrc/quantizer.cpp, pytorch/csrc/extensions/{cast,gemm,swizzle}.cpp and
+common/gemm/cublaslt_grouped_gemm.cu of Transformer Engine 2.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import gemm, launch, memory
+from prismscale.devices.null.libraries.transformer_engine.experts import splits_to_offsets
+from prismscale.devices.null.libraries.transformer_engine.products import (
+    product_of,
+    swizzled_together,
+)
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
+    BLOCKWISE,
+    CURRENT,
+    MXFP8,
+    block_scales,
+    empty_as,
+    is_quantized,
+    multiplies_any_layout,
+    mx_scales,
+    operand,
+    recipe_of,
+    shape_of,
+)
+
+_TE = "transformer_engine::"
+_CLASSES = {
+    True: "transformer_engine.pytorch.tensor.storage.grouped_tensor_storage",
+    False: "transformer_engine.pytorch.tensor.grouped_tensor",
+}
+"""Of the class of grouped tensors, by whether it is for the library's own use."""
+_POINTERS, _NUMBERS, _SETUP_ALIGNMENT = 8, 7, 256
+"""Arrays with an element for each expert that a product sets up: of 8 bytes, and of 4."""
+_COLUMNS = "columnwise_"
+"""How buffers begin that are used column by column."""
+
+
+def group_quantize(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+    noop_flag: Tensor | None = None,
+) -> Any:
+    """``tensor`` (rows, columns) of ``num_tensors`` experts as ``quantizer`` wants it."""
+    grouped = _create(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
+    if tensor.numel():
+        _fill(tensor, grouped)
+    return grouped
+
+
+def bgrad_group_quantize(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+) -> tuple[Any, Tensor]:
+    """The same, and the sums of each expert's rows: gradients of biases."""
+    grouped = _create(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
+    sums = torch.empty((num_tensors, tensor.shape[1]), dtype=tensor.dtype, device=tensor.device)
+    if tensor.numel():
+        _fill(tensor, grouped, sums)
+    return grouped, sums
+
+
+def _create(
+    tensor: Tensor,
+    quantizer: Any,
+    count: int,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None,
+    offsets: Tensor | None,
+) -> Any:
+    dims = first_dims if first_dims is not None else last_dims
+    if offsets is None and dims is not None:
+        offsets = splits_to_offsets(dims, tensor.shape[1])
+    content = _buffers(quantizer, tensor.shape[0], tensor.shape[1], count)
+    is_internal = bool(quantizer.internal)
+    module: Any = import_module(_CLASSES[is_internal])
+    grouped_class = module.GroupedTensorStorage if is_internal else module.GroupedTensor
+    return grouped_class(
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        num_tensors=count,
+        quantizer=quantizer,
+        first_dims=first_dims,
+        last_dims=last_dims,
+        tensor_offsets=offsets,
+        **content,
+    )
+
+
+def _buffers(quantizer: Any, rows: int, columns: int, count: int) -> dict[str, Any]:
+    recipe = recipe_of(quantizer)
+    if recipe == CURRENT:
+        return _of_whole_tensors(quantizer, rows * columns, count)
+    if recipe not in (MXFP8, BLOCKWISE):
+        raise NotImplementedError(
+            f"prismscale's stand-in for Transformer Engine has no grouped tensors of {recipe}; "
+            f"run with the recipe of {CURRENT}, {BLOCKWISE} or {MXFP8}"
+        )
+    content: dict[str, Any] = {}
+    for prefix, is_wanted in (
+        ("", quantizer.rowwise_usage),
+        (_COLUMNS, quantizer.columnwise_usage),
+    ):
+        if is_wanted:
+            content[f"{prefix}data"] = empty_as([rows * columns], torch.uint8)
+            scales = _scales(quantizer, rows, columns, count, columnwise=prefix == _COLUMNS)
+            content[f"{prefix}scale_inv"] = scales
+    if recipe == MXFP8:
+        content["with_gemm_swizzled_scales"] = bool(quantizer.optimize_for_gemm)
+    return content
+
+
+def _scales(quantizer: Any, rows: int, columns: int, count: int, *, columnwise: bool) -> Tensor:
+    if recipe_of(quantizer) == MXFP8:
+        first, last = mx_scales(rows, columns, columnwise=columnwise)
+        return empty_as([first * last], torch.uint8)
+    dims = quantizer.block_scaling_dim
+    first, last = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=False)
+    # Each expert's blocks are padded on their own.
+    slack = 4 * (count - 1) * -(-columns // 128) if columnwise and dims == 2 else 0
+    return empty_as([first * last + slack], torch.float32)
+
+
+def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, Any]:
+    """One scale an expert, for rows and columns alike."""
+    content = {name: empty_as([count], torch.float32) for name in ("scale", "amax")}
+    scale_inv = empty_as([count], torch.float32)
+    if quantizer.rowwise_usage or multiplies_any_layout():
+        content |= {"data": empty_as([elements], torch.uint8), "scale_inv": scale_inv}
+    if quantizer.columnwise_usage and not multiplies_any_layout():
+        columnwise = empty_as([elements], torch.uint8)
+        content |= {"columnwise_data": columnwise, "columnwise_scale_inv": scale_inv}
+    return content
+
+
+def _fill(source: Tensor, grouped: Any, sums: Tensor | None = None) -> None:
+    """Launch the kernels that fill the buffers of ``grouped``, and ``sums`` on the way."""
+    reads = [source]
+    if grouped.amax is not None:
+        reads.append(_current_scales(source, grouped))
+    data = [grouped.rowwise_data, grouped.columnwise_data]
+    twice = all(each is not None for each in data)
+    writes = [*data, grouped.scale_inv, grouped.columnwise_scale_inv, sums]
+    cost = memory("strided_copy" if twice else "copy")
+    launch(f"{_TE}group_quantize", cost, reads=reads, writes=writes)
+
+
+def _current_scales(source: Tensor, grouped: Any) -> Tensor:
+    cost = memory("reduction", launches=2)  # the results are set to zero first
+    launch(f"{_TE}group_compute_amax", cost, reads=[source], writes=[grouped.amax])
+    quantizer = grouped.quantizer
+    if quantizer.with_amax_reduction:
+        group = quantizer._canonicalized_amax_reduction_group()
+        dist.all_reduce(grouped.amax, op=dist.ReduceOp.MAX, group=group)
+    name = f"{_TE}group_compute_scale_from_amax"
+    launch(name, memory("pointwise"), reads=[grouped.amax], writes=[grouped.scale])
+    scale: Tensor = grouped.scale
+    return scale
+
+
+def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    """MXFP8's scales of ``tensor`` in the order that the tensor cores take them, from now on; those
+    that were not asked for are gone."""
+    if recipe_of(tensor.quantizer) != MXFP8 or tensor._with_gemm_swizzled_scales:
+        return
+    made = _swizzled(tensor, rowwise=rowwise, columnwise=columnwise)
+    if made:
+        tensor.scale_inv = made.get("scale_inv")
+        tensor.columnwise_scale_inv = made.get("columnwise_scale_inv")
+        tensor._with_gemm_swizzled_scales = True
+
+
+def _swizzled(tensor: Any, *, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
+    count = tensor.num_tensors
+    rows, columns = tensor.logical_shape[0] // count, tensor.logical_shape[1]
+    sizes = {"scale_inv": (rows, columns), "columnwise_scale_inv": (columns, rows)}
+    made = {}
+    for name, is_wanted in zip(sizes, (rowwise, columnwise), strict=True):
+        scales = getattr(tensor, name)
+        if is_wanted and scales is not None:
+            first, last = mx_scales(*sizes[name], columnwise=False)
+            made[name] = empty_as([count * first, last], torch.uint8)
+            kernel = f"{_TE}swizzle_grouped_scaling_factors"
+            launch(kernel, memory("copy"), reads=[scales], writes=[made[name]])
+    return made
+
+
+def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+    """Bytes."""
+    pointers = -(-8 * num_tensors // 16) * 16
+    # The last array of pointers is not padded.
+    arrays = (_POINTERS - 1) * pointers + 8 * num_tensors + _NUMBERS * 4 * num_tensors
+    return arrays + _SETUP_ALIGNMENT
+
+
+def te_general_grouped_gemm(
+    a: Any,
+    transa: bool,
+    b: Any,
+    transb: bool,
+    out: Any,
+    bias: Any,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor,
+    workspace_cublas: Tensor,
+    use_split_accumulator: bool,
+    math_sm_count: int,
+) -> Any:
+    """A product an expert; ``a`` or ``out`` may be a list of its tensors. Returns ``out``.
+
+    Whether products are added to what ``out`` holds lies on the device (``beta``); they are where
+    it is a list in float32, which are Megatron's main gradients.
+    """
+    count = b.num_tensors
+    _, product = product_of(_shape(a, count), transa, _shape(b, count), transb)
+    scales = [*_scales_for_product(a, rowwise=transa), *_scales_for_product(b, rowwise=not transb)]
+    reads = [*_operand(a, rowwise=transa), *_operand(b, rowwise=not transb)]
+    writes = list(out) if isinstance(out, list) else [out.rowwise_data]
+    is_added = isinstance(out, list) and writes[0].dtype == torch.float32
+    if all(product):
+        launch(f"{_TE}setup_grouped_gemm", memory("pointwise"), writes=[workspace_setup])
+        cost = gemm((count, *product[1:]), fp8=_is_quantized(a))
+        launch(
+            f"{_TE}grouped_gemm", cost, reads=reads + (writes if is_added else []), writes=writes
+        )
+        if bias is not None:
+            added = [bias.rowwise_data, bias_scale, *writes]
+            launch(f"{_TE}grouped_bias_add", memory("pointwise"), reads=added, writes=writes)
+    del scales
+    return out
+
+
+def _shape(operands: Any, count: int) -> tuple[int, int]:
+    """Rows and columns of one expert's."""
+    if isinstance(operands, list):
+        rows, columns = shape_of(operands[0])
+        return rows, columns
+    rows, columns = operands.logical_shape
+    return rows // count, columns
+
+
+def _is_quantized(operands: Any) -> bool:
+    if isinstance(operands, list):
+        return is_quantized(operands[0])
+    return operands.quantizer is not None
+
+
+def _operand(operands: Any, *, rowwise: bool) -> Sequence[Tensor | None]:
+    """What a product reads of them."""
+    if isinstance(operands, list):
+        return [buffer for one in operands for buffer in operand(one, rowwise=rowwise)]
+    if rowwise or operands.columnwise_data is None:
+        return [operands.rowwise_data, operands.scale_inv]
+    return [operands.columnwise_data, operands.columnwise_scale_inv]
+
+
+def _scales_for_product(operands: Any, *, rowwise: bool) -> list[Tensor]:
+    """MXFP8's scales in the tensor cores' order, for as long as they work."""
+    if isinstance(operands, list):
+        return swizzled_together(operands, rowwise=rowwise)
+    if recipe_of(operands.quantizer) != MXFP8 or operands._with_gemm_swizzled_scales:
+        return []
+    return list(_swizzled(operands, rowwise=rowwise, columnwise=not rowwise).values())
+
+
+FUNCTIONS = {
+    "group_quantize": group_quantize,
+    "bgrad_group_quantize": bgrad_group_quantize,
+    "grouped_swizzle_for_gemm": grouped_swizzle_for_gemm,
+    "get_grouped_gemm_setup_workspace_size": get_grouped_gemm_setup_workspace_size,
+    "te_general_grouped_gemm_for_grouped_tensor": te_general_grouped_gemm,
+    "te_general_grouped_gemm_for_discrete_in": te_general_grouped_gemm,
+    "te_general_grouped_gemm_for_discrete_out": te_general_grouped_gemm,
+}
