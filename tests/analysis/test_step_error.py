@@ -82,6 +82,15 @@ def test_the_host_errs_by_more_than_kernels() -> None:
     assert found == pytest.approx(hypot(0.25 * 0.2, 0.75 * HOST_ERROR))
 
 
+def test_a_host_that_nearly_keeps_the_device_waiting_counts() -> None:
+    """At the pace of slower hosts launches take longer than the kernels: by what is more."""
+    launched = replace(kind("gemm", 100, 0.2), host_ns=80)
+    found = step_error(job(launched, compute_ns=100))
+    assert found == pytest.approx(hypot(0.2, 80 * (1 + HOST_ERROR) / 100 - 1))
+    hidden = replace(kind("gemm", 100, 0.2), host_ns=40)
+    assert step_error(job(hidden, compute_ns=100)) == pytest.approx(0.2)
+
+
 def test_an_unknown_error_is_taken_for_a_large_one() -> None:
     """Not for none."""
     assert step_error(job(kind("scan", 10, -1.0))) == pytest.approx(UNKNOWN_ERROR)

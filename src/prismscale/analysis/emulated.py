@@ -121,6 +121,8 @@ class KernelKind:
     device_ns: int
     error: float = -1.0
     """Relative, weighted by time; negative where nobody knows."""
+    host_ns: int = 0
+    """What the host takes to launch them."""
 
 
 def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
@@ -135,6 +137,7 @@ def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
             calls=sum(u.calls for u in found),
             device_ns=sum(u.total_ns for u in found),
             error=kernel_error(found),
+            host_ns=sum(u.calls * u.host_ns for u in found),
         )
         for (kind, source), found in uses.items()
     ]

@@ -3,11 +3,12 @@ steps of ten should stay within.
 
 [Note: composition] Every kind of kernel has a relative error, the 90th percentile on measurements
 that it was not fitted on (``[errors]`` of its profile); communication has
-:data:`COMMUNICATION_ERROR`, and time in which the device waits for the host :data:`HOST_ERROR`.
-Calls of one kind are taken to err alike, because one law prices them all. Kinds, communication and
-the host are taken to err independently, because each has constants of its own: their shares of the
-step times their errors add up in squares. Waiting for other ranks follows from the rest, and errs
-as it does. ``prismscale validate steps`` counts how often the truth lies inside.
+:data:`COMMUNICATION_ERROR`. Calls of one kind are taken to err alike, because one law prices them
+all. Kinds, communication and the host are taken to err independently, because each has constants of
+its own: their shares of the step times their errors add up in squares. The host errs by
+:data:`HOST_ERROR` where the device waits for it; and where a host that is slower by so much would
+make the device wait, by what the step would take longer. Waiting for other ranks follows from the
+rest, and errs as it does. ``prismscale validate steps`` counts how often the truth lies inside.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def step_error(result: RunResult) -> float | None:
         return None
     kernels_ns = sum(kernel.device_ns for kernel in result.kernels)
     breakdowns = [(stage.ranks, stage.breakdown) for stage in result.stages]
-    host_ns = sum(ranks * b.host_ns for ranks, b in breakdowns)
-    compute_ns = sum(ranks * b.total_compute_ns for ranks, b in breakdowns) - host_ns
+    waiting_ns = sum(ranks * b.host_ns for ranks, b in breakdowns)
+    compute_ns = sum(ranks * b.total_compute_ns for ranks, b in breakdowns) - waiting_ns
     exposed_ns = sum(ranks * b.total_exposed_ns for ranks, b in breakdowns)
-    working_ns = compute_ns + host_ns + exposed_ns
+    working_ns = compute_ns + waiting_ns + exposed_ns
     if not kernels_ns or not working_ns:
         return None
     by_kind: dict[str, float] = {}
@@ -45,4 +46,13 @@ def step_error(result: RunResult) -> float | None:
         error = kernel.error if kernel.error >= 0 else UNKNOWN_ERROR
         by_kind[kernel.kind] = by_kind.get(kernel.kind, 0.0) + error * kernel.device_ns
     parts = [compute_ns * err_ns / kernels_ns for err_ns in by_kind.values()]
-    return hypot(*parts, HOST_ERROR * host_ns, COMMUNICATION_ERROR * exposed_ns) / working_ns
+    slow_ns = (1 + HOST_ERROR) * _launches_ns(result) - compute_ns - waiting_ns
+    host = max(HOST_ERROR * waiting_ns, slow_ns)
+    return hypot(*parts, host, COMMUNICATION_ERROR * exposed_ns) / working_ns
+
+
+def _launches_ns(result: RunResult) -> float:
+    """What the host takes for all ranks' launches, by those of the captured ones."""
+    of_captured = sum(kernel.host_ns for kernel in result.kernels)
+    ranks = sum(stage.ranks for stage in result.stages)
+    return of_captured * ranks / max(len(result.captured), 1)
