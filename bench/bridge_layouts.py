@@ -243,6 +243,32 @@ LAYOUTS = (
         stages=4,
         row={"Layers": "61", "EP": "64", "Precision": "NVFP4/FP8/BF16"},
     ),
+    Layout(
+        "Llama 70B, NVFP4, TP 2, PP 4, VP 5",
+        "llama3_70b_pretrain_64gpu_b200_nvfp4",
+        B200,
+        64,
+        tensor=2,
+        stages=4,
+        row={"Model Size": "70b", "Datatype": "NVFP4"},
+    ),
+    Layout(
+        "Llama 405B, NVFP4, TP 4, PP 16, VP 8",
+        "llama31_405b_pretrain_128gpu_b200_nvfp4",
+        B200,
+        256,
+        tensor=4,
+        stages=16,
+        row={"Model Size": "405b", "Datatype": "NVFP4"},
+    ),
+    Layout(
+        "DeepSeek-V3, NVFP4, PP 4, EP 64, VP 4",
+        "deepseek_v3_pretrain_256gpu_gb200_nvfp4",
+        GB200,
+        256,
+        stages=4,
+        row={"Layers": "61", "EP": "64", "Precision": "NVFP4/FP8/BF16"},
+    ),
 )
 
 

@@ -36,7 +36,7 @@ BIASED = signature(
     "BFloat16[4096,4096]",
 )
 LIBRARY = signature(
-    "transformer_engine::generic_gemm.gemm", "", "", "extents=1,4096,4096,4096;launches=1;fp8=0"
+    "transformer_engine::generic_gemm.gemm", "", "", "extents=1,4096,4096,4096;launches=1;bits=16"
 )
 ADD = signature("aten::add.Tensor", "Float[1024];Float[1024]", "Float[1024]")
 VIEW = signature("aten::view", "Float[1024]", "Float[1024]")
@@ -96,7 +96,7 @@ def test_a_bias_keeps_its_type() -> None:
 def test_a_librarys_product_is_told_by_its_argument() -> None:
     """Transformer Engine keeps 8-bit floats as bytes."""
     change = ProductDtype(name="fp8")
-    assert with_change(change).cost(LIBRARY) == H100.cost(LIBRARY.replace("fp8=0", "fp8=1"))
+    assert with_change(change).cost(LIBRARY) == H100.cost(LIBRARY.replace("bits=16", "bits=8"))
 
 
 @pytest.mark.parametrize("text", [ODD, FP8, ADD, VIEW])

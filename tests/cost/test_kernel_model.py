@@ -198,7 +198,7 @@ def test_results_of_32_bits_cost_more_than_their_bytes() -> None:
 def test_a_library_writes_results_of_32_bits_among_its_inputs() -> None:
     """Transformer Engine's gradients of weights: read, added to, and written."""
     factors = "BFloat16[4096,8192];BFloat16[4096,14336]"
-    arguments = "extents=1,14336,8192,4096;launches=1;fp8=0"
+    arguments = "extents=1,14336,8192,4096;launches=1;bits=16"
     name = "transformer_engine::generic_gemm.gemm"
 
     def gradient(dtype: str) -> int:

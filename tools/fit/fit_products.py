@@ -45,8 +45,12 @@ from prismscale.cost.kernel_signature import FIELD
 from prismscale.validation.kernels.measuring_programs import Harness
 from prismscale.validation.kernels.product_rows import DTYPES, ProductRows, load_products
 
-KINDS = ("bfloat16", "fp8")
-ALSO = {"bfloat16": ("BFloat16", "Half"), "fp8": ("Float8_e4m3fn", "Float8_e5m2")}
+KINDS = ("bfloat16", "fp8", "nvfp4")
+ALSO = {
+    "bfloat16": ("BFloat16", "Half"),
+    "fp8": ("Float8_e4m3fn", "Float8_e5m2"),
+    "nvfp4": ("Float4_e2m1fn_x2",),
+}
 FIELDS = (
     "efficiency",
     "k_overhead",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prismscale.cost.kernel import KernelCost, KernelModel
+from prismscale.cost.kernel_gemm import NARROW, operand_dtype
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, KernelCall, parse_signature
 from prismscale.errors import UsageError
@@ -74,8 +75,8 @@ class ProductDtype:
         """Products of floats that have another type now, and extents that the new one can take."""
         if kind_of(call) != "gemm":
             return False
-        if call.is_library and call.flag("fp8"):
-            return self.name != "fp8"
+        if call.is_library and operand_dtype(call) in NARROW.values():
+            return operand_dtype(call) != PRODUCT_DTYPES[self.name]
         matrices = [t for t in call.inputs if len(t.sizes) > 1 and t.dtype in _FLOATS]
         if len(matrices) < 2:
             return call.is_library and self.name == "fp8" and "extents" in call.arguments
@@ -101,8 +102,8 @@ class ProductDtype:
     def _rewritten(self, signature: str) -> str:
         name, inputs, outputs, arguments = signature.split(FIELD)
         if parse_signature(signature).is_library:
-            kept = [part for part in arguments.split(";") if part and not part.startswith("fp8=")]
-            arguments = ";".join([*kept, f"fp8={int(self.name == 'fp8')}"])
+            kept = [part for part in arguments.split(";") if part and not part.startswith("bits=")]
+            arguments = ";".join([*kept, f"bits={8 if self.name == 'fp8' else 16}"])
         operands = ";".join(self._operand(part) for part in inputs.split(";"))
         return FIELD.join((name, operands, outputs, arguments))
 

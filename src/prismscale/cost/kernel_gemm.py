@@ -14,6 +14,8 @@ from prismscale.cost.kernel_tiles import WIDE_RESULT, products_ns
 
 _HALF = 2
 """Bytes of the 16-bit floats."""
+NARROW = {8: "Float8_e4m3fn", 4: "Float4_e2m1fn_x2"}
+"""Element types of narrow floats, by their bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
         return time_ns
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
     extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
-    each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), item_bytes(dtype))
+    each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), factor_bytes(dtype))
     is_wide = item_bytes(dtype) == _HALF and _has_wide_results(call, busy)
     return time_ns + float(each.sum()) * (WIDE_RESULT if is_wide else 1.0)
 
@@ -58,11 +60,16 @@ def operand_dtype(call: KernelCall) -> str:
     """Element type that a product's or an attention's operands are multiplied in.
 
     The second input is a factor of the product, and one of queries, keys and values. Libraries keep
-    8-bit floats as bytes, and say so with an argument.
+    floats of 8 and 4 bits as bytes, and say so with an argument.
     """
-    if call.is_library and call.flag("fp8"):
-        return "Float8_e4m3fn"
+    if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in NARROW:
+        return NARROW[bits]
     return call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
+
+
+def factor_bytes(dtype: str) -> float:
+    """Bytes of one number of a product's factors; torch counts two of 4 bits as one element."""
+    return 0.5 if dtype == NARROW[4] else item_bytes(dtype)
 
 
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:

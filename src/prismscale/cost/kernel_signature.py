@@ -12,7 +12,7 @@ another GPU. A tensor that is not there is ``none``.
 Kernels of a library's stand-in say themselves how they are costed. Their overload is the kind of
 kernel, and three arguments have its extents: see ``prismscale.devices.null.libraries.launches``::
 
-    transformer_engine::generic_gemm.gemm ␟ … ␟ ␟ extents=1,4096,12288,4096;launches=1;fp8=0
+    transformer_engine::generic_gemm.gemm ␟ … ␟ ␟ extents=1,4096,12288,4096;launches=1;bits=16
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ TORCH_DTYPES = {
     "Double": "float64",
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
+    "Float4_e2m1fn_x2": "float4_e2m1fn_x2",
     "Char": "int8",
 }
 """Torch's names of the element types of products, by C++'s."""

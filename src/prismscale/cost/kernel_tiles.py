@@ -43,7 +43,7 @@ def products_ns(
     roofline: GemmRoofline,
     extents: NDArray[np.float64],
     n_bytes: NDArray[np.float64],
-    item_bytes: int,
+    item_bytes: float,
 ) -> NDArray[np.float64]:
     """Times of products.
 
@@ -52,7 +52,7 @@ def products_ns(
         roofline: of the factors' element type.
         extents: batch, M, N and K, one column a product; none of them is 0.
         n_bytes: of each product's factors and result.
-        item_bytes: of one element of a factor.
+        item_bytes: of one number of a factor.
 
     Returns:
         One time a product, in ns.
@@ -70,7 +70,7 @@ def _busy_s(
     profile: KernelProfile,
     roofline: GemmRoofline,
     extents: NDArray[np.float64],
-    item_bytes: int,
+    item_bytes: float,
 ) -> NDArray[np.float64]:
     """Seconds that the fastest tiling takes."""
     batch, rows, columns, inner = extents[:, :, None]

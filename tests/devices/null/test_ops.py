@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -99,3 +101,15 @@ def test_nothing_is_recorded_when_off() -> None:
     torch.ones(3, device="cuda")
 
     assert len(op_log.drain_ops()) == 0
+
+
+@pytest.mark.parametrize("other", [3, torch.tensor(3)], ids=["number", "tensor"])
+def test_shifted_flags_are_numbers(other: Any) -> None:
+    """As torch's kernels have it, and its shape rules for them do not."""
+    flags = torch.ones(2, dtype=torch.bool, device="cuda")
+    other = other.cuda() if isinstance(other, torch.Tensor) else other
+    for shifted in (flags << other, flags >> other):
+        assert (shifted.dtype, shifted.shape) == (torch.int64, (2,))
+    assert (flags.int() << other).dtype == torch.int32
+    with pytest.raises(RuntimeError, match="integral"):
+        _ = flags.float() << other

@@ -14,7 +14,7 @@ from prismscale.devices.null import (
     bindings,
     cuda_api,
     cuda_bindings,
-    packed_attention,
+    shape_rules,
     torch_profiler,
 )
 from prismscale.devices.null.build import build_extension
@@ -91,7 +91,7 @@ def activate(
     cuda_bindings.install(spec)
     torch_profiler.install()
     flex_operators.install()
-    packed_attention.install()
+    shape_rules.install()
     block_masks.install(library.ps_without_cost)
     regions.install(library, lower=lower)
     finder = StandInFinder(stand_ins())

@@ -86,7 +86,7 @@ def _engine_call(stated: Mapping[str, str], experts: int, sizes: tuple[int, int,
     if stated["accumulate"] == "True":
         reads = [*reads, *writes]
     extents = ",".join(map(str, (1, *product) * experts))
-    arguments = f"extents={extents};launches={experts};fp8=0"
+    arguments = f"extents={extents};launches={experts};bits=16"
     return call("transformer_engine::grouped_gemm.gemm", reads, writes, arguments)
 
 

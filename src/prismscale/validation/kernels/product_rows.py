@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.cost.kernel_gemm import factor_bytes
 from prismscale.cost.kernel_profile import KernelProfile
-from prismscale.cost.kernel_signature import item_bytes
 from prismscale.cost.kernel_tiles import WIDE_RESULT, products_ns
 from prismscale.errors import UsageError
 from prismscale.validation.kernels.held_out import HeldOut
@@ -31,7 +31,12 @@ from prismscale.validation.kernels.public_tables import (
     table_rows,
 )
 
-DTYPES = {"bfloat16": "BFloat16", "fp8": "Float8_e4m3fn", "fp8_block": "Float8_e4m3fn"}
+DTYPES = {
+    "bfloat16": "BFloat16",
+    "fp8": "Float8_e4m3fn",
+    "fp8_block": "Float8_e4m3fn",
+    "nvfp4": "Float4_e2m1fn_x2",
+}
 ROOFLINE_SHARE = 0.75
 """That a roofline with one efficiency is taken to reach; chosen before any row was scored."""
 
@@ -44,7 +49,7 @@ class ProductRows:
     """Such as ``h100-sxm fp8 vllm``."""
     gpu: str
     kind: str
-    """``bfloat16``, ``fp8`` (per tensor or per token), ``fp8_block``."""
+    """``bfloat16``, ``fp8`` (per tensor or per token), ``fp8_block``, ``nvfp4``."""
     framework: str
     extents: NDArray[np.float64]
     """Batch, M, N, K; one column a row."""
@@ -63,7 +68,7 @@ class ProductRows:
         dtype = DTYPES[self.kind]
         gpu = profile if self.sustained else profile.burst()
         batch, m, n, k = self.extents
-        size = item_bytes(dtype)
+        size = factor_bytes(dtype)
         n_bytes = batch * (size * (m * k + k * n) + self.result_bytes * m * n)
         alone = products_ns(gpu, gpu.gemm[dtype], self.extents, n_bytes, size)
         alone *= np.where(self.result_bytes > max(size, 2), WIDE_RESULT, 1.0)
@@ -75,7 +80,7 @@ class ProductRows:
         whichever takes longer."""
         dtype = DTYPES[self.kind]
         batch, m, n, k = self.extents
-        n_bytes = batch * (item_bytes(dtype) * (m * k + k * n) + self.result_bytes * m * n)
+        n_bytes = batch * (factor_bytes(dtype) * (m * k + k * n) + self.result_bytes * m * n)
         computing_s = 2 * self.extents.prod(0) / profile.gemm[dtype].peak_flops
         moving_s = n_bytes / profile.memory_bandwidth_bytes_per_s
         return 1e9 * np.maximum(computing_s, moving_s) / ROOFLINE_SHARE

@@ -28,6 +28,7 @@ REMARKS = (
     "way: its share of the bandwidth and its launches are constants of the measuring programs "
     "(harness.toml), fitted on the other families. `fp8` is scaled per tensor or per token, "
     "`fp8_block` by blocks; both are held against the same products of 8-bit floats.",
+    "`nvfp4` (4-bit floats with a scale for 16) has no bar; its rows hold quantisation, too.",
     "8-bit products on an H100: TensorRT-LLM's rows are of cuBLAS; vLLM's and SGLang's, scaled row "
     "by row, are of other kernels, which take up to 1.8 times as long where N and K both exceed "
     "17,000. One law prices both, which is what p90 above 100 GFLOP is about.",
@@ -50,6 +51,7 @@ BURST = (
     ("bfloat16", Bars(median=10, p90=25, bias=2), Bars(median=6, p90=15, bias=2)),
     ("fp8", *_EIGHT_BITS),
     ("fp8_block", *_EIGHT_BITS),
+    ("nvfp4", Bars(), Bars()),
 )
 """Kind of product, bars of all rows, bars of those above 100 GFLOP."""
 DATA_SHEET = Bars(median=12, bias=8)

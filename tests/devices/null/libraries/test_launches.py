@@ -42,7 +42,7 @@ def test_products_of_8_bits_are_faster() -> None:
     a, b = _empty(8192, 8192, dtype=torch.uint8), _empty(8192, 8192, dtype=torch.uint8)
     product = (1, 8192, 8192, 8192)
     out = _empty(8192, 8192)
-    launch("test_launches::fp8", gemm(product, fp8=True), reads=[a, b], writes=[out])
+    launch("test_launches::fp8", gemm(product, bits=8), reads=[a, b], writes=[out])
     wide = [tensor.to(torch.bfloat16) for tensor in (a, b)]
     launch("test_launches::bf16", gemm(product), reads=wide, writes=[out])
     fp8, bf16 = (MODEL.cost(_signature(f"test_launches::{name}")) for name in ("fp8", "bf16"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import Cost, attention
@@ -59,7 +58,7 @@ class Sequences:
             value_size=self.v.shape[-1],
             causal=causal,
             backward=backward,
-            fp8=self.q.dtype == torch.float8_e4m3fn,
+            bits=8 * self.q.dtype.itemsize,
         )
 
 

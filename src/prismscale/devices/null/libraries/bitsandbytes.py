@@ -112,7 +112,7 @@ def _quantize(
 
 def _product(name: str, context: Any, m: int, n: int, k: int, *_: Any) -> int:
     """Of 8-bit integers; answers that there was no error."""
-    _launch_by_size(name, gemm((1, n, m, k), fp8=True))
+    _launch_by_size(name, gemm((1, n, m, k), bits=8))
     return 0
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from prismscale.cost.kernel_kinds import STAND_IN_KINDS
 from prismscale.errors import UsageError, did_you_mean
 
-_SCHEMA = "(Tensor[] reads, Tensor(a!)[] writes, int[] extents, int launches, bool fp8) -> ()"
+_SCHEMA = "(Tensor[] reads, Tensor(a!)[] writes, int[] extents, int launches, int bits) -> ()"
 _libraries: dict[str, torch.library.Library] = {}
 
 
@@ -39,22 +39,25 @@ class Cost:
     """What the kind needs to know beside the tensors."""
     launches: int = 1
     """Kernels that are started."""
-    fp8: bool = False
-    """The tensor cores work on 8-bit floats."""
+    bits: int = 16
+    """Of the floats that the tensor cores multiply: 16, 8 or 4; 16 stands for wider ones, too,
+    whose own element type says what they are."""
 
     def __post_init__(self) -> None:
         if self.kind not in STAND_IN_KINDS:
             advice = did_you_mean(self.kind, sorted(STAND_IN_KINDS))
             raise UsageError(f"kind of kernel {self.kind!r}; {advice}")
+        if self.bits not in (16, 8, 4):
+            raise UsageError(f"bits is {self.bits}; it must be 16, 8 or 4")
 
 
-def gemm(*products: tuple[int, int, int, int], fp8: bool = False) -> Cost:
+def gemm(*products: tuple[int, int, int, int], bits: int = 16) -> Cost:
     """Matrix products (batch, M, N, K), one after another."""
     return Cost(
         kind="gemm",
         extents=tuple(extent for product in products for extent in product),
         launches=len(products),
-        fp8=fp8,
+        bits=bits,
     )
 
 
@@ -67,13 +70,13 @@ def attention(
     value_size: int,
     causal: bool,
     backward: bool = False,
-    fp8: bool = False,
+    bits: int = 16,
 ) -> Cost:
     """Fused attention: ``batch_heads`` matrices of ``length`` × ``keys`` scores."""
     return Cost(
         kind="attention_backward" if backward else "attention",
         extents=(batch_heads, length, keys, head_size, value_size, int(causal)),
-        fp8=fp8,
+        bits=bits,
     )
 
 
@@ -106,7 +109,7 @@ def launch(
     """
     with torch._C._AutoDispatchBelowAutograd():  # the library's own code has the gradient
         _operator(name, cost.kind)(
-            _on_device(reads), _on_device(writes), list(cost.extents), cost.launches, cost.fp8
+            _on_device(reads), _on_device(writes), list(cost.extents), cost.launches, cost.bits
         )
 
 
@@ -117,7 +120,7 @@ def _on_device(tensors: Iterable[Tensor | None]) -> list[Tensor]:
 @cache
 def _operator(
     name: str, kind: str
-) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any, int, bool], None]:
+) -> Callable[[Sequence[Tensor], Sequence[Tensor], Any, int, int], None]:
     space, separator, kernel = name.partition("::")
     if not (separator and space.isidentifier() and kernel.isidentifier()):
         raise UsageError(f"kernel {name!r}; name its library too, such as my_kernels::scale")

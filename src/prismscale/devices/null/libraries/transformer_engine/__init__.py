@@ -33,11 +33,8 @@ _REFUSED = """
     ep_prepare ep_prepare_and_dispatch ep_zero_copy_supported fused_rope_thd_backward
     fused_rope_thd_forward fused_topk_with_score_function_qb_fwd
     get_device_pointer_for_data_and_scales group_requantize_inplace grouped_mlp_experimental
-    init_nvshmem_backend newton_schulz nvfp4_2d_multi_tensor_transpose nvfp4_2d_scale_transpose
-    nvfp4_compute_global_scale nvfp4_data_transpose nvfp4_group_quantize_with_amax
-    nvfp4_multi_tensor_2d_partial_cast nvfp4_multi_tensor_compute_partial_amax
-    nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax nvshmem_finalize
-    nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
+    init_nvshmem_backend newton_schulz nvfp4_group_quantize_with_amax nvfp4_quantize_with_amax
+    nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
     thd_sequence_order_to_cp_rank_order
 """
@@ -77,6 +74,7 @@ def make_extension() -> ModuleType:
         embeddings,
         enums,
         experts,
+        fp4_weights,
         grouped_tensors,
         norms,
         packed_ranks,
@@ -88,7 +86,7 @@ def make_extension() -> ModuleType:
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts, grouped_tensors, packed_ranks, router, user_buffers):
+    for part in (*parts, experts, fp4_weights, grouped_tensors, packed_ranks, router, user_buffers):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {

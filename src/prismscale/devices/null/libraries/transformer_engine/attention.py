@@ -130,7 +130,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     reads = [buffer for tensor in (q, call["k"], v) for buffer in buffers(tensor)]
     launch(
         f"{_TE}fused_attn_fwd",
-        _cost(call, backward=False, fp8=fp8),
+        _cost(call, backward=False, bits=8 if fp8 else 16),
         reads=[*reads, call["bias"]],
         writes=[*buffers(out), *statistics],
     )
@@ -183,7 +183,7 @@ def _statistics_shape(call: dict[str, Any]) -> tuple[int, ...]:
     return (call["cu_seqlens_q"].shape[0] - 1, _heads(call), call["max_seqlen_q"], 1)
 
 
-def _cost(call: dict[str, Any], *, backward: bool, fp8: bool) -> Any:
+def _cost(call: dict[str, Any], *, backward: bool, bits: int) -> Any:
     query, value = shape_of(call["q"]), shape_of(call["v"])
     length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], _heads(call)
     batch = call["cu_seqlens_q"].shape[0] - 1
@@ -201,7 +201,7 @@ def _cost(call: dict[str, Any], *, backward: bool, fp8: bool) -> Any:
         value_size=value[-1],
         causal=causal,
         backward=backward,
-        fp8=fp8,
+        bits=bits,
     )
 
 
@@ -228,7 +228,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     reads = [buffer for tensor in inputs for buffer in buffers(tensor)]
     launch(
         f"{_TE}fused_attn_bwd",
-        _cost(call, backward=True, fp8=fp8),
+        _cost(call, backward=True, bits=8 if fp8 else 16),
         reads=[*reads, *call["aux_tensors"]],
         writes=[*grads, bias, offset],
     )

@@ -19,10 +19,12 @@ from prismscale.devices.null.libraries.transformer_engine.enums import torch_dty
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
     CURRENT,
     DELAYED,
+    NVFP4,
     buffers,
     create,
     empty_as,
     recipe_of,
+    rotates_in_one_kernel,
     shape_of,
     update,
 )
@@ -48,6 +50,9 @@ def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax: Tensor | Non
     if not source.numel():
         return
     recipe = recipe_of(quantizer)
+    if recipe == NVFP4:
+        _cast_to_fp4(source, output, quantizer)
+        return
     reads = [source]
     if recipe == CURRENT:
         reads.append(_current_scale(source, quantizer, amax))
@@ -58,6 +63,44 @@ def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax: Tensor | Non
     launch(
         f"{_TE}quantize", memory("strided_copy" if twice else "copy"), reads=reads, writes=writes
     )
+
+
+def _cast_to_fp4(source: Tensor, output: Any, quantizer: Any) -> None:
+    """The largest magnitudes (of columns after their random rotation, where there is one), over the
+    ranks that share them; then the cast, in one kernel where the GPU rotates on the way."""
+    amaxes = [a for a in (output._amax_rowwise, output._amax_columnwise) if a is not None]
+    name = "hadamard_transform_amax" if quantizer.with_rht else "compute_amax"
+    # The results are set to zero first.
+    launch(f"{_TE}{name}", memory("reduction", launches=2), reads=[source], writes=amaxes)
+    if quantizer.with_amax_reduction:
+        group = quantizer._canonicalized_amax_reduction_group()
+        dist.all_reduce_coalesced(amaxes, op=dist.ReduceOp.MAX, group=group)
+    if quantizer.stochastic_rounding:
+        state = empty_as([2], torch.int64)
+        launch(f"{_TE}philox_unpack", memory("fill"), writes=[state])
+    rows, columns = _halves_of_fp4(output)
+    if not quantizer.with_rht or rotates_in_one_kernel(quantizer, source.shape):
+        cost = memory("strided_copy" if rows and columns else "copy")
+        reads, writes = [source, *amaxes], [*rows, *columns]
+        launch(f"{_TE}quantize", cost, reads=reads, writes=writes)
+        return
+    turned = empty_as((source.shape[-1], source.numel() // source.shape[-1]), source.dtype)
+    if rows:
+        launch(f"{_TE}quantize", memory("copy"), reads=[source, *amaxes], writes=rows)
+    if columns:
+        cost = memory("strided_copy")
+        launch(f"{_TE}hadamard_transform", cost, reads=[source], writes=[turned])
+        launch(f"{_TE}quantize", memory("copy"), reads=[turned, *amaxes], writes=columns)
+
+
+def _halves_of_fp4(output: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Data and scales: along rows, and along columns."""
+    pairs = (
+        (output._rowwise_data, output._rowwise_scale_inv),
+        (output._columnwise_data, output._columnwise_scale_inv),
+    )
+    rows, columns = ([each for each in pair if each is not None] for pair in pairs)
+    return rows, columns
 
 
 def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tensor:

@@ -25,9 +25,12 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     BLOCKWISE,
     CURRENT,
     MXFP8,
+    NVFP4,
+    bits_of,
+    bits_of_quantizer,
     block_scales,
     empty_as,
-    is_quantized,
+    fp4_scales,
     multiplies_any_layout,
     mx_scales,
     operand,
@@ -110,28 +113,35 @@ def _buffers(quantizer: Any, rows: int, columns: int, count: int) -> dict[str, A
     recipe = recipe_of(quantizer)
     if recipe == CURRENT:
         return _of_whole_tensors(quantizer, rows * columns, count)
-    if recipe not in (MXFP8, BLOCKWISE):
+    if recipe not in (MXFP8, BLOCKWISE, NVFP4):
         raise NotImplementedError(
             f"prismscale's stand-in for Transformer Engine has no grouped tensors of {recipe}; "
-            f"run with the recipe of {CURRENT}, {BLOCKWISE} or {MXFP8}"
+            f"run with the recipe of {CURRENT}, {BLOCKWISE}, {MXFP8} or {NVFP4}"
         )
+    n_bytes = rows * columns // (2 if recipe == NVFP4 else 1)
     content: dict[str, Any] = {}
     for prefix, is_wanted in (
         ("", quantizer.rowwise_usage),
         (_COLUMNS, quantizer.columnwise_usage),
     ):
         if is_wanted:
-            content[f"{prefix}data"] = empty_as([rows * columns], torch.uint8)
+            content[f"{prefix}data"] = empty_as([n_bytes], torch.uint8)
             scales = _scales(quantizer, rows, columns, count, columnwise=prefix == _COLUMNS)
             content[f"{prefix}scale_inv"] = scales
-    if recipe == MXFP8:
+            if recipe == NVFP4:
+                content[f"{prefix}amax"] = empty_as([count], torch.float32)
+    if recipe in (MXFP8, NVFP4):
         content["with_gemm_swizzled_scales"] = bool(quantizer.optimize_for_gemm)
     return content
 
 
 def _scales(quantizer: Any, rows: int, columns: int, count: int, *, columnwise: bool) -> Tensor:
-    if recipe_of(quantizer) == MXFP8:
-        first, last = mx_scales(rows, columns, columnwise=columnwise)
+    recipe = recipe_of(quantizer)
+    if recipe in (MXFP8, NVFP4):
+        if recipe == MXFP8:
+            first, last = mx_scales(rows, columns, columnwise=columnwise)
+        else:
+            first, last = fp4_scales(*((columns, rows) if columnwise else (rows, columns)))
         return empty_as([first * last], torch.uint8)
     dims = quantizer.block_scaling_dim
     first, last = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=False)
@@ -155,8 +165,12 @@ def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, An
 def _fill(source: Tensor, grouped: Any, sums: Tensor | None = None) -> None:
     """Launch the kernels that fill the buffers of ``grouped``, and ``sums`` on the way."""
     reads = [source]
-    if grouped.amax is not None:
+    if recipe_of(grouped.quantizer) == CURRENT:
         reads.append(_current_scales(source, grouped))
+    elif recipe_of(grouped.quantizer) == NVFP4:
+        amaxes = [grouped.amax, grouped.columnwise_amax]
+        cost = memory("reduction", launches=2)
+        launch(f"{_TE}group_hadamard_transform_amax", cost, reads=[source], writes=amaxes)
     data = [grouped.rowwise_data, grouped.columnwise_data]
     twice = all(each is not None for each in data)
     writes = [*data, grouped.scale_inv, grouped.columnwise_scale_inv, sums]
@@ -240,7 +254,7 @@ def te_general_grouped_gemm(
     is_added = isinstance(out, list) and writes[0].dtype == torch.float32
     if all(product):
         launch(f"{_TE}setup_grouped_gemm", memory("pointwise"), writes=[workspace_setup])
-        cost = gemm((count, *product[1:]), fp8=_is_quantized(a))
+        cost = gemm((count, *product[1:]), bits=_bits(a))
         launch(
             f"{_TE}grouped_gemm", cost, reads=reads + (writes if is_added else []), writes=writes
         )
@@ -260,10 +274,10 @@ def _shape(operands: Any, count: int) -> tuple[int, int]:
     return rows // count, columns
 
 
-def _is_quantized(operands: Any) -> bool:
+def _bits(operands: Any) -> int:
     if isinstance(operands, list):
-        return is_quantized(operands[0])
-    return operands.quantizer is not None
+        return bits_of(operands[0])
+    return bits_of_quantizer(operands.quantizer)
 
 
 def _operand(operands: Any, *, rowwise: bool) -> Sequence[Tensor | None]:

@@ -18,10 +18,10 @@ from prismscale.devices.null.libraries.transformer_engine.casts import cast_into
 from prismscale.devices.null.libraries.transformer_engine.enums import torch_dtype
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
     DELAYED,
+    bits_of,
     buffers,
     create,
     empty_as,
-    is_quantized,
     operand,
     recipe_of,
     shape_of,
@@ -60,7 +60,7 @@ def generic_gemm(
 ) -> list[Any]:
     """``b`` times ``a`` in BLAS order; output, bias gradient, input of GELU, extra output."""
     shape, product = product_of(shape_of(a), transa, shape_of(b), transb)
-    fp8 = is_quantized(a) or is_quantized(b)
+    bits = min(bits_of(a), bits_of(b))
     dtype = torch_dtype(output_dtype) if output_dtype is not None else _dtype_of(a)
     reads: list[Tensor | None] = [*operand(a, rowwise=transa), *operand(b, rowwise=not transb)]
     if accumulate:
@@ -76,13 +76,13 @@ def generic_gemm(
     if gelu and grad:
         reads += [gelu_in]
     elif gelu:
-        made[1] = empty_as(shape, torch_dtype(bias_type) if fp8 else dtype)
+        made[1] = empty_as(shape, torch_dtype(bias_type) if bits < 16 else dtype)
     if all(product):
         scales = [*_swizzled(a, rowwise=transa), *_swizzled(b, rowwise=not transb)]
         writes = [*buffers(result), *made]
 
         def run(part: Product) -> None:
-            launch(f"{_TE}generic_gemm", gemm(part, fp8=fp8), reads=reads, writes=writes)
+            launch(f"{_TE}generic_gemm", gemm(part, bits=bits), reads=reads, writes=writes)
 
         if comm_overlap is None:
             run(product)
@@ -113,13 +113,15 @@ def product_of(
 
 
 def _dtype_of(tensor: Any) -> torch.dtype:
-    if is_quantized(tensor):
+    if hasattr(tensor, "_fp8_dtype"):
         return torch_dtype(tensor._fp8_dtype)
     dtype: torch.dtype = tensor.dtype
     return dtype
 
 
-_MX_SCALES = {True: "_rowwise_scale_inv", False: "_columnwise_scale_inv"}
+_SCALED_BY_BLOCKS = ("MXFP8Tensor", "NVFP4Tensor")
+"""How classes begin whose scales the tensor cores read."""
+_BLOCK_SCALES = {True: "_rowwise_scale_inv", False: "_columnwise_scale_inv"}
 
 
 def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
@@ -132,8 +134,8 @@ def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
 
 
 def _swizzled(tensor: Any, *, rowwise: bool) -> list[Tensor]:
-    """MXFP8's scales in the order that the tensor cores take them, for as long as they work."""
-    if not is_quantized(tensor) or not type(tensor).__name__.startswith("MXFP8Tensor"):
+    """Scales of blocks in the order that the tensor cores take them, for as long as they work."""
+    if not type(tensor).__name__.startswith(_SCALED_BY_BLOCKS):
         return []
     if getattr(tensor, "_with_gemm_swizzled_scales", False):
         return []
@@ -148,10 +150,12 @@ def _in_order_of_products(scales: Tensor) -> Tensor:
 
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """MXFP8's scales of ``tensor`` in the order that the tensor cores take them, from now on."""
-    if not type(tensor).__name__.startswith("MXFP8Tensor") or tensor._with_gemm_swizzled_scales:
+    """Scales of ``tensor`` in the order that the tensor cores take them, from now on."""
+    if not type(tensor).__name__.startswith(_SCALED_BY_BLOCKS):
         return
-    for name in _MX_SCALES.values():
+    if tensor._with_gemm_swizzled_scales:
+        return
+    for name in _BLOCK_SCALES.values():
         if (scales := getattr(tensor, name)) is not None:
             setattr(tensor, name, _in_order_of_products(scales))
     tensor._with_gemm_swizzled_scales = True
@@ -163,7 +167,7 @@ def multi_tensor_swizzle_scales_for_gemm_(
     """The same for the row-wise or the column-wise scales of many, which then share one buffer.
     The caller marks them."""
     del columnwise_usage  # the other one
-    name = _MX_SCALES[rowwise_usage]
+    name = _BLOCK_SCALES[rowwise_usage]
     given = _unswizzled(tensors, name)
     parts = swizzled_together(tensors, rowwise=rowwise_usage)
     for tensor, part in zip(given, parts, strict=True):
@@ -171,9 +175,9 @@ def multi_tensor_swizzle_scales_for_gemm_(
 
 
 def swizzled_together(tensors: Sequence[Any], *, rowwise: bool) -> list[Tensor]:
-    """MXFP8's scales of those of ``tensors`` that have them otherwise, in the order that the tensor
+    """Scales of those of ``tensors`` that have them in another order, in the one that the tensor
     cores take them: views of one buffer."""
-    name = _MX_SCALES[rowwise]
+    name = _BLOCK_SCALES[rowwise]
     scales = [getattr(tensor, name) for tensor in _unswizzled(tensors, name)]
     if not scales:
         return []
@@ -232,7 +236,7 @@ def te_general_grouped_gemm(
     reads += [buffer for one in b for buffer in operand(one, rowwise=not transb)]
     if grad:
         writes += [tensor for tensor in bias if tensor.numel()]
-    cost = gemm(*products, fp8=is_quantized(a[0]))
+    cost = gemm(*products, bits=bits_of(a[0]))
     if products:
         launch(
             f"{_TE}grouped_gemm", cost, reads=reads + (writes if accumulate else []), writes=writes

@@ -2,7 +2,8 @@
 
 The classes are the library's own; the extension only allocates their buffers. On GPUs whose tensor
 cores multiply 8-bit floats in one layout alone (Hopper), what is used column by column is a
-transposed copy. Source: pytorch/csrc/quantizer.cpp of Transformer Engine 2.11.
+transposed copy; so it is of 4-bit floats anywhere. Source: pytorch/csrc/quantizer.cpp of
+Transformer Engine 2.11 to 2.18.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from prismscale.devices.null.libraries.transformer_engine.versions import is_sin
 _TENSORS = "transformer_engine.pytorch.tensor."
 _BLOCK = 128
 _MX_BLOCK = 32
+_FP4_BLOCK, _FP4_ROWS = 16, 64
+"""Numbers with one scale; rows of which a kernel that rotates them takes a multiple."""
 _BUFFERS = (
     "_data",
     "_transpose",
@@ -30,11 +33,14 @@ _BUFFERS = (
     "_columnwise_data",
     "_rowwise_scale_inv",
     "_columnwise_scale_inv",
+    "_amax_rowwise",
+    "_amax_columnwise",
 )
 """Attributes of quantized tensors; those of a whole tensor's scale have the first two."""
 _GEMM_READY = Float8BlockScaleTensorFormat["GEMM_READY"]
 DELAYED, CURRENT = "Float8Quantizer", "Float8CurrentScalingQuantizer"
 BLOCKWISE, MXFP8 = "Float8BlockQuantizer", "MXFP8Quantizer"
+NVFP4 = "NVFP4Quantizer"
 
 
 def recipe_of(quantizer: Any) -> str:
@@ -46,23 +52,41 @@ def recipe_of(quantizer: Any) -> str:
     if quantizer is None:
         return ""
     name = type(quantizer).__name__
-    if name not in (DELAYED, CURRENT, BLOCKWISE, MXFP8):
+    if name not in (DELAYED, CURRENT, BLOCKWISE, MXFP8, NVFP4):
         raise NotImplementedError(
             f"prismscale's stand-in for Transformer Engine knows the quantizers {DELAYED}, "
-            f"{CURRENT}, {BLOCKWISE} and {MXFP8}, not {name}; run with one of their recipes"
+            f"{CURRENT}, {BLOCKWISE}, {MXFP8} and {NVFP4}, not {name}; run with one of their "
+            "recipes"
         )
     return name
 
 
 def is_quantized(tensor: Any) -> bool:
     """Whether ``tensor`` is one of the library's quantized ones."""
-    return hasattr(tensor, "_fp8_dtype")
+    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
+
+
+def bits_of(tensor: Any) -> int:
+    """Of the floats that the tensor cores multiply."""
+    if hasattr(tensor, "_fp4_dtype"):
+        return 4
+    return 8 if is_quantized(tensor) else 16
+
+
+def bits_of_quantizer(quantizer: Any) -> int:
+    """Of what ``quantizer`` makes; of None what is not quantized."""
+    recipe = recipe_of(quantizer)
+    if recipe == NVFP4:
+        return 4
+    return 8 if recipe else 16
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Sizes of a plain tensor, or of a quantized one as its buffers have them."""
     if isinstance(tensor, Tensor):
         return tuple(tensor.shape)
+    if hasattr(tensor, "_fp4_dtype"):
+        return _shape_of_fp4(tensor)
     rows = tensor._data if hasattr(tensor, "_data") else tensor._rowwise_data
     if rows is not None:
         return tuple(rows.shape)
@@ -74,6 +98,14 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     )
     shape = tuple(columns.shape)
     return (*shape[1:], shape[0]) if is_transposed else shape
+
+
+def _shape_of_fp4(tensor: Any) -> tuple[int, ...]:
+    if tensor._rowwise_data is not None:
+        *rows, last = tensor._rowwise_data.shape
+        return (*rows, 2 * last)
+    first, *rest, last = tensor._columnwise_data.shape
+    return (*rest, 2 * last, first)
 
 
 def empty_as(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -147,6 +179,8 @@ def _by_blocks(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, recip
         wanted = getattr(quantizer, f"{usage}_usage")
         data, scale = _block_buffers(quantizer, shape, recipe, usage) if wanted else (None, None)
         content |= {f"{usage}_data": data, f"{usage}_scale_inv": scale}
+    if recipe == NVFP4:
+        return _fp4(quantizer, shape, dtype, content)
     if recipe == MXFP8:
         content["with_gemm_swizzled_scales"] = bool(getattr(quantizer, "optimize_for_gemm", False))
         return _instance(quantizer, "mxfp8_tensor", "MXFP8Tensor", shape, dtype, **content)
@@ -162,6 +196,32 @@ def _by_blocks(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, recip
     )
 
 
+def _fp4(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, content: Any) -> Any:
+    for usage in ("rowwise", "columnwise"):
+        wanted = content[f"{usage}_data"] is not None
+        content[f"amax_{usage}"] = empty_as([1], torch.float32) if wanted else None
+    wants_order = bool(getattr(quantizer, "optimize_for_gemm", False))
+    content |= {
+        "fp4_dtype": quantizer.dtype,
+        "with_gemm_swizzled_scales": wants_order and rotates_in_one_kernel(quantizer, shape),
+        "row_scaled_nvfp4": bool(getattr(quantizer, "row_scaled_nvfp4", False)),
+        "nvfp4_use_4over6": bool(getattr(quantizer, "nvfp4_use_4over6", False)),
+        "nvfp4_e4m3_max": getattr(quantizer, "nvfp4_e4m3_max", 448),
+    }
+    return _instance(quantizer, "nvfp4_tensor", "NVFP4Tensor", shape, dtype, **content)
+
+
+def rotates_in_one_kernel(quantizer: Any, shape: Sequence[int]) -> bool:
+    """Whether NVFP4's random rotation of columns is a part of the cast, on the GPU at hand."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    return bool(
+        quantizer.with_rht
+        and rows % _FP4_ROWS == 0
+        and columns % _BLOCK == 0
+        and multiplies_any_layout()
+    )
+
+
 def _block_buffers(
     quantizer: Any, shape: tuple[int, ...], recipe: str, usage: str
 ) -> tuple[Tensor, Tensor]:
@@ -170,6 +230,10 @@ def _block_buffers(
     if recipe == MXFP8:
         scales = mx_scales(rows, columns, columnwise=columnwise)
         return empty_as(shape, torch.uint8), empty_as(scales, torch.uint8)
+    if recipe == NVFP4:
+        across, along = (columns, rows) if columnwise else (rows, columns)
+        packed = (columns, rows // 2) if columnwise else (*shape[:-1], columns // 2)
+        return empty_as(packed, torch.uint8), empty_as(fp4_scales(across, along), torch.uint8)
     compact = _is_compact(quantizer)
     data = _transposed(shape) if columnwise and not compact else shape
     scales = block_scales(
@@ -188,6 +252,11 @@ def mx_scales(rows: int, columns: int, *, columnwise: bool) -> tuple[int, int]:
     if columnwise:
         return _up(rows // _MX_BLOCK, 4), _up(columns, 128)
     return _up(rows, 128), _up(columns // _MX_BLOCK, 4)
+
+
+def fp4_scales(across: int, along: int) -> tuple[int, int]:
+    """Scales of NVFP4, one byte for 16 numbers ``along``, padded to tiles of 128 × 4."""
+    return _up(across, 128), _up(along // _FP4_BLOCK, 4)
 
 
 def block_scales(

@@ -1,11 +1,14 @@
-"""Shapes of cuDNN's attention over packed sequences, for which torch has no Meta kernel.
+"""Shapes for which torch has no Meta kernel, or one that refuses what its CUDA kernels take.
 
-Since torch 2.15 ``varlen_attn`` runs on it where cuDNN is 9.18 or newer and the GPU a Hopper or a
-Blackwell. The outputs' shapes are those of ``torch/nn/attention/varlen.py``.
+Since torch 2.15 ``varlen_attn`` runs on cuDNN's attention over packed sequences where cuDNN is 9.18
+or newer and the GPU a Hopper or a Blackwell. The outputs' shapes are those of
+``torch/nn/attention/varlen.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,13 +18,16 @@ _libraries: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Give torch the missing shape rules; harmless where it has them."""
+    """Give torch the missing shape rules, and wider ones; harmless where it has them."""
     library = torch.library.Library("aten", "IMPL")
     rules = {"_cudnn_attention_forward": _forward, "_cudnn_attention_backward": _backward}
     for name, rule in rules.items():
         known = hasattr(torch.ops.aten, name)
         if known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             library.impl(name, rule, "Meta")
+    for overload in ("Scalar", "Tensor"):
+        for name in ("__lshift__", "__rshift__"):
+            library.impl(f"{name}.{overload}", _shift(name), "Meta", allow_override=True)
     _libraries.append(library)  # which would take the rules away with it
 
 
@@ -53,3 +59,14 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of the three."""
     return tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+
+
+def _shift(name: str) -> Callable[[Tensor, Any], Tensor]:
+    def rule(tensor: Tensor, other: Any) -> Tensor:
+        if tensor.dtype == torch.bool:  # a shifted flag is a number
+            return torch.add(tensor, other)
+        rules = import_module("torch._meta_registrations")
+        shifted: Tensor = getattr(rules, f"meta_{name[2]}shifts")(tensor, other)
+        return shifted
+
+    return rule

@@ -1,4 +1,4 @@
-"""Transformer Engine's tensors of several experts, and their products in one kernel."""
+"""Transformer Engine's tensors of several experts and of 4-bit numbers, and their products."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from prismscale.cost.kernel import load_kernel_model
 from prismscale.devices.null.libraries.transformer_engine import make_extension
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import fp4_scales
 from prismscale.devices.null.libraries.transformer_engine.versions import installed, is_since
 from prismscale.devices.null.runtime import active
+from support.te_products import gemm
 
 tex: Any = make_extension()
 BF16 = torch.bfloat16
@@ -42,11 +45,11 @@ def _multiply(a: Any, transa: bool, b: Any, transb: bool, out: Any, bias: Any = 
     return function(a, transa, b, transb, out, bias, None, one, one, setup, setup, True, 132)
 
 
-def _extents() -> list[str]:
-    """Of the grouped products so far."""
+def _signatures(start: str) -> list[str]:
+    """Of the calls so far."""
     library = active().library
     texts = [library.ps_signature(i).decode() for i in range(library.ps_signature_count())]
-    return [t for t in texts if t.startswith("transformer_engine::grouped_gemm.gemm")]
+    return [text for text in texts if text.startswith(start)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,10 @@ def test_a_product_in_one_kernel_has_as_many_rows_for_each_expert(
     last: Any = gradients if out == "gradients" else _grouped(*out)
     assert _multiply(first, transa, _grouped(*b), transb, last) is last
     expected = ",".join(map(str, (EXPERTS, *extents)))
-    assert any(f"extents={expected};launches=1;fp8=0" in text for text in _extents())
+    assert any(
+        f"extents={expected};launches=1;bits=16" in text
+        for text in _signatures("transformer_engine::grouped_gemm")
+    )
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
@@ -131,3 +137,42 @@ def test_tokens_of_experts_are_quantized_into_one_tensor() -> None:
     assert grouped.scale_inv.numel() == TOKENS * HIDDEN // 32
     assert grouped.tensor_offsets.shape == (EXPERTS + 1,)
     assert sums.shape == (EXPERTS, HIDDEN)
+
+
+def test_4_bit_factors_are_multiplied_twice_as_fast() -> None:
+    """A product of tensors of two numbers a byte says so; the shapes are those of the numbers."""
+    weight, rows = (_fp4_tensor(n, 4096) for n in (8192, 2048))
+    out = gemm(weight, True, rows, False)[0]
+    assert out.shape == (2048, 8192)
+    (text,) = [t for t in _signatures("transformer_engine::generic_gemm.gemm") if "bits=4" in t]
+    assert "extents=1,2048,8192,4096" in text
+    b200 = load_kernel_model("b200")
+    in_8_bits = b200.cost(text.replace("bits=4", "bits=8"))
+    assert 0.4 < b200.cost(text).device_ns / in_8_bits.device_ns < 0.9
+
+
+def _fp4_tensor(rows: int, columns: int) -> Any:
+    tensor = NVFP4Tensor()
+    tensor._rowwise_data = _empty(rows, columns // 2, dtype=torch.uint8)
+    tensor._rowwise_scale_inv = _empty(rows, columns // 16, dtype=torch.uint8)
+    return tensor
+
+
+class NVFP4Tensor:
+    """What products read of the library's class."""
+
+    _fp4_dtype = 0
+    _columnwise_data = _columnwise_scale_inv = None
+    _amax_rowwise = _amax_columnwise = None
+    _with_gemm_swizzled_scales = False
+
+
+def test_scales_of_4_bit_numbers_are_padded_for_the_tensor_cores() -> None:
+    """One for 16 numbers, in tiles of 128 × 4."""
+    assert fp4_scales(1000, 512) == (1024, 32)
+    assert fp4_scales(128, 1040) == (128, 68)
+
+
+def test_4_bit_numbers_are_transposed_two_a_byte() -> None:
+    """(M, K / 2) bytes become (K, M / 2)."""
+    assert tex.nvfp4_data_transpose(_empty(256, 64, dtype=torch.uint8)).shape == (128, 128)
