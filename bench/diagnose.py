@@ -106,7 +106,7 @@ def _torchs(flight: Path, rank: int, world: int) -> float:
 
 
 def _prismscale(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "prismscale.cli", *words]
+    command = [sys.executable, "-m", "prismscale", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

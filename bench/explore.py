@@ -208,7 +208,7 @@ def explore(runs: Runs, out: Path, *parts: Sequence[object]) -> None:
 def start(runs: Runs, *words: object) -> subprocess.Popen[str]:
     """A command that goes on meanwhile."""
     return subprocess.Popen(
-        [sys.executable, "-m", "prismscale.cli", *map(str, words)],
+        [sys.executable, "-m", "prismscale", *map(str, words)],
         cwd=runs.folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

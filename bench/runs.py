@@ -107,7 +107,7 @@ class Runs:
 
     def command(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """One command."""
-        command = [sys.executable, "-m", "prismscale.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "prismscale", *map(str, arguments)]
         try:
             return subprocess.run(
                 command,

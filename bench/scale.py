@@ -29,7 +29,7 @@ def run_8192(folder: Path) -> list[Row]:
     options = ["--world-size", "8192", "--live", "0", "--samples", "1", "--steps", "2"]
     job = ["--model", "debug", "--layers", "16", "--tp", "8", "--pp", "16", "--dp-mode", "fsdp2"]
     more = ["--microbatches", "64", "--steps", "1000", "--log-every", "1", "--log-rank", "0"]
-    command = [sys.executable, "-m", "prismscale.cli", "run", *options, "--out", str(folder)]
+    command = [sys.executable, "-m", "prismscale", "run", *options, "--out", str(folder)]
     began = time.monotonic()
     subprocess.run([*command, str(EXAMPLE), *job, *more], check=True)
     wall_s = time.monotonic() - began

@@ -67,7 +67,7 @@ class Program:
 def on_null(folder: RunFolder, command: str, cluster: str) -> PredictedFigures:
     """The program's run on the null device, made now or before."""
     if not folder.results.exists():
-        run = [sys.executable, "-m", "prismscale.cli", "run", "--device", "null"]
+        run = [sys.executable, "-m", "prismscale", "run", "--device", "null"]
         run += ["--cluster", cluster, "--world-size", "1", "--out", str(folder.root)]
         subprocess.run([*run, *shlex.split(command)], check=True, timeout=LIMIT_S)
     return predicted_figures(folder)

@@ -71,7 +71,7 @@ def write_program(folder: Path, text: str = TRAINER, name: str = "train.py") -> 
 
 def command(*args: object) -> list[str]:
     """``prismscale ARGS`` in this environment."""
-    return [sys.executable, "-m", "prismscale.cli", *map(str, args)]
+    return [sys.executable, "-m", "prismscale", *map(str, args)]
 
 
 def environment(mark: str = "") -> dict[str, str]:

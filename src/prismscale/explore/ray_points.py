@@ -21,7 +21,7 @@ from prismscale.explore.local_points import LocalPoints
 from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.tasks import PointTask, Ran, raise_if_not_stored
 from prismscale.files import part_of
-from prismscale.processes.ray_cluster import connected_ray
+from prismscale.processes.ray_cluster import connected_ray, first_done
 
 PASSED_ON = (
     *("CUBLAS_", "CUDA_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_", "TORCH"),
@@ -91,7 +91,7 @@ class RayPoints:
                 while waiting and len(running) < most:
                     task = waiting.pop(0)
                     running[remote.remote(shared, _portable(task), asked)] = task
-                (done,), _ = ray.wait(list(running), num_returns=1)
+                done = first_done(ray, list(running))
                 yield _received(ray, done, running.pop(done))
 
 

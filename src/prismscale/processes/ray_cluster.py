@@ -1,9 +1,20 @@
-"""A connection to a Ray cluster: ``pip install prismscale[ray]``, with prismscale on its nodes."""
+"""A connection to a Ray cluster: ``pip install prismscale[ray]``, with prismscale on its nodes.
+
+[Note: signals] Ray takes SIGTERM for itself. Its compiled code ends the process at one, unless a
+variable says no; and ``ray.init`` replaces the handler that is there, which it can do in the main
+thread alone: so another thread calls it. What a handler raises while Ray's compiled code waits
+arrives when that has done, as the cause of a ``SystemError``: so nothing waits for long.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +22,8 @@ from prismscale.errors import UsageError
 
 ANSWER_WITHIN_S = 5.0
 """How long a Ray cluster may take to answer at all."""
+_WAIT_S = 0.5
+"""At a time."""
 
 
 @contextmanager
@@ -28,14 +41,42 @@ def connected_ray(address: str | None) -> Iterator[Any]:
         yield ray
         return
     _check_reachable(address)
+    # What Ray starts ends with the thread that started it: one for the whole connection.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            _connect(ray, address, thread)
+            yield ray
+        except SystemError as error:
+            if error.__cause__ is None or isinstance(error.__cause__, Exception):
+                raise
+            raise error.__cause__ from None
+        finally:
+            thread.submit(ray.shutdown).result()
+            _handle_again()
+
+
+def first_done(ray: Any, results: Sequence[Any]) -> Any:
+    """The first of ``results`` that is there; a signal ends the wait."""
+    done: list[Any] = []
+    while not done:
+        done, _ = ray.wait(list(results), num_returns=1, timeout=_WAIT_S)
+    return done[0]
+
+
+def _connect(ray: Any, address: str | None, thread: Executor) -> None:
+    """See [Note: signals]."""
+    asked = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address=address, log_to_driver=False)
+        thread.submit(ray.init, **asked).result()
     except ConnectionError as error:
         raise UsageError(f"no Ray cluster at '{address}': {error}") from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    _handle_again()
+
+
+def _handle_again() -> None:
+    """Ray's compiled code has put its handler over ours, or taken both away."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _check_reachable(address: str | None) -> None:
@@ -51,6 +92,7 @@ def _check_reachable(address: str | None) -> None:
 
 
 def _import_ray() -> Any:
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # read at import
     try:
         import ray
     except ImportError as error:

@@ -165,7 +165,7 @@ class GpuRuns:
 
     def _command(self, out: Path, world_size: int, options: Sequence[str]) -> None:
         """``prismscale run`` of the program."""
-        command = [sys.executable, "-m", "prismscale.cli", "run", *options]
+        command = [sys.executable, "-m", "prismscale", "run", *options]
         command += ["--cluster", self.cluster]
         command += ["--world-size", str(world_size), "--out", str(out), *self._program()]
         with Children() as children:

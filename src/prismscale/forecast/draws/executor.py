@@ -19,7 +19,7 @@ import psutil
 
 from prismscale.errors import UsageError
 from prismscale.processes.children import die_with_parent
-from prismscale.processes.ray_cluster import connected_ray
+from prismscale.processes.ray_cluster import connected_ray, first_done
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -136,7 +136,7 @@ class RayCluster:
             remote = ray.remote(function).options(scheduling_strategy="SPREAD")
             waiting = [remote.remote(reference, task) for task in tasks]
             for result in waiting:
-                yield ray.get(result)
+                yield ray.get(first_done(ray, [result]))
 
 
 def executor_named(

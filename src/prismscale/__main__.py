@@ -1,0 +1,17 @@
+"""``prismscale`` and ``python -m prismscale``."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """The command line, from whose first moment on Ctrl-C ends without a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command line has its own way
+    from prismscale.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()
