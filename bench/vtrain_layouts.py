@@ -37,13 +37,13 @@ one sequence and 3.87 ms for two; on two GPUs 4.63 ms for two sequences, and 4.7
 the host, at a pace that changes from row to row. Ours is bound by the GPU there (2.7 ms a layer in
 the last but one), because a region that inductor fuses costs the host one launch; TorchScript's
 cost more. With 68 µs an operator in place of 30 the median of the six rows that are not scored
-would be met (they took 0.99 to 1.21 of what 60 µs predict); it stays, because programs of today fuse as ours
-does, and eager torch's own operators take 12 µs. The step's error bar counts what hosts differ by.
-Several nodes have wide microbatches, and products decide. There rows with PP 8 and eight
-microbatches ran at 190 (6,144 wide, TP 1), 179 (6,144 wide, TP 2) and 161 TFLOP/s a GPU (8,192
-wide, TP 2), by FLOPs with recomputation and 15 slots of 1F1B; ours at 165, 160 and 172: the wider
-products are the slower ones there, and the faster ones here. A published row that stands alone
-(TP 8, microbatch 64: 9,839 ms, where 32 take 4,972) is scored like any other.
+would be met (they took 0.99 to 1.21 of what 60 µs predict); it stays, because programs of today
+fuse as ours does, and eager torch's own operators take 12 µs. The step's error bar counts what
+hosts differ by. Several nodes have wide microbatches, and products decide. There rows with PP 8 and
+eight microbatches ran at 190 (6,144 wide, TP 1), 179 (6,144 wide, TP 2) and 161 TFLOP/s a GPU
+(8,192 wide, TP 2), by FLOPs with recomputation and 15 slots of 1F1B; ours at 165, 160 and 172: the
+wider products are the slower ones there, and the faster ones here. A published row that stands
+alone (TP 8, microbatch 64: 9,839 ms, where 32 take 4,972) is scored like any other.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ common/gemm/cublaslt_grouped_gemm.cu of Transformer Engine 2.18.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -137,17 +138,16 @@ def _buffers(quantizer: Any, rows: int, columns: int, count: int) -> dict[str, A
 
 def _scales(quantizer: Any, rows: int, columns: int, count: int, *, columnwise: bool) -> Tensor:
     recipe = recipe_of(quantizer)
-    if recipe in (MXFP8, NVFP4):
-        if recipe == MXFP8:
-            first, last = mx_scales(rows, columns, columnwise=columnwise)
-        else:
-            first, last = fp4_scales(*((columns, rows) if columnwise else (rows, columns)))
-        return empty_as([first * last], torch.uint8)
+    if recipe == MXFP8:
+        return empty_as([math.prod(mx_scales(rows, columns, columnwise=columnwise))], torch.uint8)
+    if recipe == NVFP4:
+        across, along = (columns, rows) if columnwise else (rows, columns)
+        return empty_as([math.prod(fp4_scales(across, along))], torch.uint8)
     dims = quantizer.block_scaling_dim
-    first, last = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=False)
+    sizes = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=False)
     # Each expert's blocks are padded on their own.
     slack = 4 * (count - 1) * -(-columns // 128) if columnwise and dims == 2 else 0
-    return empty_as([first * last + slack], torch.float32)
+    return empty_as([math.prod(sizes) + slack], torch.float32)
 
 
 def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
     return arrays + _SETUP_ALIGNMENT
 
 
-def te_general_grouped_gemm(
+def multiply_grouped(
     a: Any,
     transa: bool,
     b: Any,
@@ -243,15 +243,15 @@ def te_general_grouped_gemm(
 ) -> Any:
     """A product an expert; ``a`` or ``out`` may be a list of its tensors. Returns ``out``.
 
-    Whether products are added to what ``out`` holds lies on the device (``beta``); they are where
-    it is a list in float32, which are Megatron's main gradients.
+    Whether products are added to what ``out`` holds lies on the device (``beta``); where it is of
+    32 bits they are: so are Megatron's main gradients.
     """
     count = b.num_tensors
     _, product = product_of(_shape(a, count), transa, _shape(b, count), transb)
     scales = [*_scales_for_product(a, rowwise=transa), *_scales_for_product(b, rowwise=not transb)]
     reads = [*_operand(a, rowwise=transa), *_operand(b, rowwise=not transb)]
     writes = list(out) if isinstance(out, list) else [out.rowwise_data]
-    is_added = isinstance(out, list) and writes[0].dtype == torch.float32
+    is_added = writes[0].dtype == torch.float32
     if all(product):
         launch(f"{_TE}setup_grouped_gemm", memory("pointwise"), writes=[workspace_setup])
         cost = gemm((count, *product[1:]), bits=_bits(a))
@@ -303,7 +303,7 @@ FUNCTIONS = {
     "bgrad_group_quantize": bgrad_group_quantize,
     "grouped_swizzle_for_gemm": grouped_swizzle_for_gemm,
     "get_grouped_gemm_setup_workspace_size": get_grouped_gemm_setup_workspace_size,
-    "te_general_grouped_gemm_for_grouped_tensor": te_general_grouped_gemm,
-    "te_general_grouped_gemm_for_discrete_in": te_general_grouped_gemm,
-    "te_general_grouped_gemm_for_discrete_out": te_general_grouped_gemm,
+    "te_general_grouped_gemm_for_grouped_tensor": multiply_grouped,
+    "te_general_grouped_gemm_for_discrete_in": multiply_grouped,
+    "te_general_grouped_gemm_for_discrete_out": multiply_grouped,
 }
