@@ -21,7 +21,7 @@ from prismscale.explore.local_points import LocalPoints
 from prismscale.explore.outcome import Outcome, Status
 from prismscale.explore.tasks import PointTask, Ran, raise_if_not_stored
 from prismscale.files import part_of
-from prismscale.processes.ray_cluster import connected_ray, first_done
+from prismscale.processes.ray_cluster import SCRATCH, connected_ray, first_done
 
 PASSED_ON = (
     *("CUBLAS_", "CUDA_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_", "TORCH"),
@@ -117,7 +117,9 @@ def run_on_node(shared: OnNode, task: PointTask, asked: Asked) -> Returned:
             "files must be where they are here on every node of the cluster"
         )
     own = {k: v for k, v in os.environ.items() if not k.startswith(SET_BY_RAY)}
-    with tempfile.TemporaryDirectory(prefix="prismscale-point-") as scratch, chdir(shared.working):
+    scratch_of_cluster = own.pop(SCRATCH, None)
+    scratches = tempfile.TemporaryDirectory(prefix="prismscale-point-", dir=scratch_of_cluster)
+    with scratches as scratch, chdir(shared.working):
         here = replace(task, folder=Path(scratch) / "points" / task.name)
         here.folder.parent.mkdir()
         runner = LocalPoints(

@@ -12,16 +12,21 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from prismscale.errors import UsageError
+from prismscale.processes.reaper import Reaper
 
 ANSWER_WITHIN_S = 5.0
 """How long a Ray cluster may take to answer at all."""
+SCRATCH = "PRISMSCALE_SCRATCH"
+"""Variable of the processes of a cluster of our own: a folder that goes when the cluster does."""
 _WAIT_S = 0.5
 """At a time."""
 
@@ -42,9 +47,10 @@ def connected_ray(address: str | None) -> Iterator[Any]:
         return
     _check_reachable(address)
     # What Ray starts ends with the thread that started it: one for the whole connection.
-    with ThreadPoolExecutor(max_workers=1) as thread:
+    own = _own_folder() if address is None else nullcontext()
+    with own as folder, ThreadPoolExecutor(max_workers=1) as thread:
         try:
-            _connect(ray, address, thread)
+            _connect(ray, address, folder, thread)
             yield ray
         except SystemError as error:
             if error.__cause__ is None or isinstance(error.__cause__, Exception):
@@ -55,6 +61,22 @@ def connected_ray(address: str | None) -> Iterator[Any]:
             _handle_again()
 
 
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """For what Ray writes. Whoever has files open in it in the end is ended, also where this
+    process is killed: Ray's agents miss that where they have only just begun."""
+    # Ray's own choice: names of sockets have an end.
+    folder = Path(tempfile.mkdtemp(prefix="prismscale-", dir=os.environ.get("RAY_TMPDIR", "/tmp")))
+    reaper = Reaper()
+    reaper.add("users", folder)
+    os.environ[SCRATCH] = str(folder)
+    try:
+        yield folder
+    finally:
+        del os.environ[SCRATCH]
+        reaper.close()
+
+
 def first_done(ray: Any, results: Sequence[Any]) -> Any:
     """The first of ``results`` that is there; a signal ends the wait."""
     done: list[Any] = []
@@ -63,9 +85,11 @@ def first_done(ray: Any, results: Sequence[Any]) -> Any:
     return done[0]
 
 
-def _connect(ray: Any, address: str | None, thread: Executor) -> None:
+def _connect(ray: Any, address: str | None, folder: Path | None, thread: Executor) -> None:
     """See [Note: signals]."""
     asked = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if folder is not None:
+        asked["_temp_dir"] = str(folder)
     try:
         thread.submit(ray.init, **asked).result()
     except ConnectionError as error:

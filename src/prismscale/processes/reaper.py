@@ -1,8 +1,9 @@
 """Ends what is left when its owner is killed outright: a process of its own that keeps a list.
 
 The owner writes lines ``+session PID``, ``-session PID``, ``+folder PATH``, ``-folder PATH`` into a
-pipe. The pipe ends when the owner does, however it ends, and everything still listed goes. Only the
-standard library is imported here: the file is run by path, without our package, in some 15 ms.
+pipe; ``+users PATH`` stands for a folder and the processes that have files open in it. The pipe
+ends when the owner does, however it ends, and everything still listed goes. Only the standard
+library is imported here: the file is run by path, without our package, in some 15 ms.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+_LOOKS, _BETWEEN_LOOKS_S = 3, 0.1
 
 
 class Reaper:
@@ -30,7 +34,7 @@ class Reaper:
         )
 
     def add(self, kind: str, what: int | Path) -> None:
-        """List a ``session`` or a ``folder``."""
+        """List a ``session``, a ``folder``, or a folder and its ``users``."""
         self._tell(f"+{kind} {what}\n")
 
     def remove(self, kind: str, what: int | Path) -> None:
@@ -66,10 +70,34 @@ def guard(lines: Iterable[bytes]) -> None:
         if kind == b"session":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(what), signal.SIGKILL)
+    for kind, what in listed:
+        if kind == b"users":
+            _end_users(Path(os.fsdecode(what)))
     # Folders last: nobody is left who would write to them again.
     for kind, what in listed:
-        if kind == b"folder":
+        if kind in (b"folder", b"users"):
             shutil.rmtree(os.fsdecode(what), ignore_errors=True)
+
+
+def _end_users(folder: Path) -> None:
+    """Until some looks find none: those that are ended may just have started others."""
+    looks = 0
+    while looks < _LOOKS:
+        looks += 1
+        for process in Path("/proc").glob("[0-9]*"):
+            # The owner may have some open, and go on.
+            if int(process.name) != os.getppid() and _uses(process, folder):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process.name), signal.SIGKILL)
+                looks = 0
+        time.sleep(_BETWEEN_LOOKS_S)
+
+
+def _uses(process: Path, folder: Path) -> bool:
+    # It may end meanwhile, or be somebody else's.
+    with contextlib.suppress(OSError):
+        return any(file.readlink().is_relative_to(folder) for file in (process / "fd").iterdir())
+    return False
 
 
 if __name__ == "__main__":
