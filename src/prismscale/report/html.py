@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from prismscale.analysis.answers import host_of
 from prismscale.analysis.result import RunResult
 from prismscale.report.remarks import (
     difference,
@@ -166,6 +167,7 @@ def _cards(result: RunResult) -> list[Card]:
 
 _SHARES = (
     ("computation", "computation"),
+    ("host", "waiting for launches"),
     ("communication", "exposed communication"),
     ("bubble", "pipeline bubble"),
     ("skew", "skew"),
@@ -174,4 +176,6 @@ _SHARES = (
 
 def _shares(result: RunResult) -> list[tuple[str, str, float]]:
     found = job_shares(result)
+    found["host"] = host_of(result)
+    found["computation"] -= found["host"]
     return [(key, name, found[key]) for key, name in _SHARES if found[key] > 0]

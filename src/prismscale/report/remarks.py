@@ -66,7 +66,8 @@ def _seen(tables: Iterable[Mapping[str, int]]) -> list[str]:
 
 
 def job_shares(result: RunResult) -> dict[str, float]:
-    """Fractions of the step by kind (waiting as ``bubble`` and ``skew``), over all ranks."""
+    """Fractions of the step by kind (waiting as ``bubble`` and ``skew``), over all ranks. Waiting
+    for the host's launches is a part of ``computation``."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
     found = dict.fromkeys(("computation", "communication", "bubble", "skew"), 0.0)
     if whole == 0:
