@@ -4,10 +4,11 @@ how well does it use the GPUs, is communication hidden, what does it cost."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.price import Price
 from prismscale.analysis.result import RunResult, StageResult
 from prismscale.analysis.step_error import step_error
@@ -206,14 +207,18 @@ def meant(groups: tuple[GroupTime, ...], name: str) -> list[GroupTime]:
 
 def bubble_of(result: RunResult) -> float:
     """Share of the step in which ranks wait for their pipeline, over all ranks."""
-    whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
-    return sum(s.ranks * s.breakdown.bubble_ns for s in result.stages) / whole if whole else 0.0
+    return _share(result, lambda breakdown: breakdown.bubble_ns)
 
 
 def host_of(result: RunResult) -> float:
     """Share of the step in which devices wait for the host's launches, over all ranks."""
+    return _share(result, lambda breakdown: breakdown.host_ns)
+
+
+def _share(result: RunResult, part_ns: Callable[[Breakdown], int]) -> float:
+    """Of the step, over all ranks."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
-    return sum(s.ranks * s.breakdown.host_ns for s in result.stages) / whole if whole else 0.0
+    return sum(s.ranks * part_ns(s.breakdown) for s in result.stages) / whole if whole else 0.0
 
 
 def _add(totals: dict[str, int], more: Mapping[str, int], ranks: int) -> None:

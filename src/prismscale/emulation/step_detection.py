@@ -172,8 +172,10 @@ class _DelayedGradients:
 
     def watch(self) -> None:
         """Replace the function that computes them, once it is there."""
+        if self._undo is not None:
+            return
         store: Any = getattr(sys.modules.get(_DELAYING_MODULE), _DELAYING_CLASS, None)
-        if store is None or self._undo is not None:
+        if store is None:
             return
         original = store.pop
         passes = self._passes

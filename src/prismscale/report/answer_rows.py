@@ -14,9 +14,9 @@ from prismscale.report.units import counted, digits, duration, percent, size, sp
 
 MOST_GROUPS = 3
 SEEN = 0.0005
+"""Share of the step below which waiting is not mentioned."""
 LAUNCH_BOUND = 0.02
 """From which share of a step on it is told that devices wait for the host."""
-"""Share of the step below which waiting is not mentioned."""
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

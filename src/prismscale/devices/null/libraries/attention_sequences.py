@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import Cost, attention
@@ -58,7 +59,7 @@ class Sequences:
             value_size=self.v.shape[-1],
             causal=causal,
             backward=backward,
-            bits=8 * self.q.dtype.itemsize,
+            bits=8 if self.q.dtype == torch.float8_e4m3fn else 16,
         )
 
 

@@ -20,11 +20,13 @@ from prismscale.devices.null.libraries.transformer_engine.casts import unquantiz
 from prismscale.devices.null.libraries.transformer_engine.enums import (
     NVTE_QKV_Format,
     NVTE_QKV_Layout,
+    formats_of,
     torch_dtype,
 )
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import (
     CURRENT,
     MXFP8,
+    bits_of,
     buffers,
     create,
     empty_as,
@@ -130,7 +132,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     reads = [buffer for tensor in (q, call["k"], v) for buffer in buffers(tensor)]
     launch(
         f"{_TE}fused_attn_fwd",
-        _cost(call, backward=False, bits=8 if fp8 else 16),
+        _cost(call, backward=False),
         reads=[*reads, call["bias"]],
         writes=[*buffers(out), *statistics],
     )
@@ -148,7 +150,7 @@ def _of_outputs(quantizer: Any) -> Any:
 
 
 def _query_format(call: dict[str, Any]) -> str:
-    return _formats(call["qkv_layout"])[0]
+    return formats_of(call["qkv_layout"])[0]
 
 
 def _out_format(call: dict[str, Any]) -> str:
@@ -156,13 +158,6 @@ def _out_format(call: dict[str, Any]) -> str:
     if given is None:
         return _query_format(call)
     return NVTE_QKV_Format(int(given)).name.removeprefix("NVTE_").lower()
-
-
-def _formats(layout: Any) -> tuple[str, str]:
-    """Of queries, and of keys and values: the names of their dimensions (``sbhd``)."""
-    name = NVTE_QKV_Layout(int(layout)).name.lower().removeprefix("nvte_").removeprefix("paged_kv_")
-    parts = [part.replace("3", "").replace("2", "") for part in name.split("_")]
-    return parts[0], parts[-1]
 
 
 def _in_format(shape: tuple[int, ...], given: str, wanted: str) -> tuple[int, ...]:
@@ -183,7 +178,7 @@ def _statistics_shape(call: dict[str, Any]) -> tuple[int, ...]:
     return (call["cu_seqlens_q"].shape[0] - 1, _heads(call), call["max_seqlen_q"], 1)
 
 
-def _cost(call: dict[str, Any], *, backward: bool, bits: int) -> Any:
+def _cost(call: dict[str, Any], *, backward: bool) -> Any:
     query, value = shape_of(call["q"]), shape_of(call["v"])
     length, keys, heads = call["max_seqlen_q"], call["max_seqlen_kv"], _heads(call)
     batch = call["cu_seqlens_q"].shape[0] - 1
@@ -201,7 +196,7 @@ def _cost(call: dict[str, Any], *, backward: bool, bits: int) -> Any:
         value_size=value[-1],
         causal=causal,
         backward=backward,
-        bits=bits,
+        bits=bits_of(call["q"]),
     )
 
 
@@ -228,7 +223,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     reads = [buffer for tensor in inputs for buffer in buffers(tensor)]
     launch(
         f"{_TE}fused_attn_bwd",
-        _cost(call, backward=True, bits=8 if fp8 else 16),
+        _cost(call, backward=True),
         reads=[*reads, *call["aux_tensors"]],
         writes=[*grads, bias, offset],
     )
@@ -252,7 +247,7 @@ def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> 
 def _gradients(call: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Of queries, keys and values, which lie in memory together as they do themselves."""
     given, wanted = call["qkv_layout"], call.get("dqkv_layout", call["qkv_layout"])
-    (of_q, of_kv), (of_dq, of_dkv) = _formats(given), _formats(wanted)
+    (of_q, of_kv), (of_dq, of_dkv) = formats_of(given), formats_of(wanted)
     shapes = [
         _in_format(shape_of(call["q"]), of_q, of_dq),
         *(_in_format(shape_of(call[name]), of_kv, of_dkv) for name in ("k", "v")),
@@ -285,7 +280,7 @@ def _backward_workspace_bytes(call: dict[str, Any]) -> int:
     query, key = shape_of(call["q"]), shape_of(call["k"])
     rows, size, heads = math.prod(query[:-1]), query[-1], _heads(call)
     needed = 4 * rows + 4 * rows * size
-    groups = key[_formats(call["qkv_layout"])[1].index("h")]
+    groups = key[formats_of(call["qkv_layout"])[1].index("h")]
     if groups != heads:
         needed += 2 * 2 * math.prod(key[:-1]) // groups * heads * size
     return -(-needed // 16) * 16

@@ -17,8 +17,8 @@ from prismscale.devices.null.libraries.transformer_engine.enums import (
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
     NVTE_Mask_Type,
-    NVTE_QKV_Layout,
     NVTE_Softmax_Type,
+    formats_of,
 )
 from prismscale.devices.null.libraries.transformer_engine.versions import is_since
 from prismscale.torch_versions import installed_cudnn
@@ -59,9 +59,7 @@ class AttentionCall:
     @property
     def format(self) -> str:
         """``sbhd``, ``bshd`` or ``thd``, of the queries."""
-        first = NVTE_QKV_Layout(int(self.layout)).name.removeprefix("NVTE_").lower()
-        first = first.removeprefix("paged_kv_").split("_")[0]
-        return first.replace("3", "").replace("2", "")
+        return formats_of(self.layout)[0]
 
 
 _POSITIONS = (
@@ -128,8 +126,12 @@ def _takes_fp8(call: AttentionCall) -> bool:
     )
 
 
+def _has_newer_fp8(call: AttentionCall) -> bool:
+    return call.cudnn >= _9_21 and is_since(2, 15)
+
+
 def _takes_fp8_format(call: AttentionCall) -> bool:
-    if call.cudnn >= _9_21 and is_since(2, 15):
+    if _has_newer_fp8(call):
         return call.format in ("bshd", "sbhd", "bhsd")
     is_vanilla = bool(call.softmax == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"])
     return call.format in ("bshd", "sbhd") and is_vanilla
@@ -138,8 +140,7 @@ def _takes_fp8_format(call: AttentionCall) -> bool:
 def _takes_fp8_heads(call: AttentionCall) -> bool:
     """Of a size, under a mask."""
     sizes, mask = (call.head_size, call.value_size), int(call.mask)
-    is_newer = call.cudnn >= _9_21 and is_since(2, 15)
-    if call.arch >= _BLACKWELL and is_newer and mask not in _PADDING:
+    if call.arch >= _BLACKWELL and _has_newer_fp8(call) and mask not in _PADDING:
         return call.head_size <= 192 and call.value_size <= 128
     if mask in _BOTTOM_RIGHT:
         return False

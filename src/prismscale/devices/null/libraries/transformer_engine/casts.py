@@ -23,6 +23,7 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     buffers,
     create,
     empty_as,
+    operand,
     recipe_of,
     rotates_in_one_kernel,
     shape_of,
@@ -78,7 +79,8 @@ def _cast_to_fp4(source: Tensor, output: Any, quantizer: Any) -> None:
     if quantizer.stochastic_rounding:
         state = empty_as([2], torch.int64)
         launch(f"{_TE}philox_unpack", memory("fill"), writes=[state])
-    rows, columns = _halves_of_fp4(output)
+    rows = operand(output, rowwise=True) if quantizer.rowwise_usage else []
+    columns = operand(output, rowwise=False) if quantizer.columnwise_usage else []
     if not quantizer.with_rht or rotates_in_one_kernel(quantizer, source.shape):
         cost = memory("strided_copy" if rows and columns else "copy")
         reads, writes = [source, *amaxes], [*rows, *columns]
@@ -93,14 +95,11 @@ def _cast_to_fp4(source: Tensor, output: Any, quantizer: Any) -> None:
         launch(f"{_TE}quantize", memory("copy"), reads=[turned, *amaxes], writes=columns)
 
 
-def _halves_of_fp4(output: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Data and scales: along rows, and along columns."""
-    pairs = (
-        (output._rowwise_data, output._rowwise_scale_inv),
-        (output._columnwise_data, output._columnwise_scale_inv),
-    )
-    rows, columns = ([each for each in pair if each is not None] for pair in pairs)
-    return rows, columns
+def share_amax(amax: Tensor, quantizer: Any) -> None:
+    """Over the ranks that scale alike, where there are some."""
+    if quantizer.with_amax_reduction:
+        group = quantizer._canonicalized_amax_reduction_group()
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
 
 
 def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tensor:
@@ -116,9 +115,7 @@ def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tenso
         # The result is set to zero first.
         cost = memory("reduction", launches=2)
         launch(f"{_TE}compute_amax", cost, reads=[source], writes=[amax])
-    if quantizer.with_amax_reduction:
-        group = quantizer._canonicalized_amax_reduction_group()
-        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    share_amax(amax, quantizer)
     cost = memory("pointwise")
     launch(f"{_TE}compute_scale_from_amax", cost, reads=[amax], writes=[scale])
     return scale

@@ -152,6 +152,13 @@ ENUMS = (
 )
 
 
+def formats_of(layout: Any) -> tuple[str, str]:
+    """Of queries, and of keys and values in a layout: the names of their dimensions (``sbhd``)."""
+    name = NVTE_QKV_Layout(int(layout)).name.lower().removeprefix("nvte_").removeprefix("paged_kv_")
+    parts = [part.replace("3", "").replace("2", "") for part in name.split("_")]
+    return parts[0], parts[-1]
+
+
 def torch_dtype(dtype: int) -> torch.dtype:
     """The torch type of a :class:`DType`."""
     return TORCH_DTYPES[DType(int(dtype))]

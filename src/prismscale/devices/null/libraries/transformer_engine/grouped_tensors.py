@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from prismscale.devices.null.libraries.launches import gemm, launch, memory
+from prismscale.devices.null.libraries.transformer_engine.casts import share_amax
 from prismscale.devices.null.libraries.transformer_engine.experts import splits_to_offsets
 from prismscale.devices.null.libraries.transformer_engine.products import (
     product_of,
@@ -29,13 +29,12 @@ from prismscale.devices.null.libraries.transformer_engine.quantized_tensors impo
     NVFP4,
     bits_of,
     bits_of_quantizer,
-    block_scales,
     empty_as,
-    fp4_scales,
     multiplies_any_layout,
     mx_scales,
     operand,
     recipe_of,
+    scales_of,
     shape_of,
 )
 
@@ -137,17 +136,11 @@ def _buffers(quantizer: Any, rows: int, columns: int, count: int) -> dict[str, A
 
 
 def _scales(quantizer: Any, rows: int, columns: int, count: int, *, columnwise: bool) -> Tensor:
-    recipe = recipe_of(quantizer)
-    if recipe == MXFP8:
-        return empty_as([math.prod(mx_scales(rows, columns, columnwise=columnwise))], torch.uint8)
-    if recipe == NVFP4:
-        across, along = (columns, rows) if columnwise else (rows, columns)
-        return empty_as([math.prod(fp4_scales(across, along))], torch.uint8)
-    dims = quantizer.block_scaling_dim
-    sizes = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=False)
-    # Each expert's blocks are padded on their own.
-    slack = 4 * (count - 1) * -(-columns // 128) if columnwise and dims == 2 else 0
-    return empty_as([math.prod(sizes) + slack], torch.float32)
+    sizes, dtype = scales_of(quantizer, rows, columns, columnwise=columnwise)
+    slack = 0
+    if columnwise and recipe_of(quantizer) == BLOCKWISE and quantizer.block_scaling_dim == 2:
+        slack = 4 * (count - 1) * -(-columns // 128)  # each expert's blocks are padded alone
+    return empty_as([math.prod(sizes) + slack], dtype)
 
 
 def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, Any]:
@@ -181,10 +174,7 @@ def _fill(source: Tensor, grouped: Any, sums: Tensor | None = None) -> None:
 def _current_scales(source: Tensor, grouped: Any) -> Tensor:
     cost = memory("reduction", launches=2)  # the results are set to zero first
     launch(f"{_TE}group_compute_amax", cost, reads=[source], writes=[grouped.amax])
-    quantizer = grouped.quantizer
-    if quantizer.with_amax_reduction:
-        group = quantizer._canonicalized_amax_reduction_group()
-        dist.all_reduce(grouped.amax, op=dist.ReduceOp.MAX, group=group)
+    share_amax(grouped.amax, grouped.quantizer)
     name = f"{_TE}group_compute_scale_from_amax"
     launch(name, memory("pointwise"), reads=[grouped.amax], writes=[grouped.scale])
     scale: Tensor = grouped.scale

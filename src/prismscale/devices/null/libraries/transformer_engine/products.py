@@ -169,16 +169,19 @@ def multi_tensor_swizzle_scales_for_gemm_(
     del columnwise_usage  # the other one
     name = _BLOCK_SCALES[rowwise_usage]
     given = _unswizzled(tensors, name)
-    parts = swizzled_together(tensors, rowwise=rowwise_usage)
-    for tensor, part in zip(given, parts, strict=True):
-        setattr(tensor, name, part)
+    for tensor, scales in zip(given, _together(given, name), strict=True):
+        setattr(tensor, name, scales)
 
 
 def swizzled_together(tensors: Sequence[Any], *, rowwise: bool) -> list[Tensor]:
     """Scales of those of ``tensors`` that have them in another order, in the one that the tensor
     cores take them: views of one buffer."""
     name = _BLOCK_SCALES[rowwise]
-    scales = [getattr(tensor, name) for tensor in _unswizzled(tensors, name)]
+    return _together(_unswizzled(tensors, name), name)
+
+
+def _together(tensors: Sequence[Any], name: str) -> list[Tensor]:
+    scales = [getattr(tensor, name) for tensor in tensors]
     if not scales:
         return []
     buffer = empty_as([sum(each.numel() for each in scales)], torch.uint8)

@@ -227,19 +227,29 @@ def _block_buffers(
 ) -> tuple[Tensor, Tensor]:
     rows, columns = math.prod(shape[:-1]), shape[-1]
     columnwise = usage == "columnwise"
+    compact = recipe == BLOCKWISE and _is_compact(quantizer)
+    data = shape
+    if recipe == NVFP4:
+        data = (columns, rows // 2) if columnwise else (*shape[:-1], columns // 2)
+    elif recipe == BLOCKWISE and columnwise and not compact:
+        data = _transposed(shape)
+    sizes, dtype = scales_of(quantizer, rows, columns, columnwise=columnwise, compact=compact)
+    return empty_as(data, torch.uint8), empty_as(sizes, dtype)
+
+
+def scales_of(
+    quantizer: Any, rows: int, columns: int, *, columnwise: bool, compact: bool = False
+) -> tuple[tuple[int, int], torch.dtype]:
+    """Sizes and type of the scales by blocks of a matrix."""
+    recipe = recipe_of(quantizer)
     if recipe == MXFP8:
-        scales = mx_scales(rows, columns, columnwise=columnwise)
-        return empty_as(shape, torch.uint8), empty_as(scales, torch.uint8)
+        return mx_scales(rows, columns, columnwise=columnwise), torch.uint8
     if recipe == NVFP4:
         across, along = (columns, rows) if columnwise else (rows, columns)
-        packed = (columns, rows // 2) if columnwise else (*shape[:-1], columns // 2)
-        return empty_as(packed, torch.uint8), empty_as(fp4_scales(across, along), torch.uint8)
-    compact = _is_compact(quantizer)
-    data = _transposed(shape) if columnwise and not compact else shape
-    scales = block_scales(
-        rows, columns, columnwise=columnwise, dims=quantizer.block_scaling_dim, compact=compact
-    )
-    return empty_as(data, torch.uint8), empty_as(scales, torch.float32)
+        return fp4_scales(across, along), torch.uint8
+    dims = quantizer.block_scaling_dim
+    sizes = block_scales(rows, columns, columnwise=columnwise, dims=dims, compact=compact)
+    return sizes, torch.float32
 
 
 def _is_compact(quantizer: Any) -> bool:
