@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Timer
 from types import FrameType
 
 import pytest
 import ray
 
+from prismscale.errors import UsageError
 from prismscale.processes.ray_cluster import connected_ray, first_done
 
 
@@ -58,3 +60,13 @@ def test_a_signal_is_handled_when_ray_is_gone() -> None:
         pass
     with pytest.raises(Ended):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_files_of_ray_without_a_place_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The message names the folder, and the variable that names another."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "not_there"))
+    with pytest.raises(UsageError, match=r"not_there.*RAY_TMPDIR"), connected_ray(None):
+        pass
+    assert not ray.is_initialized()

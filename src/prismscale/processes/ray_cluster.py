@@ -4,6 +4,10 @@
 variable says no; and ``ray.init`` replaces the handler that is there, which it can do in the main
 thread alone: so another thread calls it. What a handler raises while Ray's compiled code waits
 arrives when that has done, as the cause of a ``SystemError``: so nothing waits for long.
+
+[Note: workers] Ray gives a worker up that has not reported in a minute, by the time of day: a clock
+that is set forward meanwhile makes it give up all of them, and after a few times wait for ever. A
+worker that dies is seen without that.
 """
 
 from __future__ import annotations
@@ -22,11 +26,14 @@ from typing import Any
 
 from prismscale.errors import UsageError
 from prismscale.processes.reaper import Reaper
+from prismscale.processes.variables import variables_set
 
 ANSWER_WITHIN_S = 5.0
 """How long a Ray cluster may take to answer at all."""
 SCRATCH = "PRISMSCALE_SCRATCH"
 """Variable of the processes of a cluster of our own: a folder that goes when the cluster does."""
+_PATIENT = {"RAY_worker_register_timeout_seconds": str(3 * 86_400)}
+"""See [Note: workers]."""
 _WAIT_S = 0.5
 """At a time."""
 
@@ -39,7 +46,7 @@ def connected_ray(address: str | None) -> Iterator[Any]:
         address: of a running cluster, or ``auto``; None starts one on this machine.
 
     Raises:
-        UsageError: Ray is not installed, or there is no cluster at the address.
+        UsageError: Ray is not installed or does not start, or there is no cluster at the address.
     """
     ray = _import_ray()
     if ray.is_initialized():
@@ -66,14 +73,20 @@ def _own_folder() -> Iterator[Path]:
     """For what Ray writes. Whoever has files open in it in the end is ended, also where this
     process is killed: Ray's agents miss that where they have only just begun."""
     # Ray's own choice: names of sockets have an end.
-    folder = Path(tempfile.mkdtemp(prefix="prismscale-", dir=os.environ.get("RAY_TMPDIR", "/tmp")))
+    parent = os.environ.get("RAY_TMPDIR", "/tmp")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="prismscale-", dir=parent))
+    except OSError as error:
+        raise UsageError(
+            f"Ray's files have no place in '{parent}': {error.strerror}; name a folder with a "
+            "short path in RAY_TMPDIR, or use --executor local"
+        ) from error
     reaper = Reaper()
     reaper.add("users", folder)
-    os.environ[SCRATCH] = str(folder)
     try:
-        yield folder
+        with variables_set({SCRATCH: str(folder), **_PATIENT}):
+            yield folder
     finally:
-        del os.environ[SCRATCH]
         reaper.close()
 
 
@@ -94,6 +107,8 @@ def _connect(ray: Any, address: str | None, folder: Path | None, thread: Executo
         thread.submit(ray.init, **asked).result()
     except ConnectionError as error:
         raise UsageError(f"no Ray cluster at '{address}': {error}") from error
+    except Exception as error:  # Ray itself raises no class of its own here
+        raise UsageError(f"Ray does not start ({error}); use --executor local") from error
     _handle_again()
 
 
