@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,22 @@ from prismscale.sim.timeline_io import load_timeline, save_timeline
 from support.disks import file_size_limit
 from support.jobs import RecordedDurations, pipeline_job, pipeline_traces
 from support.strategies import Job, jobs
+
+WITHOUT_PANDAS = """
+import sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+from prismscale.graph.parquet import column, integers, list_column, numbers, lists, read_table
+from prismscale.graph.parquet import schema_of, write_table
+path, schema = Path(sys.argv[1]), schema_of(plain=pa.int32(), rows=integers(64))
+rows = list_column(np.array([0, 1, 1, 4]), np.arange(4), integers(64))
+columns = [column(np.arange(3), pa.int32()), rows]
+write_table(path, pa.table(columns, schema=schema), kind="test", header={})
+table, _ = read_table(path, schema, kind="test")
+print(numbers(table, "plain").tolist(), [part.tolist() for part in lists(table, "rows")])
+print("pandas" in sys.modules)
+"""
 
 in_one_folder = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -424,3 +442,16 @@ def test_errors_of_other_files_are_not_disguised(tmp_path: Path) -> None:
     """Failing to read something else while writing is not reported as a failed write."""
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "f"):
         (tmp_path / "other").read_bytes()
+
+
+def test_files_are_written_and_read_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it for half a second where it is installed, and loses signals meanwhile."""
+    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path / "table.parquet")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == ["[0, 1, 2] [[0, 1, 1, 4], [0, 1, 2, 3]]", "False"]
+
+
+def test_a_column_too_narrow_for_its_numbers_is_not_written() -> None:
+    """Nothing is cut off."""
+    with pytest.raises(StorageError, match="int32 does not hold 4,294,967,296"):
+        parquet.column(np.array([1, 2**32]), pa.int32())

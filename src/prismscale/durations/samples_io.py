@@ -20,6 +20,7 @@ from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 from prismscale.graph.parquet import (
     Header,
+    column,
     integers,
     join,
     list_column,
@@ -47,7 +48,7 @@ def save_samples(samples: StepSamples, folder: Path) -> None:
     starts = np.cumsum([0, *(len(a) for a in arrays)])
     table = pa.table(
         [
-            pa.array(join([c.microbatch_B for c in samples.classes], np.int32), pa.int32()),
+            column(join([c.microbatch_B for c in samples.classes], np.int32), pa.int32()),
             list_column(starts, join(arrays, np.int64), SCHEMA.field("duration_ns").type),
         ],
         schema=SCHEMA,

@@ -51,8 +51,23 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
 def list_column(rows_start: NDArray[Any], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     """A list column from row pointers (length rows + 1) and the concatenated values."""
     return pa.ListArray.from_arrays(
-        pa.array(rows_start, pa.int32()), pa.array(values, kind.value_type), type=kind
+        column(rows_start, pa.int32()), column(values, kind.value_type), type=kind
     )
+
+
+def column(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A column of numbers, converted to ``kind``.
+
+    Built on the array's own memory: ``pa.array`` imports pandas, where there is one, to see whether
+    it was given a Series. That takes half a second, and a signal that comes meanwhile is lost.
+
+    Raises:
+        StorageError: a number that ``kind`` does not hold.
+    """
+    array = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    if array.dtype != values.dtype and not np.array_equal(array, values):
+        raise StorageError(f"a column of {kind} does not hold {max(values, key=abs):,}")
+    return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])
 
 
 def write_table(path: Path, table: pa.Table, *, kind: str, header: dict[str, Any]) -> None:
@@ -144,14 +159,25 @@ def _refuse_bombs(path: Path, footer: pq.FileMetaData) -> None:
 
 def numbers(table: pa.Table, name: str) -> NDArray[Any]:
     """A plain column as an array that may be kept."""
-    return np.array(table[name].to_numpy())
+    column = table[name]
+    none = np.zeros(0, column.type.to_pandas_dtype())
+    return np.concatenate([none, *map(_values, column.chunks)])
+
+
+def _values(array: pa.Array) -> NDArray[Any]:
+    """The numbers of an array without missing ones, in its own memory; see :func:`column`."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.zeros(0, dtype)
+    start = array.offset * dtype.itemsize
+    return np.frombuffer(array.buffers()[-1], dtype, count=len(array), offset=start)
 
 
 def lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """A list column as row pointers (length rows + 1) and concatenated values."""
     chunks = table[name].chunks
-    lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
-    values = [chunk.flatten().to_numpy() for chunk in chunks]
+    lengths = [np.diff(_values(chunk.offsets)) for chunk in chunks]
+    values = [_values(chunk.flatten()) for chunk in chunks]
     if not chunks:
         return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), np.concatenate(values)

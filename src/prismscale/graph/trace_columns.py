@@ -22,6 +22,7 @@ from prismscale.graph.parquet import (
     MAX_VALUES,
     MAX_WORLD_SIZE,
     Header,
+    column,
     integers,
     join,
     list_column,
@@ -102,7 +103,7 @@ def pack_traces(
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
     """The node table of ``traces``, and one header section for each."""
     columns: dict[str, Any] = {
-        name: pa.array(join((getattr(t, f"{name}_N") for t in traces), kind.to_pandas_dtype()))
+        name: column(join((getattr(t, f"{name}_N") for t in traces), kind.to_pandas_dtype()), kind)
         for name, kind in PLAIN.items()
     }
     pred_lengths = join((np.diff(t.pred_start_N1) for t in traces), np.int64)

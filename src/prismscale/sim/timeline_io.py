@@ -15,6 +15,7 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.parquet import (
     MAX_VALUES,
     Header,
+    column,
     integers,
     join,
     list_column,
@@ -50,7 +51,9 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
     kept = [timeline.ranks.get(rank) for rank in range(world_size)]
     columns: dict[str, Any] = {
         "step_end_ns": list_column(starts, ends, integers(64)),
-        "first_position": pa.array([k.first_position if k else NOT_KEPT for k in kept], pa.int64()),
+        "first_position": column(
+            np.array([k.first_position if k else NOT_KEPT for k in kept]), pa.int64()
+        ),
     }
     for name in NODE_TIMES:
         rows = [_node_times(k, name) for k in kept]
