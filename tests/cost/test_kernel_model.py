@@ -147,6 +147,34 @@ def test_narrow_types_are_faster() -> None:
     assert times == sorted(times)
 
 
+def test_tf32_is_half_as_fast_as_16_bits() -> None:
+    """Where the program asks for it; floats of 32 bits have no tensor cores otherwise."""
+    sizes = "Float[8192,8192];Float[8192,8192]", "Float[8192,8192]"
+    plain, fast = (cost("mm", *sizes, arguments).device_ns for arguments in ("", "tf32=1"))
+    halves = H100.cost(product(8192, 8192, 8192)).device_ns
+    assert fast == pytest.approx(2 * halves, rel=0.02)
+    assert plain > 3 * fast
+    assert cost("mm", *sizes, "tf32=1").source == "modelled"
+
+
+def test_a_library_of_its_own_has_its_own_products() -> None:
+    """Triton's reach less of the peak, split no K, and are one kernel whatever they multiply."""
+    large = "extents=1,8192,8192,8192;launches=1;bits=16"
+    factors = "BFloat16[8192,8192];BFloat16[8192,8192]", "BFloat16[8192,8192]"
+    triton = H100.cost(FIELD.join(("triton::mine.gemm", *factors, large))).device_ns
+    assert triton > 1.1 * H100.cost(product(8192, 8192, 8192)).device_ns
+
+    few = "BFloat16[64,65536];BFloat16[65536,64]", "BFloat16[64,64]"
+    narrow = "extents=1,64,64,65536;launches=1;bits=16"
+    assert H100.cost(FIELD.join(("triton::mine.gemm", *few, narrow))).device_ns > 5 * (
+        H100.cost(product(64, 64, 65536)).device_ns
+    )
+    halves = "extents=1,64,64,32768,1,64,64,32768;launches=1;bits=16"
+    assert H100.cost(FIELD.join(("triton::mine.gemm", *few, halves))).device_ns == pytest.approx(
+        H100.cost(FIELD.join(("triton::mine.gemm", *few, narrow))).device_ns, rel=0.05
+    )
+
+
 def test_linear_is_its_product() -> None:
     """linear over (batch, length, features) is one product over all rows."""
     fused = cost("linear", "BFloat16[2,64,512];BFloat16[1024,512]", "BFloat16[2,64,1024]")

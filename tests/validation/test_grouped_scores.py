@@ -67,12 +67,13 @@ def test_a_layer_of_experts_on_one_gpu_is_two_grouped_products(tmp_path: Path) -
     path.write_bytes(gzip.compress(text.encode()))
 
     even, uneven = load_grouped(tmp_path)
-    up, _, down = (parse_signature(s) for s in even.signatures)
+    up, _, down, total = (parse_signature(s) for s in even.signatures)
 
     assert (even.is_even, uneven.is_even) == (True, False)
     assert even.rows == 256
     assert [(p.batch, p.m, p.n, p.k) for p in products_of(up)] == [(128, 256, 1536, 2048)]
     assert [(p.batch, p.m, p.n, p.k) for p in products_of(down)] == [(128, 256, 2048, 768)]
+    assert (total.inputs[0].sizes, total.outputs[0].sizes) == ((4096, 8, 2048), (4096, 2048))
 
 
 def test_a_folder_without_experts_is_refused(tmp_path: Path) -> None:

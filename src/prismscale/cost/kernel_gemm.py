@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,12 @@ _HALF = 2
 """Bytes of the 16-bit floats."""
 NARROW = {8: "Float8_e4m3fn", 4: "Float4_e2m1fn_x2"}
 """Element types of narrow floats, by their bits."""
+TF32 = "TF32"
+"""Of floats of 32 bits that tensor cores multiply in 19."""
+_STATED = {**NARROW, 19: TF32, 32: "Float"}
+TRITON = "triton"
+"""Namespace of its kernels."""
+_HALVES = ("BFloat16", "Half")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +43,23 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
     """Time of a matrix product or convolution."""
     dtype = operand_dtype(call)
     roofline = roofline_of(profile, dtype)
+    library = profile.libraries.get(call.namespace)
+    if library is not None:
+        roofline = library.of(roofline)
     products = products_of(call)
     busy = [p for p in products if p.flops]
     time_ns = roofline.base_ns * (len(products) - len(busy))
     if not busy:
         return time_ns
+    if call.namespace == TRITON:
+        time_ns -= roofline.base_ns * (len(busy) - 1)  # one kernel, whatever it multiplies
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
     extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
-    each = products_ns(profile, roofline, extents, np.full(len(busy), n_bytes), factor_bytes(dtype))
+    bytes_of_each = np.full(len(busy), n_bytes)
+    splits = library is None
+    each = products_ns(
+        profile, roofline, extents, bytes_of_each, factor_bytes(dtype), splits=splits
+    )
     is_wide = item_bytes(dtype) == _HALF and _has_wide_results(call, busy)
     return time_ns + float(each.sum()) * (WIDE_RESULT if is_wide else 1.0)
 
@@ -62,9 +77,13 @@ def operand_dtype(call: KernelCall) -> str:
     The second input is a factor of the product, and one of queries, keys and values. Libraries keep
     floats of 8 and 4 bits as bytes, and say so with an argument.
     """
-    if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in NARROW:
-        return NARROW[bits]
-    return call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
+    if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in _STATED:
+        return _STATED[bits]
+    if call.namespace == TRITON:
+        # Which of its tensors are factors is not known: 16 bits are said, wherever they come from.
+        return next((t.dtype for t in call.inputs if t.dtype in _HALVES), _HALVES[0])
+    dtype = call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
+    return TF32 if dtype == "Float" and call.flag("tf32") else dtype
 
 
 def factor_bytes(dtype: str) -> float:
@@ -73,8 +92,17 @@ def factor_bytes(dtype: str) -> float:
 
 
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
-    """The roofline of an element type; types without one take that of float32."""
+    """The roofline of an element type; types without one take that of float32. Tensor cores
+    multiply TF32 at half the rate of 16 bits."""
+    if dtype == TF32 and dtype not in profile.gemm and _HALVES[0] in profile.gemm:
+        halves = profile.gemm[_HALVES[0]]
+        return replace(halves, peak_flops=halves.peak_flops / 2)
     return profile.gemm.get(dtype, profile.gemm["Float"])
+
+
+def has_roofline(profile: KernelProfile, dtype: str) -> bool:
+    """Whether :func:`roofline_of` has one of the element type's own."""
+    return dtype in profile.gemm or (dtype == TF32 and _HALVES[0] in profile.gemm)
 
 
 def products_of(call: KernelCall) -> list[Product]:

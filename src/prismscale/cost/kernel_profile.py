@@ -65,6 +65,31 @@ class GemmRoofline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProductLibrary:
+    """How the products of a library differ from cuBLAS's, whatever the element type. It does not
+    split K."""
+
+    speed: float
+    """Of large tiles, relative to cuBLAS's."""
+    k_overhead: float
+    memory_efficiency: float
+    """As a :class:`GemmRoofline` has them."""
+
+    def __post_init__(self) -> None:
+        if min(self.speed, self.memory_efficiency) <= 0:
+            raise UsageError("speed and memory_efficiency of a library must be positive")
+
+    def of(self, roofline: GemmRoofline) -> GemmRoofline:
+        """The library's roofline, where ``roofline`` is cuBLAS's."""
+        return replace(
+            roofline,
+            efficiency=roofline.efficiency * self.speed,
+            k_overhead=self.k_overhead,
+            memory_efficiency=self.memory_efficiency,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRoofline:
     """Fused attention; see :mod:`prismscale.cost.attention_blocks`."""
 
@@ -177,6 +202,8 @@ class KernelProfile:
     or the element type in small letters where that has constants of its own, and ``_backward``."""
     memory: Mapping[str, MemoryRoofline]
     """By kind."""
+    libraries: Mapping[str, ProductLibrary] = field(default_factory=dict)
+    """Whose products are not cuBLAS's, by the namespace of their operators (``triton``)."""
     cache: Cache | None = None
     """None: every operand comes from memory."""
     peer: TransferCost | None = None
@@ -259,6 +286,8 @@ class ScaledGpu:
     """Attention that was measured on this GPU, by implementation."""
     memory: Mapping[str, MemoryRoofline] = field(default_factory=dict)
     """Kernels that were measured on this GPU, by kind."""
+    libraries: Mapping[str, ProductLibrary] = field(default_factory=dict)
+    """Whose products were measured on this GPU."""
     cache_bytes: float | None = None
     """Of its level-2 cache; None: the other GPU's."""
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -290,6 +319,7 @@ class ScaledGpu:
             }
             | dict(self.attention),
             memory=self._memory(other) | dict(self.memory),
+            libraries={**other.libraries, **self.libraries},
             cache=other.cache and self._cache(other, other.cache),
             peer=self.peer or other.peer,
             transfer=self.transfer or other.transfer,

@@ -30,6 +30,7 @@ TORCH_DTYPES = {
     "BFloat16": "bfloat16",
     "Half": "float16",
     "Float": "float32",
+    "TF32": "tfloat32",
     "Double": "float64",
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
@@ -48,6 +49,7 @@ _ITEM_BYTES = {
     "Int": 4,
     "UInt32": 4,
     "Float": 4,
+    "TF32": 4,
     "ComplexHalf": 4,
     "Long": 8,
     "UInt64": 8,
@@ -108,6 +110,11 @@ class KernelCall:
         """
         name = self.name.removeprefix("aten::").partition(".")[0]
         return name if name.endswith("__") else name.rstrip("_")
+
+    @property
+    def namespace(self) -> str:
+        """``aten``, or the library that has the operator."""
+        return self.name.partition("::")[0]
 
     @property
     def overload(self) -> str:

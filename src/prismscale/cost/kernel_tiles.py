@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TILES = ((256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (128, 64), (64, 128), (64, 64))
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 _OPTIONS = np.array([(m, n, split) for m, n in TILES for split in SPLITS], float).T[:, None, :]
+_WHOLE = np.array([(m, n, 1) for m, n in TILES], float).T[:, None, :]
 _K_STEP = 64
 """Parts of a split K are a multiple of this."""
 _PART_BYTES = 4
@@ -44,6 +45,8 @@ def products_ns(
     extents: NDArray[np.float64],
     n_bytes: NDArray[np.float64],
     item_bytes: float,
+    *,
+    splits: bool = True,
 ) -> NDArray[np.float64]:
     """Times of products.
 
@@ -53,11 +56,13 @@ def products_ns(
         extents: batch, M, N and K, one column a product; none of them is 0.
         n_bytes: of each product's factors and result.
         item_bytes: of one number of a factor.
+        splits: whether the library splits K where that is faster.
 
     Returns:
         One time a product, in ns.
     """
-    busy = _busy_s(profile, roofline, extents, item_bytes)
+    options = _OPTIONS if splits else _WHOLE
+    busy = _busy_s(profile, roofline, extents, item_bytes, options)
     memory = n_bytes / (roofline.memory_efficiency * profile.memory_bandwidth_bytes_per_s)
     seconds = bend((busy, memory), MEMORY_SHARPNESS)
     if roofline.sustained_cap is not None:
@@ -71,10 +76,11 @@ def _busy_s(
     roofline: GemmRoofline,
     extents: NDArray[np.float64],
     item_bytes: float,
+    options: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Seconds that the fastest tiling takes."""
+    """Seconds that the fastest tiling of ``options`` takes."""
     batch, rows, columns, inner = extents[:, :, None]
-    m, n, split = _OPTIONS
+    m, n, split = options
     reuse = m * n / (m + n)
     speed = roofline.peak_flops * roofline.efficiency * reuse / (reuse + roofline.tile_overhead)
     part = np.where(split > 1, np.ceil(inner / split / _K_STEP) * _K_STEP, inner)

@@ -7,10 +7,6 @@ from dataclasses import replace
 
 from prismscale.validation.rows import Row
 
-_SERVERS = (
-    "kernels of servers for inference (Triton, CUTLASS, TensorRT-LLM), slower than the libraries' "
-    "products, whose law prices them"
-)
 _FLOAT32 = (
     "constants of float32 kernels with a warm L2 cache (NeuSight); these are of 16 bits and cold"
 )
@@ -39,9 +35,9 @@ CAUSES = (
     ("one node of B200, ≥ 64 MiB", "reduce_scatter of two GPUs, and bandwidth that still grows"),
     ("80 H100, ≥ 512 MiB, all_reduce", "constants are of 1, 2 and 4 GPUs of a node; 8 are slower"),
     ("in a running model", _CACHED),
-    ("experts cutlass", _SERVERS),
-    ("experts triton", _SERVERS),
-    ("experts trtllm", _SERVERS),
+    ("experts cutlass", "slower than cuBLAS, whose law prices them: too few rows for constants"),
+    ("experts triton", "blocks differ from shape to shape by how far they were tuned: one law"),
+    ("experts trtllm", "tokens spread by a power law are priced as if evenly"),
     ("experts wgrad, Transformer Engine", "sums of 32 bits, expert after expert: no constants"),
     ("attention cudnn backward fp8", "cuDNN computes what the causal mask leaves out"),
     ("gb200 norm", _CACHED),

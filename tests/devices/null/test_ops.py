@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,3 +114,35 @@ def test_shifted_flags_are_numbers(other: Any) -> None:
     assert (flags.int() << other).dtype == torch.int32
     with pytest.raises(RuntimeError, match="integral"):
         _ = flags.float() << other
+
+
+def recorded_tf32(run: Callable[[], object]) -> list[bool]:
+    """Whether the one product of ``run`` is in TF32."""
+    op_log.drain_ops()
+    op_log.record_ops()
+    run()
+    op_log.record_ops(False)
+    arguments = [record.signature.arguments for record in op_log.drain_ops()]
+    return [found.get("tf32") == (1,) for found in arguments]
+
+
+def test_products_are_in_tf32_where_the_program_says_so() -> None:
+    """Those of 32-bit floats alone, also of a shape that was met before."""
+    a = torch.ones(16, 16, device="cuda")
+    half = a.bfloat16()
+    assert recorded_tf32(lambda: a @ a) == [False]
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert recorded_tf32(lambda: a @ a) == [True]
+        assert recorded_tf32(lambda: half @ half) == [False]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert recorded_tf32(lambda: a @ a) == [False]
+
+
+def test_convolutions_are_in_tf32_unless_the_program_says_no() -> None:
+    """As torch's settings are when it starts."""
+    layer, x = torch.nn.Conv2d(4, 4, 3).cuda(), torch.ones(1, 4, 8, 8, device="cuda")
+    assert recorded_tf32(lambda: layer(x)) == [True]
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert recorded_tf32(lambda: layer(x)) == [False]

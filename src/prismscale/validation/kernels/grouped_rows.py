@@ -1,20 +1,25 @@
 """Public measurements of the products of experts, as calls of the null device.
 
 ``simumax``: Transformer Engine's grouped products of training on a B200, one after another on a few
-streams, forward and both gradients, all experts alike. ``aiconfigurator``: whole layers of experts
-of servers for inference, two grouped products and the activation between them, with tokens spread
-evenly or by a power law; their kernels are Triton's, CUTLASS's and TensorRT-LLM's. Nothing of
-either is fitted.
+streams, forward and both gradients, all experts alike. Nothing of them is fitted.
+``aiconfigurator``: whole layers of experts of servers for inference, with tokens spread evenly or
+by a power law: two grouped products, the activation between them, and the sum of what a token's
+experts say. Their kernels are Triton's, CUTLASS's and TensorRT-LLM's. ``tools/fit/fit_experts.py``
+fits the first and the last, on families that are not held out and spread evenly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from prismscale.cost.kernel import ModelledKernels
 from prismscale.errors import UsageError
+from prismscale.validation.kernels.held_out import HeldOut
 from prismscale.validation.kernels.measured_calls import MeasuredCalls, call, tensor
+from prismscale.validation.kernels.measuring_programs import Harness, Harnesses
 from prismscale.validation.kernels.public_tables import (
     AICONFIGURATOR_GPUS,
     SIMUMAX_PEAK,
@@ -23,6 +28,9 @@ from prismscale.validation.kernels.public_tables import (
     table_rows,
 )
 
+LIBRARIES = ("triton", "cutlass", "trtllm")
+FITTED = ("triton", "trtllm")
+"""Libraries with constants of their own; CUTLASS has too few rows to hold any out."""
 FEWEST_ROWS = 64
 """Of each expert, in a batch of training."""
 _STAGES = {"fwd": "forward", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}
@@ -38,6 +46,14 @@ class GroupedRow(MeasuredCalls):
     rows: float
     """Of each expert, on average."""
     sustained: bool
+    held_out: bool
+    """No constant was fitted on its family."""
+    overhead_ns: float = 0.0
+    """Of the program that measured."""
+
+    def predicted_ns(self, model: ModelledKernels) -> int:
+        """What ``model`` says of the kernels, and what the measuring program ran besides."""
+        return super(GroupedRow, self).predicted_ns(model) + round(self.overhead_ns)
 
 
 def load_grouped(truth: Path) -> list[GroupedRow]:
@@ -69,6 +85,7 @@ def _trained(path: Path) -> Iterator[GroupedRow]:
             time_ns=1e9 * 2 * experts * m * n * k / (share * SIMUMAX_PEAK),
             rows=m,
             sustained=True,
+            held_out=True,
         )
 
 
@@ -92,36 +109,72 @@ def _engine_call(stated: Mapping[str, str], experts: int, sizes: tuple[int, int,
 
 def _layers(path: Path) -> Iterator[GroupedRow]:
     gpu = AICONFIGURATOR_GPUS.get(path.name.split("_")[0])
+    held_out, programs = HeldOut.load(), Harnesses.load().experts
     for row in table_rows(path):
         # What a rank of an expert-parallel group was given is not stated.
         if gpu is None or row["moe_dtype"] != "bfloat16" or row["moe_ep_size"] != "1":
             continue
-        experts, topk = int(row["num_experts"]), int(row["topk"])
-        rows = int(row["num_tokens"]) * topk
-        width, inner = int(row["hidden_size"]), int(row["inter_size"]) // int(row["moe_tp_size"])
+        layer = Layer.of(row)
+        family = f"hidden={layer.width},inter={row['inter_size']},experts={layer.experts}"
+        is_free = layer.library in FITTED and not held_out.holds("aiconfigurator_moe", family)
         yield GroupedRow(
             gpu=gpu,
-            group=_kernel(row["kernel_source"]),
+            group=layer.library,
             is_even=row["distribution"] == "balanced",
-            signatures=tuple(_layer(rows, experts, width, inner)),
+            signatures=tuple(layer.calls()),
             time_ns=1e6 * float(row["latency_ms"]),
-            rows=rows / experts,
+            rows=layer.rows / layer.experts,
             sustained=False,
+            held_out=not is_free,
+            overhead_ns=programs.get(f"{gpu} {layer.library}", Harness()).overhead_ns,
         )
 
 
-def _kernel(source: str) -> str:
-    return next(name for name in ("triton", "cutlass", "trtllm", source) if name in source)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """A layer of gated experts."""
 
+    library: str
+    """Of its products."""
+    tokens: int
+    choices: int
+    """Experts of a token."""
+    experts: int
+    width: int
+    inner: int
 
-def _layer(rows: int, experts: int, width: int, inner: int) -> Iterator[str]:
-    """Both projections at once, the gated activation, and the way back."""
-    tokens, offsets = tensor("BFloat16", rows, width), tensor("Int", experts)
-    gated, activated = tensor("BFloat16", rows, 2 * inner), tensor("BFloat16", rows, inner)
-    up, down = (
-        tensor("BFloat16", experts, width, 2 * inner),
-        tensor("BFloat16", experts, inner, width),
-    )
-    yield call("_grouped_mm", [tokens, up, offsets], [gated])
-    yield call("silu", [gated], [activated])
-    yield call("_grouped_mm", [activated, down, offsets], [tokens])
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> Layer:
+        """A row of aiconfigurator's tables."""
+        source = row["kernel_source"]
+        return cls(
+            library=next((name for name in LIBRARIES if name in source), source),
+            tokens=int(row["num_tokens"]),
+            choices=int(row["topk"]),
+            experts=int(row["num_experts"]),
+            width=int(row["hidden_size"]),
+            inner=int(row["inter_size"]) // int(row["moe_tp_size"]),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Of all experts together."""
+        return self.tokens * self.choices
+
+    def calls(self) -> Iterator[str]:
+        """Both projections at once, the gated activation, the way back, and the sum of a token's
+        experts."""
+        tokens = tensor("BFloat16", self.rows, self.width)
+        gated = tensor("BFloat16", self.rows, 2 * self.inner)
+        activated = tensor("BFloat16", self.rows, self.inner)
+        yield self._product(tokens, gated, self.width, 2 * self.inner)
+        yield call("silu", [gated], [activated])
+        yield self._product(activated, tokens, self.inner, self.width)
+        chosen = tensor("BFloat16", self.tokens, self.choices, self.width)
+        yield call("sum", [chosen], [tensor("BFloat16", self.tokens, self.width)])
+
+    def _product(self, reads: str, writes: str, inner: int, columns: int) -> str:
+        weights = tensor("BFloat16", self.experts, inner, columns)
+        rows = math.ceil(self.rows / self.experts)
+        arguments = f"extents={self.experts},{rows},{columns},{inner};launches=1;bits=16"
+        return call(f"{self.library}::experts.gemm", [reads, weights], [writes], arguments)

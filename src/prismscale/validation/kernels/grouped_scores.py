@@ -1,10 +1,11 @@
-"""Products of experts against public measurements, none of them fitted."""
+"""Products of experts against public measurements of families that nothing was fitted on."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 from prismscale.cost.kernel import ModelledKernels
@@ -16,12 +17,13 @@ from prismscale.validation.rows import Row
 BARS = {True: Bars(median=12), False: Bars(median=15)}
 """Tokens spread evenly, and by a power law."""
 REMARKS = (
-    "Experts: the products themselves have no constants of their own. Transformer Engine's are "
-    "held against SimuMax's rows of training on a B200 (its single products gave the constants of "
-    "the law). Layers of experts are aiconfigurator's, on one GPU, with 64 rows an expert or more: "
-    "kernels of servers for inference (Triton, CUTLASS, TensorRT-LLM), which are slower than "
-    "cuBLAS by what the bias says, and which also sort and gather tokens; `_grouped_mm` has no "
-    "public rows. A power law's spread is not in the signature: it is priced as if even.",
+    "Experts: Transformer Engine's products are held against SimuMax's rows of training on a B200 "
+    "(its single products gave the constants of the law; these have none of their own). Layers of "
+    "experts are aiconfigurator's, on one GPU, with 64 rows an expert or more: kernels of servers "
+    "for inference. Triton's and TensorRT-LLM's constants, and what their programs ran besides "
+    "(harness.toml), are fitted on the other families, spread evenly; CUTLASS's ten families are "
+    "priced as cuBLAS. `_grouped_mm` has no public rows. A power law's spread is not in the "
+    "signature: it is priced as if even.",
 )
 
 
@@ -32,7 +34,7 @@ def validate(truth: Path) -> Iterator[Row]:
         UsageError: no measurements below ``truth``.
     """
     groups: dict[tuple[str, str, bool], list[GroupedRow]] = defaultdict(list)
-    for row in load_grouped(truth):
+    for row in filter(attrgetter("held_out"), load_grouped(truth)):
         groups[row.gpu, row.group, not row.is_even].append(row)
     for (gpu, group, is_uneven), rows in sorted(groups.items()):
         spread = "power law" if is_uneven else "balanced"

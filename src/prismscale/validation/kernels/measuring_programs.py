@@ -56,6 +56,8 @@ class Harnesses:
 
     programs: Mapping[str, Harness]
     attention: Mapping[str, AttentionProgram] = field(default_factory=dict)
+    experts: Mapping[str, Harness] = field(default_factory=dict)
+    """By GPU and library: what sorts tokens, and starts the kernels."""
 
     @classmethod
     def load(cls) -> Harnesses:

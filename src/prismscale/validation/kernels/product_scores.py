@@ -38,7 +38,7 @@ REMARKS = (
     "No such rows are public for other GPUs: an H100's is of three products that one ran "
     "(bench/gpu/sustained.py), what lasts on others is shifted by the watts for each FLOP/s.",
     "No public rows of MXFP8 or TF32 products were found: they are priced as other 8-bit products, "
-    "and by the float32 constants.",
+    "and at half the rate of 16 bits.",
     "From a data sheet: the constants of another GPU with this one's peaks, bandwidth, "
     "multiprocessors, clocks and power, on all rows. This is not blind: that power moves the share "
     "of the peak by an exponent of 0.25, and that the L2 cache's bandwidth goes with the peak, was "

@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <ATen/Context.h>
+
 namespace prismscale {
 namespace {
 
@@ -17,6 +19,24 @@ const std::unordered_set<std::string>& blas_ops() {
       "aten::addmv", "aten::addmv.out", "aten::dot", "aten::vdot", "aten::_scaled_mm",
       "aten::_addmm_activation", "aten::_int_mm"};
   return *names;
+}
+
+bool convolves(const std::string& name) { return name.find("convolution") != std::string::npos; }
+
+bool has_floats(c10::ArrayRef<c10::IValue> values) {
+  bool found = false;
+  each_tensor(values, [&](const at::Tensor& tensor, int, int) {
+    found = found || tensor.scalar_type() == at::kFloat;
+  });
+  return found;
+}
+
+// Whether it multiplies 32-bit floats in TF32: a setting of the program's, and no argument. torch
+// raises here, as at the product on a GPU, where its old and its new settings contradict.
+bool in_tf32(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  if (!(info.uses_blas || info.convolves) || !has_floats(arguments)) return false;
+  const auto& context = at::globalContext();
+  return info.convolves ? context.allowTF32CuDNN() : context.allowTF32CuBLAS();
 }
 
 // Their Meta kernels are Python and import torch._dynamo (two seconds) to answer "self".
@@ -97,6 +117,7 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   info.forgets_all = silent_writers().count(info.name) > 0;
   info.fills_self = fills_self(schema.name());
   info.uses_blas = blas_ops().count(info.name) > 0;
+  info.convolves = convolves(schema.name());
   info.allows_cpu = mixed_ops().count(info.name) > 0 || !takes_tensors(schema);
   return info;
 }
@@ -253,6 +274,7 @@ CallScan scan_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     scan_value(scan, arguments[i], info.value_free[i]);
   }
+  if (in_tf32(info, arguments)) scan.key.add(21);
   return scan;
 }
 
@@ -279,6 +301,7 @@ std::string describe_call(
       out << (value.isBool() ? static_cast<int64_t>(value.toBool()) : value.toInt());
     }
   }
+  if (in_tf32(info, arguments)) out << (first ? "" : ";") << "tf32=1";
   return out.str();
 }
 

@@ -25,6 +25,7 @@ struct OpInfo {
   bool forgets_all = false;       // writes into arguments that its schema does not mark
   bool fills_self = false;        // in-place random fill: its shape rule is "self", no more
   bool uses_blas = false;
+  bool convolves = false;
   bool allows_cpu = false;        // takes CPU tensors with dimensions beside CUDA ones
 };
 const OpInfo& op_info(const c10::OperatorHandle& op);

@@ -26,6 +26,7 @@ from prismscale.cost.kernel_kinds import STAND_IN_KINDS
 from prismscale.errors import UsageError, did_you_mean
 
 _SCHEMA = "(Tensor[] reads, Tensor(a!)[] writes, int[] extents, int launches, int bits) -> ()"
+BITS = (32, 19, 16, 8, 4)
 _libraries: dict[str, torch.library.Library] = {}
 
 
@@ -40,15 +41,15 @@ class Cost:
     launches: int = 1
     """Kernels that are started."""
     bits: int = 16
-    """Of the floats that the tensor cores multiply: 16, 8 or 4; 16 stands for wider ones, too,
+    """Of the floats that are multiplied: 32, 19 (TF32), 16, 8 or 4; 16 stands for wider ones, too,
     whose own element type says what they are."""
 
     def __post_init__(self) -> None:
         if self.kind not in STAND_IN_KINDS:
             advice = did_you_mean(self.kind, sorted(STAND_IN_KINDS))
             raise UsageError(f"kind of kernel {self.kind!r}; {advice}")
-        if self.bits not in (16, 8, 4):
-            raise UsageError(f"bits is {self.bits}; it must be 16, 8 or 4")
+        if self.bits not in BITS:
+            raise UsageError(f"bits is {self.bits}; it must be one of {', '.join(map(str, BITS))}")
 
 
 def gemm(*products: tuple[int, int, int, int], bits: int = 16) -> Cost:
