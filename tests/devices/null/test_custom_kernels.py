@@ -6,13 +6,15 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.utils import cpp_extension
 
 from prismscale.devices.null import custom_kernels, value_policy
-from support import op_log
+from support import op_log, triton_kernels
 from support.null_program import null_program
 
 
@@ -66,28 +68,56 @@ def test_an_operator_written_in_python_runs_as_it_is() -> None:
     assert twice(torch.ones(3, device="cuda")).tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_triton_launch_is_an_op_over_its_tensors() -> None:
-    """Its name and tensors are recorded, and what the tensors held is forgotten."""
-    source, target = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
-    op_log.drain_ops()
-    op_log.record_ops()
-    custom_kernels.launch("add_kernel", [source, target, 4, torch.empty(2)])
-    op_log.record_ops(False)
-    (record,) = op_log.drain_ops()
+def test_a_triton_launch_is_an_op_of_what_its_source_says() -> None:
+    """A product of tiles, with what is read and written; what is written is forgotten."""
+    a, b, c = (torch.zeros(16, 16, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    sizes = {"PRECISION": "tf32", "BM": 16, "BN": 16, "BK": 16, "num_warps": 4}
+    (record,) = launched(triton_kernels.matmul, (a, b, c, 16, 16, 16), sizes, (1,))
 
-    assert record.signature.name == "triton::add_kernel"
-    assert [tensor.shape for tensor in record.signature.inputs] == [(4,), (4,)]
-    assert value_policy.known(target) is None
+    assert record.signature.name == "triton::matmul.gemm"
+    assert record.signature.arguments["extents"] == (1, 64, 64, 1)
+    assert [tensor.shape for tensor in record.signature.inputs] == [(16, 16)] * 3
+    assert (value_policy.known(a) is None, value_policy.known(c) is None) == (False, True)
+
+
+def test_a_triton_launch_is_told_its_grid_by_its_arguments() -> None:
+    """Options of Triton's are among them."""
+    x = torch.zeros(1000, device="cuda")
+    seen: list[int] = []
+
+    def grid(named: Mapping[str, int]) -> tuple[int]:
+        seen.append(named["num_warps"])
+        return (-(-named["count"] // named["B"]),)
+
+    (record,) = launched(triton_kernels.double, (x, 1000), {"B": 256, "num_warps": 8}, grid)
+    assert record.signature.arguments["extents"] == (8000,)
+    assert seen == [8]
+
+
+def test_a_triton_kernel_that_cannot_be_followed_is_an_op_over_its_tensors() -> None:
+    """Its name and tensors are recorded, and what the tensors held is forgotten."""
+    x = torch.zeros(4, dtype=torch.int32, device="cuda") + torch.empty(1, device="cuda").int()
+    (record,) = launched(triton_kernels.unending, (x,), {}, (1,))
+
+    assert record.signature.name == "triton::unending"
+    assert [tensor.shape for tensor in record.signature.inputs] == [(4,)]
+    assert value_policy.known(x) is None
 
 
 def test_a_triton_launch_without_tensors_does_nothing() -> None:
     """There is nothing whose bytes could give it a cost."""
+    assert len(launched(triton_kernels.unending, (1,), {}, (1,))) == 0
+
+
+def launched(
+    kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any
+) -> list[op_log.OpRecord]:
+    """What one launch was recorded as."""
     op_log.drain_ops()
     op_log.record_ops()
-    custom_kernels.launch("barrier_kernel", [1, 2])
+    custom_kernels.launch_source(kernel, args, named, grid)
     op_log.record_ops(False)
-
-    assert len(op_log.drain_ops()) == 0
+    return op_log.drain_ops()
 
 
 TUNED = """

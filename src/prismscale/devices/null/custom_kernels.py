@@ -1,17 +1,19 @@
 """Kernels that the program brings along: Triton's run as ops, CUDA sources are refused by name.
 
 A Triton kernel writes into tensors that the program made, so its shapes are known without a rule.
-Every launch becomes one op ``triton::<name>`` over the tensors it was given: their values are
-forgotten, and its time is that of the bytes they hold, unless a table of measured kernels has it.
-Nothing is compiled and no configuration is tuned: the first one counts. Kernels of known libraries
-have rules of cost (:mod:`prismscale.devices.null.libraries.triton_kernels`).
+Every launch becomes one op ``triton::<name>`` over the tensors it was given. Kernels of known
+libraries have rules of cost (:mod:`prismscale.devices.null.libraries.triton_kernels`); the source
+of others says what they multiply and move (:mod:`prismscale.devices.null.triton_source`). Where it
+does not, the values of all tensors are forgotten, and the time is that of the bytes they hold,
+unless a table of measured kernels has it. Nothing is compiled and no configuration is tuned: the
+first one counts.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.abc import MetaPathFinder
@@ -24,6 +26,8 @@ import torch
 
 from prismscale.devices.null.libraries import launches
 from prismscale.devices.null.libraries.triton_kernels import known_cost
+from prismscale.devices.null.triton_source import functions
+from prismscale.devices.null.triton_source.kernel_work import tensors_of, work_of
 
 _CUDA_SOURCES = (".cu", ".cuh")
 _library: torch.library.Library
@@ -92,9 +96,10 @@ def _replace_launches(jit: Any) -> None:
         for hook in self.pre_run_hooks:
             hook(*args, **named)
         if not warmup:
-            launch(self.fn.__name__, [*args, *named.values()], module=self.fn.__module__)
+            launch_source(self, args, named, grid)
 
     jit.JITFunction.run = run
+    jit.JITFunction.__call__ = lambda self, *args, **named: functions.call(self, args, named)
 
 
 def _replace_tuning(autotuner: Any) -> None:
@@ -111,15 +116,36 @@ def _replace_tuning(autotuner: Any) -> None:
     autotuner.Autotuner.run = run
 
 
-def launch(name: str, arguments: Iterable[Any], *, module: str = "") -> None:
-    """Run ``triton::<name>``, a kernel of ``module``, over the tensors among ``arguments``; without
-    any, do nothing."""
-    tensors = list(_tensors(arguments))
-    if tensors and (cost := known_cost(module, name, tensors)):
+def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any) -> None:
+    """Run what ``triton.jit`` made of a function: ``triton::<name>`` over the tensors of the
+    launch, which does nothing without any.
+
+    Args:
+        kernel: what ``triton.jit`` made.
+        args: of the launch.
+        named: arguments by name; Triton's own options (``num_warps``) are among them.
+        grid: programs along each axis, or what tells them from the arguments.
+    """
+    name, module = kernel.fn.__name__, kernel.fn.__module__
+    parameters = signature(kernel.fn)
+    own = {key: value for key, value in named.items() if key in parameters.parameters}
+    bound = parameters.bind(*args, **own)
+    bound.apply_defaults()
+    tensors = tensors_of(bound.arguments.values())
+    if not tensors:
+        return
+    if cost := known_cost(module, name, tensors):
         launches.launch(f"triton::{name}", cost, writes=tensors)
-    elif tensors:
-        with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
-            _op(name)(tensors)
+        return
+    programs = grid({**named, **bound.arguments}) if callable(grid) else grid
+    if work := work_of(kernel, bound.arguments, programs):
+        writes = [tensors[place] for place in work.writes]
+        # One that does nothing is a kernel, too, and an operator needs a tensor.
+        reads = [tensors[place] for place in work.reads] if work.reads or writes else tensors
+        launches.launch(f"triton::{name}", work.cost, reads=reads, writes=writes)
+        return
+    with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
+        _op(name)(tensors)
 
 
 def explain_missing(error: ModuleNotFoundError) -> None:
@@ -130,13 +156,6 @@ def explain_missing(error: ModuleNotFoundError) -> None:
             "pip install triton. The null device launches its kernels without a GPU and without "
             "compiling them"
         )
-
-
-def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in arguments:
-        tensor = getattr(value, "base", value)  # a tensor descriptor
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-            yield tensor
 
 
 @cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -36,17 +39,20 @@ def test_a_known_kernel_has_a_kind_and_bytes(
 
 
 def test_a_kernel_of_that_name_elsewhere_is_unknown() -> None:
-    """It may do anything: its time is a default, and said to be one."""
+    """It may do anything: this one has no source that could be followed."""
     record, _ = _launched("_permute_kernel", "my_kernels.permutation")
 
     assert record.signature.name == "triton::_permute_kernel"
 
 
 def _launched(name: str, module: str) -> tuple[op_log.OpRecord, torch.Tensor]:
+    def source(rows: Any, out: Any) -> None: ...
+
+    source.__name__, source.__module__ = name, module
     rows, out = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
     op_log.drain_ops()
     op_log.record_ops()
-    custom_kernels.launch(name, [rows, out], module=module)
+    custom_kernels.launch_source(SimpleNamespace(fn=source), (rows, out), {}, (1,))
     op_log.record_ops(False)
     (record,) = op_log.drain_ops()
     return record, out

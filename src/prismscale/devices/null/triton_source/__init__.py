@@ -1,0 +1,1 @@
+"""What a Triton kernel computes and moves, read off its source: it is followed, not run."""
