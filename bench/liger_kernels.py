@@ -7,7 +7,8 @@ DIR is a checkout of linkedin/Liger-Kernel (at ead96b6), whose ``liger_kernel`` 
 script of its kernel measures with, and so to ``triton.testing.do_bench``, on a null GPU: what the
 kernels do is read off their source (``devices/null/triton_source``), nothing of Liger is known to
 the product, and nothing is fitted on these rows. Scripts have changed since many rows were
-published; a row whose configuration its script no longer takes is counted and left out. A benchmark
+published: sizes that they called otherwise then are renamed, and a row that its script does not
+take all the same is counted and left out. A benchmark
 of single kernels empties the L2 cache and ends before the power limit is felt, and so do these.
 
 Rows of kernels that end within 50 µs are bound by launches, which ``do_bench`` sees.
@@ -50,6 +51,16 @@ DEVICES = {
 }
 SHORTEST_MS = 0.05
 OTHER_BACKENDS = ("cutile", "cutedsl")
+RENAMED = {
+    "V": "vocab_size",
+    "H": "hidden_size",
+    "N": "hidden_size",
+    "D": "hidden_size",
+    "B": "bsz",
+    "num_q_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+}
+"""Sizes that scripts called otherwise."""
 
 
 class FoundError(Exception):
@@ -102,12 +113,9 @@ def _module(name: str) -> Any:
 
 def predicted_ms(scripts: Path, row: Mapping[str, str]) -> float:
     """What the script of a row measures on the null GPU."""
-    config: dict[str, Any] = json.loads(row["extra_benchmark_config_str"])
-    if isinstance(dtype := config.get("dtype"), str):
-        config["dtype"] = getattr(torch, dtype.removeprefix("torch."))
-    x = row["x_value"]
+    x, config = sizes_of(row)
     asked = _module("utils").SingleBenchmarkRunInput(
-        x=int(x) if x.isdecimal() else x,
+        x=x,
         kernel_provider=row["kernel_provider"],
         kernel_operation_mode=row["kernel_operation_mode"],
         extra_benchmark_config=config,
@@ -115,6 +123,22 @@ def predicted_ms(scripts: Path, row: Mapping[str, str]) -> float:
     with contextlib.redirect_stdout(None):
         found = bench_function(scripts, row["kernel_name"])(asked)
     return float(found.y_50)
+
+
+def sizes_of(row: Mapping[str, str]) -> tuple[int | str, dict[str, Any]]:
+    """What a row varies, and its configuration, as scripts of today take them: tokens vary."""
+    config: dict[str, Any] = json.loads(row["extra_benchmark_config_str"])
+    if isinstance(dtype := config.get("dtype"), str):
+        config["dtype"] = getattr(torch, dtype.removeprefix("torch."))
+    x: int | str = int(row["x_value"]) if row["x_value"].isdecimal() else row["x_value"]
+    if row["x_name"] in ("V", "H", "N") and not {"vocab_size", "hidden_size"} & set(config):
+        length = config.get("seq_len", config.get("T", 0))
+        if tokens := config.get("M") or length * config.get("B", 1):
+            config[RENAMED[row["x_name"]]], x = x, tokens
+    for old, new in RENAMED.items():
+        if old in config:
+            config.setdefault(new, config[old])
+    return x, config
 
 
 def measure(scripts: Path, truth: Path, gpu: str) -> Iterator[Row]:
