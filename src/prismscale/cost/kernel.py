@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prismscale.cost.kernel_attention import attention_ns
-from prismscale.cost.kernel_gemm import gemm_call_ns, has_roofline, operand_dtype
+from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, has_roofline, operand_dtype
 from prismscale.cost.kernel_kinds import GENERATED, kind_of
 from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
@@ -115,7 +115,7 @@ class ModelledKernels:
             device_ns=round(device_ns),
             host_ns=round(host_ns),
             source=known if _has_rule(self.profile, call, kind) else "default",
-            error=self.profile.errors.get(kind),
+            error=self.profile.errors.get(TRITON if call.namespace == TRITON else kind),
             kind=kind,
         )
         # A library's kernel is one already: Apex's norms, and what inductor has generated.

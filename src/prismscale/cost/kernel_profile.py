@@ -213,7 +213,8 @@ class KernelProfile:
     clock_headroom: float = 1.0
     """Highest clock relative to the one that the data sheet's peaks are for."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """Relative error by kind: p90 on measurements that were not fitted, or an estimate."""
+    """Relative error by kind: p90 on measurements that were not fitted, or an estimate; ``triton``
+    is that of all kernels that were read off their source."""
     scaled_from: str | None = None
     own_products: tuple[str, ...] = ()
     """Element types whose products were measured, where the rest is scaled."""
