@@ -56,6 +56,18 @@ def causal(q, k, out, length, D: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
+def nested(q, k, out, turns, B: tl.constexpr):
+    """Products in a loop in a loop."""
+    at = tl.arange(0, B)
+    found = tl.zeros([B, B], dtype=tl.float32)
+    for row in range(turns):
+        left = tl.load(q + row + at[:, None] * B + at[None, :])
+        for column in tl.range(0, 2 * turns, num_stages=2):
+            found = tl.dot(left, tl.load(k + column + at[:, None] * B + at[None, :]), found)
+    tl.store(out + at, tl.sum(found, 1))
+
+
+@triton.jit
 def double(x, count, B: tl.constexpr):
     """In place."""
     at = tl.program_id(0) * B + tl.arange(0, B)

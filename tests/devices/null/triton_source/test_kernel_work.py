@@ -90,6 +90,20 @@ def test_programs_that_loop_more_often_count_more() -> None:
     assert batch * m * n * k == pytest.approx(4096 * 4096 * 128 / 2, rel=0.03)
 
 
+def test_a_long_loop_counts_all_its_turns() -> None:
+    """Of which a few are followed: these are more than operations that are followed at all."""
+    work = product(64, 64, 16 * 30_001, (64, 64, 16))
+    assert work.cost.extents == (1, 64, 64, 16 * 30_001)
+
+
+def test_a_loop_within_a_loop_counts_all_its_turns() -> None:
+    """Rows of tiles under a causal mask, one program for all of them."""
+    arguments = {"q": cuda(64, 16), "k": cuda(64, 16), "out": cuda(64), "turns": 100, "B": 16}
+    work = work_of(kernels.nested, arguments, (1,))
+    assert work is not None
+    assert work.cost.extents == (1, 64, 64, 16 * 100 * 200 * 16 * 16 // 64**2)
+
+
 def test_what_is_read_and_written_in_place_crosses_the_bus_twice() -> None:
     """Once at most in each direction, though the last block is larger than what is left."""
     x = cuda(1000, dtype=torch.float32)

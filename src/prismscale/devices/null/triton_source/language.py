@@ -7,6 +7,7 @@ Functions that are not here work element by element. Source: ``triton/language``
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from prismscale.devices.null.triton_source.blocks import (
     number,
     shape_of,
 )
-from prismscale.devices.null.triton_source.tally import UnreadableKernelError, tally
+from prismscale.devices.null.triton_source.tally import UnreadableKernelError, tally, turns
 
 _EXPONENTIALS = ("exp", "exp2")
 _PLAIN: dict[str, Callable[..., float]] = {
@@ -112,9 +113,7 @@ class Language:
 
     def range(self, *bounds: Any, **_: Any) -> Iterator[Any]:
         """A loop; one whose end a tensor holds cannot be followed."""
-        for index in range(*bounds):
-            tally().step()
-            yield number(index)
+        return map(number, turns([operator.index(bound) for bound in bounds]))
 
     static_range = range
 

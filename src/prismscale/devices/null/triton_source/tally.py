@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 MOST_STEPS = 200_000
 """Operations after which a kernel is given up: a tenth of a second or two."""
+WINDOW = 8
+"""Turns of a loop that are compared: one that does the same in two windows, after a first one, does
+so in all that are left."""
 EXPONENTIAL_STEPS = 40
 """Inner steps of a product that the exponential of one of its results costs: twice what attention
 by FlashAttention 2 loses to its softmax (``head_overhead`` of an A100 is 23, of an H100 19), which
@@ -51,6 +55,18 @@ class Tally:
         if self.steps > MOST_STEPS:
             raise UnreadableKernelError(f"it takes more than {MOST_STEPS:,} operations")
 
+    def counts(self) -> Counter[tuple[str, Any]]:
+        """All that is counted, by what it is."""
+        found: Counter[tuple[str, Any]] = Counter()
+        for name in ("products", "read_bytes", "written_bytes"):
+            found.update({(name, key): count for key, count in getattr(self, name).items()})
+        return found
+
+    def add(self, counts: Mapping[tuple[str, Any], int], times: int) -> None:
+        """The same again, some times over."""
+        for (name, key), count in counts.items():
+            getattr(self, name)[key] += count * times
+
     def product(self, shape: tuple[int, ...], inner: int, bits: int) -> None:
         """A product of matrices, or several."""
         *batch, rows, columns = shape
@@ -80,3 +96,25 @@ def counted_in(found: Tally) -> Iterator[None]:
         yield
     finally:
         _FOLLOWED.reset(token)
+
+
+def turns(bounds: Sequence[int]) -> Iterator[int]:
+    """The turns of a loop: all of them, or the first ones and then as many times what each did."""
+    count, every = tally(), range(*bounds)
+    before = last = Counter[tuple[str, Any]]()
+    for turn, index in enumerate(every):
+        if turn and turn % WINDOW == 0 and turn <= 3 * WINDOW:
+            now = count.counts()
+            done, before = now - before, now
+            if turn == 3 * WINDOW and done == last and len(every) > turn:
+                _add_turns(count, done, len(every) - turn)
+                return
+            last = done
+        count.step()
+        yield index
+
+
+def _add_turns(count: Tally, window: Counter[tuple[str, Any]], left: int) -> None:
+    whole, rest = divmod(left, WINDOW)
+    count.add(window, whole)
+    count.add({key: n * rest // WINDOW for key, n in window.items()}, 1)
