@@ -13,6 +13,7 @@ call carries its bytes (``traffic_bytes``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from prismscale.cost.kernel_signature import KernelCall
@@ -97,6 +98,14 @@ _TABLE: Mapping[str, str] = {
 GENERATED = "inductor::"
 _GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": "scan"}
 """By the second word of a generated kernel's name; the others (``red``, ``per``) are reductions."""
+
+_GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
+
+
+def is_generated(name: str) -> bool:
+    """Whether inductor has generated the kernel, and does not launch one that it was given."""
+    return _GENERATED_NAME.match(name) is not None
+
 
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
 STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {

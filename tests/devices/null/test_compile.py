@@ -239,6 +239,25 @@ def test_templates_of_products_cost_what_products_do() -> None:
     assert costs[0].device_ns == costs[1].device_ns
 
 
+def test_a_kernel_of_the_programs_own_is_the_op_that_it_is_without_compile() -> None:
+    """With the products that its source says, on the grid that it asks for."""
+    from support import triton_kernels
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(a), b.shape[1], dtype=a.dtype, device=a.device)
+        sizes = {"PRECISION": "tf32", "BM": 64, "BN": 64, "BK": 32}
+        grid = (len(a) // 64 * (b.shape[1] // 64),)
+        triton_kernels.matmul[grid](a, b, out, len(a), b.shape[1], len(b), **sizes)
+        return out
+
+    factors = random(512, 1024, grad=False), random(1024, 256, grad=False)
+    (plain,) = [op for op in ops_of(lambda: run(*factors)) if op.name.startswith("triton::")]
+    (own,) = ops_of(lambda: torch.compile(run)(*factors))
+
+    assert own == plain
+    assert own.arguments["extents"] == (8 * 4, 64, 64, 1024)
+
+
 def test_flex_attention_is_the_op_that_it_is_without_compile() -> None:
     """Inductor's templates would take their work from a mask without values."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -2,6 +2,7 @@
 
 A launch is one op ``inductor::<kernel>`` over the kernel's tensors. Its signature has the bytes as
 the argument ``traffic_bytes``: a kernel that reads a slice is not charged with the whole tensor.
+The program's own Triton kernels in a compiled region are what they are elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+from prismscale.cost.kernel_kinds import is_generated
+from prismscale.devices.null.custom_kernels import launch_source
 from prismscale.devices.null.value_policy import set_known
 
 _PASSES, _CONSTANTS = "null_passes", "null_constants"
@@ -55,6 +58,9 @@ def replace_launches(heuristics: Any) -> None:
         """Nothing is compiled, and nothing tuned."""
 
     def run(self: Any, *arguments: Any, stream: Any = None, **named: Any) -> None:
+        if not is_generated(self.fn.__name__):
+            _launch_own(heuristics, self, arguments, named)
+            return
         by_name = dict(zip(self.fn.arg_names, arguments, strict=False)) | named
         launch(self.fn.__name__, by_name, self.inductor_meta.get(_PASSES, {}))
         for argument, value in self.inductor_meta.get(_CONSTANTS, {}).items():
@@ -63,6 +69,21 @@ def replace_launches(heuristics: Any) -> None:
 
     heuristics.CachingAutotuner.precompile = precompile
     heuristics.CachingAutotuner.run = run
+
+
+def _launch_own(
+    heuristics: Any, tuner: Any, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> None:
+    """A kernel that the program brought along: its constants are noted beside it, and the grid
+    comes behind its arguments."""
+    config = tuner.configs[0]
+    constants = {**tuner.triton_meta["constants"], **config.kwargs}
+    free = [name for name in tuner.fn.arg_names if name not in constants]
+    values = dict(zip(free, arguments, strict=False)) | constants | dict(named)
+    of_grid = tuner.inductor_meta.get("extra_launcher_args", ())
+    extra = dict(zip(of_grid, arguments[len(free) :], strict=False))
+    grid = heuristics.GridExpr.from_meta(tuner.inductor_meta, config)
+    launch_source(tuner.fn, (), values, grid.eval_slow({**values, **extra}))
 
 
 def launch(name: str, arguments: Mapping[str, Any], passes: Mapping[str, float]) -> None:
