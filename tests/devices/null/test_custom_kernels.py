@@ -109,6 +109,12 @@ def test_a_triton_launch_without_tensors_does_nothing() -> None:
     assert len(launched(triton_kernels.unending, (1,), {}, (1,))) == 0
 
 
+def test_a_triton_launch_without_programs_does_nothing() -> None:
+    """Experts without tokens: Triton launches nothing either."""
+    x = torch.zeros(0, device="cuda")
+    assert len(launched(triton_kernels.double, (x, 0), {"B": 256}, (0,))) == 0
+
+
 def launched(
     kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any
 ) -> list[op_log.OpRecord]:

@@ -118,7 +118,7 @@ def _replace_tuning(autotuner: Any) -> None:
 
 def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any) -> None:
     """Run what ``triton.jit`` made of a function: ``triton::<name>`` over the tensors of the
-    launch, which does nothing without any.
+    launch. It does nothing without any, and without programs.
 
     Args:
         kernel: what ``triton.jit`` made.
@@ -138,6 +138,8 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
         launches.launch(f"triton::{name}", cost, writes=tensors)
         return
     programs = grid({**named, **bound.arguments}) if callable(grid) else grid
+    if 0 in programs:
+        return
     if work := work_of(kernel, bound.arguments, programs):
         writes = [tensors[place] for place in work.writes]
         # One that does nothing is a kernel, too, and an operator needs a tensor.

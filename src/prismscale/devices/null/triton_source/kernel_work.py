@@ -27,7 +27,7 @@ MOST_PROGRAMS = 5
 """Of a grid that are followed, evenly along its diagonal: what they loop over may grow along one
 axis, as under a causal mask."""
 MOST_REMEMBERED = 4096
-"""Launches whose work is known."""
+"""Launches whose work is kept."""
 SMALLEST_TILE = 64
 """Of a product, in :mod:`prismscale.cost.kernel_tiles`; smaller ones share one."""
 _KINDS = ("sort", "scan", "index", "reduction")
@@ -71,8 +71,11 @@ def work_of(kernel: Any, arguments: Mapping[str, Any], grid: Sequence[int]) -> W
         tally, programs = _followed(kernel, arguments, tensors, tuple(grid))
         found = _work(tally, tensors, programs, prod(grid))
     except Exception:
+        # The kernel's own Python, on what it was not written for, may raise anything.
         return None
-    if not tally.reads_values and len(_remembered) < MOST_REMEMBERED:
+    if not tally.reads_values:
+        if len(_remembered) >= MOST_REMEMBERED:
+            _remembered.clear()  # a seed among the arguments makes each launch another
         _remembered[key] = found
     return found
 
