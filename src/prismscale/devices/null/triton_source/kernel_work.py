@@ -21,7 +21,7 @@ from prismscale.devices.null.libraries.launches import Cost, gemm, memory
 from prismscale.devices.null.triton_source.blocks import Pointer
 from prismscale.devices.null.triton_source.functions import as_value, call
 from prismscale.devices.null.triton_source.language import Descriptor
-from prismscale.devices.null.triton_source.tally import Tally, counted_in
+from prismscale.devices.null.triton_source.tally import Tally, counted_in, triton_language
 
 MOST_PROGRAMS = 5
 """Of a grid that are followed, evenly along its diagonal: what they loop over may grow along one
@@ -152,10 +152,9 @@ def _value(value: Any, places: Iterator[int]) -> Any:
 
 
 def _pointer_type(dtype: torch.dtype) -> Any:
-    import triton.language
-
     name = _TRITON_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-    return triton.language.pointer_type(getattr(triton.language, name))
+    language = triton_language()
+    return language.pointer_type(getattr(language, name))
 
 
 def _work(tally: Tally, tensors: Sequence[Tensor], followed: int, programs: int) -> Work:

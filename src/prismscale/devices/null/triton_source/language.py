@@ -21,7 +21,12 @@ from prismscale.devices.null.triton_source.blocks import (
     number,
     shape_of,
 )
-from prismscale.devices.null.triton_source.tally import UnreadableKernelError, tally, turns
+from prismscale.devices.null.triton_source.tally import (
+    UnreadableKernelError,
+    tally,
+    triton_language,
+    turns,
+)
 
 _EXPONENTIALS = ("exp", "exp2")
 _PLAIN: dict[str, Callable[..., float]] = {
@@ -86,14 +91,13 @@ class Language:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        import triton.language
-
-        real = getattr(self._module or triton.language, name, None)
+        language = triton_language()
+        real = getattr(self._module or language, name, None)
         if isinstance(real, ModuleType):
             return Language(real)
-        if isinstance(real, triton.language.dtype):
+        if isinstance(real, language.dtype):
             return real
-        if real is triton.language.constexpr:
+        if real is language.constexpr:
             return lambda value: value
         if name in _UNCHANGED:
             return lambda value, *_, **__: value
@@ -214,9 +218,7 @@ class Language:
 
     def arange(self, start: int, end: int) -> Block:
         """Integers in a row."""
-        import triton.language
-
-        return Block((end - start,), triton.language.int32)
+        return Block((end - start,), triton_language().int32)
 
     def full(self, shape: Any, value: Any, dtype: Any = None, **_: Any) -> Block:
         """A block of one number."""
@@ -406,6 +408,4 @@ def _without(shape: Sequence[int], axis: int) -> list[int]:
 
 
 def _float32() -> Any:
-    import triton.language
-
-    return triton.language.float32
+    return triton_language().float32

@@ -20,6 +20,13 @@ by FlashAttention 2 loses to its softmax (``head_overhead`` of an A100 is 23, of
 stands between two products."""
 
 
+def triton_language() -> Any:
+    """``triton.language``, which programs without Triton never import."""
+    import triton.language
+
+    return triton.language
+
+
 class UnreadableKernelError(Exception):
     """A kernel whose work does not follow from shapes and integers; says why."""
 
