@@ -41,6 +41,13 @@ def test_memory_is_what_the_program_holds(pynvml: Any) -> None:
     assert after.used + after.free == after.total == torch.cuda.mem_get_info()[1]
 
 
+def test_devices_of_a_node_are_joined_by_nvlink(pynvml: Any) -> None:
+    """DeepEP looks at each pair before it makes a buffer."""
+    first, last = pynvml.nvmlDeviceGetHandleByIndex(0), pynvml.nvmlDeviceGetHandleByIndex(7)
+    status = pynvml.nvmlDeviceGetP2PStatus(first, last, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    assert status == pynvml.NVML_P2P_STATUS_OK
+
+
 def test_torch_asks_it(pynvml: Any) -> None:
     """``torch.cuda``'s own figures of a running chip are its constants."""
     assert torch.cuda.utilization() == 100

@@ -124,6 +124,8 @@ def _functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
         "nvmlDeviceGetPowerUsage": lambda device: readings.power_milliwatts,
         "nvmlDeviceGetClockInfo": lambda device, clock: readings.clock_mhz,
         "nvmlDeviceGetComputeRunningProcesses": lambda device: [],
+        # NVML_P2P_STATUS_OK, as constants are here: NVLink joins the devices of a node.
+        "nvmlDeviceGetP2PStatus": lambda device, other, capability: 0,
         # Processes of an emulated rank stay where the scheduler puts them.
         "nvmlDeviceSetCpuAffinity": lambda device: None,
         "nvmlDeviceClearCpuAffinity": lambda device: None,
