@@ -117,3 +117,24 @@ def described(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     tl.make_tensor_descriptor(c, [M, N], [N, 1], [M, N]).store(
         [0, 0], tl.dot(left.load([0, 0]), right.load([0, 0])).to(tl.bfloat16)
     )
+
+
+@triton.jit
+def grouped(a_addresses, b_addresses, c_addresses, sizes, GROUPS: tl.constexpr, B: tl.constexpr):
+    """Products whose factors' addresses and sizes lie in tensors, shared out between programs."""
+    tile, last = tl.program_id(0), 0
+    at = tl.arange(0, B)
+    for group in range(GROUPS):
+        m, n, k = [tl.load(sizes + 3 * group + place) for place in (0, 1, 2)]
+        tiles = tl.cdiv(m, B) * tl.cdiv(n, B)
+        while tile >= last and tile < last + tiles:
+            a = tl.load(a_addresses + group).to(tl.pointer_type(tl.bfloat16))
+            b = tl.load(b_addresses + group).to(tl.pointer_type(tl.bfloat16))
+            found = tl.zeros((B, B), dtype=tl.float32)
+            for step in range(0, tl.cdiv(k, B)):
+                left = tl.load(a + at[:, None] * k + (step * B + at)[None, :])
+                found += tl.dot(left, tl.load(b + (step * B + at)[:, None] * n + at[None, :]))
+            c = tl.load(c_addresses + group).to(tl.pointer_type(tl.bfloat16))
+            tl.store(c + at[:, None] * n + at[None, :], found.to(tl.bfloat16))
+            tile += tl.num_programs(0)
+        last = last + tiles

@@ -172,3 +172,21 @@ def test_tensors_are_read_through_descriptors() -> None:
     assert work is not None
     assert work.cost.extents == (1, 64, 64, 32)
     assert (work.reads, work.writes) == ((0, 1), (2,))
+
+
+def test_products_of_tensors_that_are_known_by_address_are_counted() -> None:
+    """Their sizes are small integers, which the device knows."""
+    addresses = cuda(2, dtype=torch.int64)
+    arguments = {
+        "a_addresses": addresses,
+        "b_addresses": addresses,
+        "c_addresses": addresses,
+        "sizes": torch.tensor([128, 256, 64, 64, 64, 640], dtype=torch.int32, device="cuda"),
+        "GROUPS": 2,
+        "B": 64,
+    }
+    work = work_of(kernels.grouped, arguments, (3,))
+    assert work is not None
+    batch, m, n, k = work.cost.extents
+    assert batch * m * n * k == 128 * 256 * 64 + 64 * 64 * 640
+    assert (work.reads, work.writes) == ((0, 1, 2, 3), ())

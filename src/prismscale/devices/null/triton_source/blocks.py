@@ -253,10 +253,13 @@ def _moved(pointer: Pointer, offset: Any, name: str) -> int | None:
 
 
 def wider(one: Block, other: Any) -> Any:
-    """The element type of an operation on both: floats win, then the wider."""
+    """The element type of an operation on both: addresses win, then floats, then the wider."""
     if not isinstance(other, Block):
         return one.dtype
     types = (one.dtype, other.dtype)
+    for dtype in types:
+        if dtype.is_ptr():
+            return dtype
     return max(types, key=lambda t: (t.is_floating(), t.primitive_bitwidth))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any
 
 import torch
@@ -21,7 +21,12 @@ from prismscale.devices.null.libraries.launches import Cost, gemm, memory
 from prismscale.devices.null.triton_source.blocks import Pointer
 from prismscale.devices.null.triton_source.functions import as_value, call
 from prismscale.devices.null.triton_source.language import Descriptor
-from prismscale.devices.null.triton_source.tally import Tally, counted_in, triton_language
+from prismscale.devices.null.triton_source.tally import (
+    ELSEWHERE,
+    Tally,
+    counted_in,
+    triton_language,
+)
 
 MOST_PROGRAMS = 5
 """Of a grid that are followed, evenly along its diagonal: what they loop over may grow along one
@@ -158,11 +163,13 @@ def _pointer_type(dtype: torch.dtype) -> Any:
 
 
 def _work(tally: Tally, tensors: Sequence[Tensor], followed: int, programs: int) -> Work:
-    reads, writes = tuple(sorted(tally.read_bytes)), tuple(sorted(tally.written_bytes))
+    reads = tuple(sorted(set(tally.read_bytes) - {ELSEWHERE}))
+    writes = tuple(sorted(set(tally.written_bytes) - {ELSEWHERE}))
     if tally.products:
         return Work(cost=_products(tally, followed, programs), reads=reads, writes=writes)
+    held = {place: tensor.nbytes for place, tensor in enumerate(tensors)}
     moved = sum(
-        min(tensors[place].nbytes, n_bytes * programs // followed)
+        min(held.get(place, inf), n_bytes * programs // followed)
         for bytes_of in (tally.read_bytes, tally.written_bytes)
         for place, n_bytes in bytes_of.items()
     )

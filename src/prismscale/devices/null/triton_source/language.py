@@ -22,6 +22,7 @@ from prismscale.devices.null.triton_source.blocks import (
     shape_of,
 )
 from prismscale.devices.null.triton_source.tally import (
+    ELSEWHERE,
     UnreadableKernelError,
     tally,
     triton_language,
@@ -95,7 +96,7 @@ class Language:
         real = getattr(self._module or language, name, None)
         if isinstance(real, ModuleType):
             return Language(real)
-        if isinstance(real, language.dtype):
+        if isinstance(real, language.dtype) or real is language.pointer_type:
             return real
         if real is language.constexpr:
             return lambda value: value
@@ -135,10 +136,10 @@ class Language:
         """A block of a tensor."""
         if isinstance(pointer, Descriptor):
             return pointer.load(None)
+        element, count = pointer.dtype.element_ty, tally()
         if not isinstance(pointer, Pointer):
-            raise UnreadableKernelError("it loads from an address that it computes")
-        element = pointer.dtype.element_ty
-        count = tally()
+            count.read_bytes[ELSEWHERE] += _bytes(pointer.shape, element)
+            return Block(pointer.shape, element, is_loaded=True)
         count.read_bytes[pointer.tensor] += _bytes(pointer.shape, element)
         if pointer.is_loaded and pointer.shape:
             count.kinds.add("index")
@@ -154,12 +155,10 @@ class Language:
         if isinstance(pointer, Descriptor):
             pointer.store(None, value)
             return
-        if not isinstance(pointer, Pointer):
-            raise UnreadableKernelError("it stores to an address that it computes")
-        count = tally()
-        shape = common_shape((pointer, value))
-        count.written_bytes[pointer.tensor] += _bytes(shape, pointer.dtype.element_ty)
-        if pointer.is_loaded and pointer.shape:
+        count, shape = tally(), common_shape((pointer, value))
+        place = pointer.tensor if isinstance(pointer, Pointer) else ELSEWHERE
+        count.written_bytes[place] += _bytes(shape, pointer.dtype.element_ty)
+        if place != ELSEWHERE and pointer.is_loaded and pointer.shape:
             count.kinds.add("index")
 
     def _atomic(self, pointer: Any, *values: Any, **_: Any) -> Block:

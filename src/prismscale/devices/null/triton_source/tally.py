@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+ELSEWHERE = -1
+"""The place of memory that a kernel has the addresses of, and not the tensor."""
 MOST_STEPS = 200_000
 """Operations after which a kernel is given up: a tenth of a second or two."""
 WINDOW = 8
