@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ MOST_PROGRAMS = 5
 axis, as under a causal mask."""
 MOST_REMEMBERED = 4096
 """Launches whose work is kept."""
+MOST_BYTES = 2**62
+"""Of memory that is known by its address alone."""
 SMALLEST_TILE = 64
 """Of a product, in :mod:`prismscale.cost.kernel_tiles`; smaller ones share one."""
 _KINDS = ("sort", "scan", "index", "reduction")
@@ -169,7 +171,7 @@ def _work(tally: Tally, tensors: Sequence[Tensor], followed: int, programs: int)
         return Work(cost=_products(tally, followed, programs), reads=reads, writes=writes)
     held = {place: tensor.nbytes for place, tensor in enumerate(tensors)}
     moved = sum(
-        min(held.get(place, inf), n_bytes * programs // followed)
+        min(held.get(place, MOST_BYTES), n_bytes * programs // followed)
         for bytes_of in (tally.read_bytes, tally.written_bytes)
         for place, n_bytes in bytes_of.items()
     )
