@@ -8,8 +8,8 @@ script of its kernel measures with, and so to ``triton.testing.do_bench``, on a 
 kernels do is read off their source (``devices/null/triton_source``), nothing of Liger is known to
 the product, and nothing is fitted on these rows. Scripts have changed since many rows were
 published: sizes that they called otherwise then are renamed, and a row that its script does not
-take all the same is counted and left out. A benchmark
-of single kernels empties the L2 cache and ends before the power limit is felt, and so do these.
+take all the same is counted and left out. A benchmark of single kernels empties the L2 cache and
+ends before the power limit is felt, and so do these.
 
 Rows of kernels that end within 50 µs are bound by launches, which ``do_bench`` sees.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import ctypes
 import json
 import runpy
 import sys
@@ -27,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ import torch
 import tests_on_path  # noqa: F401
 from prismscale.cost.kernel import ModelledKernels
 from prismscale.cost.kernel_profile import KernelProfile
-from prismscale.devices.null.bindings import COST_CALLBACK
 from prismscale.devices.null.gpus import device_spec
-from prismscale.devices.null.runtime import DEFAULT_DEVICE_NS, DEFAULT_HOST_NS, activate, active
+from prismscale.devices.null.kernel_ledger import KernelLedger
+from prismscale.devices.null.runtime import activate
 from prismscale.validation.error_rows import error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from runs import our_commit
@@ -87,7 +87,7 @@ def published(truth: Path, gpu: str) -> Iterator[dict[str, str]]:
 @cache
 def bench_function(scripts: Path, kernel: str) -> Callable[[Any], Any]:
     """What the script of ``kernel`` measures speed with."""
-    configs, utils = _module("benchmark_model_configs"), _module("utils")
+    configs, utils = import_module("benchmark_model_configs"), import_module("utils")
 
     def stopped(**named: Any) -> None:
         raise FoundError(named["bench_test_fn"])
@@ -107,14 +107,10 @@ def bench_function(scripts: Path, kernel: str) -> Callable[[Any], Any]:
     raise ValueError(f"{script} measures nothing")
 
 
-def _module(name: str) -> Any:
-    return __import__(name)
-
-
 def predicted_ms(scripts: Path, row: Mapping[str, str]) -> float:
     """What the script of a row measures on the null GPU."""
     x, config = sizes_of(row)
-    asked = _module("utils").SingleBenchmarkRunInput(
+    asked = import_module("utils").SingleBenchmarkRunInput(
         x=x,
         kernel_provider=row["kernel_provider"],
         kernel_operation_mode=row["kernel_operation_mode"],
@@ -169,20 +165,6 @@ def measure(scripts: Path, truth: Path, gpu: str) -> Iterator[Row]:
         print(f"left out, {gpu} {name}: {why[:120]}", file=sys.stderr)
 
 
-def be_burst(gpu: str) -> object:
-    """Let kernels cost what a benchmark of one kernel sees; returns what has to be kept."""
-    model = ModelledKernels(profile=KernelProfile.load(gpu).burst().cold())
-
-    def cost(description: bytes, device_ns: Any, host_ns: Any) -> None:
-        found = model.cost(description.decode())
-        device_ns[0], host_ns[0] = found.device_ns, found.host_ns
-
-    callback = COST_CALLBACK(cost)
-    pointer = ctypes.cast(callback, ctypes.c_void_p)
-    active().library.ps_set_cost(pointer, DEFAULT_DEVICE_NS, DEFAULT_HOST_NS)
-    return callback
-
-
 def main() -> int:
     """Run the rows of one GPU, print the table, and write it where asked."""
     parser = argparse.ArgumentParser(
@@ -193,8 +175,8 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    activate(device_spec(asked.gpu))
-    kept = be_burst(asked.gpu)
+    profile = KernelProfile.load(asked.gpu).burst().cold()
+    ledger = KernelLedger(activate(device_spec(asked.gpu)), ModelledKernels(profile=profile))
     scripts = asked.liger.absolute() / "benchmark" / "scripts"
     sys.path.insert(0, str(scripts))
     note = f"prismscale {our_commit()}"
@@ -203,7 +185,7 @@ def main() -> int:
     if asked.json:
         write_rows(rows, asked.json)
     code = finish(rows, title="Liger's Triton kernels", json_path=asked.json)
-    del kept  # until here the device had a pointer to it
+    del ledger  # until here the device had a pointer to it
     return code
 
 

@@ -99,6 +99,15 @@ def drain_ops() -> OpLog:
     return OpLog(rows_O=rows, signatures={number: _signature(number) for number in used})
 
 
+def ops_of(run: Callable[[], object]) -> OpLog:
+    """What ``run`` executes."""
+    drain_ops()
+    record_ops()
+    run()
+    record_ops(False)
+    return drain_ops()
+
+
 _installed: list[object] = []  # C++ holds a bare pointer to the callback: it must not be collected
 
 

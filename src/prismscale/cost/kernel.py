@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from prismscale.cost.kernel_attention import attention_ns
-from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, has_roofline, operand_dtype
+from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, operand_dtype, own_roofline
 from prismscale.cost.kernel_kinds import GENERATED, kind_of
 from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
@@ -137,7 +137,7 @@ def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
 def _has_rule(profile: KernelProfile, call: KernelCall, kind: str) -> bool:
     """Whether the profile has a rule for the kind, and for the element type where it matters."""
     if kind in ("gemm", "convolution", "attention", "attention_backward"):
-        return len(call.inputs) < 2 or has_roofline(profile, operand_dtype(call))
+        return len(call.inputs) < 2 or own_roofline(profile, operand_dtype(call)) is not None
     return kind != "unknown"
 
 

@@ -16,9 +16,10 @@ _HALF = 2
 """Bytes of the 16-bit floats."""
 NARROW = {8: "Float8_e4m3fn", 4: "Float4_e2m1fn_x2"}
 """Element types of narrow floats, by their bits."""
-TF32 = "TF32"
-"""Of floats of 32 bits that tensor cores multiply in 19."""
-_STATED = {**NARROW, 19: TF32, 32: "Float"}
+TF32, TF32_BITS, FLOAT_BITS = "TF32", 19, 32
+"""Of floats of 32 bits, those that tensor cores multiply, in 19."""
+STATED_DTYPES = {**NARROW, TF32_BITS: TF32, FLOAT_BITS: "Float"}
+"""By the bits that a library's call states; 16 leaves it to the operands."""
 TRITON = "triton"
 """Namespace of its kernels."""
 _HALVES = ("BFloat16", "Half")
@@ -48,11 +49,11 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
         roofline = library.of(roofline)
     products = products_of(call)
     busy = [p for p in products if p.flops]
-    time_ns = roofline.base_ns * (len(products) - len(busy))
+    # Each product has its own launch in what follows; a library's kernel may do several at once.
+    (launches,) = call.arguments.get("launches", (len(products),))
+    time_ns = roofline.base_ns * (launches - len(busy))
     if not busy:
         return time_ns
-    if call.namespace == TRITON:
-        time_ns -= roofline.base_ns * (len(busy) - 1)  # one kernel, whatever it multiplies
     n_bytes = sum(t.n_bytes for t in (*call.inputs, *call.outputs)) / len(products)
     extents = np.array([(p.batch, p.m, p.n, p.k) for p in busy], float).T
     bytes_of_each = np.full(len(busy), n_bytes)
@@ -77,8 +78,8 @@ def operand_dtype(call: KernelCall) -> str:
     The second input is a factor of the product, and one of queries, keys and values. Libraries keep
     floats of 8 and 4 bits as bytes, and say so with an argument.
     """
-    if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in _STATED:
-        return _STATED[bits]
+    if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in STATED_DTYPES:
+        return STATED_DTYPES[bits]
     if call.namespace == TRITON:
         # Which of its tensors are factors is not known: 16 bits are said, wherever they come from.
         return next((t.dtype for t in call.inputs if t.dtype in _HALVES), _HALVES[0])
@@ -92,17 +93,17 @@ def factor_bytes(dtype: str) -> float:
 
 
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
-    """The roofline of an element type; types without one take that of float32. Tensor cores
-    multiply TF32 at half the rate of 16 bits."""
-    if dtype == TF32 and dtype not in profile.gemm and _HALVES[0] in profile.gemm:
-        halves = profile.gemm[_HALVES[0]]
+    """The roofline of an element type; types without one take that of float32."""
+    return own_roofline(profile, dtype) or profile.gemm["Float"]
+
+
+def own_roofline(profile: KernelProfile, dtype: str) -> GemmRoofline | None:
+    """The element type's own, where it has one. Tensor cores multiply TF32 at half the rate of 16
+    bits."""
+    halves = profile.gemm.get(_HALVES[0])
+    if dtype == TF32 and dtype not in profile.gemm and halves is not None:
         return replace(halves, peak_flops=halves.peak_flops / 2)
-    return profile.gemm.get(dtype, profile.gemm["Float"])
-
-
-def has_roofline(profile: KernelProfile, dtype: str) -> bool:
-    """Whether :func:`roofline_of` has one of the element type's own."""
-    return dtype in profile.gemm or (dtype == TF32 and _HALVES[0] in profile.gemm)
+    return profile.gemm.get(dtype)
 
 
 def products_of(call: KernelCall) -> list[Product]:

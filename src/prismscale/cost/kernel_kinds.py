@@ -100,13 +100,6 @@ _GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": 
 """By the second word of a generated kernel's name; the others (``red``, ``per``) are reductions."""
 
 _GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
-
-
-def is_generated(name: str) -> bool:
-    """Whether inductor has generated the kernel, and does not launch one that it was given."""
-    return _GENERATED_NAME.match(name) is not None
-
-
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
 STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
     "foreach",
@@ -131,6 +124,11 @@ _SHORT_SOFTMAX = 1024
 """Elements that one warp keeps in registers (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
 
+def is_generated(name: str) -> bool:
+    """Whether inductor has generated the kernel, and does not launch one that it was given."""
+    return _GENERATED_NAME.match(name) is not None
+
+
 def kind_of(call: KernelCall) -> str:
     """The kind of ``call``: a key of a profile's tables, or ``view``, ``transfer``, ``peer``,
     ``unknown``."""
@@ -142,7 +140,8 @@ def kind_of(call: KernelCall) -> str:
         return call.overload
     base = call.base
     if base.startswith(GENERATED):
-        return _GENERATED_KINDS.get(base.split("_")[1], "reduction")
+        generated = _GENERATED_NAME.match(base.removeprefix(GENERATED))
+        return _GENERATED_KINDS.get(generated[1] if generated else "", "reduction")
     if base in _KIND_OF:
         return _refined(_KIND_OF[base], call)
     if base.startswith("_foreach_"):

@@ -159,9 +159,9 @@ def _refuse_bombs(path: Path, footer: pq.FileMetaData) -> None:
 
 def numbers(table: pa.Table, name: str) -> NDArray[Any]:
     """A plain column as an array that may be kept."""
-    column = table[name]
-    none = np.zeros(0, column.type.to_pandas_dtype())
-    return np.concatenate([none, *map(_values, column.chunks)])
+    found = table[name]
+    none = np.zeros(0, found.type.to_pandas_dtype())
+    return np.concatenate([none, *map(_values, found.chunks)])
 
 
 def _values(array: pa.Array) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,11 +32,7 @@ GENERATED = "inductor::triton_"
 def ops_of(run: Callable[[], object]) -> list[op_log.OpSignature]:
     """What ``run`` launches, after a call that compiled it."""
     run()
-    op_log.drain_ops()
-    op_log.record_ops()
-    run()
-    op_log.record_ops(False)
-    return [op.signature for op in op_log.drain_ops()]
+    return [op.signature for op in op_log.ops_of(run)]
 
 
 def generated(ops: list[op_log.OpSignature]) -> list[int]:
@@ -228,11 +225,7 @@ def test_templates_of_products_cost_what_products_do() -> None:
     costs = []
     for run in (compiled, torch.mm):
         run(*factors)
-        op_log.drain_ops()
-        op_log.record_ops()
-        run(*factors)
-        op_log.record_ops(False)
-        (number,) = op_log.drain_ops().signatures
+        (number,) = op_log.ops_of(partial(run, *factors)).signatures
         costs.append(model.cost(library.ps_signature(number).decode()))
 
     assert costs[0].kind == costs[1].kind == "gemm"

@@ -119,11 +119,7 @@ def launched(
     kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any
 ) -> list[op_log.OpRecord]:
     """What one launch was recorded as."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    custom_kernels.launch_source(kernel, args, named, grid)
-    op_log.record_ops(False)
-    return op_log.drain_ops()
+    return op_log.ops_of(lambda: custom_kernels.launch_source(kernel, args, named, grid))
 
 
 TUNED = """

@@ -118,11 +118,7 @@ def test_shifted_flags_are_numbers(other: Any) -> None:
 
 def recorded_tf32(run: Callable[[], object]) -> list[bool]:
     """Whether the one product of ``run`` is in TF32."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    run()
-    op_log.record_ops(False)
-    arguments = [record.signature.arguments for record in op_log.drain_ops()]
+    arguments = [record.signature.arguments for record in op_log.ops_of(run)]
     return [found.get("tf32") == (1,) for found in arguments]
 
 

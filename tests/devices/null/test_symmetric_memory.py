@@ -50,11 +50,7 @@ def matrix(rows: int, columns: int) -> torch.Tensor:
 
 def recorded(run: Callable[[], object]) -> list[op_log.OpRecord]:
     """What ``run`` launches."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    run()
-    op_log.record_ops(False)
-    return list(op_log.drain_ops())
+    return list(op_log.ops_of(run))
 
 
 def channels(hook: RecordingHook) -> list[int]:

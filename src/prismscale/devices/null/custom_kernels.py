@@ -127,7 +127,7 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
         grid: programs along each axis, or what tells them from the arguments.
     """
     name, module = kernel.fn.__name__, kernel.fn.__module__
-    parameters = signature(kernel.fn)
+    parameters = _signature(kernel.fn)
     own = {key: value for key, value in named.items() if key in parameters.parameters}
     bound = parameters.bind(*args, **own)
     bound.apply_defaults()
@@ -158,6 +158,10 @@ def explain_missing(error: ModuleNotFoundError) -> None:
             "pip install triton. The null device launches its kernels without a GPU and without "
             "compiling them"
         )
+
+
+_signature = cache(signature)
+"""Looked at for each launch."""
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 
 from prismscale.cost.kernel import ModelledKernels
@@ -34,8 +33,9 @@ def validate(truth: Path) -> Iterator[Row]:
         UsageError: no measurements below ``truth``.
     """
     groups: dict[tuple[str, str, bool], list[GroupedRow]] = defaultdict(list)
-    for row in filter(attrgetter("held_out"), load_grouped(truth)):
-        groups[row.gpu, row.group, not row.is_even].append(row)
+    for row in load_grouped(truth):
+        if row.held_out:
+            groups[row.gpu, row.group, not row.is_even].append(row)
     for (gpu, group, is_uneven), rows in sorted(groups.items()):
         spread = "power law" if is_uneven else "balanced"
         bars = BARS[not is_uneven]

@@ -50,9 +50,6 @@ def _launched(name: str, module: str) -> tuple[op_log.OpRecord, torch.Tensor]:
 
     source.__name__, source.__module__ = name, module
     rows, out = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
-    op_log.drain_ops()
-    op_log.record_ops()
-    custom_kernels.launch_source(SimpleNamespace(fn=source), (rows, out), {}, (1,))
-    op_log.record_ops(False)
-    (record,) = op_log.drain_ops()
+    kernel = SimpleNamespace(fn=source)
+    (record,) = op_log.ops_of(lambda: custom_kernels.launch_source(kernel, (rows, out), {}, (1,)))
     return record, out

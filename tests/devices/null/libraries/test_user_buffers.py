@@ -67,13 +67,9 @@ def _empty(*sizes: int) -> torch.Tensor:
 
 def extents(run: Callable[[], object]) -> list[tuple[int, ...]]:
     """Of the products that ``run`` launches: batch, M, N, K."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    run()
-    op_log.record_ops(False)
     return [
         op.signature.arguments["extents"]
-        for op in op_log.drain_ops()
+        for op in op_log.ops_of(run)
         if "generic_gemm" in op.signature.name
     ]
 

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.cost.kernel_gemm import STATED_DTYPES
 from prismscale.cost.kernel_kinds import STAND_IN_KINDS
 from prismscale.errors import UsageError, did_you_mean
 
 _SCHEMA = "(Tensor[] reads, Tensor(a!)[] writes, int[] extents, int launches, int bits) -> ()"
-BITS = (32, 19, 16, 8, 4)
+BITS = tuple(sorted((16, *STATED_DTYPES), reverse=True))
 _libraries: dict[str, torch.library.Library] = {}
 
 

@@ -8,6 +8,7 @@ begin with: ``if pid >= count: return`` does not, ``if start < length`` does.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,34 +22,25 @@ _BITWISE = ("and", "or", "xor", "lshift", "rshift")
 _TO_BOOL = {"and": operator.and_, "or": operator.or_}
 
 
-class Whole(int):
+class _KnownNumber:
+    """A number that is known."""
+
+    shape: ClassVar[tuple[int, ...]] = ()
+
+    def to(self, dtype: Any, **_: Any) -> Any:
+        """A conversion."""
+        kind: Any = Real if dtype.is_floating() else Whole
+        return self if isinstance(self, kind) else kind(self)
+
+    cast = to
+
+
+class Whole(_KnownNumber, int):
     """An integer that is known."""
 
-    def to(self, dtype: Any, **_: Any) -> Whole | Real:
-        """A conversion."""
-        return Real(self) if dtype.is_floating() else self
 
-    cast = to
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """No dimensions."""
-        return ()
-
-
-class Real(float):
+class Real(_KnownNumber, float):
     """A floating-point number that is known."""
-
-    def to(self, dtype: Any, **_: Any) -> Whole | Real:
-        """A conversion."""
-        return self if dtype.is_floating() else Whole(self)
-
-    cast = to
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """No dimensions."""
-        return ()
 
 
 def number(value: float) -> Whole | Real | bool:
@@ -114,7 +106,7 @@ class Block:
     @property
     def numel(self) -> int:
         """Elements."""
-        return elements(self.shape)
+        return math.prod(self.shape)
 
     def like(self, shape: Sequence[int]) -> Block:
         """Another shape of the same."""
@@ -274,11 +266,3 @@ def common_shape(values: Sequence[Any]) -> tuple[int, ...]:
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(map(max, zip(*padded, strict=True))) if rank else ()
-
-
-def elements(shape: Sequence[int]) -> int:
-    """How many a shape holds."""
-    count = 1
-    for n in shape:
-        count *= n
-    return count

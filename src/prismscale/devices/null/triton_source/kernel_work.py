@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.cost.kernel_tiles import TILES
 from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.launches import Cost, gemm, memory
 from prismscale.devices.null.triton_source.blocks import Pointer
@@ -35,8 +36,8 @@ MOST_REMEMBERED = 4096
 """Launches whose work is kept."""
 MOST_BYTES = 2**62
 """Of memory that is known by its address alone."""
-SMALLEST_TILE = 64
-"""Of a product, in :mod:`prismscale.cost.kernel_tiles`; smaller ones share one."""
+SMALLEST_TILE = min(map(min, TILES))
+"""Along either side of a product's; smaller ones share one."""
 _KINDS = ("sort", "scan", "index", "reduction")
 """The first that a kernel has among its operations is its kind."""
 _TRITON_NAMES = {

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from prismscale.cost.kernel_gemm import FLOAT_BITS, TF32_BITS
 from prismscale.devices.null.triton_source.blocks import (
     Block,
     Pointer,
     common_shape,
-    elements,
     joined,
     number,
     shape_of,
@@ -46,7 +46,6 @@ _PLAIN: dict[str, Callable[..., float]] = {
 """Of known numbers."""
 _BITS = {"e2m1": 4, "e4m3": 8, "e5m2": 8}
 """Of the formats of ``dot_scaled``; the others are of 16."""
-TF32_BITS, FLOAT_BITS = 19, 32
 _UNCHANGED = ("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "condition", "flip")
 _SILENT = ("static_assert", "static_print", "device_assert", "device_print", "assume")
 
@@ -137,15 +136,11 @@ class Language:
         if isinstance(pointer, Descriptor):
             return pointer.load(None)
         element, count = pointer.dtype.element_ty, tally()
-        if not isinstance(pointer, Pointer):
-            count.read_bytes[ELSEWHERE] += _bytes(pointer.shape, element)
-            return Block(pointer.shape, element, is_loaded=True)
-        count.read_bytes[pointer.tensor] += _bytes(pointer.shape, element)
-        if pointer.is_loaded and pointer.shape:
-            count.kinds.add("index")
-        if pointer.shape == () and pointer.at is not None and not element.is_floating():
+        _touch(count.read_bytes, pointer, pointer.shape)
+        at = pointer.at if isinstance(pointer, Pointer) and not pointer.shape else None
+        if at is not None and not element.is_floating():
             count.reads_values = True
-            value = count.held(pointer.tensor, pointer.at)
+            value = count.held(pointer.tensor, at)
             if value is not None:
                 return number(value)
         return Block(pointer.shape, element, is_loaded=True)
@@ -155,11 +150,7 @@ class Language:
         if isinstance(pointer, Descriptor):
             pointer.store(None, value)
             return
-        count, shape = tally(), common_shape((pointer, value))
-        place = pointer.tensor if isinstance(pointer, Pointer) else ELSEWHERE
-        count.written_bytes[place] += _bytes(shape, pointer.dtype.element_ty)
-        if place != ELSEWHERE and pointer.is_loaded and pointer.shape:
-            count.kinds.add("index")
+        _touch(tally().written_bytes, pointer, common_shape((pointer, value)))
 
     def _atomic(self, pointer: Any, *values: Any, **_: Any) -> Block:
         self.load(pointer)
@@ -284,7 +275,7 @@ class Language:
 
     def ravel(self, input: Any, **_: Any) -> Any:
         """In one dimension."""
-        return input.like((elements(input.shape),))
+        return input.like((math.prod(input.shape),))
 
     def join(self, a: Any, b: Any) -> Block:
         """Two blocks along a new last dimension."""
@@ -394,8 +385,13 @@ def _pointer(base: Any) -> Pointer:
     return base
 
 
-def _bytes(shape: Sequence[int], element: Any) -> int:
-    return elements(shape) * max(1, element.primitive_bitwidth // 8)
+def _touch(n_bytes: MutableMapping[int, int], pointer: Block, shape: Sequence[int]) -> None:
+    """A block of ``shape`` is read or written, and counted in ``n_bytes`` by tensor."""
+    is_known = isinstance(pointer, Pointer)
+    item_bytes = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
+    n_bytes[pointer.tensor if is_known else ELSEWHERE] += math.prod(shape) * item_bytes
+    if is_known and pointer.is_loaded and pointer.shape:
+        tally().kinds.add("index")
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

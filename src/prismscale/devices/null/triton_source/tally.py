@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,9 +80,7 @@ class Tally:
     def product(self, shape: tuple[int, ...], inner: int, bits: int) -> None:
         """A product of matrices, or several."""
         *batch, rows, columns = shape
-        for n in batch:
-            inner *= n
-        self.products[rows, columns, bits] += inner
+        self.products[rows, columns, bits] += math.prod(batch) * inner
 
     def exponential(self, shape: tuple[int, ...]) -> None:
         """Of every element; of matrices alone, which products have made."""
