@@ -87,7 +87,8 @@ def published(truth: Path, gpu: str) -> Iterator[dict[str, str]]:
 @cache
 def bench_function(scripts: Path, kernel: str) -> Callable[[Any], Any]:
     """What the script of ``kernel`` measures speed with."""
-    configs, utils = import_module("benchmark_model_configs"), import_module("utils")
+    configs: Any = import_module("benchmark_model_configs")
+    utils: Any = import_module("utils")
 
     def stopped(**named: Any) -> None:
         raise FoundError(named["bench_test_fn"])
