@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 examples/ddp/train.py --steps 20
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 
@@ -32,15 +33,10 @@ def build_mlp(hidden: int, layers: int) -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Linear(hidden, hidden))
 
 
-def main() -> None:
-    args = parse_args()
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
+def train(args: argparse.Namespace, device: torch.device) -> None:
+    """All steps; rank 0 prints a line for each."""
+    cuda = device.type == "cuda"
     rank = dist.get_rank()
-
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(build_mlp(args.hidden, args.layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -62,7 +58,19 @@ def main() -> None:
         if rank == 0:
             print(f"step {step:4d}  loss {loss.item():.6f}  {seconds:.4f} s", flush=True)
         start = time.perf_counter()
+
+
+def main() -> None:
+    args = parse_args()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    train(args, device)
     dist.destroy_process_group()
+    # DDP and its process group are in a cycle; gloo's threads must end before Python does.
+    gc.collect()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The ranks form a mesh (pp, dp, tp), and experts are spread over parts of dp. Opt
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
@@ -105,6 +106,8 @@ def main() -> None:
     mesh = build_mesh(config.layout, device.type)
     Trainer(config, mesh, device).train()
     dist.destroy_process_group()
+    # FSDP's process groups are in cycles; gloo's threads must end before Python does.
+    gc.collect()
 
 
 if __name__ == "__main__":

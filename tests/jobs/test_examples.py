@@ -27,7 +27,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 600
 GLOO_ENDS_BADLY = "terminate called without an active exception"
 """At exit one of gloo's threads may let go of a tensor when Python is gone (torch's pull request
-179291): seen once in some hundred starts on a busy machine, after the program's last line."""
+179291). A program that leaves its groups to Python's end meets it in every sixth start on a busy
+machine, after its last line; the examples free theirs. The second try is for what is left."""
 PORTS_OF_THE_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Every layout sees the same four samples a step.
