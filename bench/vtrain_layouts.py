@@ -27,9 +27,12 @@ network a node: ``nics_per_node`` is 4 here, where the preset ``a100-80g`` has 8
 Not scored, and marked: rows of one node without tensor parallelism whose microbatch is narrow. The
 host's time a launch rests on them (``[host]`` of the kernel profile), beside H100 rows.
 
-*After 5 rows*: one factor for all, the median of published over predicted of five rows, a seeded
-one of at most eight microbatches of each group but the largest model's; these are not scored then.
-No constant of the product was moved for, or by, these rows.
+*After 5 rows*: what ``prismscale calibrate steps`` makes of five rows, a seeded one of at most
+eight microbatches of each group but the largest model's; these are not scored then. The other runs
+are timed again by ``prismscale forecast --cluster`` with the file that it writes: of all rows whose
+runs are kept (``--keep``), at the end of a call. One factor for all, the median of published over
+predicted of the five, stands beside it without a bar. No constant of the product was moved for, or
+by, these rows.
 
 Why split rows of one node are far off: by the published slopes a layer and microbatch of a narrow
 row takes 2.75 to 4.99 ms, in no order of its work. 2,048 wide over eight GPUs it takes 4.79 ms for
@@ -49,6 +52,7 @@ alone (TP 8, microbatch 64: 9,839 ms, where 32 take 4,972) is scored like any ot
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -58,6 +62,8 @@ from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 
+from prismscale.cluster import Cluster
+from prismscale.forecast.step_spread import DRAWS
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.measured import VTRAIN
@@ -81,6 +87,9 @@ CALIBRATION_ROWS, MOST_MICROBATCHES = 5, 8
 """Of how many rows a user has the step, and how long their programs are at most."""
 UNCALIBRATED, CALIBRATED, CHOICE_BAR = Bars(median=8), Bars(median=5), 3.0
 STEP = ": step "
+CALIBRATED_STEP = ": calibrated step "
+FACTORS = "factors of the rows that are given"
+CALIBRATED_FILE = "calibrated.toml"
 
 ONE_NODE: tuple[Model, ...] = ((8, 32, 2048, 24), (8, 32, 1024, 24))
 DRAWN_ON_ONE_NODE, DRAWN_ON_SEVERAL = 8, 6
@@ -124,9 +133,8 @@ def calibration(drawn: Sequence[Iteration]) -> list[Iteration]:
 def measure(row: Iteration, cluster: Path, runs: Runs) -> list[Row]:
     """Run one row's program."""
     job = ("--device", "null", "--cluster", cluster, "--world-size", row.gpus)
-    out = f"{'-'.join(map(str, row.model))}-{row.tensor}-{row.stages}-{row.micro_batch}"
     brief = ("--samples", 1, "--watch-steps", 0)
-    found = runs.run(out, (*job, *brief), (SCRIPT, *options_of(row).split()))
+    found = runs.run(folder_of(row), (*job, *brief), (SCRIPT, *options_of(row).split()))
     if not found:
         return [Row.at_least(f"{row.name}: completes", 0, 1)]
     step_ms = found["step_ns"] / 1e6
@@ -135,6 +143,44 @@ def measure(row: Iteration, cluster: Path, runs: Runs) -> list[Row]:
     step = Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")
     note = provenance(found, VTRAIN, PRESET)
     return [replace(step, note=note), *median_row(row.name, found)]
+
+
+def folder_of(row: Iteration) -> str:
+    """In which its run lies."""
+    return f"{'-'.join(map(str, row.model))}-{row.tensor}-{row.stages}-{row.micro_batch}"
+
+
+def calibrated(drawn: Sequence[Iteration], runs: Runs) -> Iterator[Row]:
+    """The kept runs' median steps after calibration by five of them; none where one is missing."""
+    kept = [row for row in drawn if (runs.folder / folder_of(row) / "results.json").exists()]
+    given = calibration(drawn)
+    if not all(row in kept for row in given):
+        return
+    measured = [f"{folder_of(row)}={row.time_ms}ms" for row in given]
+    done = runs.command("calibrate", "steps", *measured, "--out", CALIBRATED_FILE)
+    print(done.stdout, done.stderr[-3000:], sep="\n", flush=True)
+    if done.returncode:
+        return
+    factors = Cluster.load(runs.folder / CALIBRATED_FILE).device.calibration
+    if factors is not None:
+        yield Row.told(f"{FACTORS}: time of kernels over the model's", factors.kernels)
+        host = Row.told(f"{FACTORS}: host's time over the model's", factors.host)
+        yield replace(host, note=f"±{100 * factors.host_error:.0f} %")
+    for row in kept:
+        yield from _calibrated_step(row, runs, is_given=row in given)
+
+
+def _calibrated_step(row: Iteration, runs: Runs, *, is_given: bool) -> Iterator[Row]:
+    folder = folder_of(row)
+    told = runs.command("forecast", folder, "--cluster", CALIBRATED_FILE, "--draws", DRAWS)
+    if told.returncode:
+        print(told.stderr[-3000:], file=sys.stderr)
+        return
+    results = json.loads((runs.folder / folder / "results.json").read_text())
+    step_ms = results["forecast"]["step"]["quantiles_ns"]["0.5"]["value"] / 1e6
+    mark = ", given" if is_given else "" if row.is_scored else ", not scored"
+    name = f"{row.name}{CALIBRATED_STEP}{step_ms:,.1f} of {row.time_ms:,.1f} ms{mark}"
+    yield Row.told(name, 100 * (step_ms / row.time_ms - 1), "%")
 
 
 def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
@@ -156,10 +202,30 @@ def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
         yield Row.told(f"factor of {len(given)} rows", factor)
         held_out = [one for one in scored if one not in given]
         after = [100 * (factor * (1 + error[one.name] / 100) - 1) for one in held_out]
-        name = f"after {len(given)} rows"
-        yield from error_rows(name, after, CALIBRATED if is_whole else Bars())
+        yield from error_rows(f"after {len(given)} rows, one factor", after)
+        yield from _calibrated_rows(rows, held_out, len(given), is_whole=is_whole)
     for model in dict.fromkeys(one.model for one in drawn):
         yield from _choice([one for one in drawn if one.model == model], error)
+
+
+def _is_calibrated(row: Row) -> bool:
+    return row.subject == FACTORS or CALIBRATED_STEP in row.name
+
+
+def _calibrated_rows(
+    rows: Sequence[Row], held_out: Sequence[Iteration], given: int, *, is_whole: bool
+) -> Iterator[Row]:
+    """Errors of the calibrated steps of rows that were not given."""
+    after = {
+        r.name.partition(CALIBRATED_STEP)[0]: r.value for r in rows if CALIBRATED_STEP in r.name
+    }
+    found = [one for one in held_out if one.name in after]
+    for family in dict.fromkeys(one.family for one in found):
+        errors = [after[o.name] for o in found if o.family == family]
+        yield from error_rows(f"{family}, after {given} rows", errors)
+    is_whole = is_whole and len(found) == len(held_out)
+    errors = [after[one.name] for one in found]
+    yield from error_rows(f"after {given} rows", errors, CALIBRATED if is_whole else Bars())
 
 
 def _choice(drawn: Sequence[Iteration], error: Mapping[str, float]) -> Iterator[Row]:
@@ -183,8 +249,8 @@ def main() -> int:
         return 2
     drawn = sample(load_iterations(folder))
     chosen = [one for one in drawn if any(part in one.name for part in options.case or [""])]
-    names = {one.name for one in drawn}
-    rows = [row for row in read_rows(options.json) if row.subject in names]
+    subjects = {FACTORS, *(one.name for one in drawn)}
+    rows = [row for row in read_rows(options.json) if row.subject in subjects]
     with tempfile.TemporaryDirectory() as scratch:
         kept = (options.keep or Path(scratch)).absolute()
         kept.mkdir(parents=True, exist_ok=True)
@@ -198,6 +264,8 @@ def main() -> int:
             rows = renewed(rows, found)
             if options.json:
                 write_rows([*rows, *overall(rows, drawn)], options.json)
+        if found := list(calibrated(drawn, runs)):
+            rows = [row for row in rows if not _is_calibrated(row)] + found
     rows += overall(rows, drawn)
     return finish(rows, title="vTrain's layouts on A100s", json_path=options.json)
 

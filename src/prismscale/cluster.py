@@ -24,6 +24,23 @@ _PROFILES = "prismscale.cost"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What measured steps say of the models' times: ``prismscale calibrate steps``."""
+
+    kernels: float = 1.0
+    """Time of kernels over their model's. Kernels that were measured keep theirs."""
+    host: float = 1.0
+    """Time that issuing them takes the host, over its model's."""
+    host_error: float
+    """What the host's time may be longer by, relative, in nine cases of ten."""
+    steps: int
+    """Measured steps that this rests on."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "kernels", "host", "host_error", "steps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """One accelerator."""
 
@@ -41,6 +58,8 @@ class Device:
     """Limit; None where peaks differ: it grows with them."""
     cache_bytes: float | None = None
     """Level-2 cache."""
+    calibration: Calibration | None = None
+    """None: the models' times as they are."""
 
     def __post_init__(self) -> None:
         optional = ("memory_bandwidth_bytes_per_s", "multiprocessors", "power_watts", "cache_bytes")

@@ -90,8 +90,8 @@ def job_config(
     what_if: Annotated[
         list[str] | None,
         typer.Option(
-            help="Something is otherwise, for live ranks too: kernel=REGEX xF, overlap=GROUP off, "
-            "link=nvlink|network xF, group=GROUP on network|nvlink, "
+            help="Something is otherwise, for live ranks too: kernel=REGEX xF, host=xF, "
+            "overlap=GROUP off, link=nvlink|network xF, group=GROUP on network|nvlink, "
             "links=shared, recompute=off, dtype=fp8.",
             show_default=False,
         ),

@@ -16,6 +16,7 @@ from prismscale.analysis.step_error import (
     UNKNOWN_ERROR,
     step_error,
 )
+from prismscale.cluster import Calibration
 
 
 def kind(name: str, device_ns: int, error: float) -> KernelKind:
@@ -100,3 +101,10 @@ def test_a_measured_step_has_none() -> None:
     """Nor has one whose kernels nobody knows."""
     assert step_error(replace(job(kind("gemm", 10, 0.2)), device="cpu")) is None
     assert step_error(job()) is None
+
+
+def test_measured_steps_say_how_far_the_host_may_be_off() -> None:
+    """In place of what hosts differ by."""
+    calibration = Calibration(host=2.0, host_error=0.2, steps=4)
+    found = replace(job(kind("gemm", 1, 0.0), compute_ns=0, host_ns=100), calibration=calibration)
+    assert step_error(found) == pytest.approx(0.2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from prismscale.cluster import Cluster
+from prismscale.cluster import Calibration, Cluster
 from prismscale.cost.kernel import KernelModel, load_kernel_model
 from prismscale.cost.kernel_changes import (
     ChangedKernels,
+    HostFactor,
     KernelChange,
     KernelFactor,
     ProductDtype,
@@ -80,6 +83,14 @@ def test_issuing_a_kernel_takes_what_it_did() -> None:
     assert changed.host_ns == H100.cost(PRODUCT).host_ns
 
 
+@pytest.mark.parametrize("call", [PRODUCT, ADD, VIEW])
+def test_a_slower_host_issues_every_call_later(call: str) -> None:
+    """Those that launch nothing, too; the device takes what it did."""
+    changed, plain = with_change(HostFactor(factor=3.0)).cost(call), H100.cost(call)
+    assert changed.host_ns == 3 * plain.host_ns
+    assert changed.device_ns == plain.device_ns
+
+
 def test_products_in_8_bits_cost_what_such_products_cost() -> None:
     """By the same model; the result keeps its type."""
     assert with_change(ProductDtype(name="fp8")).cost(PRODUCT) == H100.cost(FP8)
@@ -123,3 +134,23 @@ def test_who_asks_for_a_model_gets_the_changes_with_it() -> None:
     source = KernelCostSource(changes=(KernelFactor(pattern="mm", factor=2.0),))
     found = source.model(Cluster.load("h100-sxm").device).cost(PRODUCT)
     assert found.device_ns == 2 * H100.cost(PRODUCT).device_ns
+
+
+def test_a_calibrated_device_costs_what_its_factors_say() -> None:
+    """Below what-ifs, which come on top."""
+    device = Cluster.load("h100-sxm").device
+    factors = Calibration(kernels=1.1, host=2.0, host_error=0.3, steps=3)
+    twice = KernelCostSource(changes=(KernelFactor(pattern="mm", factor=2.0),))
+    found = twice.model(replace(device, calibration=factors)).cost(PRODUCT)
+    plain = H100.cost(PRODUCT)
+    assert found.device_ns == 2 * round(1.1 * plain.device_ns)
+    assert found.host_ns == 2 * plain.host_ns
+    assert (found.source, found.error) == (plain.source, plain.error)
+
+
+def test_a_calibrated_device_is_the_known_one() -> None:
+    """No data sheet: nothing is scaled, and errors are as wide as they were."""
+    device = Cluster.load("h100-sxm").device
+    factors = Calibration(host_error=0.3, steps=1)
+    found = KernelCostSource().model(replace(device, calibration=factors))
+    assert found.cost(PRODUCT) == H100.cost(PRODUCT)

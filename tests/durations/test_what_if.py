@@ -167,6 +167,7 @@ def test_a_send_that_nobody_waits_for_is_in_no_ones_way() -> None:
         ("group=ep on network", "there are dp, pp, tp"),
         ("group=tp on nvlink", "nvlink (intra_node, 450.0 GB/s): dp, tp; network"),
         ("dtype=fp8", "run the program with --device null"),
+        ("host=x2", "run the program with --device null"),
         ("recompute=off", "run the program with --device null"),
     ],
 )

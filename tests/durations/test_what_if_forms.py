@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prismscale.cluster import Cluster
-from prismscale.cost.kernel_changes import KernelFactor, ProductDtype
+from prismscale.cost.kernel_changes import HostFactor, KernelFactor, ProductDtype
 from prismscale.durations.what_if.forms import (
     Form,
     GroupOn,
@@ -33,6 +33,8 @@ from prismscale.errors import UsageError
         ("links=shared", LinksShared()),
         ("recompute=off", RecomputeOff()),
         ("dtype=fp8", ProductDtype(name="fp8")),
+        ("host=x2", HostFactor(factor=2.0)),
+        ("host = × 0.5", HostFactor(factor=0.5)),
     ],
 )
 def test_every_form_is_read(text: str, form: Form) -> None:
@@ -57,6 +59,9 @@ def test_every_form_is_read(text: str, form: Form) -> None:
         ("kernel=mm xinf", "above 0"),
         ("kernel=mm x1e6", "below 1,000,000"),
         ("kernel=( x2", "no regular expression"),
+        ("host=2", "give it like 'host=x2'"),
+        ("host=python x2", "give it like 'host=x2'"),
+        ("host=x0", "above 0"),
         ("overlap=mesh_dp", "give it like 'overlap="),
         ("overlap=mesh_dp on", "give it like 'overlap="),
         ("overlap=off", "give it like 'overlap="),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prismscale.cluster import Cluster
+from prismscale.cluster import Calibration, Cluster
 from support.runs import Ended, prismscale, results
 
 WORLD = 4
@@ -86,6 +86,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slow = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / 4)
     (root / "nodes.toml").write_text(nodes.to_toml())
     (root / "slow.toml").write_text(replace(nodes, inter_node=slow).to_toml())
+    factors = Calibration(kernels=0.5, host=4.0, host_error=0.3, steps=2)
+    calibrated = replace(nodes, device=replace(h100.device, calibration=factors))
+    (root / "calibrated.toml").write_text(calibrated.to_toml())
     step_of(root)
     return root
 
@@ -129,8 +132,9 @@ def what_if(root: Path, *texts: str) -> dict[str, Any]:
         (["overlap=dp off", "recompute=off"], ["blocking", "kept"], "nodes"),
         (["link=network x0.25"], [], "slow"),
         (["group=tp on network", "group=dp on nvlink"], ["tp-first"], "nodes"),
+        (["kernel=.* x0.5", "host=x4"], [], "calibrated"),
     ],
-    ids=["overlap", "recompute", "both", "link", "groups"],
+    ids=["overlap", "recompute", "both", "link", "groups", "calibration"],
 )
 def test_a_what_if_is_the_step_of_the_changed_program(
     folder: Path, texts: list[str], program: list[str], cluster: str
@@ -158,7 +162,7 @@ def test_every_command_has_the_same_step(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["kernel=gemm x3", "overlap=dp off", "recompute=off", "group=tp on network"]
+    "text", ["kernel=gemm x3", "host=x9", "overlap=dp off", "recompute=off", "group=tp on network"]
 )
 def test_a_live_rank_takes_the_hoped_for_time(folder: Path, text: str) -> None:
     """The program itself, among peers that do."""

@@ -38,6 +38,11 @@ def step(bench: Any, one: Any, error: float) -> Row:
     return Row.told(f"{one.name}{bench.STEP}1 of 2 ms", error, "%")
 
 
+def calibrated_step(bench: Any, one: Any, error: float) -> Row:
+    """Its row after calibration."""
+    return Row.told(f"{one.name}{bench.CALIBRATED_STEP}1 of 2 ms", error, "%")
+
+
 def test_a_choice_loses_what_the_published_figures_say(bench: Any) -> None:
     """The shortest predicted step is taken, though another was shorter in fact."""
     best, other = (iteration(bench, tensor=t, time_ms=ms) for t, ms in ((1, 100.0), (2, 110.0)))
@@ -55,8 +60,23 @@ def test_a_part_of_the_sample_has_no_bars(bench: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench, "calibration", lambda drawn: drawn[:1])
     rows = list(bench.overall([step(bench, one, 1) for one in drawn[:2]], drawn))
     assert [row.name for row in rows if row.bar is not None] == ["rows of the sample that were run"]
-    whole = list(bench.overall([step(bench, one, 1) for one in drawn], drawn))
+    every = [step(bench, one, 1) for one in drawn]
+    after = [calibrated_step(bench, one, 2) for one in drawn[1:]]
+    part, whole = (list(bench.overall([*every, *rows], drawn)) for rows in (after[:1], after))
+    assert sum(row.bar is not None for row in part) == 3
     assert sum(row.bar is not None for row in whole) == 4
+
+
+def test_a_calibrated_row_is_scored_where_it_was_not_given(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that calibrate are in no figure."""
+    drawn = [iteration(bench, tensor=t, time_ms=100) for t in (1, 2, 4)]
+    monkeypatch.setattr(bench, "calibration", lambda drawn: drawn[:1])
+    every = [step(bench, one, 30) for one in drawn]
+    after = [calibrated_step(bench, one, e) for one, e in zip(drawn, (0, 4, 6), strict=True)]
+    found = {row.name: row.value for row in bench.overall([*every, *after], drawn)}
+    assert found["after 1 rows (2 rows): median error"] == pytest.approx(5)
 
 
 def test_narrow_rows_of_one_gpu_a_replica_are_not_scored(bench: Any) -> None:

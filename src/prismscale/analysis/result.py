@@ -20,6 +20,7 @@ from prismscale.analysis.moved import Moved
 from prismscale.analysis.overload import RouterFindings
 from prismscale.analysis.payload_use import PayloadKind, PayloadUse
 from prismscale.analysis.switched import SwitchCounts
+from prismscale.cluster import Calibration
 from prismscale.durations.source import NEVER
 from prismscale.durations.what_if.effects import Effect
 from prismscale.errors import FormatError
@@ -220,6 +221,8 @@ class RunResult:
     """None where the job hangs, or where nobody drew it."""
     work: JobWork = field(default_factory=JobWork)
     """On a null device: operations and tokens of a step."""
+    calibration: Calibration | None = None
+    """What measured steps say of modelled times; None: modelled times are the models'."""
     capacity_bytes: int = 0
     """Memory of the target's GPU; 0 where the target is no GPU."""
     peak_flops: float = 0.0

@@ -16,6 +16,7 @@ from __future__ import annotations
 from math import hypot
 
 from prismscale.analysis.result import RunResult
+from prismscale.cluster import Calibration
 
 COMMUNICATION_ERROR = 0.24
 """p90 over 80 GPUs below 512 MiB (``prismscale validate collectives``): the largest of the rows of
@@ -46,9 +47,15 @@ def step_error(result: RunResult) -> float | None:
         error = kernel.error if kernel.error >= 0 else UNKNOWN_ERROR
         by_kind[kernel.kind] = by_kind.get(kernel.kind, 0.0) + error * kernel.device_ns
     parts = [compute_ns * err_ns / kernels_ns for err_ns in by_kind.values()]
-    slow_ns = (1 + HOST_ERROR) * _launches_ns(result) - compute_ns - waiting_ns
-    host = max(HOST_ERROR * waiting_ns, slow_ns)
+    slower = host_error(result.calibration)
+    slow_ns = (1 + slower) * _launches_ns(result) - compute_ns - waiting_ns
+    host = max(slower * waiting_ns, slow_ns)
     return hypot(*parts, host, COMMUNICATION_ERROR * exposed_ns) / working_ns
+
+
+def host_error(calibration: Calibration | None) -> float:
+    """What the host's time may be longer by: as measured steps leave it, or as hosts differ."""
+    return HOST_ERROR if calibration is None else calibration.host_error
 
 
 def _launches_ns(result: RunResult) -> float:

@@ -35,7 +35,7 @@ from prismscale.analysis.result import (
     StepSpread,
 )
 from prismscale.analysis.stages import classes_by_stage, stage_name
-from prismscale.analysis.step_error import HOST_ERROR
+from prismscale.analysis.step_error import host_error
 from prismscale.analysis.switched import SwitchCounts
 from prismscale.cluster import Cluster
 from prismscale.durations.graph_durations import GraphDurations
@@ -113,6 +113,7 @@ def summarise(
         cluster=cluster.name,
         device=device,
         variability=variability,
+        calibration=cluster.device.calibration if found.emulated else None,
         step_ns=found.retimed.step_ns,
         step_spread_ns=(int(simulated.min()), int(simulated.max())),
         sampled_steps=len(simulated) if found.durations.n_samples > 1 else 1,
@@ -122,8 +123,8 @@ def summarise(
         sources=_sources(
             [s.breakdown for s in stages],
             found,
-            _computation(found, kernels, device, cluster.name),
-            cluster.name,
+            _computation(found, kernels, device, cluster),
+            cluster,
         ),
         distinct_axes=found.distinct_axes,
         witnesses=found.witnesses,
@@ -251,7 +252,7 @@ def _median(values: Sequence[int]) -> int:
 
 
 def _sources(
-    breakdowns: Sequence[Breakdown], found: Findings, computation: str, cluster: str
+    breakdowns: Sequence[Breakdown], found: Findings, computation: str, cluster: Cluster
 ) -> tuple[SourceShare, ...]:
     total = sum(b.step_ns for b in breakdowns)
     host = _ratio(sum(b.host_ns for b in breakdowns), total)
@@ -265,7 +266,7 @@ def _sources(
         ),
         *([_launches(host, cluster)] if found.emulated else []),
         SourceShare(
-            source=_communication(found.graph, cluster),
+            source=_communication(found.graph, cluster.name),
             share=exposed,
             error="see docs/accuracy.md",
         ),
@@ -277,12 +278,18 @@ def _sources(
     )
 
 
-def _launches(share: float, cluster: str) -> SourceShare:
+def _launches(share: float, cluster: Cluster) -> SourceShare:
     return SourceShare(
-        source=f"waiting for the host's launches, modelled for {cluster}",
+        source=f"waiting for the host's launches, {_modelled(cluster)}",
         share=share,
-        error=f"±{100 * HOST_ERROR:.0f} %: hosts and programs differ",
+        error=f"±{100 * host_error(cluster.device.calibration):.0f} %: hosts and programs differ",
     )
+
+
+def _modelled(cluster: Cluster) -> str:
+    calibration = cluster.device.calibration
+    by = f", calibrated by {calibration.steps} measured steps" if calibration else ""
+    return f"modelled for {cluster.name}{by}"
 
 
 def _communication(graph: JobGraph, cluster: str) -> str:
@@ -291,12 +298,14 @@ def _communication(graph: JobGraph, cluster: str) -> str:
     return f"communication, modelled for {cluster}"
 
 
-def _computation(found: Findings, kernels: Sequence[KernelKind], device: str, cluster: str) -> str:
+def _computation(
+    found: Findings, kernels: Sequence[KernelKind], device: str, cluster: Cluster
+) -> str:
     if not found.emulated:
         return f"computation, measured on this {device}"
     unknown = 1 - coverage(kernels)
     known = f"; {100 * unknown:.1f} % of it by default" if unknown else ""
-    return f"computation, modelled for {cluster}{known}"
+    return f"computation, {_modelled(cluster)}{known}"
 
 
 def _kernel_error(found: Findings) -> str:

@@ -44,8 +44,9 @@ WhatIf = Annotated[
     list[str] | None,
     typer.Option(
         "--what-if",
-        help="Something is otherwise: kernel=REGEX xF, overlap=GROUP off, link=nvlink|network xF, "
-        "group=GROUP on network|nvlink, links=shared, recompute=off, dtype=fp8.",
+        help="Something is otherwise: kernel=REGEX xF, host=xF, overlap=GROUP off, "
+        "link=nvlink|network xF, group=GROUP on network|nvlink, links=shared, recompute=off, "
+        "dtype=fp8.",
         show_default="the run's",
     ),
 ]

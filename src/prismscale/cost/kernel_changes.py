@@ -65,6 +65,23 @@ class KernelFactor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HostFactor:
+    """Issuing calls takes the host so much longer, or shorter: another processor, or another pace
+    of Python."""
+
+    factor: float
+
+    def touches(self, call: KernelCall) -> bool:
+        """Every call is issued."""
+        return True
+
+    def cost(self, signature: str, model: KernelModel) -> KernelCost:
+        """The model's, with the factor on the host's time."""
+        cost = model.cost(signature)
+        return replace(cost, host_ns=round(cost.host_ns * self.factor))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProductDtype:
     """Matrix products in another element type. Casting to it is in no figure."""
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from prismscale.cluster import Device
+from prismscale.cluster import Calibration, Device
 from prismscale.cost.kernel import FUSED_KINDS, KernelCost, KernelModel
-from prismscale.cost.kernel_changes import KernelChange, changed_kernels
+from prismscale.cost.kernel_changes import HostFactor, KernelChange, KernelFactor, changed_kernels
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import FIELD, parse_signature
 from prismscale.cost.target_gpu import kernel_model_of
@@ -141,12 +141,21 @@ class KernelCostSource:
 
     def _unchanged(self, device: Device) -> KernelModel:
         modelled = kernel_model_of(device, fused=self.fused)
+        calibrated = changed_kernels(modelled, _factors(device.calibration))
         if not self.table:
-            return modelled
+            return calibrated
         table = KernelTable.load(Path(self.table))
         if table.device != modelled.profile.device:
             raise UsageError(
                 f"the kernels in '{self.table}' were measured on {table.device}; the cluster's GPU "
                 f"is {modelled.profile.device}: measure there, or take a cluster of that GPU"
             )
-        return MeasuredKernels(table=table, otherwise=modelled, fused=self.fused)
+        return MeasuredKernels(table=table, otherwise=calibrated, fused=self.fused)
+
+
+def _factors(calibration: Calibration | None) -> tuple[KernelChange, ...]:
+    """On all that a model answers."""
+    if calibration is None:
+        return ()
+    kernels = KernelFactor(pattern=".*", factor=calibration.kernels)
+    return kernels, HostFactor(factor=calibration.host)

@@ -11,8 +11,8 @@ from prismscale.cost.kernel_profile import KernelProfile, ScaledGpu
 from prismscale.cost.kernel_signature import TORCH_DTYPES
 from prismscale.errors import UsageError, did_you_mean
 
-_OF_NO_KERNEL = ("name", "memory_bytes", "scaled_from")
-"""Keys of a device on which no kernel's time depends."""
+_OF_NO_KERNEL = ("name", "memory_bytes", "scaled_from", "calibration")
+"""Keys of a device on which no kernel's modelled time depends."""
 
 
 def gpu_key(device: Device) -> str:

@@ -112,8 +112,9 @@ def _scaled(trace: RankTrace, scenario: Scenario) -> RankTrace:
     hoped = scenario.hoped
     if not all(isinstance(change, KernelFactor) for change in hoped.kernels):
         raise UsageError(
-            "what-if 'dtype=…': the computation of this run was measured, so that its products are "
-            "not known; run the program with --device null"
+            "what-ifs 'dtype=…' and 'host=…': the computation of this run was measured as a whole, "
+            "so that neither its products nor its launches are known; run the program with "
+            "--device null"
         )
     if not hoped.recomputes:
         raise UsageError(

@@ -10,14 +10,19 @@ from prismscale.analysis.result import StepSpread
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.draws.montecarlo import MonteCarlo, draw_steps
 from prismscale.forecast.model import model_of
-from prismscale.forecast.recording import load_recording
+from prismscale.forecast.recording import Changes, load_recording
 
 DRAWS = 200
 """Enough for the 95th percentile of what is shown."""
 
 
 def step_spread(
-    folder: Path, *, draws: int = DRAWS, seed: int = 0, executor: Executor | None = None
+    folder: Path,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    executor: Executor | None = None,
+    changes: Changes | None = None,
 ) -> StepSpread:
     """Quantiles of the step of the run in ``folder``, whose graph and scenario are there.
 
@@ -26,11 +31,12 @@ def step_spread(
         draws: how many.
         seed: equal seeds, equal draws.
         executor: where they are made; None: in this process.
+        changes: of the run's scenario; None: none.
 
     Raises:
         FormatError: damaged files.
     """
-    model = model_of(load_recording(folder))
+    model = model_of(load_recording(folder, changes=changes))
     config = model.drawn(MonteCarlo(draws=draws, seed=seed))
     drawn = draw_steps(model.graph, model.source, config, base=model.base, executor=executor)
     step_ns_D = drawn.step_ns_D

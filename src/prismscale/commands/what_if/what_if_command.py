@@ -42,9 +42,9 @@ def what_if(
         list[str],
         typer.Argument(
             metavar="WHAT-IF…",
-            help="kernel=REGEX xF, overlap=GROUP off, link=nvlink|network xF, group=GROUP on "
-            "network|nvlink, links=shared, recompute=off, dtype=fp8|bf16|fp16|fp32. Several hold "
-            "together.",
+            help="kernel=REGEX xF, host=xF, overlap=GROUP off, link=nvlink|network xF, "
+            "group=GROUP on network|nvlink, links=shared, recompute=off, "
+            "dtype=fp8|bf16|fp16|fp32. Several hold together.",
         ),
     ],
     draws: Draws = 400,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import CollectiveModel, RescaledCollectives, collective_model
-from prismscale.cost.kernel_changes import KernelChange, KernelFactor, ProductDtype
+from prismscale.cost.kernel_changes import HostFactor, KernelChange, KernelFactor, ProductDtype
 from prismscale.durations.what_if.blocking import blocking
 from prismscale.durations.what_if.forms import (
     Form,
@@ -51,7 +51,7 @@ class WhatIfs:
     @property
     def kernels(self) -> tuple[KernelChange, ...]:
         """What kernels cost otherwise. The element type first: factors are on what it gives."""
-        return (*self._all(ProductDtype), *self._all(KernelFactor))
+        return (*self._all(ProductDtype), *self._all(KernelFactor), *self._all(HostFactor))
 
     @property
     def recomputes(self) -> bool:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from prismscale.cost.kernel_changes import KernelChange, KernelFactor
+from prismscale.cost.kernel_changes import HostFactor, KernelChange, KernelFactor
 from prismscale.durations.altered import Alteration, labelled_nodes
 from prismscale.durations.recosting import recomputed_nodes
 from prismscale.durations.source import DurationSource
@@ -103,6 +103,8 @@ class Effects:
             found = self._shared()
         elif isinstance(form, RecomputeOff):
             found, unit = self._recomputed(), "kernels and communications"
+        elif isinstance(form, HostFactor):
+            found, unit = self._issued(), "launches"
         else:
             found, unit = self._kernels(form), self._unit
         if found.is_nothing:
@@ -186,6 +188,12 @@ class Effects:
         for c in self.graph.classes:
             names, spent = self._launched[id(c.trace)].touched(change)
             found.add(names, spent)
+        return found
+
+    def _issued(self) -> _Found:
+        found = _Found()
+        for c in self.graph.classes:
+            found.add(*self._launched[id(c.trace)].issued())
         return found
 
     def _recomputed(self) -> _Found:

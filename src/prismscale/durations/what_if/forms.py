@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prismscale.cluster import Cluster, Link
-from prismscale.cost.kernel_changes import PRODUCT_DTYPES, KernelFactor, ProductDtype
+from prismscale.cost.kernel_changes import PRODUCT_DTYPES, HostFactor, KernelFactor, ProductDtype
 from prismscale.errors import UsageError, did_you_mean
 
 MOST_FACTOR = 1e6
@@ -66,7 +66,16 @@ class RecomputeOff:
     """What a backward pass computes a second time is not computed."""
 
 
-Form = KernelFactor | ProductDtype | OverlapOff | LinkSpeed | GroupOn | LinksShared | RecomputeOff
+Form = (
+    KernelFactor
+    | HostFactor
+    | ProductDtype
+    | OverlapOff
+    | LinkSpeed
+    | GroupOn
+    | LinksShared
+    | RecomputeOff
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +141,11 @@ def _kernel(value: str) -> Form | None:
     return KernelFactor(pattern=found[1], factor=_factor(found[2], f"kernel={value}"))
 
 
+def _host(value: str) -> Form | None:
+    found = re.fullmatch(r"[x×]\s*(\S+)", value)
+    return None if found is None else HostFactor(factor=_factor(found[1], f"host={value}"))
+
+
 def _overlap(value: str) -> Form | None:
     found = re.fullmatch(r"(\S.*?)\s+off", value)
     return None if found is None else OverlapOff(group=found[1])
@@ -166,6 +180,7 @@ def _dtype(value: str) -> Form | None:
 _FACTOR = re.compile(r"(\S.*?)\s+[x×]\s*(\S+)")
 _FORMS: Mapping[str, tuple[str, Callable[[str], Form | None]]] = {
     "kernel": ("'kernel=attention.* x0.5'", _kernel),
+    "host": ("'host=x2'", _host),
     "overlap": ("'overlap=mesh_dp off'", _overlap),
     "link": ("'link=nvlink x2'", _link),
     "group": ("'group=mesh_tp on network'", _group),

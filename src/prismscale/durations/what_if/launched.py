@@ -42,6 +42,11 @@ class Launched:
         """Kernels that a change touches, by kind, and what they take on the device."""
         return self._named([change.touches(call) for call in self.calls])
 
+    def issued(self) -> tuple[Counter[str], float]:
+        """All kernels by kind, and what issuing all calls takes the host."""
+        _, host_ns_S, _ = self.costs
+        return self.kinds, float((self._count_S() * host_ns_S).sum())
+
     def recomputed(self) -> tuple[Counter[str], float]:
         """Kernels of parts that are computed a second time."""
         return self._named([True] * len(self.calls), self.log.is_recomputed_E)

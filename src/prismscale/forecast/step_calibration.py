@@ -1,0 +1,240 @@
+"""What a user's measured steps say of the models' times: ``prismscale calibrate steps``.
+
+[Note: two figures] A step that was measured says one thing, and much may be the cause. Two figures
+differ from machine to machine and touch every program: the time of kernels (clocks, power, a build
+of the libraries) and the time that issuing them takes the host (processor, versions, the program's
+own Python). Wide jobs tell the first, narrow ones the second. Each moves from 1 as far as the steps
+speak for it against what is known before: least squares of the logarithms of steps and factors,
+relative to their errors. A step that nothing explains counts less (soft L1). Communication keeps
+its model's times: ``prismscale calibrate nccl-tests`` takes what was measured of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from prismscale.analysis.step_error import HOST_ERROR
+from prismscale.cluster import Calibration, Cluster
+from prismscale.durations.altered import Alteration
+from prismscale.durations.scenario import Scenario
+from prismscale.errors import UsageError
+from prismscale.graph.io import load_graph
+from prismscale.graph.job_graph import JobGraph
+from prismscale.runfolder import RunFolder
+from prismscale.sim.retime import retime
+
+_NINE_OF_TEN = 1.645
+"""Standard deviations of a normal distribution that hold nine tenths of it, to either side."""
+KERNELS_ERROR = 0.12
+"""What nine steps of ten stay within on GPUs whose kernels the model was fitted on (p90 of the
+whole steps of ``prismscale validate steps`` that kernels decide)."""
+STEP_ERROR = 0.05
+"""By how much steps of one machine differ from the model when both factors are right, nine of ten:
+SimuMax's scored runs on B200s lie within 4.3 % of their median error."""
+PROGRAMS_DIFFER = 0.2
+"""By how much one host's pace differs from program to program: six steps of narrow models on A100s
+took 0.99 to 1.21 of what one pace says (``bench/vtrain_layouts.py``; they are not scored)."""
+TOLD = 0.75
+"""Of what is known before: where more of its error is left, steps have not told a factor."""
+
+
+def _deviation(error: float) -> float:
+    """Standard deviation of the logarithm of a factor that is within 1 + ``error`` nine times of
+    ten."""
+    return math.log1p(error) / _NINE_OF_TEN
+
+
+_BEFORE_F = np.array([_deviation(KERNELS_ERROR), _deviation(HOST_ERROR)])
+"""Deviations of both factors' logarithms from 0 before anything is measured."""
+_FIRST_HOSTS = tuple(2.0 ** (n / 2) for n in range(-2, 6))
+"""Factors on the host's time from which the search begins: where the device decides a step, a small
+change of the host's time changes nothing, so that slopes alone would not find it."""
+_CHANGE = 0.02
+"""Of a factor's logarithm, for slopes."""
+_MOST_EVALUATIONS = 12
+MOST_MODELLED = len(_FIRST_HOSTS) + 5 * _MOST_EVALUATIONS
+"""How often a step is modelled at most: in the search, and four times at each place for slopes."""
+
+StepModel = Callable[[float, float], float]
+"""The step in nanoseconds, given the factors on kernels' and the host's time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredJob:
+    """A job whose step was measured, and what a model says of it."""
+
+    measured_ns: float
+    model: StepModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCalibration:
+    """What measured steps say."""
+
+    calibration: Calibration
+    kernels_error: float
+    """Of the factor on kernels, relative, in nine cases of ten."""
+
+    @property
+    def tells_host(self) -> bool:
+        """Whether the steps say more of the host's time than was known."""
+        return self.calibration.host_error < TOLD * HOST_ERROR
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredStep:
+    """The step of a run that is stored, by other factors and without another capture."""
+
+    folder: Path
+    step_ns: int
+    """Without variation, as the run has it."""
+    median_ns: int
+    """As the run shows it."""
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        """The run's.
+
+        Raises:
+            UsageError: no run, one that hangs, or one whose computation was measured.
+            FormatError: damaged files.
+        """
+        path = RunFolder(root=self.folder).scenario
+        if not path.is_file():
+            raise UsageError(f"{self.folder} holds no run; make it with prismscale run --out")
+        found = Scenario.load(path)
+        if found.kernel_costs is None:
+            raise UsageError(
+                f"{self.folder}: the computation of this run was measured; a calibration is of "
+                "modelled times: run the program with --device null"
+            )
+        if found.faults.hang:
+            raise UsageError(f"{self.folder}: the job hangs, so it has no steps")
+        return found
+
+    @property
+    def cluster(self) -> Cluster:
+        """That of the run, with the models' own times."""
+        cluster = self.scenario.cluster
+        return replace(cluster, device=replace(cluster.device, calibration=None))
+
+    def with_factors(self, kernels: float, host: float) -> float:
+        """The step that the run would show, in nanoseconds, with factors on kernels' and the host's
+        time: the one without variation, times what variation costs the run as it is.
+
+        Raises:
+            UsageError: logs that are not there, or of other prices than today's.
+        """
+        factors = Calibration(kernels=kernels, host=host, host_error=HOST_ERROR, steps=1)
+        device = replace(self.cluster.device, calibration=factors)
+        scenario = replace(self.scenario, cluster=replace(self.cluster, device=device))
+        alteration = Alteration(scenario=scenario, root=self.folder, stored=self.scenario)
+        retimed = retime(scenario.durations(alteration.graph(self._graph)))
+        return retimed.step_ns * self.median_ns / self.step_ns
+
+    @cached_property
+    def _graph(self) -> JobGraph:
+        return load_graph(RunFolder(root=self.folder).graph)
+
+
+def calibrate_steps(
+    steps: Sequence[MeasuredJob], update: Callable[[], None] | None = None
+) -> StepCalibration:
+    """The factors that measured steps speak for. See [Note: two figures].
+
+    Args:
+        steps: one or more.
+        update: called after each evaluation of a model.
+    """
+    search = _Search(steps=steps, update=update)
+    start = min((np.array([0.0, math.log(host)]) for host in _FIRST_HOSTS), key=search.cost)
+    found = least_squares(
+        search.residuals,
+        start,
+        jac=search.slopes,
+        loss=search.loss,
+        xtol=1e-3,
+        ftol=1e-4,
+        max_nfev=_MOST_EVALUATIONS,
+    )
+    kernels, host = (round(math.exp(x), 4) for x in found.x)
+    kernels_error, host_error = search.errors(found.x, found.jac[: len(steps)])
+    return StepCalibration(
+        calibration=Calibration(
+            kernels=kernels, host=host, host_error=host_error, steps=len(steps)
+        ),
+        kernels_error=kernels_error,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Residuals of steps and factors. Axes: ``N`` steps, then the two factors; ``F`` the factors'
+    logarithms."""
+
+    steps: Sequence[MeasuredJob]
+    update: Callable[[], None] | None
+    _known: dict[tuple[float, float], NDArray[np.float64]] = field(default_factory=dict)
+
+    def residuals(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far all are from what was measured or known, in standard deviations."""
+        return np.array([*(self._apart(log_F) / _deviation(STEP_ERROR)), *(log_F / _BEFORE_F)])
+
+    def slopes(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of the residuals, by central differences: steps are whole nanoseconds."""
+        columns = []
+        for shift in np.eye(2) * _CHANGE:
+            above, below = (self.residuals(log_F + s) for s in (shift, -shift))
+            columns.append((above - below) / (2 * _CHANGE))
+        return np.array(columns).T
+
+    def cost(self, log_F: NDArray[np.float64]) -> float:
+        """What the search makes small."""
+        return float(np.sum(self.loss(self.residuals(log_F) ** 2)[0]))
+
+    def loss(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What squared residuals cost, with both derivatives: soft L1 of steps, for one may be of
+        another program than it says; factors' squares as they are."""
+        steps = slice(0, len(self.steps))
+        found = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
+        root = np.sqrt(1 + squares[steps])
+        found[:, steps] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return found
+
+    def errors(
+        self, log_F: NDArray[np.float64], slopes_NF: NDArray[np.float64]
+    ) -> tuple[float, float]:
+        """What both factors stay within, relative, in nine cases of ten; the host's for another
+        program than those that were measured.
+
+        Args:
+            log_F: the factors that were found.
+            slopes_NF: of the steps' residuals there, weighted as they count.
+        """
+        squares_N = self.residuals(log_F)[: len(self.steps)] ** 2
+        # Steps that are further apart than they should be say less.
+        apart = max(1.0, float(np.mean(self.loss(squares_N)[0])))
+        known_FF = slopes_NF.T @ slopes_NF / apart + np.diag(_BEFORE_F**-2)
+        error_F = np.expm1(_NINE_OF_TEN * np.sqrt(np.diag(np.linalg.inv(known_FF))))
+        host_error = min(math.hypot(error_F[1], PROGRAMS_DIFFER), HOST_ERROR)
+        return round(float(error_F[0]), 4), round(host_error, 4)
+
+    def _apart(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:
+        key = float(log_F[0]), float(log_F[1])
+        if key not in self._known:
+            self._known[key] = np.array([self._log_error(step, *key) for step in self.steps])
+        return self._known[key]
+
+    def _log_error(self, step: MeasuredJob, log_kernels: float, log_host: float) -> float:
+        found_ns = step.model(math.exp(log_kernels), math.exp(log_host))
+        if self.update is not None:
+            self.update()
+        return math.log(found_ns / step.measured_ns)
