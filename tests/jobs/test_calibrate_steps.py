@@ -80,6 +80,17 @@ def test_a_narrow_job_tells_the_host_and_a_wide_one_the_kernels(folder: Path) ->
         assert any("for ours, calibrated by 2 measured steps" in s for s in sources)
 
 
+def test_the_first_screen_says_whose_pace_the_hosts_is(folder: Path) -> None:
+    """In place of an assumed one; and what the step's error rests on."""
+    done = calibrated(folder, *measured(folder, narrow=1.7), out="one-step.toml")
+    assert done.code == 0, done.err
+    where = ("--device", "null", "--world-size", 2, "--cluster", folder / "one-step.toml")
+    shown = prismscale("run", *where, "--out", folder / "shown", folder / "train.py", 256, 40)
+    text = " ".join(shown.out.split())
+    assert "at the pace of 1 measured step;" in text
+    assert "step calibrated by 1 measured one" in text
+
+
 def test_what_is_told_is_what_a_forecast_and_a_new_run_show(folder: Path) -> None:
     """On the written cluster, to the last digit."""
     done = calibrated(folder, *measured(folder, narrow=1.3), out="one.toml")

@@ -287,9 +287,11 @@ def _launches(share: float, cluster: Cluster) -> SourceShare:
 
 
 def _modelled(cluster: Cluster) -> str:
-    calibration = cluster.device.calibration
-    by = f", calibrated by {calibration.steps} measured steps" if calibration else ""
-    return f"modelled for {cluster.name}{by}"
+    known = f"modelled for {cluster.name}"
+    if cluster.device.calibration is None:
+        return known
+    steps = cluster.device.calibration.steps
+    return f"{known}, calibrated by {steps} measured step{'s' if steps > 1 else ''}"
 
 
 def _communication(graph: JobGraph, cluster: str) -> str:

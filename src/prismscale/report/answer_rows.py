@@ -50,7 +50,7 @@ def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
         yield row
     yield _communication_row(result, found)
     if found.host >= LAUNCH_BOUND:
-        yield _host_row(found)
+        yield _host_row(result, found)
     shares = job_shares(result)
     if found.bubble + shares["skew"] >= SEEN:
         yield AnswerRow(
@@ -115,12 +115,14 @@ def _communication_row(result: RunResult, found: Answers) -> AnswerRow:
     return AnswerRow("Exposed", f"communication {percent(exposed)} of the step", ", ".join(groups))
 
 
-def _host_row(found: Answers) -> AnswerRow:
+def _host_row(result: RunResult, found: Answers) -> AnswerRow:
+    pace = "an assumed pace: hosts differ by a factor of two"
+    if result.calibration:
+        pace = f"the pace of {counted(result.calibration.steps, 'measured step')}"
     return AnswerRow(
         "Host",
         f"decides {percent(found.host)} of the step: the GPU waits for launches",
-        "at an assumed pace: hosts differ by a factor of two; CUDA graphs, torch.compile or "
-        "larger microbatches hide it",
+        f"at {pace}; CUDA graphs, torch.compile or larger microbatches hide it",
     )
 
 
@@ -144,6 +146,8 @@ def _error_row(result: RunResult, found: Answers) -> AnswerRow:
     memory = [known_error(name, result.cluster) for name in ("allocated", "reserved")]
     told = [_of_runs(known) for known in memory if known is not None and found.fit is not None]
     measured = _of_runs(step) if step else "of the step unknown on this cluster"
+    if result.calibration:
+        measured = f"step calibrated by {counted(result.calibration.steps, 'measured one')}"
     if found.step_error is None:
         return AnswerRow("Error", measured, "; ".join(told))
     bar = f"step ±{percent(found.step_error)} in nine of ten, by its kernels, launches and links"
