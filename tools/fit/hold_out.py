@@ -12,6 +12,7 @@ Families by set:
 aiconfigurator_gemm        (N, K) of a product, whatever its M, element type, GPU, framework
 aiconfigurator_attention   heads, key/value heads and head size
 aiconfigurator_moe         hidden size, expert size, number of experts
+aiconfigurator_moe_cutlass the same, of CUTLASS's rows: none of its families is among those above
 aiconfigurator_quantise    width of a row
 simumax_products           the three extents of a product, in any order: forward, dgrad, wgrad
 simumax_attention          heads, key/value heads, head sizes
@@ -38,6 +39,7 @@ from fitting import truth_with
 
 from prismscale.validation.kernels.public_tables import table_rows
 
+LAYER = "hidden={hidden_size},inter={inter_size},experts={num_experts}"
 SEED, SHARE, WHOLE = "prismscale kernels 1", 0.3, ("tracelens",)
 
 
@@ -78,8 +80,14 @@ def families_of(truth: Path) -> dict[str, set[str]]:
         "aiconfigurator_moe": _named(
             tables,
             "*__moe_perf__*",
-            "hidden={hidden_size},inter={inter_size},experts={num_experts}",
+            LAYER,
         ),
+        "aiconfigurator_moe_cutlass": {
+            LAYER.format(**row)
+            for path in tables.glob("*__moe_perf__*")
+            for row in table_rows(path)
+            if "cutlass" in row["kernel_source"] and row["moe_dtype"] == "bfloat16"
+        },
         "aiconfigurator_quantise": {
             *_named(tables, "*__computescale_perf__*", "k={k}"),
             *_named(tables, "*__scale_matrix_perf__*", "k={k}"),
