@@ -38,7 +38,12 @@ from prismscale.cost.kernel_signature import KernelCall, parse_signature
 from prismscale.validation.kernels.grouped_rows import FEWEST_ROWS, GroupedRow, load_grouped
 from prismscale.validation.kernels.measuring_programs import Harness
 
-GROUPS = (("a100-80g", "triton"), ("h100-sxm", "triton"), ("b200", "trtllm"))
+GROUPS = (
+    ("a100-80g", "triton"),
+    ("h100-sxm", "triton"),
+    ("b200", "cutlass"),
+    ("b200", "trtllm"),
+)
 LIBRARY_START, LIBRARY_BOUNDS = (0.7, 200.0, 0.75), ((0.1, 1.2), (0, 2_000), (0.2, 1))
 OVERHEAD_START, OVERHEAD_BOUNDS = 20_000.0, (0, 200_000)
 ROUNDS = 2
@@ -87,7 +92,7 @@ def main() -> int:
     if truth is None:
         return 2
     rows = [row for row in load_grouped(truth) if row.rows >= FEWEST_ROWS and row.is_even]
-    written: dict[str, str] = {}
+    written: dict[str, list[str]] = {}
     found, programs = {}, []
     for gpu, name in GROUPS:
         of_group = [row for row in rows if (row.gpu, row.group) == (gpu, name)]
@@ -97,11 +102,11 @@ def main() -> int:
         for part, layers in (("fitted", free), ("held out", held_out)):
             errors = 100 * (layers.ratio(library, program.overhead_ns) - 1)
             found[f"{gpu} {name}, {part}"] = residuals(errors.tolist())
-        written[gpu] = f"[libraries.{name}]\n{table_of(library)}"
+        written.setdefault(gpu, []).append(f"[libraries.{name}]\n{table_of(library)}")
         programs.append(f'"{gpu} {name}" = {inline_table_of(program)}\n')
         print(gpu, name, library, program, flush=True)
-    for gpu, text in written.items():
-        write_between(KERNELS / f"{gpu}.toml", "experts", text)
+    for gpu, tables in written.items():
+        write_between(KERNELS / f"{gpu}.toml", "experts", "\n".join(tables))
     write_between(HARNESS, "experts", "[experts]\n" + "".join(sorted(programs)))
     write_residuals("experts", found)
     return 0

@@ -25,7 +25,12 @@ _HOST = (
     "ten of those outside are vTrain's narrow rows of one node: the host decides them, at a pace "
     "that changes from row to row"
 )
+_NARROW = (
+    "ten of its steps are of narrow models on one node, which the host decides, at a pace that "
+    "changes from row to row; prismscale calibrate steps takes it from steps that were measured"
+)
 CAUSES = (
+    ("(vTrain), uncalibrated", _NARROW),
     ("within their stated error bar", _HOST),
     ("ST, nodes 1.6-14 % apart", "all nodes at the slow end cost 11.7 %, and the best order hides"),
     (
@@ -35,7 +40,6 @@ CAUSES = (
     ("one node of B200, ≥ 64 MiB", "reduce_scatter of two GPUs, and bandwidth that still grows"),
     ("80 H100, ≥ 512 MiB, all_reduce", "constants are of 1, 2 and 4 GPUs of a node; 8 are slower"),
     ("in a running model", _CACHED),
-    ("experts cutlass", "slower than cuBLAS, whose law prices them: too few rows for constants"),
     ("experts triton", "blocks differ from shape to shape by how far they were tuned: one law"),
     ("experts trtllm", "tokens spread by a power law are priced as if evenly"),
     ("experts wgrad, Transformer Engine", "sums of 32 bits, expert after expert: no constants"),

@@ -5,7 +5,7 @@ streams, forward and both gradients, all experts alike. Nothing of them is fitte
 ``aiconfigurator``: whole layers of experts of servers for inference, with tokens spread evenly or
 by a power law: two grouped products, the activation between them, and the sum of what a token's
 experts say. Their kernels are Triton's, CUTLASS's and TensorRT-LLM's. ``tools/fit/fit_experts.py``
-fits the first and the last, on families that are not held out and spread evenly.
+fits them, on families that are not held out and spread evenly.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from prismscale.validation.kernels.public_tables import (
     table_rows,
 )
 
-LIBRARIES = ("triton", "cutlass", "trtllm")
-FITTED = ("triton", "trtllm")
-"""Libraries with constants of their own; CUTLASS has too few rows to hold any out."""
+LIBRARIES = {
+    "triton": "aiconfigurator_moe",
+    "cutlass": "aiconfigurator_moe_cutlass",
+    "trtllm": "aiconfigurator_moe",
+}
+"""Libraries with constants of their own, and the set in which their families are held out."""
 FEWEST_ROWS = 64
 """Of each expert, in a batch of training."""
 _STAGES = {"fwd": "forward", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}
@@ -116,7 +119,8 @@ def _layers(path: Path) -> Iterator[GroupedRow]:
             continue
         layer = Layer.of(row)
         family = f"hidden={layer.width},inter={row['inter_size']},experts={layer.experts}"
-        is_free = layer.library in FITTED and not held_out.holds("aiconfigurator_moe", family)
+        families = LIBRARIES.get(layer.library)
+        is_free = families is not None and not held_out.holds(families, family)
         yield GroupedRow(
             gpu=gpu,
             group=layer.library,
@@ -174,7 +178,9 @@ class Layer:
         yield call("sum", [chosen], [tensor("BFloat16", self.tokens, self.width)])
 
     def _product(self, reads: str, writes: str, inner: int, columns: int) -> str:
-        weights = tensor("BFloat16", self.experts, inner, columns)
-        rows = math.ceil(self.rows / self.experts)
-        arguments = f"extents={self.experts},{rows},{columns},{inner};launches=1;bits=16"
+        # Fewer rows than experts: the others' weights are not read.
+        experts = min(self.experts, self.rows)
+        weights = tensor("BFloat16", experts, inner, columns)
+        rows = math.ceil(self.rows / experts)
+        arguments = f"extents={experts},{rows},{columns},{inner};launches=1;bits=16"
         return call(f"{self.library}::experts.gemm", [reads, weights], [writes], arguments)

@@ -19,10 +19,10 @@ REMARKS = (
     "Experts: Transformer Engine's products are held against SimuMax's rows of training on a B200 "
     "(its single products gave the constants of the law; these have none of their own). Layers of "
     "experts are aiconfigurator's, on one GPU, with 64 rows an expert or more: kernels of servers "
-    "for inference. Triton's and TensorRT-LLM's constants, and what their programs ran besides "
-    "(harness.toml), are fitted on the other families, spread evenly; CUTLASS's ten families are "
-    "priced as cuBLAS. `_grouped_mm` has no public rows. A power law's spread is not in the "
-    "signature: it is priced as if even.",
+    "for inference. Triton's, CUTLASS's and TensorRT-LLM's constants, and what their programs ran "
+    "besides (harness.toml), are fitted on the other families, spread evenly (CUTLASS has two: one "
+    "each). `_grouped_mm` has no public rows. A power law's spread is not in the signature: it is "
+    "priced as if even.",
 )
 
 
