@@ -9,17 +9,24 @@ import sys
 _SWITCH_ON = """
 from prismscale.devices.null.gpus import device_spec
 from prismscale.devices.null.runtime import activate
-activate(device_spec("h100-sxm"){options})
+activate(device_spec("{gpu}"){options})
 """
 
 
-def null_program(text: str, *, before: str = "", options: str = "", **environment: str) -> str:
-    """What ``text`` prints on a null H100 node that is switched on after ``before``."""
+def null_program(
+    text: str,
+    *,
+    before: str = "",
+    options: str = "",
+    gpu: str = "h100-sxm",
+    **environment: str,
+) -> str:
+    """What ``text`` prints on a null node of ``gpu`` that is switched on after ``before``."""
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # A null device in the tests' own process, which has no Triton, has switched dynamo off for it.
     inherited = {name: text for name, text in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
     done = subprocess.run(
-        [sys.executable, "-c", before + _SWITCH_ON.format(options=options) + text],
+        [sys.executable, "-c", before + _SWITCH_ON.format(options=options, gpu=gpu) + text],
         env=inherited | paths | environment,
         capture_output=True,
         text=True,

@@ -251,6 +251,16 @@ def test_a_kernel_of_the_programs_own_is_the_op_that_it_is_without_compile() -> 
     assert own.arguments["extents"] == (8 * 4, 64, 64, 1024)
 
 
+def test_a_region_may_ask_for_the_gpus_properties() -> None:
+    """They are constants to dynamo, as on a GPU: no graph break."""
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.cuda.get_device_properties("cuda").multi_processor_count
+
+    spread_whole = torch.compile(spread, fullgraph=True)
+    assert len(generated(ops_of(lambda: spread_whole(random(64, grad=False))))) == 1
+
+
 def test_flex_attention_is_the_op_that_it_is_without_compile() -> None:
     """Inductor's templates would take their work from a mask without values."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

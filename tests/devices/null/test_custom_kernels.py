@@ -146,6 +146,20 @@ def test_a_tuned_kernel_holds_no_tensors_after_its_launch(tmp_path) -> None:
     assert null_program(program, PYTHONPATH=found_here) == "0\n"
 
 
+def test_a_cuda_source_is_an_op_over_its_tensors() -> None:
+    """What ``torch.cuda._compile_kernel`` makes of it, on the stream that it is given."""
+    kernel = torch.cuda._compile_kernel("__global__ void scaled(…) {}", "scaled")
+    kernel.set_shared_memory_config(100_000)
+    x, stream = torch.zeros(8, device="cuda"), torch.cuda.Stream()
+    found = op_log.ops_of(lambda: kernel((4, 1, 1), (128, 1, 1), (x, 8, 0.5), 100_000, stream))
+    (record,) = found
+    assert record.signature.name == "cuda_source::scaled"
+    assert [tensor.shape for tensor in record.signature.inputs] == [(8,)]
+    assert record.stream == stream.stream_id
+    assert value_policy.known(x) is None
+    assert len(op_log.ops_of(lambda: kernel((0, 1, 1), args=(x,)))) == 0, "no block"
+
+
 def test_cuda_sources_are_refused_by_name() -> None:
     """torch would miss CUDA_HOME; the message says what to do instead."""
     with pytest.raises(OSError, match=r"'my_kernels' has CUDA sources.*register_fake"):

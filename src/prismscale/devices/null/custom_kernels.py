@@ -1,4 +1,5 @@
-"""Kernels that the program brings along: Triton's run as ops, CUDA sources are refused by name.
+"""Kernels that the program brings along: Triton's and single CUDA kernels run as ops, extensions
+with CUDA sources are refused by name.
 
 A Triton kernel writes into tensors that the program made, so its shapes are known without a rule.
 Every launch becomes one op ``triton::<name>`` over the tensors it was given. Kernels of known
@@ -6,7 +7,8 @@ libraries have rules of cost (:mod:`prismscale.devices.null.libraries.triton_ker
 of others says what they multiply and move (:mod:`prismscale.devices.null.triton_source`). Where it
 does not, the values of all tensors are forgotten, and the time is that of the bytes they hold,
 unless a table of measured kernels has it. Nothing is compiled and no configuration is tuned: the
-first one counts.
+first one counts. What ``torch.cuda._compile_kernel`` makes of a CUDA source is such a kernel, too:
+``cuda_source::<name>``, over the tensors it is given.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -30,13 +33,15 @@ from prismscale.devices.null.triton_source import functions
 from prismscale.devices.null.triton_source.kernel_work import tensors_of, work_of
 
 _CUDA_SOURCES = (".cu", ".cuh")
-_library: torch.library.Library
+_TRITON, _CUDA = "triton", "cuda_source"
+_libraries: dict[str, torch.library.Library] = {}
 
 
 def install() -> None:
     """Prepare for the program's own kernels, whether their modules are imported yet or not."""
-    global _library
-    _library = torch.library.Library("triton", "FRAGMENT")
+    for namespace in (_TRITON, _CUDA):
+        _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    torch.cuda._compile_kernel = compile_kernel
     watcher = Watcher(
         {
             "triton.runtime.jit": _replace_launches,
@@ -146,8 +151,41 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
         reads = [tensors[place] for place in work.reads] if work.reads or writes else tensors
         launches.launch(f"triton::{name}", work.cost, reads=reads, writes=writes)
         return
+    _run(_TRITON, name, tensors)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CudaKernel:
+    """What is made of a CUDA source. It computes nothing."""
+
+    name: str
+
+    def __call__(
+        self,
+        grid: Sequence[int] = (1, 1, 1),
+        block: Sequence[int] = (1, 1, 1),
+        args: Sequence[Any] | None = None,
+        shared_mem: int = 0,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Launch it over the tensors among ``args``; it does nothing without any."""
+        tensors = tensors_of(args or ())
+        if tensors and 0 not in grid:
+            with torch.cuda.stream(stream):
+                _run(_CUDA, self.name, tensors)
+
+    def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
+        """As the real one takes it; it is of no consequence here."""
+
+
+def compile_kernel(kernel_source: str, kernel_name: str, *_: Any, **__: Any) -> CudaKernel:
+    """In place of ``torch.cuda._compile_kernel``, which wants a driver."""
+    return CudaKernel(name=kernel_name)
+
+
+def _run(namespace: str, name: str, tensors: list[torch.Tensor]) -> None:
     with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
-        _op(name)(tensors)
+        _op(namespace, name)(tensors)
 
 
 def explain_missing(error: ModuleNotFoundError) -> None:
@@ -165,10 +203,10 @@ _signature = cache(signature)
 
 
 @cache
-def _op(name: str) -> Callable[[list[torch.Tensor]], None]:
-    _library.define(f"{name}(Tensor(a!)[] tensors) -> ()")
-    _library.impl(name, lambda tensors: None, "Meta")
-    op: Callable[[list[torch.Tensor]], None] = getattr(torch.ops.triton, name)
+def _op(namespace: str, name: str) -> Callable[[list[torch.Tensor]], None]:
+    _libraries[namespace].define(f"{name}(Tensor(a!)[] tensors) -> ()")
+    _libraries[namespace].impl(name, lambda tensors: None, "Meta")
+    op: Callable[[list[torch.Tensor]], None] = getattr(getattr(torch.ops, namespace), name)
     return op
 
 

@@ -22,9 +22,10 @@ from prismscale.devices.null.compiled import regions
 from prismscale.devices.null.flex import block_masks
 from prismscale.devices.null.flex import operators as flex_operators
 from prismscale.devices.null.gpus import NullDeviceSpec
-from prismscale.devices.null.libraries import flash_attention_3, nvml
 from prismscale.devices.null.libraries.catalogue import stand_ins
+from prismscale.devices.null.libraries.flash_attention import flash_attention_3, hub_kernels
 from prismscale.devices.null.libraries.import_finder import StandInFinder
+from prismscale.devices.null.management import nvml, system_tools
 from prismscale.devices.null.memory.allocator_config import config_from_environment
 from prismscale.devices.null.memory.device_settings import settings_row
 from prismscale.devices.null.memory.memory_history import MemoryHistory
@@ -88,6 +89,7 @@ def activate(
     history = MemoryHistory(library, spec.devices_per_node)
     cuda_api.install(library, spec, history)
     nvml.install(library, spec)
+    system_tools.install(spec)
     cuda_bindings.install(spec)
     torch_profiler.install()
     flex_operators.install()
@@ -97,6 +99,7 @@ def activate(
     finder = StandInFinder(stand_ins())
     finder.begin()
     flash_attention_3.serve_torch(finder)
+    hub_kernels.serve_hub(finder)
     _active = NullRuntime(
         library=library, spec=spec, ledger=ledger, history=history, stand_ins=finder
     )

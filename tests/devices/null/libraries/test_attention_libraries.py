@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from prismscale.cost.kernel import load_kernel_model
-from prismscale.devices.null.libraries import flash_attention_2 as fa2
-from prismscale.devices.null.libraries import flash_attention_3 as fa3
+from prismscale.devices.null.libraries.flash_attention import flash_attention_2 as fa2
+from prismscale.devices.null.libraries.flash_attention import flash_attention_3 as fa3
 from prismscale.devices.null.runtime import active
 
 BF16 = torch.bfloat16

@@ -26,6 +26,7 @@ import torch
 from prismscale.devices.null.build import cache_directory
 from prismscale.devices.null.compiled import eager_regions, generated_kernels
 from prismscale.devices.null.compiled.availability import has_triton
+from prismscale.devices.null.cuda_api import DeviceProperties
 from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.flex import operators as flex_operators
 
@@ -54,6 +55,7 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
             "triton.backends.nvidia.driver": _replace_driver,
             "torch.utils._triton": _replace_hash,
             "torch._inductor.config": _configure,
+            "torch._dynamo.utils": _know_constants,
             "torch._dynamo.callback": lambda callback: _compile_without_cost(library, callback),
             "torch._inductor.runtime.benchmarking": _time_nothing,
             "torch._inductor.runtime.triton_heuristics": generated_kernels.replace_launches,
@@ -99,6 +101,11 @@ def _set(config: Any, name: str, value: object) -> None:
 
 class _NoDriver:
     """In place of the functions that Triton compiles against libcuda."""
+
+
+def _know_constants(utils: Any) -> None:
+    """Properties of a GPU are constants to dynamo, which it knows by their type."""
+    utils.common_constant_types.add(DeviceProperties)
 
 
 def _replace_driver(driver: Any) -> None:

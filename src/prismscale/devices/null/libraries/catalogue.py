@@ -8,12 +8,11 @@ from prismscale.devices.null.libraries import (
     causal_conv1d,
     deep_ep,
     deepspeed_ops,
-    flash_attention_2,
-    flash_attention_3,
     grouped_gemm,
     mamba_ssm,
     transformer_engine,
 )
+from prismscale.devices.null.libraries.flash_attention import flash_attention_2, flash_attention_3
 from prismscale.devices.null.libraries.stand_in import StandIn
 
 

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prismscale.devices.null.libraries.attention_sequences import Sequences, packed, regular
+from prismscale.devices.null.libraries.flash_attention.attention_sequences import (
+    Sequences,
+    packed,
+    regular,
+)
 from prismscale.devices.null.libraries.launches import launch
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
 

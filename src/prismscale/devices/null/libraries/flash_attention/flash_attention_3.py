@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 
 from prismscale.devices.null.custom_kernels import Watcher
-from prismscale.devices.null.libraries.attention_sequences import Sequences, packed, regular
+from prismscale.devices.null.libraries.flash_attention.attention_sequences import (
+    Sequences,
+    packed,
+    regular,
+)
 from prismscale.devices.null.libraries.import_finder import StandInFinder
 from prismscale.devices.null.libraries.launches import launch
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
@@ -82,8 +86,16 @@ def _serve(finder: StandInFinder, registry: Any) -> None:
     registry._fa3_import_module = import_module
 
 
+def registered(finder: StandInFinder) -> None:
+    """Its operators are there, for whoever calls them without the library's Python code."""
+    if not _operators:
+        finder.make(_EXTENSION, stand_in())
+
+
 def _module() -> ModuleType:
     """It has nothing: importing it registers operators."""
+    if _operators:
+        return module_of(_EXTENSION, {}, library="FlashAttention 3")
     library = torch.library.Library("flash_attn_3", "FRAGMENT")
     for name, function in (("fwd", _forward), ("bwd", _backward)):
         library.define(name + " ".join(_SCHEMAS[name].split()))
@@ -93,7 +105,9 @@ def _module() -> ModuleType:
 
 
 def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequences:
-    choice = {"causal": call["is_causal"], "left": call["window_size_left"]}
+    # As hopper/flash_api.cpp: nothing to the right is the causal mask.
+    is_causal = call["is_causal"] or call["window_size_right"] == 0
+    choice = {"causal": is_causal, "left": call["window_size_left"]}
     cu = call["cu_seqlens_q"]
     if cu is None:
         return regular(q, k, v, **choice)

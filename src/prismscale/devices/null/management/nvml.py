@@ -20,7 +20,7 @@ import torch
 from prismscale.devices.null.cuda_bindings import index_of, uuid_of
 from prismscale.devices.null.gpus import NullDeviceSpec
 
-_DRIVER = "580.65.06"
+DRIVER = "580.65.06"
 """A driver of CUDA 13.0, which the null device says that it is."""
 
 
@@ -110,7 +110,7 @@ def _functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
     return {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: _DRIVER,
+        "nvmlSystemGetDriverVersion": lambda: DRIVER,
         "nvmlDeviceGetCount": lambda: spec.devices_per_node,
         "nvmlDeviceGetHandleByIndex": handle,
         "nvmlDeviceGetHandleByUUID": handle_of,

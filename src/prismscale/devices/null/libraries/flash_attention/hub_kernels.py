@@ -1,0 +1,71 @@
+"""FlashAttention from Hugging Face's hub: ``kernels.get_kernel("kernels-community/flash-attn3")``.
+
+A program that asks for it downloads a binary with its Python code when it begins. On the null
+device the answer is a stand-in, whether there is a network or not; other kernels of a hub are left
+to the library.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from prismscale.devices.null.custom_kernels import Watcher
+from prismscale.devices.null.libraries.flash_attention import flash_attention_3, hub_interface
+from prismscale.devices.null.libraries.import_finder import StandInFinder
+
+REPOSITORIES = ("flash-attn3", "flash-attention-3")
+"""Names of repositories, whoever owns them."""
+_GENERATIONS = (8, 9)
+"""Compute capabilities that FlashAttention 3 is built for."""
+
+
+def serve_hub(finder: StandInFinder) -> None:
+    """Answer ``kernels`` once it is imported."""
+    Watcher({"kernels": partial(_serve, finder)}).begin()
+
+
+def _serve(finder: StandInFinder, kernels: Any) -> None:
+    from_hub, is_on_hub = kernels.get_kernel, kernels.has_kernel
+
+    def get_kernel(repo_id: str, *arguments: Any, **named: Any) -> Any:
+        """The stand-in, where there is one."""
+        if not _is_known(repo_id):
+            return from_hub(repo_id, *arguments, **named)
+        _check(named)
+        if not _is_built():
+            raise RuntimeError(f"{repo_id} has no build for {torch.cuda.get_device_name()}")
+        return _made(finder)
+
+    def has_kernel(repo_id: str, *arguments: Any, **named: Any) -> bool:
+        """Whether the hub has a build for the GPU."""
+        if not _is_known(repo_id):
+            return bool(is_on_hub(repo_id, *arguments, **named))
+        _check(named)
+        return _is_built()
+
+    kernels.get_kernel, kernels.has_kernel = get_kernel, has_kernel
+
+
+def _is_known(repo_id: str) -> bool:
+    return repo_id.rpartition("/")[2] in REPOSITORIES
+
+
+def _check(named: dict[str, Any]) -> None:
+    """Newer versions of ``kernels`` want a revision or a version, and say so themselves."""
+    versions: Any = sys.modules.get("kernels._versions")
+    if hasattr(versions, "revision_or_version"):
+        versions.revision_or_version(revision=named.get("revision"), version=named.get("version"))
+
+
+def _is_built() -> bool:
+    return torch.cuda.get_device_capability()[0] in _GENERATIONS
+
+
+def _made(finder: StandInFinder) -> ModuleType:
+    flash_attention_3.registered(finder)
+    return hub_interface.interface()

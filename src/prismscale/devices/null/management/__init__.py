@@ -1,0 +1,1 @@
+"""What tells of a node's GPUs without torch: NVML and ``nvidia-smi``."""
