@@ -93,7 +93,7 @@ bool stand_in(const IValue& value, bool overwritten, bool from_host, IValue& cpu
     cpu = list;
   } else if (value.isDevice()) {
     cpu = c10::Device(c10::DeviceType::CPU);
-  } else if (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensor()) {
+  } else if (is_optional_tensor_list(value)) {
     c10::List<std::optional<at::Tensor>> list;
     for (const IValue& item : value.toListRef()) {
       at::Tensor tensor;

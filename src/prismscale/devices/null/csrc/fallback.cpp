@@ -44,16 +44,12 @@ IValue to_meta(const IValue& value) {
     for (const at::Tensor& t : value.toTensorVector()) list.push_back(t.defined() ? to_meta(t) : t);
     return list;
   }
-  if (value.isList() && !value.toListRef().empty() &&
-      value.type()->castRaw<c10::ListType>()->getElementType()->kind() ==
-          c10::TypeKind::OptionalType) {
+  if (is_optional_tensor_list(value)) {
     c10::List<std::optional<at::Tensor>> list;
     for (const IValue& item : value.toListRef()) {
-      if (item.isTensor()) {
-        list.push_back(to_meta(item.toTensor()));
-      } else {
-        list.push_back(std::nullopt);
-      }
+      // A slice before an index (`x[:, ids]`) is a tensor that is not defined, not an absent one.
+      const bool is_there = item.isTensor() && item.toTensor().defined();
+      list.push_back(is_there ? std::optional<at::Tensor>(to_meta(item.toTensor())) : std::nullopt);
     }
     return list;
   }

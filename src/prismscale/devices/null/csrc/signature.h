@@ -60,6 +60,12 @@ std::string describe_call(
     const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     c10::ArrayRef<c10::IValue> outputs);
 
+// Whether `value` is a list of tensors of which some may be absent: what an index is.
+inline bool is_optional_tensor_list(const c10::IValue& value) {
+  return value.isList() && !value.toListRef().empty() &&
+      value.type()->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType;
+}
+
 // Calls `visit(tensor, argument, item)` for every defined tensor; item is -1 outside of lists.
 template <typename F>
 void each_tensor(c10::ArrayRef<c10::IValue> values, F&& visit) {
