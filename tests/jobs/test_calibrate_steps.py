@@ -158,3 +158,13 @@ def test_a_run_of_measured_computation_is_refused(tmp_path: Path) -> None:
     done = calibrated(tmp_path, f"{tmp_path}/cpu=9ms")
     assert done.code == 2
     assert "--device null" in done.err
+
+
+def test_a_job_that_hangs_is_refused(folder: Path) -> None:
+    """It has no step."""
+    where = ("--device", "null", "--world-size", 2, "--out", folder / "hung")
+    done = prismscale("run", *where, "--hang", "1@step2", folder / "train.py", 256, 4)
+    assert "the job hangs" in done.err
+    done = calibrated(folder, f"{folder}/hung=9ms", out="none.toml")
+    assert done.code == 2
+    assert "hangs" in done.err

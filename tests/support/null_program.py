@@ -12,6 +12,10 @@ from prismscale.devices.null.runtime import activate
 activate(device_spec("{gpu}"){options})
 """
 
+_END = "\nimport os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)\n"
+"""As a rank's process ends: an autograd thread of torch that asks for the GIL while Python ends
+aborts the process."""
+
 
 def null_program(
     text: str,
@@ -26,7 +30,7 @@ def null_program(
     # A null device in the tests' own process, which has no Triton, has switched dynamo off for it.
     inherited = {name: text for name, text in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
     done = subprocess.run(
-        [sys.executable, "-c", before + _SWITCH_ON.format(options=options, gpu=gpu) + text],
+        [sys.executable, "-c", before + _SWITCH_ON.format(options=options, gpu=gpu) + text + _END],
         env=inherited | paths | environment,
         capture_output=True,
         text=True,

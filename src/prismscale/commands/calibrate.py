@@ -131,6 +131,8 @@ def _measured_step(text: str) -> tuple[StoredStep, float]:
             f"runs/narrow=1.93s; units: {', '.join(_UNITS)}"
         )
     result = read_results(RunFolder(root=Path(folder)))
+    if result.hung:
+        raise UsageError(f"{folder}: the job hangs, so it has no steps")
     run = StoredStep(folder=Path(folder), step_ns=result.step_ns, median_ns=result.median_ns)
     return run, float(found[1]) * _UNITS[found[2]]
 

@@ -104,7 +104,7 @@ class StoredStep:
         """The run's.
 
         Raises:
-            UsageError: no run, one that hangs, or one whose computation was measured.
+            UsageError: no run, or one whose computation was measured.
             FormatError: damaged files.
         """
         path = RunFolder(root=self.folder).scenario
@@ -116,8 +116,6 @@ class StoredStep:
                 f"{self.folder}: the computation of this run was measured; a calibration is of "
                 "modelled times: run the program with --device null"
             )
-        if found.faults.hang:
-            raise UsageError(f"{self.folder}: the job hangs, so it has no steps")
         return found
 
     @property
