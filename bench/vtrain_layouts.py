@@ -185,7 +185,7 @@ def _calibrated_step(row: Iteration, runs: Runs, *, is_given: bool) -> Iterator[
 
 def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
     """Errors by family and of all, the same after calibration, and choices of layout."""
-    error = {row.name.partition(STEP)[0]: row.value for row in rows if STEP in row.name}
+    error = _errors(rows, STEP)
     run = [one for one in drawn if one.name in error]
     scored = [one for one in run if one.is_scored]
     for family in dict.fromkeys(one.family for one in run):
@@ -208,6 +208,11 @@ def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:
         yield from _choice([one for one in drawn if one.model == model], error)
 
 
+def _errors(rows: Sequence[Row], kind: str) -> dict[str, float]:
+    """Of the steps of a kind, by the row that they are of."""
+    return {row.name.partition(kind)[0]: row.value for row in rows if kind in row.name}
+
+
 def _is_calibrated(row: Row) -> bool:
     return row.subject == FACTORS or CALIBRATED_STEP in row.name
 
@@ -216,9 +221,7 @@ def _calibrated_rows(
     rows: Sequence[Row], held_out: Sequence[Iteration], given: int, *, is_whole: bool
 ) -> Iterator[Row]:
     """Errors of the calibrated steps of rows that were not given."""
-    after = {
-        r.name.partition(CALIBRATED_STEP)[0]: r.value for r in rows if CALIBRATED_STEP in r.name
-    }
+    after = _errors(rows, CALIBRATED_STEP)
     found = [one for one in held_out if one.name in after]
     for family in dict.fromkeys(one.family for one in found):
         errors = [after[o.name] for o in found if o.family == family]

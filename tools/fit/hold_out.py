@@ -32,7 +32,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fitting import truth_with
@@ -82,12 +82,12 @@ def families_of(truth: Path) -> dict[str, set[str]]:
             "*__moe_perf__*",
             LAYER,
         ),
-        "aiconfigurator_moe_cutlass": {
-            LAYER.format(**row)
-            for path in tables.glob("*__moe_perf__*")
-            for row in table_rows(path)
-            if "cutlass" in row["kernel_source"] and row["moe_dtype"] == "bfloat16"
-        },
+        "aiconfigurator_moe_cutlass": _named(
+            tables,
+            "*__moe_perf__*",
+            LAYER,
+            lambda row: "cutlass" in row["kernel_source"] and row["moe_dtype"] == "bfloat16",
+        ),
         "aiconfigurator_quantise": {
             *_named(tables, "*__computescale_perf__*", "k={k}"),
             *_named(tables, "*__scale_matrix_perf__*", "k={k}"),
@@ -101,12 +101,17 @@ def families_of(truth: Path) -> dict[str, set[str]]:
     }
 
 
-def _named(folder: Path, pattern: str, name: str) -> set[str]:
+def _named(
+    folder: Path,
+    pattern: str,
+    name: str,
+    chosen: Callable[[Mapping[str, str]], bool] = lambda row: True,
+) -> set[str]:
     return {
         name.format(**row)
         for path in folder.glob(pattern)
         for row in table_rows(path)
-        if row.get("success", "True") == "True"
+        if row.get("success", "True") == "True" and chosen(row)
     }
 
 

@@ -30,7 +30,7 @@ from prismscale.devices.null.memory.program_history import ProgramHistory
 from prismscale.emulation.process_group import EmulatedProcessGroup
 
 # What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
-_CUDA_VERSION = "13.0"
+CUDA_VERSION = "13.0"
 _NCCL_VERSION = (2, 28, 9)
 
 
@@ -258,7 +258,7 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         (torch.cuda.streams, "Event", null_streams.Event, by_name),
         (torch.cuda.streams, "ExternalStream", null_streams.ExternalStream, by_name),
         (torch.cuda.nvtx, "_nvtx", _Nvtx(), "its stub raises"),
-        (torch.version, "cuda", _CUDA_VERSION, "None says that this is no CUDA build"),
+        (torch.version, "cuda", CUDA_VERSION, "None says that this is no CUDA build"),
         (torch.UntypedStorage, "resize_", _resize_with(library), "raises 'built without USE_CUDA'"),
         (torch.UntypedStorage, "__new__", _make_storage, "does not recognise cuda as a device"),
     ]

@@ -9,13 +9,13 @@ import json
 import os
 from pathlib import Path
 
+from prismscale.devices.null.cuda_api import CUDA_VERSION
 from prismscale.devices.null.cuda_bindings import uuid_of
 from prismscale.devices.null.gpus import NullDeviceSpec
 from prismscale.devices.null.management.nvml import DRIVER, Readings
 
 _HERE = Path(__file__).parent
 _VARIABLE = "PRISMSCALE_NVIDIA_SMI"
-_CUDA = "13.0"
 _MIB = 1 << 20
 _UNITS = {
     "memory.total": "MiB",
@@ -60,4 +60,4 @@ def node(spec: NullDeviceSpec) -> dict[str, object]:
         | shared
         for index in range(spec.devices_per_node)
     ]
-    return {"cuda_version": _CUDA, "units": _UNITS, "gpus": gpus}
+    return {"cuda_version": CUDA_VERSION, "units": _UNITS, "gpus": gpus}

@@ -29,6 +29,7 @@ from prismscale.devices.null.libraries.launches import launch
 from prismscale.devices.null.libraries.stand_in import StandIn, module_of
 
 _EXTENSION = "flash_attn_3._C"
+NO_CACHES = "prismscale's stand-in for FlashAttention 3 has no caches of keys and values"
 _HEADS = (64, 96, 128, 192, 256)
 _SCHEMAS = {
     "fwd": """(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None,
@@ -77,7 +78,7 @@ def _serve(finder: StandInFinder, registry: Any) -> None:
         if find_spec(name.partition(".")[0]) is not None:
             import_installed(name)
             return
-        sys.modules[name] = finder.make(_EXTENSION, stand_in())
+        sys.modules[name] = loaded(finder)
         try:
             import_installed(name)
         finally:
@@ -86,10 +87,9 @@ def _serve(finder: StandInFinder, registry: Any) -> None:
     registry._fa3_import_module = import_module
 
 
-def registered(finder: StandInFinder) -> None:
-    """Its operators are there, for whoever calls them without the library's Python code."""
-    if not _operators:
-        finder.make(_EXTENSION, stand_in())
+def loaded(finder: StandInFinder) -> ModuleType:
+    """The extension, for whoever calls its operators without the library's Python code."""
+    return finder.make(_EXTENSION, stand_in())
 
 
 def _module() -> ModuleType:
@@ -119,9 +119,7 @@ def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     call = _bound("fwd", arguments, named)
     q, k, v = call["q"], call["k"], call["v"]
     if call["k_new"] is not None or call["page_table"] is not None:
-        raise NotImplementedError(
-            "prismscale's stand-in for FlashAttention 3 has no caches of keys and values"
-        )
+        raise NotImplementedError(NO_CACHES)
     sequences = _sequences(q, k, v, call)
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     out = call["out"]

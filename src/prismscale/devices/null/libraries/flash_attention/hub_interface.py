@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.devices.null.libraries.flash_attention.flash_attention_3 import NO_CACHES
 from prismscale.devices.null.libraries.stand_in import module_of
 
 LIBRARY = "FlashAttention 3 from a hub"
@@ -95,9 +96,7 @@ def flash_attn_varlen_func(
 
 def flash_attn_with_kvcache(*arguments: Any, **named: Any) -> Any:
     """For inference."""
-    raise NotImplementedError(
-        "prismscale's stand-in for FlashAttention 3 has no caches of keys and values"
-    )
+    raise NotImplementedError(NO_CACHES)
 
 
 def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
@@ -108,55 +107,34 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
 
 
 @cache
-def _operators() -> tuple[Any, Any]:
-    """Forward and backward, which are there for as long as somebody holds them."""
-
-    @torch.library.custom_op("flash_attn_3::_hub_forward", mutates_args=(), device_types="cuda")
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_q: Tensor | None,
-        cu_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        causal: bool,
-        left: int,
-        right: int,
-    ) -> tuple[Tensor, Tensor]:
-        called = _called(cu_q, cu_k, max_q, max_k, causal, left, right)
-        out, rows, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **called)
-        return out, rows
-
-    @torch.library.custom_op("flash_attn_3::_hub_backward", mutates_args=(), device_types="cuda")
-    def backward(
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        rows: Tensor,
-        cu_q: Tensor | None,
-        cu_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        causal: bool,
-        left: int,
-        right: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        called = _called(cu_q, cu_k, max_q, max_k, causal, left, right)
-        dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
-        grads = {"dq": dq, "dk": dk, "dv": dv}
-        torch.ops.flash_attn_3.bwd(grad, q, k, v, out, rows, **grads, **called)
-        return dq, dk, dv
-
-    forward.register_fake(_forward_shapes)
-    backward.register_fake(_backward_shapes)
-    forward.register_autograd(_differentiated(backward), setup_context=_kept)
-    return forward, backward
+def _operators() -> torch.library.Library:
+    """Forward and backward, which are there for as long as somebody holds the library."""
+    library = torch.library.Library("flash_attn_3", "FRAGMENT")
+    for name, (schema, function, shapes) in _OPERATORS.items():
+        library.define(f"{name}{schema}")
+        library.impl(name, function, "CUDA")
+        library.impl(name, shapes, "Meta")
+    torch.library.register_autograd(
+        "flash_attn_3::_hub_forward", _gradients, setup_context=_kept, lib=library
+    )
+    return library
 
 
-def _called(
+def _forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    out, rows, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **_named(*call))
+    return out, rows
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rows: Tensor, *call: Any
+) -> tuple[Tensor, ...]:
+    dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
+    grads = {"dq": dq, "dk": dk, "dv": dv}
+    torch.ops.flash_attn_3.bwd(grad, q, k, v, out, rows, **grads, **_named(*call))
+    return dq, dk, dv
+
+
+def _named(
     cu_q: Tensor | None,
     cu_k: Tensor | None,
     max_q: int,
@@ -165,7 +143,7 @@ def _called(
     left: int,
     right: int,
 ) -> dict[str, Any]:
-    """As the extension's operators are called."""
+    """What :data:`_CALL` says, as the extension's operators are told it."""
     packed = {
         "cu_seqlens_q": cu_q,
         "cu_seqlens_k": cu_k,
@@ -192,10 +170,19 @@ def _kept(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(q, k, v, *output, cu_q, cu_k)
 
 
-def _differentiated(backward: Any) -> Any:
-    def gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-        *tensors, cu_q, cu_k = ctx.saved_tensors
-        grads = backward(grad, *tensors, cu_q, cu_k, *ctx.rest)
-        return (*grads, *[None] * (2 + len(ctx.rest)))
+def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    grads = torch.ops.flash_attn_3._hub_backward(grad, *ctx.saved_tensors, *ctx.rest)
+    return (*grads, *[None] * (2 + len(ctx.rest)))
 
-    return gradients
+
+_INPUTS = "Tensor q, Tensor k, Tensor v"
+_CALL = "Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, bool causal, int left, int right"
+_OPERATORS = {
+    "_hub_forward": (f"({_INPUTS}, {_CALL}) -> (Tensor, Tensor)", _forward, _forward_shapes),
+    "_hub_backward": (
+        f"(Tensor grad, {_INPUTS}, Tensor out, Tensor rows, {_CALL}) -> (Tensor, Tensor, Tensor)",
+        _backward,
+        _backward_shapes,
+    ),
+}
+"""Schema, kernel and rule of shapes of each."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -39,7 +38,8 @@ def _serve(finder: StandInFinder, kernels: Any) -> None:
         _check(named)
         if not _is_built():
             raise RuntimeError(f"{repo_id} has no build for {torch.cuda.get_device_name()}")
-        return _made(finder)
+        flash_attention_3.loaded(finder)
+        return hub_interface.interface()
 
     def has_kernel(repo_id: str, *arguments: Any, **named: Any) -> bool:
         """Whether the hub has a build for the GPU."""
@@ -64,8 +64,3 @@ def _check(named: dict[str, Any]) -> None:
 
 def _is_built() -> bool:
     return torch.cuda.get_device_capability()[0] in _GENERATIONS
-
-
-def _made(finder: StandInFinder) -> ModuleType:
-    flash_attention_3.registered(finder)
-    return hub_interface.interface()
