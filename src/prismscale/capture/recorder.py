@@ -21,8 +21,8 @@ from torch.distributed import Work
 
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.devices.protocol import CaptureDevice, CommunicationEnd, ProgramLane
-from prismscale.emulation.backend_memory import take_workspace
-from prismscale.emulation.backend_order import blocks_host, is_in_host_memory, ordering
+from prismscale.emulation.backends.backend_memory import take_workspace
+from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory, ordering
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.instance_ids import peer_of

@@ -1,7 +1,8 @@
-"""What a program does beside its training: asynchronous checkpoints.
+"""What a program does beside its training: asynchronous checkpoints, metrics of a helper thread.
 
 A thread or process that writes a checkpoint agrees with its peers over communications of its own,
-on the host and in its own time. When they happen is a matter of chance, and no step waits for them.
+on the host and in its own time; so does a thread to which a program on GPUs gives its bookkeeping
+(OLMo-core reduces metrics so). When they happen is a matter of chance, and no step waits for them.
 They are therefore answered at once and are in no trace: a captured rank does not record them, and a
 live rank does not look for them.
 """
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch.distributed import Work
 
 from prismscale.emulation.hook import Collective, CommunicationHook
@@ -43,10 +45,29 @@ class BackgroundAnswers:
         self._hook = hook
         self._fill = fill
 
+        self._program: threading.Thread | None = None
+
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Nobody records what happens in the background."""
-        if not is_background():
+        if not (is_background() or self._is_bookkeeping(batch)):
             return self._hook.communicate(batch)
         for collective in batch:
             self._fill(collective)
         return completed(tuple(t for c in batch for t in c.outputs))
+
+    def _is_bookkeeping(self, batch: Sequence[Collective]) -> bool:
+        """Whether a helper thread of a program on GPUs lets tensors of the host be exchanged. The
+        program's thread is the one that communicates first, which need not be Python's main one."""
+        caller = threading.current_thread()
+        if self._program is None:
+            self._program = caller
+        # Autograd's threads, which are not Python's, do the program's own work.
+        is_helper = caller is not self._program and not isinstance(caller, threading._DummyThread)
+        return is_helper and torch.accelerator.is_available() and all(map(_is_on_host, batch))
+
+
+def _is_on_host(collective: Collective) -> bool:
+    tensors = (*collective.inputs, *collective.outputs)
+    if not tensors:  # a barrier
+        return collective.group.backend == "gloo"
+    return all(tensor.device.type == "cpu" for tensor in tensors)

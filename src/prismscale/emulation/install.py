@@ -31,7 +31,8 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from prismscale.emulation import rendezvous_store, stub_backends, work
+from prismscale.emulation import rendezvous_store, work
+from prismscale.emulation.backends import stub_backends
 from prismscale.emulation.hook import CommunicationHook, GroupHandle, GroupObserver
 from prismscale.emulation.process_group import EmulatedProcessGroup
 from prismscale.emulation.torchrun_env import RankEnvironment

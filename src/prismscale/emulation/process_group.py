@@ -19,9 +19,9 @@ from torch import distributed as dist
 from torch.distributed import Work
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from prismscale.emulation.backends.stub_backends import EmulatedBackend
 from prismscale.emulation.entry_points import EntryPoints
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
-from prismscale.emulation.stub_backends import EmulatedBackend
 from prismscale.emulation.work import completed
 from prismscale.errors import PrismscaleError
 

@@ -29,7 +29,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import Work
 
-from prismscale.emulation.backend_memory import handle_keeps_inputs
+from prismscale.emulation.backends.backend_memory import handle_keeps_inputs
 from prismscale.emulation.hook import Collective
 
 OnWait = Callable[[timedelta | None], None]

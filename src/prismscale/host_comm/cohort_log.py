@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prismscale.emulation.backend_order import GLOO_THREADS
+from prismscale.emulation.backends.backend_order import GLOO_THREADS
 from prismscale.host_comm.transport import End
 
 

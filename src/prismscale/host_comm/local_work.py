@@ -16,8 +16,8 @@ calibration of communication alone knows that. Where the program waits for the p
 the program runs again: on a busy core that is another wake-up.
 
 [Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
-the pair are not the rank's (see :mod:`prismscale.emulation.backend_memory`). So the pair works only
-once the program's memory is no longer followed; steps before that are not timed.
+the pair are not the rank's (see :mod:`prismscale.emulation.backends.backend_memory`). So the pair
+works only once the program's memory is no longer followed; steps before that are not timed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import Work
 
-from prismscale.emulation.backend_order import GLOO_THREADS
+from prismscale.emulation.backends.backend_order import GLOO_THREADS
 from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 from prismscale.host_comm.transport import End, Transfer, connect

@@ -9,7 +9,7 @@ from datetime import timedelta
 from torch.distributed import Work
 
 from prismscale.durations.source import NEVER
-from prismscale.emulation.backend_memory import take_workspace
+from prismscale.emulation.backends.backend_memory import take_workspace
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.work import completed, in_flight
 from prismscale.errors import StuckError

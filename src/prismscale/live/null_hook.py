@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch.distributed import Work
 
-from prismscale.emulation.backend_order import blocks_host, is_in_host_memory
+from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory
 from prismscale.emulation.hook import Collective
 from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import StepEnd

@@ -18,7 +18,7 @@ from torch.distributed import Work
 
 from prismscale.devices.cuda import CudaStreams
 from prismscale.devices.stream_device import CommunicationStreams, DeviceStreams, Stream
-from prismscale.emulation.backend_order import blocks_host, ordering
+from prismscale.emulation.backends.backend_order import blocks_host, ordering
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.work import EmulatedWork, in_flight
 from prismscale.graph.node import CollectiveOp

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 
+from prismscale.emulation import untraced
 from prismscale.emulation.after_import import changed
 from prismscale.emulation.background import BackgroundAnswers
 from prismscale.emulation.hook import Captures, Collective, CommunicationHook, GroupObserver
@@ -48,7 +49,8 @@ def absent_peers(
         if marks is not None:
             # Before the mirror, which pads what is pickled and answers what is not there.
             undo.enter_context(marked_objects(marks))
-        undo.enter_context(changed({**checkpoint_saves.changes(), **uneven_shards.changes()}))
+        for module in (checkpoint_saves, uneven_shards, untraced):
+            undo.enter_context(changed(module.changes()))
         for name, replacement in MIRROR.wrapped().items() if objects else ():
             undo.enter_context(rebound(name, replacement))
         yield groups

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from prismscale.emulation.backend_order import blocks_host, is_in_host_memory
+from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Answer, Captures, Collective
 from prismscale.emulation.work import EmulatedWork, in_flight

@@ -13,7 +13,7 @@ from torch import OutOfMemoryError
 from torch.distributed import DistBackendError, Work
 
 from prismscale.cost.nccl_memory import MIB, Communicator, NcclSettings
-from prismscale.emulation.backend_order import is_in_host_memory
+from prismscale.emulation.backends.backend_order import is_in_host_memory
 from prismscale.emulation.hook import Collective, CommunicationHook
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MemoryPart
