@@ -180,6 +180,19 @@ def test_torchruns_environment_is_set_and_taken_back() -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize(("own", "seen"), [(None, "disabled"), ("offline", "offline")])
+def test_no_service_is_told_unless_the_user_says_so(
+    own: str | None, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights & Biases is switched off; what the user has set stays."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if own is not None:
+        monkeypatch.setenv("WANDB_MODE", own)
+    with emulated():
+        assert os.environ["WANDB_MODE"] == seen
+    assert os.environ.get("WANDB_MODE") == own
+
+
 def test_torch_is_left_as_it_was() -> None:
     """After the block torch holds its own objects again and another rank can run."""
     names = ("TCPStore", "FileStore", "HashStore", "ProcessGroupGloo", "split_group")

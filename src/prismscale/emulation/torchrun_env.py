@@ -14,6 +14,8 @@ from prismscale.errors import UsageError
 from prismscale.processes.variables import variables_set
 
 _MAX_PORT = 65_535
+UNREPORTED = {"WANDB_MODE": "disabled"}
+"""No service is told of steps that no cluster ran, unless the user's own environment says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,7 @@ class RankEnvironment:
         return self.world_size // self.ranks_per_node
 
     def variables(self) -> dict[str, str]:
-        """Every variable that torchrun sets for a worker, by name."""
+        """Every variable that torchrun sets for a worker, by name, and :data:`UNREPORTED`."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -100,6 +102,7 @@ class RankEnvironment:
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **{name: os.environ.get(name, value) for name, value in UNREPORTED.items()},
         }
 
     def applied(self) -> AbstractContextManager[None]:
