@@ -33,6 +33,8 @@ class NullDeviceSpec:
     launch small kernels in a loop see about 1,000, and as many for each further stream
     (stackoverflow.com/questions/53970187, and topic 68937 of NVIDIA's developer forum). That
     newer GPUs and drivers have as many is an assumption.
+
+    ``nvlinks`` is how many NVLinks join two GPUs of a node (NVIDIA's architecture whitepapers).
     """
 
     name: str
@@ -45,6 +47,7 @@ class NullDeviceSpec:
     context_bytes: int = 512 * _MIB
     nccl_channels: int = 16
     launch_queue_depth: int = 1024
+    nvlinks: int = 18
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices_per_node <= 16:
@@ -91,6 +94,7 @@ PRESETS: dict[str, NullDeviceSpec] = {
         shared_memory_per_block_optin_bytes=166_912,
         nccl_channels=24,
         l2_cache_bytes=40 * _MIB,
+        nvlinks=12,
     ),
     "h100-sxm": NullDeviceSpec(
         name="NVIDIA H100 80GB HBM3",

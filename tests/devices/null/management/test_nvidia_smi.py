@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
 import torch
 
 from prismscale.devices.null.cuda_bindings import uuid_of
+from prismscale.devices.null.gpus import device_spec
+from prismscale.devices.null.management.system_tools import node
 from prismscale.devices.null.runtime import active
 
 
@@ -50,6 +53,13 @@ def test_all_gpus_are_joined_by_nvlink() -> None:
     head, *rows = asked("topo", "-m").stdout.splitlines()
     assert head.split() == [f"GPU{n}" for n in range(active().spec.devices_per_node)]
     assert rows[0].split() == ["GPU0", "X", *["NV18"] * (len(rows) - 1)]
+
+
+def test_an_a100_has_fewer_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 where an H100 has 18."""
+    told = json.dumps(node(device_spec("a100-80g", devices_per_node=2)))
+    monkeypatch.setenv("PRISMSCALE_NVIDIA_SMI", told)
+    assert asked("topo", "-m").stdout.splitlines()[1].split() == ["GPU0", "X", "NV12"]
 
 
 def test_the_overview_names_the_driver_and_each_gpu() -> None:

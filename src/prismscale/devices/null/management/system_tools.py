@@ -60,4 +60,5 @@ def node(spec: NullDeviceSpec) -> dict[str, object]:
         | shared
         for index in range(spec.devices_per_node)
     ]
-    return {"cuda_version": CUDA_VERSION, "units": _UNITS, "gpus": gpus}
+    link = f"NV{spec.nvlinks}"
+    return {"cuda_version": CUDA_VERSION, "units": _UNITS, "link": link, "gpus": gpus}
