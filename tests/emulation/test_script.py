@@ -110,6 +110,14 @@ def test_a_failure_is_told_from_the_users_first_frame_on(tmp_path: Path) -> None
     assert found["traceback"].count("File ") == 2
 
 
+def test_a_timeout_of_the_program_names_what_it_may_wait_for(tmp_path: Path) -> None:
+    """Other ranks' files, which are not there when it looks."""
+    save_failure(tmp_path / "error.json", 7, TimeoutError("no checkpoint folder"), echo=False)
+    found = load_failure(tmp_path / "error.json")
+    assert found is not None
+    assert found["summary"].startswith("TimeoutError: no checkpoint folder (other ranks run at")
+
+
 def test_a_failure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """On a disk that has room for some of it."""
     with file_size_limit(100):

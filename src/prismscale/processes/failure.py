@@ -25,6 +25,11 @@ from prismscale.processes.children import Child, ending
 OURS = str(Path(__file__).parents[1])
 FAILED = 3
 """Exit code of a rank process that left an error file."""
+WAITED = (
+    " (other ranks run at other times, or not at all: if the program waits for another rank's "
+    "file, as some checkpoints do, switch that off for the run)"
+)
+"""What may be behind a program's own timeout."""
 SPEECHLESS = 74
 """Exit code of one that could not write it (``EX_IOERR`` of ``sysexits.h``)."""
 
@@ -38,6 +43,8 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
     text = "".join(traceback.format_exception(_without_our_frames(error)))
     own = isinstance(error, PrismscaleError)
     summary = str(error) if own else f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError) and not own:
+        summary += WAITED
     if isinstance(error, bdb.BdbQuit):
         summary = (
             "the debugger was left. (Only the live rank of --attach has a terminal; elsewhere "
