@@ -150,9 +150,9 @@ def provenance(found: Mapping[str, Any], family: str, gpu: str) -> str:
 
     ``found`` is what the run told; ``gpu`` names kernels that a family's programs run.
     """
-    error = step_error(RunResult.from_json(found)) or 0.0
+    bar = step_error(RunResult.from_json(found))
     prices = price_version(cluster_of_family(family), gpu)
-    return Provenance(error_percent=100 * error, prices=prices, commit=our_commit()).note()
+    return Provenance(bar=bar, prices=prices, commit=our_commit()).note()
 
 
 def median_row(name: str, found: Mapping[str, Any]) -> list[Row]:

@@ -201,6 +201,8 @@ def _recorded(
         lines.append(f"median_ms = {median_ms:.2f}")
     by = Provenance.parse(row.get("note", ""))
     if by is not None:
-        lines.append(f"error_percent = {by.error_percent}")
+        if by.bar is not None:
+            lines.append(f"below_percent = {100 * by.bar.below:.1f}")
+            lines.append(f"above_percent = {100 * by.bar.above:.1f}")
         lines += [f'prices = "{by.prices}"', f'commit = "{by.commit}"']
     return lines

@@ -6,14 +6,19 @@ from dataclasses import replace
 from math import hypot
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.emulated import KernelKind
 from prismscale.analysis.result import RunResult, StageResult
 from prismscale.analysis.step_error import (
     COMMUNICATION_ERROR,
-    HOST_ERROR,
+    HOST_FASTER,
+    HOST_SLOWER,
+    MOST_TOO_SHORT,
     UNKNOWN_ERROR,
+    ErrorBar,
     step_error,
 )
 from prismscale.cluster import Calibration
@@ -59,42 +64,74 @@ def job(
     )
 
 
+def above(error: float) -> float:
+    """What is predicted too short by ``error`` of the truth takes so much more than predicted."""
+    return 1 / (1 - error) - 1
+
+
+def bar(result: RunResult) -> ErrorBar:
+    """Of a step that has one."""
+    found = step_error(result)
+    assert found is not None
+    return found
+
+
+@given(error=st.floats(1e-6, MOST_TOO_SHORT), measured=st.floats(1, 1e9))
+def test_a_bar_holds_what_is_off_by_less_of_the_truth(error: float, measured: float) -> None:
+    """An error is relative to what was measured, a bar to what is predicted."""
+    found = ErrorBar.of_error(error)
+    for off in (-0.999, 0, 0.999):
+        assert found.holds(measured / (measured * (1 + off * error)))
+    assert not found.holds((1 + found.above) * 1.001)
+    assert not found.holds((1 - found.below) * 0.999)
+
+
+def test_an_error_above_the_whole_is_of_predictions_that_are_too_long() -> None:
+    """Nothing is too short by more than all of it."""
+    assert ErrorBar.of_error(9).above == ErrorBar.of_error(MOST_TOO_SHORT).above == 1
+    assert ErrorBar.of_error(9).below == pytest.approx(0.9)
+
+
 def test_calls_of_one_kind_err_alike() -> None:
-    """Two entries of a kind add up; waiting errs as the rest does."""
-    found = step_error(job(kind("gemm", 40, 0.2), kind("gemm", 60, 0.1)))
-    assert found == pytest.approx(0.4 * 0.2 + 0.6 * 0.1)
+    """Two entries of a kind are one; waiting errs as the rest does."""
+    found = bar(job(kind("gemm", 40, 0.2), kind("gemm", 60, 0.1)))
+    assert found.above == pytest.approx(above(0.4 * 0.2 + 0.6 * 0.1))
 
 
 def test_kinds_err_independently() -> None:
     """Their shares add up in squares."""
-    found = step_error(job(kind("gemm", 50, 0.2), kind("norm", 50, 0.2)))
-    assert found == pytest.approx(hypot(0.1, 0.1))
+    found = bar(job(kind("gemm", 50, 0.2), kind("norm", 50, 0.2)))
+    assert found.above == pytest.approx(hypot(0.5 * above(0.2), 0.5 * above(0.2)))
+    assert found.below == pytest.approx(hypot(0.5, 0.5) * (1 - 1 / 1.2))
 
 
 def test_communication_that_nothing_hides_has_its_error() -> None:
     """A step that is nothing but communication errs as communication does."""
-    found = step_error(job(kind("gemm", 1, 0.2), compute_ns=0, exposed_ns=100))
-    assert found == pytest.approx(COMMUNICATION_ERROR)
+    found = bar(job(kind("gemm", 1, 0.2), compute_ns=0, exposed_ns=100))
+    assert found.above == pytest.approx(above(COMMUNICATION_ERROR))
 
 
 def test_the_host_errs_by_more_than_kernels() -> None:
     """Where the device waits for it: its share of what works, in squares with the kernels'."""
-    found = step_error(job(kind("gemm", 1, 0.2), compute_ns=25, host_ns=75))
-    assert found == pytest.approx(hypot(0.25 * 0.2, 0.75 * HOST_ERROR))
+    found = bar(job(kind("gemm", 1, 0.2), compute_ns=25, host_ns=75))
+    assert found.above == pytest.approx(hypot(0.25 * above(0.2), 0.75 * HOST_SLOWER))
+    assert found.below == pytest.approx(hypot(0.25 * (1 - 1 / 1.2), 0.75 * HOST_FASTER))
 
 
 def test_a_host_that_nearly_keeps_the_device_waiting_counts() -> None:
     """At the pace of slower hosts launches take longer than the kernels: by what is more."""
     launched = replace(kind("gemm", 100, 0.2), host_ns=80)
-    found = step_error(job(launched, compute_ns=100))
-    assert found == pytest.approx(hypot(0.2, 80 * (1 + HOST_ERROR) / 100 - 1))
+    found = bar(job(launched, compute_ns=100))
+    assert found.above == pytest.approx(hypot(above(0.2), 80 * (1 + HOST_SLOWER) / 100 - 1))
+    assert found.below == pytest.approx(1 - 1 / 1.2)
     hidden = replace(kind("gemm", 100, 0.2), host_ns=40)
-    assert step_error(job(hidden, compute_ns=100)) == pytest.approx(0.2)
+    assert bar(job(hidden, compute_ns=100)).above == pytest.approx(above(0.2))
 
 
 def test_an_unknown_error_is_taken_for_a_large_one() -> None:
     """Not for none."""
-    assert step_error(job(kind("scan", 10, -1.0))) == pytest.approx(UNKNOWN_ERROR)
+    found, unknown = bar(job(kind("scan", 10, -1.0))), ErrorBar.of_error(UNKNOWN_ERROR)
+    assert (found.below, found.above) == pytest.approx((unknown.below, unknown.above))
 
 
 def test_a_measured_step_has_none() -> None:
@@ -107,4 +144,5 @@ def test_measured_steps_say_how_far_the_host_may_be_off() -> None:
     """In place of what hosts differ by."""
     calibration = Calibration(host=2.0, host_error=0.2, steps=4)
     found = replace(job(kind("gemm", 1, 0.0), compute_ns=0, host_ns=100), calibration=calibration)
-    assert step_error(found) == pytest.approx(0.2)
+    assert bar(found).above == pytest.approx(0.2)
+    assert bar(found).below == pytest.approx(1 - 1 / 1.2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.analysis.step_error import HOST_ERROR
+from prismscale.analysis.step_error import HOST_SLOWER
 from prismscale.forecast.step_calibration import (
     KERNELS_ERROR,
     MOST_MODELLED,
@@ -43,7 +43,7 @@ def test_a_wide_job_says_nothing_of_the_host() -> None:
     found = calibrate_steps([step(1_000, 100, 1_050)])
     assert found.calibration.kernels == pytest.approx(1.035, abs=0.01)
     assert found.calibration.host == 1.0
-    assert found.calibration.host_error == pytest.approx(HOST_ERROR, rel=1e-3)
+    assert found.calibration.host_error == pytest.approx(HOST_SLOWER, rel=1e-3)
     assert not found.tells_host
 
 

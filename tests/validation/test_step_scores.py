@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from prismscale.analysis.step_error import ErrorBar
 from prismscale.cluster import Cluster
 from prismscale.errors import FormatError
 from prismscale.validation.rows import Row
@@ -87,11 +88,11 @@ def test_bars_are_on_the_whole_set_alone() -> None:
 def test_an_error_bar_can_be_too_wide() -> None:
     """Bars that contain every step miss the upper bar, bars that contain none the lower one."""
     truth = [measured(str(n), 100) for n in range(4)]
-    wide = [recorded(str(n), 110, error_percent=30.0) for n in range(4)]
+    wide = [recorded(str(n), 110, below_percent=10.0, above_percent=1.0) for n in range(4)]
     low, high, *_ = step_scores._covered(scored_steps(truth, wide))
     assert low.ok
     assert not high.ok
-    narrow = [replace(step, error_percent=1.0) for step in wide]
+    narrow = [replace(step, below_percent=9.0, above_percent=30.0) for step in wide]
     low, high, *_ = step_scores._covered(scored_steps(truth, narrow))
     assert not low.ok
     assert high.ok
@@ -119,10 +120,10 @@ def test_prices_differ_between_clusters() -> None:
     assert len(versions) == 3
 
 
-@pytest.mark.parametrize("error", [0.0, 17.3])
-def test_a_note_reads_back_equal(error: float) -> None:
+@pytest.mark.parametrize("bar", [None, ErrorBar(below=0.125, above=1.375)])
+def test_a_note_reads_back_equal(bar: ErrorBar | None) -> None:
     """With an error bar and without one."""
-    by = Provenance(error_percent=error, prices="1a2b3c4d", commit="abc1234-dirty")
+    by = Provenance(bar=bar, prices="1a2b3c4d", commit="abc1234-dirty")
     assert Provenance.parse(f"cause not found; {by.note()}") == by
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from prismscale.analysis.attribution import Breakdown
 from prismscale.analysis.price import Price
 from prismscale.analysis.result import RunResult, StageResult
-from prismscale.analysis.step_error import step_error
+from prismscale.analysis.step_error import ErrorBar, step_error
 from prismscale.errors import UsageError
 
 DEFAULT_STEPS = 1000
@@ -93,8 +93,8 @@ class Answers:
     """The median one, which tokens a second and utilisation are of."""
     without_variation_ns: int
     """What shares of the step are of."""
-    step_error: float | None
-    """Relative, to either side, of nine steps in ten; None where the step is not modelled."""
+    step_error: ErrorBar | None
+    """Relative to the step; None where it is not modelled."""
     p95_ns: int | None
     """None where nobody drew steps: the median is then that of simulated ones."""
     tokens_per_step: int | None

@@ -279,10 +279,12 @@ def _sources(
 
 
 def _launches(share: float, cluster: Cluster) -> SourceShare:
+    bar = host_error(cluster.device.calibration)
+    below, above = (f"{100 * error:.0f} %" for error in (bar.below, bar.above))
     return SourceShare(
         source=f"waiting for the host's launches, {_modelled(cluster)}",
         share=share,
-        error=f"±{100 * host_error(cluster.device.calibration):.0f} %: hosts and programs differ",
+        error=f"-{below} to +{above}: hosts and programs differ",
     )
 
 

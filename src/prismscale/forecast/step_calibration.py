@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from prismscale.analysis.step_error import HOST_ERROR
+from prismscale.analysis.step_error import HOST_SLOWER
 from prismscale.cluster import Calibration, Cluster
 from prismscale.durations.altered import Alteration
 from prismscale.durations.scenario import Scenario
@@ -52,7 +52,7 @@ def _deviation(error: float) -> float:
     return math.log1p(error) / _NINE_OF_TEN
 
 
-_BEFORE_F = np.array([_deviation(KERNELS_ERROR), _deviation(HOST_ERROR)])
+_BEFORE_F = np.array([_deviation(KERNELS_ERROR), _deviation(HOST_SLOWER)])
 """Deviations of both factors' logarithms from 0 before anything is measured."""
 _FIRST_HOSTS = tuple(2.0 ** (n / 2) for n in range(-2, 6))
 """Factors on the host's time from which the search begins: where the device decides a step, a small
@@ -86,7 +86,7 @@ class StepCalibration:
     @property
     def tells_host(self) -> bool:
         """Whether the steps say more of the host's time than was known."""
-        return self.calibration.host_error < TOLD * HOST_ERROR
+        return self.calibration.host_error < TOLD * HOST_SLOWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class StoredStep:
         Raises:
             UsageError: logs that are not there, or of other prices than today's.
         """
-        factors = Calibration(kernels=kernels, host=host, host_error=HOST_ERROR, steps=1)
+        factors = Calibration(kernels=kernels, host=host, host_error=HOST_SLOWER, steps=1)
         device = replace(self.cluster.device, calibration=factors)
         scenario = replace(self.scenario, cluster=replace(self.cluster, device=device))
         alteration = Alteration(scenario=scenario, root=self.folder, stored=self.scenario)
@@ -222,7 +222,7 @@ class _Search:
         apart = max(1.0, float(np.mean(self.loss(squares_N)[0])))
         known_FF = slopes_NF.T @ slopes_NF / apart + np.diag(_BEFORE_F**-2)
         error_F = np.expm1(_NINE_OF_TEN * np.sqrt(np.diag(np.linalg.inv(known_FF))))
-        host_error = min(math.hypot(error_F[1], PROGRAMS_DIFFER), HOST_ERROR)
+        host_error = min(math.hypot(error_F[1], PROGRAMS_DIFFER), HOST_SLOWER)
         return round(float(error_F[0]), 4), round(host_error, 4)
 
     def _apart(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:

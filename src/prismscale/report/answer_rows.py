@@ -150,7 +150,8 @@ def _error_row(result: RunResult, found: Answers) -> AnswerRow:
         measured = f"step calibrated by {counted(result.calibration.steps, 'measured one')}"
     if found.step_error is None:
         return AnswerRow("Error", measured, "; ".join(told))
-    bar = f"step ±{percent(found.step_error)} in nine of ten, by its kernels, launches and links"
+    below, above = percent(found.step_error.below), percent(found.step_error.above)
+    bar = f"step -{below} to +{above} in nine of ten, by its kernels, launches and links"
     return AnswerRow("Error", bar, "; ".join([measured, *told]))
 
 

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from prismscale.analysis.step_error import ErrorBar
 from prismscale.errors import FormatError
 from prismscale.typed_files import decode, parse
 
 _FILE = "recorded_steps.toml"
-_NOTE = re.compile(r"(?:±([\d.]+) %, )?prices (\w+), prismscale ([\w-]+)")
+_NOTE = re.compile(r"(?:-([\d.]+) to \+([\d.]+) %, )?prices (\w+), prismscale ([\w-]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
     """By what a step was predicted, as the note of a bench's row."""
 
-    error_percent: float
-    """Its error bar, to either side; 0 where the bench did not record it."""
+    bar: ErrorBar | None
+    """None where the bench did not record it."""
     prices: str
     """As :func:`~prismscale.validation.steps.price_version.price_version` has it."""
     commit: str
@@ -28,7 +29,9 @@ class Provenance:
 
     def note(self) -> str:
         """For a row."""
-        bar = f"±{self.error_percent:.1f} %, " if self.error_percent else ""
+        bar = ""
+        if self.bar is not None:
+            bar = f"-{100 * self.bar.below:.1f} to +{100 * self.bar.above:.1f} %, "
         return f"{bar}prices {self.prices}, prismscale {self.commit}"
 
     @staticmethod
@@ -37,8 +40,11 @@ class Provenance:
         found = _NOTE.search(note)
         if found is None:
             return None
-        error, prices, commit = found.groups()
-        return Provenance(error_percent=float(error or 0), prices=prices, commit=commit)
+        below, above, prices, commit = found.groups()
+        bar = None
+        if below and above:
+            bar = ErrorBar(below=float(below) / 100, above=float(above) / 100)
+        return Provenance(bar=bar, prices=prices, commit=commit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +58,20 @@ class RecordedStep:
     step_ms: float
     median_ms: float = 0.0
     """Of the run's forecast, with the variation of the cluster's profile; 0 where none was made."""
-    error_percent: float = 0.0
-    """The step's error bar, to either side; 0 where the bench did not record it."""
+    below_percent: float = 0.0
+    above_percent: float = 0.0
+    """The step's error bar; 0 where the bench did not record it."""
     prices: str = ""
     """Empty where the bench did not record them."""
     commit: str = ""
     """Of this project; empty where the bench did not record it."""
+
+    @property
+    def bar(self) -> ErrorBar | None:
+        """None where the bench did not record it."""
+        if not self.above_percent:
+            return None
+        return ErrorBar(below=self.below_percent / 100, above=self.above_percent / 100)
 
     def __post_init__(self) -> None:
         if self.step_ms <= 0:

@@ -88,8 +88,8 @@ class ScoredStep:
     @property
     def is_covered(self) -> bool:
         """Whether the truth lies within the error bar."""
-        share = self.recorded.error_percent / 100
-        return bool(abs(self.measured.step_ms / self.predicted_ms - 1) <= share)
+        bar = self.recorded.bar
+        return bar is not None and bar.holds(self.measured.step_ms / self.predicted_ms)
 
 
 def validate(truth: Path) -> list[Row]:
@@ -209,7 +209,7 @@ def _by_thumb(steps: Sequence[ScoredStep]) -> dict[str, list[float]]:
 
 
 def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
-    told = [s for s in steps if s.measured.is_scored and s.recorded.error_percent]
+    told = [s for s in steps if s.measured.is_scored and s.recorded.bar]
     if not told:
         return
     shown = [replace(s, kind=P50) if s.recorded.median_ms else s for s in told]
@@ -219,8 +219,9 @@ def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
         yield Row.at_least(name, share, LEAST_COVERED, "%")
         most = Row.at_most(f"{name}, not to be too wide", share, MOST_COVERED, "%")
         yield most if most.ok else replace(most, note=TOO_WIDE)
-    width = float(np.median([step.recorded.error_percent for step in told]))
-    yield Row.told("half the width of a step's error bar, median", width, "%")
+    for side in ("below", "above"):
+        ends = [getattr(step.recorded, f"{side}_percent") for step in told]
+        yield Row.told(f"a step's error bar ends {side} it, median", float(np.median(ends)), "%")
 
 
 def _stale(steps: Sequence[ScoredStep]) -> Iterator[Row]:
