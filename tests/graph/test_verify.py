@@ -127,6 +127,14 @@ def test_member_that_never_calls_is_named(prologue: bool, where: str) -> None:
         verify(pair([REDUCE_8], [], prologue=prologue))
 
 
+@pytest.mark.parametrize("prologue", [False, True])
+def test_before_the_steps_files_of_other_ranks_may_be_the_cause(prologue: bool) -> None:
+    """Which a program loads as it starts."""
+    with pytest.raises(MismatchError) as caught:
+        verify(pair([REDUCE_8], [], prologue=prologue))
+    assert ("have just saved" in str(caught.value)) == prologue
+
+
 def test_member_that_calls_too_rarely_is_named() -> None:
     """The surplus call is quoted, with how many the other member makes."""
     with pytest.raises(MismatchError, match=r"train0.py:2 .*, but rank 1, .* makes only 1 such"):

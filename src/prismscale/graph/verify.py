@@ -104,7 +104,7 @@ def _verify_channel(
             rank = int(graph.classes[index].members_M[0])
             raise MismatchError(
                 f"{first[0].sentence()} in the {_part(part)}, but rank {rank}, which belongs to "
-                "the same group, never does"
+                f"the same group, never does{_hint(part)}"
             )
     sequences = [by_class[index] for index in expected]
     for ours, theirs in itertools.pairwise(sequences):
@@ -113,15 +113,25 @@ def _verify_channel(
             if a.signature() != b.signature():
                 raise MismatchError(
                     f"communication {n} of a group in the {_part(part)} differs between members: "
-                    f"{a.sentence()}, but {b.sentence()}"
+                    f"{a.sentence()}, but {b.sentence()}{_hint(part)}"
                 )
         if len(ours) != len(theirs):
             longer, shorter = sorted((ours, theirs), key=len, reverse=True)
             rank = int(shorter[0].rank_class.members_M[0])
             raise MismatchError(
                 f"{longer[len(shorter)].sentence()} in the {_part(part)}, but rank {rank}, which "
-                f"belongs to the same group, makes only {len(shorter)} such calls"
+                f"belongs to the same group, makes only {len(shorter)} such calls{_hint(part)}"
             )
+
+
+def _hint(part: str) -> str:
+    """What else than a mistake may be behind it."""
+    if part == "body":
+        return ""
+    return (
+        ". (Ranks run at different times here: those that find files which others have just saved, "
+        "a checkpoint for one, go another way)"
+    )
 
 
 def _part(part: str) -> str:
