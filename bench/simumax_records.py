@@ -7,7 +7,8 @@ after three steps of its copies of ``pretrain_gpt.py``, over Megatron-LM 0.14 an
 2.11.0, beside torch 2.10. DIR is a checkout of MooreThreads/SimuMax at 4dcaae5 in which
 ``simu_tools/megatron_scripts/Megatron-LM`` is Megatron-LM at 23e00ed, as its guide sets it up;
 scripts and command lines are its launchers'. The Python of this bench needs transformer-engine
-2.11.0 and Apex (both as Python alone) and what Megatron-LM needs: docs/null-device.md.
+2.11.0 and Apex (both as Python alone) and what Megatron-LM needs: docs/null-device.md; TensorBoard,
+too, which the last rank writes to where it is installed.
 
 - *allocated*, *reserved*: the largest error of a record's ranks.
 - *step*: predicted against the recorded step; `prismscale validate steps` scores it, and says which

@@ -44,7 +44,6 @@ class BackgroundAnswers:
         """``fill`` defines a communication's outputs, as if peers did what this rank does."""
         self._hook = hook
         self._fill = fill
-
         self._program: threading.Thread | None = None
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
