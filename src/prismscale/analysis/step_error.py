@@ -37,8 +37,8 @@ HOST_FASTER = 0.6
 UNKNOWN_ERROR = 0.5
 """Of a kind of kernel whose error nobody knows; what is guessed for a memory-bound kind at most."""
 MOST_TOO_SHORT = 0.5
-"""Of an error, as one of predictions that are too short. Those that are too long can be off by more
-than the whole, and by no more than by it can one be too short."""
+"""The largest error that is taken for one of too short predictions. No prediction is too short by
+more than the whole measured time, so larger errors come from predictions that are too long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
