@@ -210,7 +210,7 @@ def _host_needed(row: Iteration, folder: Path) -> float:
     step_ns, median_ns = found["step_ns"], found["spread"]["p50_ns"]
     step = StoredStep(folder=folder, step_ns=step_ns, median_ns=median_ns)
     least, most = 1.0, MOST_NEEDED
-    if step.with_factors(1.0, least) >= row.time_ms * 1e6:
+    if median_ns >= row.time_ms * 1e6:
         return least
     for _ in range(HALVINGS):
         middle = math.sqrt(least * most)

@@ -202,7 +202,6 @@ def _recorded(
     by = Provenance.parse(row.get("note", ""))
     if by is not None:
         if by.bar is not None:
-            lines.append(f"below_percent = {100 * by.bar.below:.1f}")
-            lines.append(f"above_percent = {100 * by.bar.above:.1f}")
+            lines.append(f"bar = {{ below = {by.bar.below:.3f}, above = {by.bar.above:.3f} }}")
         lines += [f'prices = "{by.prices}"', f'commit = "{by.commit}"']
     return lines

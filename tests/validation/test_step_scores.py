@@ -88,11 +88,11 @@ def test_bars_are_on_the_whole_set_alone() -> None:
 def test_an_error_bar_can_be_too_wide() -> None:
     """Bars that contain every step miss the upper bar, bars that contain none the lower one."""
     truth = [measured(str(n), 100) for n in range(4)]
-    wide = [recorded(str(n), 110, below_percent=10.0, above_percent=1.0) for n in range(4)]
+    wide = [recorded(str(n), 110, bar=ErrorBar(below=0.1, above=0.01)) for n in range(4)]
     low, high, *_ = step_scores._covered(scored_steps(truth, wide))
     assert low.ok
     assert not high.ok
-    narrow = [replace(step, below_percent=9.0, above_percent=30.0) for step in wide]
+    narrow = [replace(step, bar=ErrorBar(below=0.09, above=0.3)) for step in wide]
     low, high, *_ = step_scores._covered(scored_steps(truth, narrow))
     assert not low.ok
     assert high.ok

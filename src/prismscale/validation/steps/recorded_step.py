@@ -58,20 +58,12 @@ class RecordedStep:
     step_ms: float
     median_ms: float = 0.0
     """Of the run's forecast, with the variation of the cluster's profile; 0 where none was made."""
-    below_percent: float = 0.0
-    above_percent: float = 0.0
-    """The step's error bar; 0 where the bench did not record it."""
+    bar: ErrorBar | None = None
+    """The step's error bar; None where the bench did not record it."""
     prices: str = ""
     """Empty where the bench did not record them."""
     commit: str = ""
     """Of this project; empty where the bench did not record it."""
-
-    @property
-    def bar(self) -> ErrorBar | None:
-        """None where the bench did not record it."""
-        if not self.above_percent:
-            return None
-        return ErrorBar(below=self.below_percent / 100, above=self.above_percent / 100)
 
     def __post_init__(self) -> None:
         if self.step_ms <= 0:

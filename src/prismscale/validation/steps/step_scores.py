@@ -212,6 +212,7 @@ def _by_thumb(steps: Sequence[ScoredStep]) -> dict[str, list[float]]:
 
 def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
     told = [s for s in steps if s.measured.is_scored and s.recorded.bar]
+    bars = [step.recorded.bar for step in told if step.recorded.bar]
     if not told:
         return
     shown = [replace(s, kind=P50) if s.recorded.median_ms else s for s in told]
@@ -221,9 +222,9 @@ def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
         yield Row.at_least(name, share, LEAST_COVERED, "%")
         most = Row.at_most(f"{name}, not to be too wide", share, MOST_COVERED, "%")
         yield most if most.ok else replace(most, note=TOO_WIDE)
-    for side in ("below", "above"):
-        ends = [getattr(step.recorded, f"{side}_percent") for step in told]
-        yield Row.told(f"a step's error bar ends {side} it, median", float(np.median(ends)), "%")
+    for side, ends in (("below", [b.below for b in bars]), ("above", [b.above for b in bars])):
+        name = f"a step's error bar ends {side} it, median"
+        yield Row.told(name, 100 * float(np.median(ends)), "%")
 
 
 def _stale(steps: Sequence[ScoredStep]) -> Iterator[Row]:
