@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from multiprocessing import Pipe, Queue, get_context
+from queue import Empty
 
 import pytest
 
@@ -49,3 +51,23 @@ def test_a_negative_sleep_is_refused_as_ever() -> None:
     """By Python itself."""
     with answering_time(lambda: 5, lambda ns: None), pytest.raises(ValueError, match="negative"):
         time.sleep(-1)
+
+
+def test_waiting_for_other_processes_ends_in_real_time() -> None:
+    """A timeout that is over is seen, though logical time stands still."""
+    reading, _writing = Pipe(duplex=False)
+    queue: Queue[int] = Queue()
+    with answering_time(lambda: 5, lambda ns: None):
+        assert not reading.poll(0)
+        assert not reading.poll(0.01)
+        with pytest.raises(Empty):
+            queue.get(timeout=0.01)
+
+
+def test_a_pool_of_processes_ends() -> None:
+    """Its helper thread looks whether its workers have changed."""
+    with answering_time(lambda: 5, lambda ns: None):
+        pool = get_context("fork").Pool(1)
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+        pool.close()
+        pool.join()

@@ -3,6 +3,7 @@ sleeping is not waited for."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,19 +14,24 @@ Now = Callable[[], int]
 """Logical time in nanoseconds since some origin."""
 LONGEST_SLEEP_S = 0.02
 """Of a thread that only logical time passes for: others get on meanwhile."""
+WAITERS = frozenset({"asyncio", "concurrent", "multiprocess", "multiprocessing"})
+"""Packages that wait for other processes and threads in real time, and look at the clock to see
+whether a timeout is over: by logical time, which stands still meanwhile, none ever is.
+``threading``, ``queue`` and ``subprocess`` took their clock from ``time`` when they were
+imported."""
 
 
 @contextmanager
 def answering_time(now_ns: Now, pass_ns: Callable[[int], None]) -> Iterator[None]:
     """Let ``time.time``, ``perf_counter``, ``monotonic`` and their ``_ns`` forms answer logical
-    time, continuing from now. When this thread sleeps, ``pass_ns`` lets as many nanoseconds of it
-    pass; other threads sleep in real time."""
+    time, continuing from now; :data:`WAITERS` read real time. When this thread sleeps, ``pass_ns``
+    lets as many nanoseconds of it pass; other threads sleep in real time."""
     real: dict[str, Callable[..., Any]] = {"sleep": time.sleep}
     for name in ("time", "perf_counter", "monotonic"):
         for suffix, unit in (("", 1e9), ("_ns", 1)):
             original = getattr(time, name + suffix)
             real[name + suffix] = original
-            setattr(time, name + suffix, _logical(now_ns, original(), now_ns(), unit))
+            setattr(time, name + suffix, _logical(now_ns, original, unit))
     time.sleep = _sleep(now_ns, pass_ns, time.sleep)
     try:
         yield
@@ -34,10 +40,17 @@ def answering_time(now_ns: Now, pass_ns: Callable[[int], None]) -> Iterator[None
             setattr(time, name, function)
 
 
-def _logical(now_ns: Now, base: float, began_ns: int, unit: float) -> Callable[[], float]:
-    if unit == 1:
-        return lambda: int(base) + now_ns() - began_ns
-    return lambda: base + (now_ns() - began_ns) / unit
+def _logical(now_ns: Now, real: Callable[[], Any], unit: float) -> Callable[[], Any]:
+    base, began_ns = real(), now_ns()
+
+    def answer() -> Any:
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.partition(".")[0] in WAITERS:
+            return real()
+        passed_ns = now_ns() - began_ns
+        return base + (passed_ns if unit == 1 else passed_ns / unit)
+
+    return answer
 
 
 def _sleep(
