@@ -95,6 +95,7 @@ class NullEmulation:
                 raise
             except ModuleNotFoundError as error:
                 custom_kernels.explain_missing(error)
+                self._runtime.stand_ins.explain_missing(error)
                 raise
 
     def optimizer_ended(self) -> None:

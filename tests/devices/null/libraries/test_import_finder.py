@@ -56,6 +56,18 @@ def test_what_is_not_there_is_named(finder: StandInFinder) -> None:
         module.transpose  # noqa: B018
 
 
+def test_a_missing_library_that_could_be_here_is_explained(finder: StandInFinder) -> None:
+    """Its Python code is all that is needed."""
+    finder.add([_binary("made_up_cuda", python="made_up")])
+    error = ModuleNotFoundError("No module named 'made_up.ops'", name="made_up.ops")
+    finder.explain_missing(error)
+    assert "its Python code has to be installed" in error.__notes__[0]
+
+    other = ModuleNotFoundError("No module named 'numbers_'", name="numbers_")
+    finder.explain_missing(other)
+    assert not hasattr(other, "__notes__")
+
+
 def test_a_library_that_is_not_installed_stays_away(
     finder: StandInFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

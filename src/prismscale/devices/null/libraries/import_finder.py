@@ -41,6 +41,19 @@ class StandInFinder(MetaPathFinder):
         """Stand-ins that were imported, in this order."""
         return tuple(self._used.values())
 
+    def explain_missing(self, error: ModuleNotFoundError) -> None:
+        """Add to ``error`` what helps, where it is about the Python code of a stand-in's library:
+        its installer may want a CUDA compiler."""
+        missing = (error.name or "").partition(".")[0]
+        makers = {s.python: s for s in (*self._makers.values(), *self._around.values())}
+        stand_in = makers.get(missing) if missing else None
+        if stand_in is not None:
+            error.add_note(
+                f"The null device answers for {stand_in.name}'s CUDA code; its Python code has to "
+                'be installed. It needs no CUDA compiler: docs/null-device.md, "Libraries that '
+                'are CUDA binaries", says how'
+            )
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
