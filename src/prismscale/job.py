@@ -37,8 +37,8 @@ from prismscale.durations.altered import Alteration
 from prismscale.errors import UsageError
 from prismscale.forecast.draws.executor import Executor
 from prismscale.forecast.step_spread import step_spread
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import GroupTable, collect_groups
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable, collect_groups
 from prismscale.graph.io import save_graph
 from prismscale.graph.periodic import Calendar, PeriodicEvent, ordinary_from, scheduled
 from prismscale.graph.pooling import pool_samples

@@ -24,9 +24,9 @@ from prismscale.forecast.draws.sampling import (
     fuse_distributions,
 )
 from prismscale.forecast.draws.variation import Variation, vary
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.node import CollectiveOp
 from prismscale.sim.timeline import simulate
 from prismscale.validation.goodness import ks_two_sample

@@ -11,9 +11,9 @@ from prismscale.forecast.distributions.pools import otsu_threshold, pools_of, ra
 from prismscale.forecast.draws.fitting import fit_distributions
 from prismscale.forecast.draws.montecarlo import Chunk, MonteCarlo, draw_steps
 from prismscale.forecast.draws.replay import JointGroup, ReplayDraws, fit_step_regimes, regimes_of
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.node import CollectiveOp
 
 STEPS, RANKS = 40, 4

@@ -18,9 +18,9 @@ from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import load_recording
 from prismscale.forecast.sensitivity import ablate, factors_of
 from prismscale.forecast.sobol import own_estimates, pick_freeze, salib_estimates, sobol_indices
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.io import save_graph
 from prismscale.graph.node import CollectiveOp
 from prismscale.validation.synthetic_job import (

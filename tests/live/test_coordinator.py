@@ -14,8 +14,8 @@ from prismscale.cost.collective import CollectiveModel, collective_model
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.source import NEVER
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import collect_groups
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import NodeKind
 from prismscale.live.coordinator.core import Coordinator

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from prismscale.durations.source import Duration
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace

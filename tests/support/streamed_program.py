@@ -18,8 +18,8 @@ from prismscale.devices.stream_device import StreamDevice
 from prismscale.durations.faults import Faults
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.emulation.hook import Collective, CommunicationHook, GroupHandle
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import collect_groups
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace

@@ -12,8 +12,8 @@ from prismscale.analysis.emulated import Emulated
 from prismscale.capture.capture_spec import unusual_path
 from prismscale.durations.stored_events import EventFacts, StoredEvent, save_events
 from prismscale.errors import GraphError, MismatchError
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import GroupTable
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.io import load_traces
 from prismscale.graph.periodic import (
     PeriodicEvent,

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.capture.capture_spec import unusual_path
-from prismscale.graph.assemble import assemble
-from prismscale.graph.groups import GroupTable
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.io import load_traces
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.periodic import (

@@ -17,6 +17,7 @@ from prismscale.formats.flight_recorder.rank_calls import (
     RankCalls,
     RecordedGroup,
 )
+from prismscale.graph.assembly.narrowed import as_sent
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
@@ -87,8 +88,9 @@ class _ExpandedRanks(Mapping[int, RankCalls]):
         )
 
     def _groups_of(self, rank_class: RankClass, member: int) -> Iterator[RecordedGroup]:
-        for slot in rank_class.slots:
-            yield self._groups[slot.family][int(slot.group_M[member])]
+        for slot, record in zip(rank_class.slots, rank_class.trace.groups, strict=True):
+            if record.within is None:
+                yield self._groups[slot.family][int(slot.group_M[member])]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.graph.world_size))
@@ -107,7 +109,7 @@ class _Tables:
     def columns(self, trace: RankTrace, standing: ClassStanding) -> CallColumns:
         """The calls of one class."""
         nodes = standing.node_C
-        group_N = trace.group_index_N[nodes].astype(np.int32)
+        group_N, peer_N = (column[nodes].astype(np.int32) for column in as_sent(trace))
         shapes = [self._shape(trace, node) for node in nodes.tolist()]
         is_p2p = trace.is_message_N[nodes]
         sizes = np.array([len(g.ranks) for g in trace.groups], dtype=np.int32)
@@ -115,7 +117,7 @@ class _Tables:
         return CallColumns(
             group_N=group_N,
             shape_N=np.array(shapes, dtype=np.int32),
-            peer_N=np.where(is_p2p, trace.peer_N[nodes] % sizes[group_N], -1).astype(np.int32),
+            peer_N=np.where(is_p2p, peer_N % sizes[group_N], -1).astype(np.int32),
             seq_N=_numbered(group_N, is_p2p),
             state_N=standing.state_C,
             site_N=np.array(sites, dtype=np.int32),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,6 +11,7 @@ import numpy as np
 from prismscale.diagnosis.expanded import RECORDED_AS
 from prismscale.errors import UsageError
 from prismscale.formats.flight_recorder.rank_calls import CallShape, FlightRecord, RankCalls
+from prismscale.graph.assembly.narrowed import as_sent
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import CollectiveOp
 
@@ -89,7 +90,7 @@ class ExpectedCalls:
             return None
         rank_class = self._graph.classes[int(self._graph.class_of_R[rank])]
         nodes, n_prologue = self._nodes(rank_class)
-        program = [self._of_node(rank_class, rank, node) for node in nodes]
+        program = list(self._of_nodes(rank_class, rank, nodes))
         body = len(program) - n_prologue
         own = list(self._of_record(calls))
         at = self._begin(program, n_prologue, own, calls.is_whole)
@@ -117,19 +118,25 @@ class ExpectedCalls:
         nodes = np.flatnonzero(recorded)
         return nodes.tolist(), int((nodes < trace.n_prologue).sum())
 
-    def _of_node(self, rank_class: RankClass, rank: int, node: int) -> ExpectedCall:
-        trace = rank_class.trace
-        slot = rank_class.slots[int(trace.group_index_N[node])]
-        member = int(self._graph.member_of_R[rank])
-        ranks = self._graph.families[slot.family].ranks_KG[:, int(slot.group_M[member])]
-        op = CollectiveOp(int(trace.op_N[node]))
-        agree = op.bytes_must_agree or op.is_p2p
-        return ExpectedCall(
-            ranks=tuple(ranks.tolist()),
-            op=op,
-            peer=int(trace.peer_N[node]) % len(ranks) if op.is_p2p else -1,
-            n_bytes=int(trace.bytes_N[node]) if agree else None,
-        )
+    def _of_nodes(
+        self, rank_class: RankClass, rank: int, nodes: Iterable[int]
+    ) -> Iterator[ExpectedCall]:
+        trace, member = rank_class.trace, int(self._graph.member_of_R[rank])
+        ranks_by_group = [
+            tuple(self._graph.families[s.family].ranks_KG[:, int(s.group_M[member])].tolist())
+            for s in rank_class.slots
+        ]
+        group_index_N, peer_N = as_sent(trace)
+        for node in nodes:
+            ranks = ranks_by_group[int(group_index_N[node])]
+            op = CollectiveOp(int(trace.op_N[node]))
+            agree = op.bytes_must_agree or op.is_p2p
+            yield ExpectedCall(
+                ranks=ranks,
+                op=op,
+                peer=int(peer_N[node]) % len(ranks) if op.is_p2p else -1,
+                n_bytes=int(trace.bytes_N[node]) if agree else None,
+            )
 
     def _of_record(self, calls: RankCalls) -> Iterator[ExpectedCall]:
         columns = calls.columns

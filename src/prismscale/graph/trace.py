@@ -46,6 +46,9 @@ class GroupRecord:
     """What the program calls it (mesh axis or ``group_desc``); empty where it said nothing."""
     backend: str = ""
     """The backend the program asked for, for example ``nccl``."""
+    within: int | None = None
+    """Of a group that no program created: the group index of the larger one in which the messages
+    are sent that are in it (:mod:`prismscale.graph.assembly.narrowed`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +135,7 @@ class RankTrace(TraceColumns):
     world_size: int
     groups: tuple[GroupRecord, ...]
     """The groups this rank belongs to, by *group index* (creation order); group index 0 is the
-    whole world."""
+    whole world. In a graph, groups for messages alone come after them."""
     known_groups: tuple[GroupRecord, ...]
     """Every group whose creation this rank saw, its own and others', in creation order."""
     memory: MemoryRecord | None = None
@@ -239,6 +242,8 @@ class RankTrace(TraceColumns):
             return f"computation '{self.labels[self.label_N[node]]}'"
         op = CollectiveOp(int(self.op_N[node])).spelling
         group = self.groups[int(self.group_index_N[node])]
+        if group.within is not None:
+            group = self.groups[group.within]
         name = f"group '{group.name}'" if group.name else "group"
         n_bytes = int(self.bytes_N[node])
         return f"{op} of {n_bytes:,} bytes in {name} of {len(group.ranks)}, {self.site(node)}"

@@ -72,7 +72,9 @@ class StoredGroups:
     def header(self) -> dict[str, Any]:
         """The JSON form."""
         rows = [[self.set_id(r.ranks), r.name, r.backend] for r in self.records]
-        return {"rank_sets": [to_runs(ranks) for ranks in self.sets], "groups": rows}
+        within = [[n, r.within] for n, r in enumerate(self.records) if r.within is not None]
+        named = {"groups": rows, "within": within} if within else {"groups": rows}
+        return {"rank_sets": [to_runs(ranks) for ranks in self.sets], **named}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +92,13 @@ def read_groups(header: Header) -> ReadGroups:
     sets = header.many_runs("rank_sets", 0, world_size)
     if any(not ranks or len(set(ranks)) != len(ranks) for ranks in sets):
         raise header.error("rank_sets", "holds an empty group, or one that names a rank twice")
+    within = dict(header.rows("within", (int, int))) if header.has("within") else {}
     records = []
-    for row in header.rows("groups", (int, str, str)):
+    for n, row in enumerate(header.rows("groups", (int, str, str))):
         if not 0 <= row[0] < len(sets):
             raise header.error("groups", "names a rank set that is not there")
-        records.append(GroupRecord(ranks=sets[row[0]], name=row[1], backend=row[2]))
+        record = GroupRecord(ranks=sets[row[0]], name=row[1], backend=row[2], within=within.get(n))
+        records.append(record)
     return ReadGroups(world_size=world_size, sets=sets, records=records)
 
 
@@ -226,6 +230,8 @@ class _Rows:
     def _check(self, trace: RankTrace) -> None:
         if any(trace.rank not in g.ranks for g in trace.groups):
             raise self.section.error("groups", f"do not all hold rank {trace.rank}")
+        if not all(_is_part(trace, index) for index in range(len(trace.groups))):
+            raise self.section.error("groups", "of messages are no part of those they are sent in")
         is_compute = trace.kind_N == NodeKind.COMPUTE
         sizes = np.array([len(g.ranks) for g in trace.groups] or [0])
         self._within("kind", trace.kind_N, 0, len(NodeKind))
@@ -247,6 +253,17 @@ class _Rows:
     def _within(self, name: str, values: NDArray[Any], low: int, high: Any) -> None:
         if ((values < low) | (values >= high)).any():
             raise self.section.error("nodes", f"have a {name} that is out of range")
+
+
+def _is_part(trace: RankTrace, index: int) -> bool:
+    """Whether a group that is there for its messages lies in an older one of the program's."""
+    group = trace.groups[index]
+    if group.within is None:
+        return True
+    if not 0 <= group.within < index:
+        return False
+    wide = trace.groups[group.within]
+    return wide.within is None and set(group.ranks) <= set(wide.ranks)
 
 
 def _facts(section: Header) -> CaptureFacts:

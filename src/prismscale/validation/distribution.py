@@ -30,9 +30,9 @@ from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import Changes, recording_of_import
 from prismscale.formats.straggler import read_straggler
 from prismscale.formats.straggler.rank_programs import BARRIER_LABEL
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.validation import slow_nodes

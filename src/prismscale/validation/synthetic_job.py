@@ -17,9 +17,9 @@ import numpy as np
 from prismscale.cost.collective import CollectiveModel
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.errors import UsageError
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.errors import MismatchError
-from prismscale.graph.align import aligned, unrolled
+from prismscale.graph.assembly.align import aligned, unrolled
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
 from prismscale.graph.io import load_graph

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismscale.errors import GraphError
+from prismscale.graph.assembly.groups import GroupTable, collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import GroupTable, collect_groups
 from prismscale.graph.trace import GroupRecord, RankTrace
 from support.jobs import mesh_groups
 

@@ -23,9 +23,9 @@ from prismscale.foreign import reading
 from prismscale.formats.chakra.exported_class import COMM_TYPE, PART_IS_SIZE
 from prismscale.formats.chakra.protobuf import CommType, NodeType, attributes, read_messages
 from prismscale.formats.chakra.writer import GROUPS_FILE
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import HOST, LONGEST_NS, GroupRecord, RankTrace

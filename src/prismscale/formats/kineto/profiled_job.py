@@ -19,9 +19,9 @@ from prismscale.formats.json_stream import documents
 from prismscale.formats.kineto.events import MAX_EVENTS, RankEvents, read_events
 from prismscale.formats.kineto.matching import GroupKey, Matched, OwnTimes, match, own_times
 from prismscale.formats.kineto.rank import RankSteps, rank_steps
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import collect_groups
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import collect_groups
 from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.graph.verify import verify
 

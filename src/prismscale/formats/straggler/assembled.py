@@ -29,9 +29,9 @@ from prismscale.formats.straggler.structure import (
 )
 from prismscale.formats.straggler.table import OpTable, Repairs
 from prismscale.formats.straggler.trace_reader import MAX_ROWS, read_table
-from prismscale.graph.assemble import assemble
+from prismscale.graph.assembly.assemble import assemble
+from prismscale.graph.assembly.groups import GroupTable
 from prismscale.graph.builder import TraceBuilder
-from prismscale.graph.groups import GroupTable
 from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.trace import HOST, GroupRecord, RankTrace
 from prismscale.graph.verify import verify

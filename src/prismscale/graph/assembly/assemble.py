@@ -5,8 +5,8 @@ colour refinement: ranks start with the colour of their trace (and of their posi
 carry point-to-point traffic, because lockstep along a pipeline would deadlock: the receive of stage
 ``s`` needs the earlier send of stage ``s - 1``); a group's colour is the sequence of its members'
 colours; a rank takes on the colours of its groups; until nothing splits any more. Then every group
-index of a class leads to groups of one colour, which is a family. Last, traces are brought to one
-step.
+index of a class leads to groups of one colour, which is a family. Before, messages are moved to
+groups no larger than they need; last, traces are brought to one step.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.errors import GraphError
-from prismscale.graph.align import aligned
-from prismscale.graph.groups import GroupTable
+from prismscale.graph.assembly.align import aligned
+from prismscale.graph.assembly.groups import GroupTable
+from prismscale.graph.assembly.narrowed import narrowed
 from prismscale.graph.job_graph import Coverage, GroupFamily, GroupSlot, JobGraph, RankClass
 from prismscale.graph.pipeline import message_groups
 from prismscale.graph.trace import RankTrace
@@ -51,6 +52,7 @@ def assemble(
     missing = [r for r in used if r not in traces]
     if missing:
         raise GraphError(f"ranks {missing[:8]} represent others but were not captured")
+    traces, groups = narrowed(traces, representative_R, groups)
     group_members = _members(groups)
     colour_R = _refine(
         _initial_colours(traces, representative_R, groups, alone), group_members, groups

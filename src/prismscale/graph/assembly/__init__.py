@@ -1,0 +1,1 @@
+"""From the traces of a few captured ranks to the graph of all ranks."""
