@@ -103,6 +103,23 @@ def test_live_ranks_among_each_other_observe_what_was_predicted(
     assert all(seen == pytest.approx(told, rel=1e-3) for told, seen in found.values())
 
 
+def test_messages_in_the_group_of_all_ranks_cost_what_they_cost_in_the_pipelines(
+    observed: Ended, program: Path, tmp_path: Path
+) -> None:
+    """Of time and of classes; what live ranks call is found again."""
+    other = tmp_path / "train.py"
+    other.write_text(TRAINER.replace(", group=pipeline", ""))
+    done = prismscale("run", *FEW, "--live", "0,1,5", "--out", tmp_path / "run", other)
+    assert done.code == 0, done.err
+    found, told = results(tmp_path / "run"), results(program.parent / "run")
+    assert found["step_ns"] == told["step_ns"]
+    assert found["classes"] == told["classes"]
+    assert all(
+        rank["median_step_ns"] == pytest.approx(rank["predicted_step_ns"], rel=1e-3)
+        for rank in found["live"]
+    )
+
+
 def test_the_programs_own_lines_show_the_jobs_time_and_memory(
     observed: Ended, program: Path
 ) -> None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.instance_ids import peer_of
 from prismscale.errors import MismatchError
+from prismscale.graph.assembly.narrowed import as_sent
 from prismscale.graph.trace import RankTrace
 
 
@@ -23,7 +24,7 @@ class TraceCursor:
         self._prologue = list(trace.communications(0, trace.n_prologue))
         self._body = list(trace.communications(trace.n_prologue, trace.n_nodes))
         # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
-        columns = trace.op_N, trace.group_index_N, trace.peer_N, trace.bytes_N
+        columns = trace.op_N, *as_sent(trace), trace.bytes_N
         self._ops, self._group_indices, self._peers, self._bytes = (c.tolist() for c in columns)
         written_out = trace.facts.step_starts
         self._boundaries = {bisect_left(self._prologue, p) for p in written_out}
