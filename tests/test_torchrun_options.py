@@ -25,6 +25,9 @@ def words(text: str) -> list[str]:
         ("--out x --fresh --nproc-per-node 8 -m pkg.train --nnodes 3",
          "--world-size 8 --out x --fresh -m pkg.train --nnodes 3"),
         ("--module pkg.train --tp 2", "-m pkg.train --tp 2"),
+        ("--out x -- -m pkg.train --tp 2", "--out x -m pkg.train --tp 2"),
+        ("-- --nproc-per-node 4 t.py --tp 2", "--world-size 4 t.py --tp 2"),
+        ("--out x -- t.py -- --tp 2", "--out x -- t.py -- --tp 2"),
         ("--world-size 8 t.py --nnodes 3", "--world-size 8 t.py --nnodes 3"),
     ],
 )  # fmt: skip

@@ -33,8 +33,13 @@ def translated(words: Sequence[str], ours: dict[str, bool], gpus_per_node: int) 
     """
     left, kept = list(words), []
     sizes: dict[str, str] = {}
-    while left and left[0].startswith("-") and left[0] != "--":
+    while left and left[0].startswith("-"):
         word = left.pop(0)
+        if word == "--":
+            if left and left[0].startswith("-"):
+                continue  # No script begins so: `-- -m module`, or torchrun's options behind it.
+            left.insert(0, word)
+            break
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if name in ours:
