@@ -268,6 +268,7 @@ def test_broadcasting_costs_more_than_a_number() -> None:
         (text("add.Tensor", "Float[8,8];Float[8]", "Float[8,8]"), "broadcast"),
         ("cuda::graph_launch" + 3 * FIELD, "graph_launch"),
         ("fsdp::chunk_cat_mixed_dtype" + 3 * FIELD, "copy"),
+        (text("upsample_nearest2d", "Float[2,3,4,4]", "Float[2,3,8,8]"), "broadcast"),
         ("mine::scale" + 3 * FIELD, "unknown"),
     ],
 )

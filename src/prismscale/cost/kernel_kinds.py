@@ -37,6 +37,21 @@ _POINTWISE = """
     special_i1 special_i1e special_log_ndtr special_ndtri special_spherical_bessel_j0
     special_xlog1py special_zeta sqrt square sub tan tanh tanh_backward threshold
     threshold_backward tril triu true_divide trunc where xlogy _masked_scale isin
+    batch_norm_elemt batch_norm_backward_elemt
+    max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
+    avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    adaptive_max_pool2d adaptive_max_pool2d_backward
+    upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_nearest3d upsample_nearest3d_backward _upsample_nearest_exact2d
+    _upsample_nearest_exact2d_backward upsample_linear1d upsample_linear1d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_trilinear3d
+    upsample_trilinear3d_backward upsample_bicubic2d upsample_bicubic2d_backward
+    _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
+    replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+    pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im grid_sampler_2d
+    grid_sampler_2d_backward grid_sampler_3d
 """
 
 _TABLE: Mapping[str, str] = {
@@ -61,9 +76,11 @@ _TABLE: Mapping[str, str] = {
     "softmax": "_softmax _log_softmax _masked_softmax softmax log_softmax",
     "softmax_backward": "_softmax_backward_data _log_softmax_backward_data",
     "norm": """native_layer_norm native_batch_norm native_group_norm _fused_rms_norm rms_norm
-        cudnn_batch_norm _batch_norm_with_update batch_norm_stats layer_norm""",
+        cudnn_batch_norm _batch_norm_with_update batch_norm_stats layer_norm
+        batch_norm_gather_stats_with_counts""",
     "norm_backward": """native_layer_norm_backward native_batch_norm_backward
-        native_group_norm_backward _fused_rms_norm_backward cudnn_batch_norm_backward""",
+        native_group_norm_backward _fused_rms_norm_backward cudnn_batch_norm_backward
+        batch_norm_backward batch_norm_backward_reduce""",
     "loss": """nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
         _ctc_loss kl_div""",
     "embedding": "embedding _embedding_bag _embedding_bag_forward_only",
