@@ -1,6 +1,6 @@
 """Checkpoints on the null device: counted, costed, and not written.
 
-What a checkpoint holds has no bytes, and a folder that looks like a whole checkpoint would be
+What a distributed checkpoint holds has no bytes, and a folder that looks like a whole one would be
 loaded by ranks that start later. So the files of ``torch.distributed.checkpoint`` are written to
 nowhere, by torch's own code, which tells their exact sizes. Writing takes the time that
 :class:`~prismscale.devices.storage.Storage` says: the host's own, unless the program goes on
@@ -26,6 +26,7 @@ import torch
 from prismscale.analysis.emulated import CheckpointUse
 from prismscale.devices.null.saves.host_copies import HostCopies
 from prismscale.devices.null.saves.megatron import MegatronSaves
+from prismscale.devices.null.saves.plain_saves import saving_hollow, unchecked
 from prismscale.devices.storage import Storage
 from prismscale.emulation.after_import import Change, changed, replace
 from prismscale.emulation.background import in_background, is_background
@@ -111,6 +112,7 @@ class CheckpointSaves:
             beside=self._beside,
         )
         return {
+            "torch.serialization": self._change_plain,
             f"{_PACKAGE}.filesystem": self._change_writers,
             f"{_PACKAGE}._state_dict_stager": self._change_staging,
             f"{_PACKAGE}.staging": self._change_stager,
@@ -118,6 +120,13 @@ class CheckpointSaves:
             f"{_PACKAGE}._async_process_executor": self._change_executor,
             **megatron.changes(),
         }
+
+    def _change_plain(self, module: Any, undo: ExitStack) -> None:
+        def wrote(n_bytes: int, is_beside: bool) -> None:
+            self._ledger.wrote(n_bytes, is_async=is_beside or is_background())
+
+        name = "_open_zipfile_writer"
+        replace(undo, module, name, saving_hollow(vars(module)[name], self._copies, wrote))
 
     def _change_writers(self, module: Any, undo: ExitStack) -> None:
         writer = module._FileSystemWriter
@@ -207,14 +216,12 @@ def to_nowhere(file_system: Any) -> Iterator[None]:
     def create_stream(path: Any, mode: str) -> Iterator[NowhereFile]:
         yield NowhereFile()
 
-    checked = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
     file_system.create_stream = create_stream
     try:
-        yield
+        with unchecked():
+            yield
     finally:
         del file_system.create_stream
-        torch.serialization.set_crc32_options(checked)
 
 
 class AtOnce:
