@@ -10,7 +10,7 @@ from prismscale.analysis.answers import GroupTime, Wanted, answers, meant
 from prismscale.analysis.assertions import Assertion, Known, failures
 from prismscale.analysis.job_work import JobWork
 from prismscale.analysis.price import Price
-from prismscale.analysis.result import RunResult, StepSpread
+from prismscale.analysis.result import EventResult, RunResult, StepSpread
 from prismscale.errors import UsageError
 from prismscale.report.answer_rows import fit_row
 from support.report_job import report_run
@@ -75,6 +75,19 @@ def test_figures_follow_from_the_step(result: RunResult) -> None:
     assert found.hfu == pytest.approx(1.5 * (found.mfu or 0))
     assert found.gpu_hours == pytest.approx(10 * 2e-9 * result.step_ns * result.world_size / 3600)
     assert found.cost == pytest.approx(2.5 * found.gpu_hours)
+
+
+def test_what_falls_together_is_paid_for_once(result: RunResult) -> None:
+    """An event that only comes with another has no share of training, and costs no hours."""
+    with_other = EventResult(first=2, every=2, seen=3, extra_ns=999, share=0.0, site="train.py:7")
+    # A third of training: half as long as the ordinary steps.
+    evaluation = replace(with_other, extra_ns=result.step_ns, share=1 / 3)
+    plain = answers(result, Wanted(for_steps=10)).gpu_hours
+    eventful = replace(result, events=(with_other, evaluation))
+
+    assert not with_other.is_notable
+    assert plain is not None
+    assert answers(eventful, Wanted(for_steps=10)).gpu_hours == pytest.approx(plain * 2.5 / 2)
 
 
 def test_without_draws_the_step_is_that_of_the_simulation(result: RunResult) -> None:

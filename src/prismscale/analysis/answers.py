@@ -229,4 +229,6 @@ def _add(totals: dict[str, int], more: Mapping[str, int], ranks: int) -> None:
 def _mean_step_ns(result: RunResult) -> float:
     """With variation where it was drawn, and with what happens only now and then."""
     step_ns = result.spread.mean_ns if result.spread else result.step_ns
-    return step_ns + sum(e.extra_ns / e.every for e in result.events if e.every)
+    # By their shares, in which events that fall together are counted as often as they were seen.
+    share = sum(event.share for event in result.events)
+    return step_ns + result.step_ns * share / (1 - share)

@@ -124,6 +124,12 @@ class EventResult:
     checkpoint_bytes: int = 0
     """What a captured rank of a null device writes of a checkpoint in it, at most."""
 
+    @property
+    def is_notable(self) -> bool:
+        """Whether training takes any time for it, or it came once. Others cost nothing, or come
+        with another whenever they come."""
+        return bool(self.share) or not self.every
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandstillResult:

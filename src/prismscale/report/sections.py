@@ -49,7 +49,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
     return [
         _steps(result, palette),
         *([_timeline(timeline, palette)] if timeline.ranks else []),
-        *([_events(result)] if result.events else []),
+        *([_events(result)] if any(e.is_notable for e in result.events) else []),
         *([_live(result)] if result.live else []),
         _memory(result, timeline),
         *([_kernels(result)] if result.kernels else []),
@@ -276,6 +276,7 @@ def _events(result: RunResult) -> Section:
             event_source(event),
         )
         for event in result.events
+        if event.is_notable
     ]
     html = _block("events", rows=rows, watched=watched_sentence(result))
     return Section(title="What happens only in some steps", html=html, order=25)
