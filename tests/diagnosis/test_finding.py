@@ -166,3 +166,35 @@ def test_two_groups_in_opposite_order_are_a_circle() -> None:
     finding = diagnose(expanded_record(graph, stand_still(graph, {})))
     assert (finding.cause, finding.culprits) == (Cause.CIRCLE, (0, 1))
     assert finding.site == "train.py:0"
+
+
+def test_who_waits_for_a_message_that_is_queued_is_no_culprit() -> None:
+    """Its sender has called, but hangs in what comes before on its stream."""
+    graph = job_from_traces({rank: _of_a_stage(rank) for rank in range(8)})
+    finding = diagnose(expanded_record(graph, stand_still(graph, {5: 1})))
+    assert (finding.cause, finding.culprits) == (Cause.BEHIND, (5,))
+    assert finding.n_waiting == 7
+
+
+def _of_a_stage(rank: int) -> RankTrace:
+    """Two replicas of two stages of two ranks. The first stage's host issues ahead of its stream;
+    the other's waits for the message, before the replicas meet."""
+    tensor, pipeline, data = [(n, n + 1) for n in (0, 2, 4, 6)], [(0, 2), (1, 3), (4, 6), (5, 7)], 4
+    groups = [range(8), *tensor, *pipeline, *((n, n + data) for n in range(data))]
+    known = [GroupRecord(ranks=tuple(members)) for members in groups]
+    builder = TraceBuilder(rank=rank, world_size=8, groups=[g for g in known if rank in g.ranks])
+    last = builder.add_compute(1)
+    builder.begin_body()
+    launch = builder.add_compute(1, preds=[last])
+    if rank % 4 < 2:
+        done = builder.add_communication(REDUCE, 8, group_index=1, preds=[launch])
+        launch = builder.add_compute(1, preds=[launch])
+        send = CollectiveOp.SEND
+        builder.add_communication(send, 8, group_index=2, peer=1, preds=[launch, done])
+    else:
+        done = builder.add_communication(
+            CollectiveOp.RECV, 8, group_index=2, peer=1, preds=[launch]
+        )
+        launch = builder.add_compute(1, preds=[done])
+        builder.add_communication(REDUCE, 8, group_index=3, preds=[launch])
+    return builder.build(known_groups=known)

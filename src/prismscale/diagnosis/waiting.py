@@ -159,7 +159,8 @@ class _Waits:
         return frozenset(absent or behind)
 
     def _lacks_answer(self, rank: int, call: PendingCall) -> bool:
-        """Whether the peer of a message has no unfinished call that answers it."""
+        """Whether the peer of a message has no unfinished call that answers it, or one that its
+        stream has not come to, as this rank's has."""
         other = self._calls.get(call.peer)
         if other is None or (call.peer, call.group) not in self._places:
             return True
@@ -172,9 +173,12 @@ class _Waits:
             & (columns.peer_N == offset)
             & (columns.state_N < CallState.COMPLETED)
         )
-        answers = (self._record.shapes[int(columns.shape_N[n])] for n in np.flatnonzero(open_N))
-        first = next((shape for shape in answers if shape.op == wanted), None)
-        return first is None or first.input_sizes != call.shape.input_sizes
+        for n in np.flatnonzero(open_N).tolist():
+            answer = self._record.shapes[int(columns.shape_N[n])]
+            if answer.op == wanted:
+                is_queued = columns.state_N[n] == CallState.SCHEDULED != call.state
+                return bool(is_queued) or answer.input_sizes != call.shape.input_sizes
+        return True
 
     def _of(self, rank: int, group: RecordedGroup) -> _GroupCalls | None:
         calls, index = self._calls.get(rank), self._places.get((rank, group))
