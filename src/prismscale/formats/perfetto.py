@@ -337,7 +337,8 @@ def describe_rank(graph: JobGraph, rank: int) -> str:
     member = int(graph.member_of_R[rank])
     places = []
     for group, slot in zip(rank_class.trace.groups, rank_class.slots, strict=True):
-        if group.name and 1 < len(group.ranks) < graph.world_size:
+        is_axis = group.name and 1 < len(group.ranks) < graph.world_size
+        if is_axis and group.within is None:
             position = int(slot.slot_M[member]) // graph.families[slot.family].n_groups
             places.append(f"{group.name} {position}")
     return f"rank {rank} ({', '.join(places)})" if places else f"rank {rank}"

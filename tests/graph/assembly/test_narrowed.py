@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prismscale.diagnosis.expanded import DEFAULT_GROUP, expanded_record
 from prismscale.diagnosis.standstill import ClassStanding
 from prismscale.errors import FormatError
+from prismscale.formats.perfetto import describe_rank
 from prismscale.graph import trace_columns
 from prismscale.graph.assembly.narrowed import as_sent
 from prismscale.graph.io import load_graph, save_graph
@@ -75,6 +76,14 @@ def test_messages_that_fit_no_smaller_group_stay() -> None:
     graph = job_from_traces(traces)
 
     assert all(g.within is None for c in graph.classes for g in c.trace.groups)
+
+
+def test_a_rank_has_one_place_on_each_axis() -> None:
+    """Groups for messages alone are no axes."""
+    own = job_from_traces(pipeline_traces(2, 2, 2, 2))
+    wide = job_from_traces(sent_in_the_world(pipeline_traces(2, 2, 2, 2)))
+
+    assert describe_rank(wide, 5) == describe_rank(own, 5) == "rank 5 (tp 1, dp 0, pp 1)"
 
 
 def test_a_flight_record_has_the_programs_groups() -> None:
