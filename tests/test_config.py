@@ -104,8 +104,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobConfig]:
         found.append(config)
         raise SystemExit
 
-    monkeypatch.setattr("prismscale.api.perform", note)
+    # In this order: the command takes its name from the other module when it is first imported.
     monkeypatch.setattr("prismscale.commands.run.perform", note)
+    monkeypatch.setattr("prismscale.api.perform", note)
     return found
 
 
