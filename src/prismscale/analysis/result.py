@@ -239,6 +239,11 @@ class RunResult:
     """Highest memory of all our processes together, as sampled."""
 
     @property
+    def notable_events(self) -> tuple[EventResult, ...]:
+        """Those of :attr:`events` that a reader is shown."""
+        return tuple(event for event in self.events if event.is_notable)
+
+    @property
     def varies(self) -> bool:
         """Whether simulated steps differ because captured ones did."""
         return self.sampled_steps > 1

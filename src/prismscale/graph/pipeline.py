@@ -63,28 +63,26 @@ def pipeline_places(graph: JobGraph) -> tuple[NDArray[np.int64], NDArray[np.int6
 def pipeline_groups(trace: RankTrace) -> list[int]:
     """Group indices of the pipelines in which a rank passes messages, in the order of its first
     messages there."""
-    found = _smallest_groups(trace)
+    found = dict.fromkeys(smallest_group(trace, *message) for message in messages_of(trace))
     names = {group_index: trace.groups[group_index].name for group_index in found}
     named = [g for g, name in names.items() if is_named_for_pipeline(name)]
     return named or [g for g, name in names.items() if not _CONTEXT.search(name)]
 
 
-def _smallest_groups(trace: RankTrace) -> list[int]:
-    """Group indices, in the order of a rank's first messages: of each message, the smallest group
-    that holds both ends."""
+def messages_of(trace: RankTrace) -> list[tuple[int, int]]:
+    """Group index and peer of a rank's messages, each once, in the order of the first."""
     columns = (trace.group_index_N, trace.peer_N)
-    messages = zip(*(column[trace.is_message_N].tolist() for column in columns), strict=True)
-    found: dict[int, None] = {}
-    for group_index, peer in dict.fromkeys(messages):
-        ranks = trace.groups[group_index].ranks
-        other = ranks[(ranks.index(trace.rank) + peer) % len(ranks)]
-        sizes = {
-            k: len(group.ranks)
-            for k, group in enumerate(trace.groups)
-            if trace.rank in group.ranks and other in group.ranks
-        }
-        smallest = min(sizes.values(), default=len(ranks))
-        # Of two as small, the one in which the message goes, or else the older one.
-        same = len(ranks) == smallest
-        found[group_index if same else min(k for k in sizes if sizes[k] == smallest)] = None
-    return list(found)
+    rows = (column[trace.is_message_N].tolist() for column in columns)
+    return list(dict.fromkeys(zip(*rows, strict=True)))
+
+
+def smallest_group(trace: RankTrace, group_index: int, peer: int) -> int:
+    """Index of the smallest of a rank's groups that holds both ends of a message. Of several as
+    small, the one in which the message goes, or else the oldest: the other end finds the same."""
+    ranks = trace.groups[group_index].ranks
+    other = ranks[(ranks.index(trace.rank) + peer) % len(ranks)]
+    # A message to itself is a mistake that is told as the program made it.
+    fits = (k for k, g in enumerate(trace.groups) if other in g.ranks and other != trace.rank)
+    return min(
+        fits, key=lambda k: (len(trace.groups[k].ranks), k != group_index, k), default=group_index
+    )

@@ -49,7 +49,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
     return [
         _steps(result, palette),
         *([_timeline(timeline, palette)] if timeline.ranks else []),
-        *([_events(result)] if any(e.is_notable for e in result.events) else []),
+        *([_events(result)] if result.notable_events else []),
         *([_live(result)] if result.live else []),
         _memory(result, timeline),
         *([_kernels(result)] if result.kernels else []),
@@ -275,8 +275,7 @@ def _events(result: RunResult) -> Section:
             percent(event.share) if event.every else "",
             event_source(event),
         )
-        for event in result.events
-        if event.is_notable
+        for event in result.notable_events
     ]
     html = _block("events", rows=rows, watched=watched_sentence(result))
     return Section(title="What happens only in some steps", html=html, order=25)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismscale.analysis.answers import Answers, Wanted, answers
-from prismscale.analysis.result import EventResult, RunResult, StageResult
+from prismscale.analysis.result import RunResult, StageResult
 from prismscale.report.answer_rows import answer_rows
 from prismscale.report.kernels import (
     call_rows,
@@ -71,8 +71,8 @@ def print_summary(
         asked: what the user says beside the job.
     """
     blocks: list[RenderableType] = [_headline(result, asked or Wanted()), _stage_table(result)]
-    if notable := [event for event in result.events if event.is_notable]:
-        blocks.append(_event_table(notable))
+    if result.notable_events:
+        blocks.append(_event_table(result))
     if result.live:
         blocks.append(_live_table(result))
     if result.kernels:
@@ -140,13 +140,13 @@ class _Column:
         return max(self.stages, key=lambda s: (s.reserved_bytes or 0) + s.outside_bytes)
 
 
-def _event_table(notable: Sequence[EventResult]) -> RenderableType:
+def _event_table(result: RunResult) -> RenderableType:
     table = Table(**_TABLE)
     table.add_column("", no_wrap=True)
     table.add_column("adds", justify="right", no_wrap=True)
     table.add_column("of training", justify="right", no_wrap=True)
     table.add_column("what", overflow="fold")
-    for event in notable:
+    for event in result.notable_events:
         share = percent(event.share) if event.every else "–"
         table.add_row(event_name(event), duration(event.extra_ns), share, event_source(event))
     return Group(Text("What happens only in some steps", style="bold"), table)

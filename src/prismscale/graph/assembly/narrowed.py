@@ -19,10 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prismscale.graph.assembly.groups import GroupTable
+from prismscale.graph.pipeline import messages_of, smallest_group
 from prismscale.graph.trace import GroupRecord, RankTrace
 
 Traces = Mapping[int, RankTrace]
 """By captured rank."""
+Message = tuple[int, int]
+"""Group index and peer, as a trace has them."""
 Narrowing = tuple[int, int]
 """A group in which messages are sent, and a smaller one that holds both ends: indices, of a rank's
 groups or of a job's."""
@@ -48,9 +51,10 @@ def narrowed(
     found: set[Narrowing] = set()
     for rank, representative in enumerate(representative_R.tolist()):
         own = groups.of_rank(rank)
-        found |= {(own[wide], own[small]) for wide, small in by_trace.get(representative, ())}
+        pairs = by_trace.get(representative, {}).values()
+        found |= {(own[wide], own[small]) for wide, small in pairs}
     added = _Added(groups, sorted(found))
-    moved = {**traces, **{rank: added.moved(traces[rank]) for rank in used}}
+    moved = {**traces, **{rank: added.moved(traces[rank], by_trace[rank]) for rank in used}}
     wider = added.table()
     fits = all(
         wider.matches(rank, moved[representative])
@@ -62,40 +66,30 @@ def narrowed(
 def as_sent(trace: RankTrace) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
     """``group_index_N`` and ``peer_N`` as the program called: messages in the groups that it sent
     them in."""
-    group_index_N, peer_N = trace.group_index_N.copy(), trace.peer_N.copy()
-    for index, record in enumerate(trace.groups):
+    moves = {}
+    for index, peer in messages_of(trace):
+        record = trace.groups[index]
         if record.within is not None:
             wide = trace.groups[record.within].ranks
-            for node in np.flatnonzero(trace.group_index_N == index).tolist():
-                group_index_N[node] = record.within
-                peer_N[node] = _peer(trace.rank, record.ranks, wide, int(trace.peer_N[node]))
+            moves[index, peer] = record.within, _peer(trace.rank, record.ranks, wide, peer)
+    return _moved(trace, moves)
+
+
+def _moved(
+    trace: RankTrace, moves: Mapping[Message, Message]
+) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+    """``group_index_N`` and ``peer_N`` with some messages as others."""
+    group_index_N, peer_N = trace.group_index_N.copy(), trace.peer_N.copy()
+    for (group_index, peer), new in moves.items():
+        is_it = trace.is_message_N & (trace.group_index_N == group_index) & (trace.peer_N == peer)
+        group_index_N[is_it], peer_N[is_it] = new
     return group_index_N, peer_N
 
 
-def _narrowings(trace: RankTrace) -> set[Narrowing]:
-    """Which of a rank's groups it sends messages in that stay within which smaller one."""
-    return {
-        (wide, small)
-        for wide, peer in _messages(trace)
-        if (small := _smallest(trace, wide, peer)) != wide
-    }
-
-
-def _messages(trace: RankTrace) -> dict[tuple[int, int], None]:
-    """Group index and peer of a rank's messages, each once."""
-    columns = (trace.group_index_N, trace.peer_N)
-    rows = (column[trace.is_message_N].tolist() for column in columns)
-    return dict.fromkeys(zip(*rows, strict=True))
-
-
-def _smallest(trace: RankTrace, wide: int, peer: int) -> int:
-    """Index of the smallest of a rank's groups that holds both ends of a message; the oldest of
-    several, because the other end has to find the same."""
-    ranks = trace.groups[wide].ranks
-    other = ranks[(ranks.index(trace.rank) + peer) % len(ranks)]
-    # A message to itself is a mistake that is told as the program made it.
-    fits = (k for k, g in enumerate(trace.groups) if other in g.ranks and other != trace.rank)
-    return min(fits, key=lambda k: (len(trace.groups[k].ranks), k != wide, k), default=wide)
+def _narrowings(trace: RankTrace) -> dict[Message, Narrowing]:
+    """Of a rank's messages that can move, from which of its groups to which smaller one."""
+    smallest = {message: smallest_group(trace, *message) for message in messages_of(trace)}
+    return {message: (message[0], k) for message, k in smallest.items() if k != message[0]}
 
 
 def _peer(rank: int, ranks: tuple[int, ...], new: tuple[int, ...], peer: int) -> int:
@@ -128,7 +122,7 @@ class _Added:
             positions_R=tuple(map(tuple, places)),
         )
 
-    def moved(self, trace: RankTrace) -> RankTrace:
+    def moved(self, trace: RankTrace, narrowings: Mapping[Message, Narrowing]) -> RankTrace:
         """``trace`` with its messages in the added groups."""
         own = self.groups.of_rank(trace.rank)
         index_of = {g: index for index, g in enumerate(own)}
@@ -136,15 +130,11 @@ class _Added:
         new_of = {
             (index_of[wide], index_of[small]): len(own) + n for n, (wide, small) in enumerate(pairs)
         }
-        group_index_N, peer_N = trace.group_index_N.copy(), trace.peer_N.copy()
-        for wide, peer in _messages(trace):
-            small = _smallest(trace, wide, peer)
-            if small == wide:
-                continue
-            ranks = trace.groups[wide].ranks, trace.groups[small].ranks
-            is_it = trace.is_message_N & (trace.group_index_N == wide) & (trace.peer_N == peer)
-            group_index_N[is_it] = new_of[wide, small]
-            peer_N[is_it] = _peer(trace.rank, *ranks, peer)
+        moves = {}
+        for message, pair in narrowings.items():
+            wide, small = (trace.groups[k].ranks for k in pair)
+            moves[message] = new_of[pair], _peer(trace.rank, wide, small, message[1])
+        group_index_N, peer_N = _moved(trace, moves)
         records = tuple(
             GroupRecord(
                 ranks=self.groups.ranks[small],

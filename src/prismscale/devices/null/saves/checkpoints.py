@@ -122,11 +122,9 @@ class CheckpointSaves:
         }
 
     def _change_plain(self, module: Any, undo: ExitStack) -> None:
-        def wrote(n_bytes: int, is_beside: bool) -> None:
-            self._ledger.wrote(n_bytes, is_async=is_beside or is_background())
-
         name = "_open_zipfile_writer"
-        replace(undo, module, name, saving_hollow(vars(module)[name], self._copies, wrote))
+        made = saving_hollow(vars(module)[name], self._copies, self._ledger.wrote)
+        replace(undo, module, name, made)
 
     def _change_writers(self, module: Any, undo: ExitStack) -> None:
         writer = module._FileSystemWriter

@@ -20,19 +20,19 @@ LARGE_BYTES = 1 << 20
 _CHUNK_BYTES = 64 << 20
 """A transfer of this size takes about a millisecond: what starting one takes does not matter."""
 _NORESERVE = 0x4000  # of Linux; Python 3.11 has no name for it
-MAPS = Path("/proc/self/maps")
-VALUES = "prismscale-null-values"
-"""What ``csrc/shared_pages.cpp`` calls files of one value."""
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+_MAPS = Path("/proc/self/maps")
+_VALUES = "prismscale-null-values"
+"""What ``csrc/shared_pages.cpp`` calls files of one value."""
 
 
 def has_no_values(address: int) -> bool:
     """Whether a large block of host memory is a copy of what was on the device: pages that repeat
     one value."""
     inner = address + mmap.PAGESIZE
-    with MAPS.open() as maps:
+    with _MAPS.open() as maps:
         for line in maps:
-            if VALUES in line:
+            if _VALUES in line:
                 begin, _, end = line.partition(" ")[0].partition("-")
                 if int(begin, 16) <= inner < int(end, 16):
                     return True

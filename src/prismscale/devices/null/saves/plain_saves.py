@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from prismscale.devices.null.saves.host_copies import LARGE_BYTES, HostCopies, has_no_values
+from prismscale.emulation.background import is_background
 
 Opener = Callable[[Any], AbstractContextManager[Any]]
 """torch's: makes a writer of records of a path or a file."""
-Wrote = Callable[[int, bool], None]
-"""Takes the bytes of a file, and whether the program went on meanwhile."""
+Wrote = Callable[..., None]
+"""Takes the bytes of a file, and whether the program went on meanwhile (``is_async``)."""
 
 
 def saving_hollow(original: Opener, copies: HostCopies, wrote: Wrote) -> Opener:
@@ -37,7 +38,8 @@ def saving_hollow(original: Opener, copies: HostCopies, wrote: Wrote) -> Opener:
             with original(hollow) as writer:
                 yield HollowRecords(writer, hollow)
         if hollow.n_bytes >= LARGE_BYTES:
-            wrote(hollow.n_bytes, threading.current_thread() is not threading.main_thread())
+            is_beside = threading.current_thread() is not threading.main_thread()
+            wrote(hollow.n_bytes, is_async=is_beside or is_background())
 
     def _open_zipfile_writer(target: Any) -> AbstractContextManager[Any]:
         return opened(target) if _is_on_disk(target) else original(target)
