@@ -17,9 +17,11 @@ from prismscale.errors import FormatError
 from prismscale.formats.perfetto import describe_rank
 from prismscale.graph import trace_columns
 from prismscale.graph.assembly.narrowed import as_sent
+from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.io import load_graph, save_graph
 from prismscale.graph.job_graph import JobGraph
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.node import CollectiveOp
+from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.sim.timeline import simulate
 from support.jobs import PIPE, RecordedDurations, job_from_traces, pipeline_traces
 
@@ -126,3 +128,22 @@ def test_a_file_cannot_name_a_group_that_does_not_hold_the_messages(
     save_graph(graph, tmp_path)
     with pytest.raises(FormatError, match="no part of those"):
         load_graph(tmp_path)
+
+
+def test_a_smaller_group_with_others_in_it_takes_no_messages() -> None:
+    """Its other members may not be in the group in which the messages are sent."""
+    wide, other = (0, 1, 2, 3), (0, 1, 4)
+    known = [GroupRecord(ranks=ranks) for ranks in (tuple(range(5)), wide, other)]
+    traces = {}
+    for rank in range(5):
+        own = [g for g in known if rank in g.ranks]
+        builder = TraceBuilder(rank=rank, world_size=5, groups=own)
+        builder.begin_body()
+        last = builder.add_compute(1)
+        if rank < 2:
+            op = (CollectiveOp.SEND, CollectiveOp.RECV)[rank]
+            builder.add_communication(op, 8, group_index=1, peer=1 - 2 * rank, preds=[last])
+        traces[rank] = builder.build(known_groups=known)
+    graph = job_from_traces(traces)
+
+    assert all(g.within is None for c in graph.classes for g in c.trace.groups)

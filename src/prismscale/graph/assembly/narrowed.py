@@ -44,14 +44,14 @@ def narrowed(
         representative_R: for every rank the captured rank whose trace it runs.
         groups: the groups of every rank.
     """
-    used = sorted(set(representative_R.tolist()) & set(traces))
+    used = sorted(set(representative_R.tolist()))
     by_trace = {rank: _narrowings(traces[rank]) for rank in used}
     if not any(by_trace.values()):
         return traces, groups
     found: set[Narrowing] = set()
     for rank, representative in enumerate(representative_R.tolist()):
         own = groups.of_rank(rank)
-        pairs = by_trace.get(representative, {}).values()
+        pairs = by_trace[representative].values()
         found |= {(own[wide], own[small]) for wide, small in pairs}
     added = _Added(groups, sorted(found))
     moved = {**traces, **{rank: added.moved(traces[rank], by_trace[rank]) for rank in used}}
@@ -88,8 +88,16 @@ def _moved(
 
 def _narrowings(trace: RankTrace) -> dict[Message, Narrowing]:
     """Of a rank's messages that can move, from which of its groups to which smaller one."""
-    smallest = {message: smallest_group(trace, *message) for message in messages_of(trace)}
-    return {message: (message[0], k) for message, k in smallest.items() if k != message[0]}
+    pairs = {
+        message: (message[0], smallest_group(trace, *message)) for message in messages_of(trace)
+    }
+    return {message: pair for message, pair in pairs.items() if _is_part(trace, *pair)}
+
+
+def _is_part(trace: RankTrace, wide: int, small: int) -> bool:
+    """Whether the group ``small`` is another one, of whose members all are in ``wide``."""
+    ranks = (set(trace.groups[k].ranks) for k in (small, wide))
+    return small != wide and set.issubset(*ranks)
 
 
 def _peer(rank: int, ranks: tuple[int, ...], new: tuple[int, ...], peer: int) -> int:
@@ -109,8 +117,7 @@ class _Added:
     def table(self) -> GroupTable:
         """All groups."""
         old, small = self.groups, [small for _, small in self.narrowings]
-        groups_R, positions_R = map(list, old.groups_R), map(list, old.positions_R)
-        own, places = list(groups_R), list(positions_R)
+        own, places = [list(g) for g in old.groups_R], [list(p) for p in old.positions_R]
         for index, g in enumerate(small, start=len(old.ranks)):
             for position, rank in enumerate(old.ranks[g]):
                 own[rank].append(index)
@@ -132,8 +139,8 @@ class _Added:
         }
         moves = {}
         for message, pair in narrowings.items():
-            wide, small = (trace.groups[k].ranks for k in pair)
-            moves[message] = new_of[pair], _peer(trace.rank, wide, small, message[1])
+            ranks, new = (trace.groups[k].ranks for k in pair)
+            moves[message] = new_of[pair], _peer(trace.rank, ranks, new, message[1])
         group_index_N, peer_N = _moved(trace, moves)
         records = tuple(
             GroupRecord(
