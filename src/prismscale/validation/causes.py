@@ -38,7 +38,6 @@ CAUSES = (
     ("experts triton", "blocks differ from shape to shape by how far they were tuned: one law"),
     ("experts trtllm", "tokens spread by a power law are priced as if evenly"),
     ("experts wgrad, Transformer Engine", "sums of 32 bits, expert after expert: no constants"),
-    ("attention cudnn backward fp8", "cuDNN computes what the causal mask leaves out"),
     ("gb200 norm", _CACHED),
     ("h200-sxm norm", _CACHED),
     ("relu_squared forward, eager", "rows of a million elements, bound by the launch"),
