@@ -29,7 +29,8 @@ bandwidth_bytes_per_s = 1e8
 
 
 @pytest.mark.parametrize(
-    "name", ["a100-80g", "b200", "gb200", "h100-sxm", "h200-sxm", "loopback-gloo"]
+    "name",
+    ["a100-80g", "b200", "b300", "gb200", "gb300", "h100-sxm", "h200-sxm", "loopback-gloo"],
 )
 def test_preset_is_listed_and_loads_under_its_own_name(name: str) -> None:
     """Every promised preset exists and says what it is."""

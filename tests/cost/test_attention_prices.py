@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prismscale.cost.kernel import ModelledKernels
-from prismscale.cost.kernel_profile import KernelProfile
+from prismscale.cost.kernel_profile import KernelProfile, ScaledGpu
 from prismscale.cost.kernel_signature import FIELD
+from prismscale.errors import UsageError
 from support.kernel_prices import H100, cost, text
 
 
@@ -90,3 +91,47 @@ def test_packed_attention_is_attention_of_its_documents() -> None:
     batch = cost("_flash_attention_forward", ";".join([shape] * 3), shape, "is_causal=1")
 
     assert packed.device_ns == pytest.approx(batch.device_ns, rel=0.01)
+
+
+def test_faster_exponentials_speed_up_attention_and_products_not() -> None:
+    """A GPU by data sheet, as the B300 is by the B200's."""
+    sheet = """
+        name = "mine"
+        device = "mine"
+        scaled_from = "b200"
+        multiprocessors = 148
+        memory_bandwidth_bytes_per_s = 8.0e12
+        power_watts = 1000
+        clock_headroom = 1.06
+        exponentials = {}
+        [peak_flops]
+        BFloat16 = 2250e12
+    """
+    usual, fast = (KernelProfile.from_toml(sheet.format(rate)) for rate in (1.0, 2.0))
+    ours, theirs = usual.attention["cudnn"], fast.attention["cudnn"]
+
+    assert theirs.head_overhead == ours.head_overhead / 2
+    assert theirs.efficiency == ours.efficiency
+    assert fast.gemm == usual.gemm
+
+
+def test_exponentials_are_a_positive_rate() -> None:
+    """A data sheet that says 0 is refused by name."""
+    with pytest.raises(UsageError, match="exponentials is 0"):
+        ScaledGpu(
+            name="mine",
+            device="mine",
+            scaled_from="b200",
+            multiprocessors=148,
+            memory_bandwidth_bytes_per_s=8e12,
+            peak_flops={},
+            exponentials=0,
+        )
+
+
+def test_cudnns_8_bit_backward_pass_gains_little_by_a_causal_mask() -> None:
+    """On Hopper it computes nearly all that the mask leaves out; in 16 bits it does not."""
+    narrow, wide = (H100.profile.attention[f"cudnn{kind}_backward"] for kind in ("_fp8", ""))
+
+    assert narrow.causal_factor < 0.6
+    assert wide.causal_factor == 1

@@ -17,7 +17,7 @@ from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.validation.steps.price_version import call_signatures, communication_ns
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "cost" / "frozen_predictions.json"
-CLUSTERS = ("a100-80g", "b200", "h100-96g", "h100-sxm", "h200-sxm")
+CLUSTERS = ("a100-80g", "b200", "b300", "gb200", "gb300", "h100-96g", "h100-sxm", "h200-sxm")
 
 
 def main() -> int:

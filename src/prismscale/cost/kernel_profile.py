@@ -281,6 +281,8 @@ class ScaledGpu:
     """None: not known, and taken to grow with the peak."""
     clock_headroom: float = 1.0
     """Highest clock relative to the one that the data sheet's peaks are for."""
+    exponentials: float = 1.0
+    """How many for each FLOP of a product, relative to the other GPU."""
     gemm: Mapping[str, GemmRoofline] = field(default_factory=dict)
     """Products that were measured on this GPU, by element type."""
     attention: Mapping[str, AttentionRoofline] = field(default_factory=dict)
@@ -300,11 +302,14 @@ class ScaledGpu:
     """How much wider the errors are than the other GPU's."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.exponentials <= 0:
+            raise UsageError(f"exponentials is {self.exponentials}; it must be positive")
+
     def profile(self) -> KernelProfile:
         """The other GPU's efficiencies on this one's peaks, shifted by what power allows."""
         other = KernelProfile.load(self.scaled_from)
         scaled = {dtype: self._products(other, dtype) for dtype in other.gemm}
-        shift = self._shift(other, "BFloat16", POWER_EXPONENT)
         return replace(
             other,
             name=self.name,
@@ -314,11 +319,7 @@ class ScaledGpu:
             power_watts=self.power_watts,
             clock_headroom=self.clock_headroom,
             gemm={**scaled, **self.gemm},
-            attention={
-                family: replace(roofline, efficiency=roofline.efficiency * shift)
-                for family, roofline in other.attention.items()
-            }
-            | dict(self.attention),
+            attention=self._attention(other) | dict(self.attention),
             memory=self._memory(other) | dict(self.memory),
             libraries={**other.libraries, **self.libraries},
             cache=other.cache and self._cache(other, other.cache),
@@ -329,6 +330,17 @@ class ScaledGpu:
             own_products=tuple(self.gemm),
             sources=self.sources,
         )
+
+    def _attention(self, other: KernelProfile) -> dict[str, AttentionRoofline]:
+        shift = self._shift(other, "BFloat16", POWER_EXPONENT)
+        return {
+            family: replace(
+                roofline,
+                efficiency=roofline.efficiency * shift,
+                head_overhead=roofline.head_overhead / self.exponentials,
+            )
+            for family, roofline in other.attention.items()
+        }
 
     def _memory(self, other: KernelProfile) -> dict[str, MemoryRoofline]:
         """What loads one element at a time is as fast as there are multiprocessors."""

@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from prismscale.cluster import Cluster
+from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.devices.null import build, runtime
 from prismscale.devices.null.gpus import PRESETS, NullDeviceSpec, device_spec
 from prismscale.errors import StorageError, UsageError
@@ -115,7 +117,18 @@ def test_impossible_specs_are_refused(change) -> None:
         NullDeviceSpec(**(fields | {"capability": (9, 0)} | change))
 
 
-def test_presets_are_ordered_by_generation() -> None:
-    """Every preset has a plausible memory size and capability."""
-    assert all(spec.total_memory_bytes > 70 << 30 for spec in PRESETS.values())
-    assert PRESETS["b200"].capability > PRESETS["h100-sxm"].capability
+@pytest.mark.parametrize("gpu", sorted(PRESETS))
+def test_a_preset_is_the_gpu_of_the_cluster_of_its_name(gpu: str) -> None:
+    """torch's total is a little less than nvidia-smi's, which the cluster has."""
+    spec, device = PRESETS[gpu], Cluster.load(gpu).device
+
+    assert spec.name == device.name
+    assert 0.98 < spec.total_memory_bytes / device.memory_bytes <= 1
+    assert spec.multi_processor_count == KernelProfile.load(gpu).multiprocessors
+
+
+def test_every_gpu_of_a_cluster_can_be_pretended() -> None:
+    """None is left out of the null device."""
+    gpus = {name for name in Cluster.presets() if not Cluster.load(name).processor_communicates}
+
+    assert gpus == set(PRESETS)

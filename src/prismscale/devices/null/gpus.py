@@ -114,6 +114,20 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=132,
         capability=(9, 0),
     ),
+    "gb300": NullDeviceSpec(
+        name="NVIDIA GB300",
+        total_memory_bytes=int(276.50 * _GIB),
+        multi_processor_count=152,
+        capability=(10, 3),
+        l2_cache_bytes=126 * _MIB,
+    ),
+    "b300": NullDeviceSpec(
+        name="NVIDIA B300 SXM6 AC",
+        total_memory_bytes=int(267.69 * _GIB),
+        multi_processor_count=148,
+        capability=(10, 3),
+        l2_cache_bytes=126 * _MIB,
+    ),
     "gb200": NullDeviceSpec(
         name="NVIDIA GB200",
         total_memory_bytes=int(184.31 * _GIB),
