@@ -151,7 +151,7 @@ def provenance(found: Mapping[str, Any], family: str, gpu: str) -> str:
     ``found`` is what the run told; ``gpu`` names kernels that a family's programs run.
     """
     bar = step_error(RunResult.from_json(found))
-    prices = price_version(cluster_of_family(family), gpu)
+    prices = price_version(cluster_of_family(family, gpu), gpu)
     return Provenance(bar=bar, prices=prices, commit=our_commit()).note()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prismscale.cluster import Cluster
 from prismscale.errors import FormatError
+from prismscale.validation.steps.bridge_rows import DTYPES, MODELS, load_bridge_steps
 from prismscale.validation.steps.vtrain_rows import (
     VOCABULARY,
     Iteration,
@@ -18,7 +19,12 @@ from prismscale.validation.steps.vtrain_rows import (
     load_iterations,
 )
 
-SIMUMAX, TORCHTITAN, VTRAIN = "simumax", "torchtitan", "vtrain"
+SIMUMAX, TORCHTITAN, VTRAIN, BRIDGE = "simumax", "torchtitan", "vtrain", "bridge"
+BRIDGE_GROUPS = {
+    True: "Megatron-Bridge's recipes, dense",
+    False: "Megatron-Bridge's recipes, experts",
+}
+"""By whether a model is dense."""
 SIMUMAX_GPUS, SIMUMAX_LENGTH = 8, 4096
 SEEN_SIMUMAX = (
     "llama3_70b_l12_tp1_pp2_dp4_mbc8_cef",
@@ -60,11 +66,9 @@ class MeasuredStep:
     """Nothing was found by it, and no constant was moved after it was seen."""
 
 
-def cluster_of_family(family: str) -> Cluster:
-    """On which a family's runs are predicted."""
-    if family == VTRAIN:
-        return cluster_of()
-    return Cluster.load({SIMUMAX: "b200", TORCHTITAN: "h100-96g"}[family])
+def cluster_of_family(family: str, gpu: str) -> Cluster:
+    """On which a family's runs with ``gpu``'s kernels are predicted."""
+    return cluster_of() if family == VTRAIN else Cluster.load(gpu)
 
 
 def load_measured(truth: Path) -> list[MeasuredStep]:
@@ -74,7 +78,7 @@ def load_measured(truth: Path) -> list[MeasuredStep]:
         FormatError: a table is missing or damaged.
     """
     try:
-        return [*_simumax(truth), *_torchtitan(truth), *_vtrain(truth)]
+        return [*_simumax(truth), *_torchtitan(truth), *_vtrain(truth), *_bridge(truth)]
     except (OSError, ValueError, KeyError) as error:
         raise FormatError(f"no public steps below '{truth}': {error}") from error
 
@@ -161,3 +165,19 @@ def _vtrain(truth: Path) -> Iterator[MeasuredStep]:
 
 def _vtrain_parameters(row: Iteration) -> float:
     return 12.0 * row.layers * row.hidden**2 + VOCABULARY * row.hidden
+
+
+def _bridge(truth: Path) -> Iterator[MeasuredStep]:
+    for row in load_bridge_steps(truth):
+        recipe = row.recipe
+        yield MeasuredStep(
+            family=BRIDGE,
+            case=recipe.case,
+            group=BRIDGE_GROUPS[recipe.is_dense],
+            step_ms=row.step_ms,
+            gpus=recipe.gpus,
+            gpu=recipe.cluster,
+            dtype=DTYPES[recipe.precision],
+            parameters=MODELS[recipe.model].parameters,
+            tokens=row.tokens,
+        )

@@ -17,7 +17,10 @@ import numpy as np
 
 from prismscale.validation.error_rows import Bars, error_rows, worst_first
 from prismscale.validation.rows import Row
+from prismscale.validation.steps.bridge_rows import RECIPES
 from prismscale.validation.steps.measured import (
+    BRIDGE,
+    BRIDGE_GROUPS,
     SIMUMAX,
     TORCHTITAN,
     VTRAIN,
@@ -31,6 +34,7 @@ from prismscale.validation.steps.recorded_step import RecordedStep, recorded_ste
 
 SIMUMAX_STEPS, SIMUMAX_BARS = 24, Bars(median=6, p90=12)
 VTRAIN_STEPS, VTRAIN_BAR = 40, 8.0
+BRIDGE_BARS = Bars(median=12)
 TITAN_BAR, CHANGE_BAR = 8.0, 2.0
 LEAST_COVERED, MOST_COVERED = 80.0, 95.0
 CHANGES = (("eager", ""), ("compiled", "-compiled"))
@@ -47,9 +51,12 @@ TOO_WIDE = (
 )
 REMARKS = (
     "Steps are of real programs on the null device, which run for minutes to hours: "
-    "bench/simumax_records.py, null_programs.py and vtrain_layouts.py recorded them, with the "
-    "commit that predicted them (bench/results). Errors, and what others say, are computed by "
-    "this command.",
+    "bench/simumax_records.py, null_programs.py, vtrain_layouts.py and bridge_steps.py recorded "
+    "them, with the commit that predicted them (bench/results). Errors, and what others say, are "
+    "computed by this command.",
+    "Megatron-Bridge's recipes were listed before any of them was run: all whose sizes are those "
+    "of the newest published row, rows with experts of the newest software alone (NeMo 26.06). "
+    "No B300 or GB300 was measured: they are known by their data sheets.",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
     "program. Parameters are those that a token goes through.",
     "p50 is the step that a run shows; it stands where a bench recorded it of the whole set.",
@@ -106,6 +113,7 @@ def validate(truth: Path) -> list[Row]:
             *_simumax(_of(steps, SIMUMAX)),
             *_torchtitan(_of(steps, TORCHTITAN)),
             *_vtrain(_of(steps, VTRAIN)),
+            *_bridge(_of(steps, BRIDGE)),
             *_covered(steps),
             *_stale(steps),
         ]
@@ -194,6 +202,22 @@ def _vtrain(steps: Sequence[ScoredStep]) -> Iterator[Row]:
     )
 
 
+def _bridge(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    for is_dense, group in BRIDGE_GROUPS.items():
+        of_group = [step for step in steps if step.measured.group == group]
+        recipes = sum(recipe.is_dense == is_dense for recipe in RECIPES)
+        bars = BRIDGE_BARS if len(of_group) == recipes else Bars()
+        for predicted in _kinds(of_group):
+            yield from _group_rows(predicted, bars)
+            for step in predicted:
+                name = f"Megatron-Bridge, {step.measured.case}, {step.kind}: step's error"
+                yield Row.told(name, step.error_percent, "%")
+        yield replace(
+            Row.at_least(f"{group}, by a recorded step", len(of_group), recipes),
+            note="3 to 60 minutes of a core each",
+        )
+
+
 def _group_rows(steps: Sequence[ScoredStep], bars: Bars, *, mark: str = "") -> Iterator[Row]:
     if not steps:
         return
@@ -230,12 +254,13 @@ def _covered(steps: Sequence[ScoredStep]) -> Iterator[Row]:
 def _stale(steps: Sequence[ScoredStep]) -> Iterator[Row]:
     now = {
         (s.measured.family, s.measured.gpu): price_version(
-            cluster_of_family(s.measured.family), s.measured.gpu
+            cluster_of_family(s.measured.family, s.measured.gpu), s.measured.gpu
         )
         for s in steps
     }
     for (family, gpu), prices in now.items():
-        stale = sum(s.recorded.prices != prices for s in _of(steps, family))
+        of_gpu = [s for s in _of(steps, family) if s.measured.gpu == gpu]
+        stale = sum(s.recorded.prices != prices for s in of_gpu)
         yield Row.at_most(
             f"{family}: steps by other prices than today's ({gpu} {prices})", stale, 0
         )

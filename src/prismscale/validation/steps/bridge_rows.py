@@ -1,0 +1,195 @@
+"""NVIDIA's published steps of Megatron-Bridge's performance recipes (NVIDIA-NeMo/Megatron-Bridge,
+Apache-2.0): the archive of its performance summaries."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TABLE = Path("tables", "NVIDIA-NeMo__Megatron-Bridge__performance-summary-archive.csv")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeModel:
+    """What a recipe trains."""
+
+    title: str
+    """In the table."""
+    family: str
+    """Of the recipes."""
+    parameters: float
+    """That a token goes through."""
+    is_dense: bool = False
+
+
+MODELS: Mapping[str, BridgeModel] = {
+    "llama3_70b": BridgeModel(title="LLAMA3_70B", family="llama", parameters=70.6e9, is_dense=True),
+    "qwen3_30b_a3b": BridgeModel(title="Qwen3_30B_a3B", family="qwen", parameters=3.3e9),
+    "qwen3_235b_a22b": BridgeModel(title="Qwen3_235B_a22B", family="qwen", parameters=22.2e9),
+    "gpt_oss_120b": BridgeModel(title="GPT OSS 120B", family="gpt_oss", parameters=5.7e9),
+    "deepseek_v3": BridgeModel(title="DeepSeekV3", family="deepseek", parameters=37.5e9),
+    "kimi_k2": BridgeModel(title="Kimi_K2", family="kimi", parameters=32.6e9),
+    "nemotron_3_nano": BridgeModel(title="Nemotron_3_Nano", family="nemotronh", parameters=3.6e9),
+    "nemotron_3_super": BridgeModel(
+        title="Nemotron_3_Super", family="nemotronh", parameters=12.7e9
+    ),
+}
+"""By recipes' names."""
+PRECISIONS = {"bf16": "BF16", "fp8_cs": "FP8", "fp8_mx": "MXFP8", "nvfp4": "NVFP4"}
+"""By the recipes' names: what the table calls them."""
+DTYPES = {
+    "bf16": "BFloat16",
+    "fp8_cs": "Float8_e4m3fn",
+    "fp8_mx": "Float8_e4m3fn",
+    "nvfp4": "Float4_e2m1fn_x2",
+}
+"""Of products."""
+_CASE = re.compile(r"(\w+), (\w+), (\d+) (\w+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeRecipe:
+    """A recipe whose sizes are those of the newest row that states its model, GPUs and
+    precision."""
+
+    model: str
+    precision: str
+    gpus: int
+    gpu: str
+    """As the recipe's name has it: ``gb200``."""
+
+    @property
+    def case(self) -> str:
+        """For rows."""
+        return f"{self.model}, {self.precision}, {self.gpus} {self.gpu}"
+
+    @property
+    def cluster(self) -> str:
+        """Our preset."""
+        return "h100-sxm" if self.gpu == "h100" else self.gpu
+
+    @property
+    def is_dense(self) -> bool:
+        """Without experts."""
+        return MODELS[self.model].is_dense
+
+    @staticmethod
+    def parse(case: str) -> BridgeRecipe:
+        """Out of :attr:`case`.
+
+        Raises:
+            ValueError: not one.
+        """
+        found = _CASE.fullmatch(case)
+        if found is None:
+            raise ValueError(f"'{case}' is no case such as 'llama3_70b, fp8_cs, 64 h100'")
+        model, precision, gpus, gpu = found.groups()
+        return BridgeRecipe(model=model, precision=precision, gpus=int(gpus), gpu=gpu)
+
+
+RECIPES = tuple(
+    map(
+        BridgeRecipe.parse,
+        (
+            "llama3_70b, fp8_cs, 64 h100",
+            "llama3_70b, fp8_cs, 64 gb200",
+            "llama3_70b, fp8_mx, 64 gb200",
+            "llama3_70b, nvfp4, 64 gb200",
+            "llama3_70b, fp8_cs, 64 gb300",
+            "llama3_70b, fp8_mx, 64 gb300",
+            "llama3_70b, nvfp4, 64 gb300",
+            "qwen3_30b_a3b, fp8_cs, 16 h100",
+            "qwen3_30b_a3b, fp8_mx, 8 b300",
+            "qwen3_30b_a3b, fp8_mx, 8 gb200",
+            "qwen3_30b_a3b, fp8_mx, 8 gb300",
+            "gpt_oss_120b, fp8_mx, 64 b300",
+            "gpt_oss_120b, fp8_mx, 64 gb200",
+            "gpt_oss_120b, fp8_mx, 64 gb300",
+            "nemotron_3_nano, fp8_mx, 8 b300",
+            "nemotron_3_nano, fp8_mx, 8 gb200",
+            "nemotron_3_nano, fp8_mx, 8 gb300",
+            "nemotron_3_super, fp8_mx, 64 b300",
+            "nemotron_3_super, nvfp4, 64 b300",
+            "nemotron_3_super, fp8_mx, 64 gb200",
+            "nemotron_3_super, nvfp4, 64 gb200",
+            "nemotron_3_super, fp8_mx, 64 gb300",
+            "nemotron_3_super, nvfp4, 64 gb300",
+            "deepseek_v3, fp8_mx, 256 gb200",
+            "deepseek_v3, fp8_mx, 256 gb300",
+            "qwen3_235b_a22b, fp8_mx, 256 gb200",
+            "qwen3_235b_a22b, fp8_mx, 256 gb300",
+            "kimi_k2, fp8_mx, 256 gb300",
+        ),
+    )
+)
+"""All whose batch, microbatch and parallel sizes at 067f987 are those of the newest row. Left out:
+rows with experts of containers before 26.06, whose programs were other ones (the same layouts have
+become up to 1.6 times as fast); 405B, a step of which is 192 microbatches and more; tuning, which
+wants a data set of a hub."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeStep:
+    """One published row."""
+
+    recipe: BridgeRecipe
+    container: str
+    """Of NeMo, such as ``26.06``."""
+    tokens: float
+    """Of a step of the whole job."""
+    tokens_per_s: float
+    """Of a GPU."""
+
+    @property
+    def step_ms(self) -> float:
+        """Of the job."""
+        return 1000 * self.tokens / (self.tokens_per_s * self.recipe.gpus)
+
+
+def load_bridge_steps(truth: Path) -> list[BridgeStep]:
+    """The newest row of each recipe. Rows with a footnote are left out: they tell of a regression,
+    or of another mapping.
+
+    Raises:
+        OSError: no such table.
+        ValueError: a damaged one, or a recipe without a row.
+    """
+    with (truth / TABLE).open(encoding="utf-8", newline="") as text:
+        newest: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
+        for container, model, row in _rows(text):
+            key = (model, row["Precision"], row["#-GPUs"], row["System"])
+            newest.setdefault(key, (container, row))
+    return [_step(recipe, newest) for recipe in RECIPES]
+
+
+def _step(
+    recipe: BridgeRecipe, newest: Mapping[tuple[str, ...], tuple[str, dict[str, str]]]
+) -> BridgeStep:
+    system = f"DGX-{recipe.gpu.upper()}"
+    key = (MODELS[recipe.model].title, PRECISIONS[recipe.precision], str(recipe.gpus), system)
+    if key not in newest:
+        raise ValueError(f"{TABLE} has no row for {recipe.case}")
+    container, row = newest[key]
+    return BridgeStep(
+        recipe=recipe,
+        container=container,
+        tokens=float(row["GBS"]) * float(row["Sequence Length"]),
+        tokens_per_s=float(row["Tokens / sec / GPU"]),
+    )
+
+
+def _rows(lines: Iterable[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Container, model and cells of pre-training rows, newest first, as the table has them."""
+    container = model = ""
+    head: list[str] = []
+    for cells in csv.reader(lines):
+        if cells[0] == "#table":
+            title = re.search(r"> (\S+) NeMo Container > Pre-Training.* Model: (.+)", cells[1])
+            container, model = title.groups() if title else ("", "")
+        elif cells[0] == "System":
+            head = cells
+        elif container and not cells[0].startswith("#") and "[^" not in "".join(cells):
+            yield container, model, dict(zip(head, cells, strict=False))
