@@ -36,7 +36,7 @@ from runs import Runs, folder_name, median_row, our_commit, provenance
 
 LIMIT_S = 5400
 DEFAULT_TRUTH = Path(__file__).resolve().parents[1] / ".." / "shared" / "truth"
-TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=131072")
+TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
 STEP = ": step "
 
 

@@ -116,8 +116,14 @@ KNOWN = {
     ("step", "h100"): (
         ("null_programs", "tokens/s a GPU, rel"),
         ("bridge_cards", "H100: step, off by"),
+        ("bridge_steps", "h100: step "),
     ),
-    ("step", "gb200"): (("bridge_cards", "GB200: step, off by"),),
+    ("step", "gb200"): (
+        ("bridge_cards", "GB200: step, off by"),
+        ("bridge_steps", "gb200: step "),
+    ),
+    ("step", "gb300"): (("bridge_steps", "gb300: step "),),
+    ("step", "b300"): (("bridge_steps", " b300: step "),),
     ("step", "b200"): (("simumax_records", ": step "),),
     ("step", "a100"): (("vtrain_layouts", ": step "),),
 }
@@ -173,6 +179,7 @@ STEPS = (
     ("simumax", "simumax_records", re.compile(r"(.+): step ([\d.,]+) of ")),
     ("torchtitan", "null_programs", re.compile(r"(.+): step$")),
     ("vtrain", "vtrain_layouts", re.compile(r"(.+): step ([\d.,]+) of ")),
+    ("bridge", "bridge_steps", re.compile(r"(.+): step ([\d.,]+) of ")),
 )
 """Family, bench, and the rows that hold a case's step in ms: in their name, or as their value."""
 
