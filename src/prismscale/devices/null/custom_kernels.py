@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from prismscale.devices.null.libraries import launches
+from prismscale.devices.null.libraries.paged_stash import launch_paged_stash
 from prismscale.devices.null.libraries.triton_kernels import known_cost
 from prismscale.devices.null.triton_source import functions
 from prismscale.devices.null.triton_source.kernel_work import tensors_of, work_of
@@ -138,6 +139,8 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
     bound.apply_defaults()
     tensors = tensors_of(bound.arguments.values())
     if not tensors:
+        return
+    if launch_paged_stash(module, name, bound.arguments):
         return
     if cost := known_cost(module, name, tensors):
         launches.launch(f"triton::{name}", cost, writes=tensors)

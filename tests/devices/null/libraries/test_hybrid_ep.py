@@ -117,6 +117,18 @@ def test_counts_stay_on_the_device_where_a_program_does_not_wait(hook: Recording
     assert got.shape == (4096, HIDDEN)
 
 
+@pytest.mark.parametrize(("room", "overflows"), [(16 * 1024, 0), (16, 1)])
+def test_what_the_device_counts_is_known(hook: RecordingHook, room: int, overflows: int) -> None:
+    """A program that finds its room too small repeats the step without a limit."""
+    job = Job()
+    handle = job.prepared(
+        enable_permute=True, non_blocking=True, num_permuted_tokens=room, pad_multiple=16
+    )
+    assert handle.tokens_per_expert.tolist() == job.layout.received_by_expert(1)
+    assert handle.padded_tokens_per_expert.sum().item() == sum(job.layout.received_by_expert(16))
+    assert (handle.overflow_flag != 0).item() == bool(overflows)
+
+
 def test_buffers_hold_every_token_of_every_rank(hook: RecordingHook, held: list[int]) -> None:
     """Outside torch's allocator; more tokens take new ones."""
     before, allocated = len(held), torch.cuda.memory_allocated()

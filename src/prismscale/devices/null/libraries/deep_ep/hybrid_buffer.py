@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
+from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.deep_ep.buffer import integers
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import (
     BufferConfig,
@@ -83,7 +84,7 @@ class HybridEPBuffer:
         """Where each token goes, from the routing of all ranks. Unless ``non_blocking`` the host
         waits for counts."""
         everyone = self._gathered(routing_map)
-        counts = routing_map.sum(dim=0).tolist()
+        counts = _by_expert(routing_map, waits=not non_blocking)
         layout = TokenLayout(
             tokens=num_of_tokens_per_rank,
             topk=max(1, round(sum(counts) / max(1, num_of_tokens_per_rank))),
@@ -97,9 +98,10 @@ class HybridEPBuffer:
         launch(f"{_SPACE}scan", memory("index"), reads=[everyone], writes=handle.device_tensors())
         if enable_permute:
             by_expert = layout.received_by_expert(max(1, pad_multiple or 0))
-            handle.num_permuted_tokens = num_permuted_tokens
-            if num_permuted_tokens is None or num_permuted_tokens < 0:
-                handle.num_permuted_tokens = sum(by_expert)
+            room = sum(by_expert)
+            if num_permuted_tokens is not None and num_permuted_tokens >= 0:
+                room = num_permuted_tokens
+            handle.num_permuted_tokens = room
             handle.padded_tokens_per_expert = _counts(by_expert, torch.int64, non_blocking)
             launch(
                 f"{_SPACE}pad_tokens_per_expert",
@@ -107,6 +109,11 @@ class HybridEPBuffer:
                 reads=[handle.tokens_per_expert],
                 writes=[handle.padded_tokens_per_expert],
             )
+            # What a program computes from them on the device decides what it does next: one that
+            # finds its room too small repeats the step.
+            _know(handle.tokens_per_expert, layout.received_by_expert(1))
+            _know(handle.padded_tokens_per_expert, by_expert)
+            _know(handle.overflow_flag, [int(sum(by_expert) > room)])
         return handle
 
     def _gathered(self, routing_map: Tensor) -> Tensor:
@@ -244,6 +251,20 @@ def _maps(
         handle.dense_to_expert_map = integers(everyone, config.num_of_experts_per_rank)
         handle.tokens_per_expert = integers(config.num_of_experts_per_rank)
     return handle
+
+
+def _by_expert(routing_map: Tensor, *, waits: bool) -> list[int]:
+    """Tokens of this rank for each expert; without waiting, where the device alone counts them."""
+    counts = routing_map.sum(dim=0)
+    known = None if waits else value_policy.known(counts)
+    found: list[int] = (counts if known is None else known).tolist()
+    return found
+
+
+def _know(tensor: Tensor, values: list[int]) -> None:
+    """State what a kernel leaves in a tensor on the device."""
+    if tensor.is_cuda:
+        value_policy.set_known(tensor, torch.tensor(values, dtype=tensor.dtype))
 
 
 def _layout_of(handle: HandleImpl) -> TokenLayout:
