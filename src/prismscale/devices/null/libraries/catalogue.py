@@ -6,6 +6,7 @@ from prismscale.devices.null.libraries import (
     apex,
     bitsandbytes,
     causal_conv1d,
+    cudnn_frontend,
     deep_ep,
     deepspeed_ops,
     grouped_gemm,
@@ -29,4 +30,5 @@ def stand_ins() -> tuple[StandIn, ...]:
         bitsandbytes.stand_in(),
         deepspeed_ops.stand_in(),
         deep_ep.stand_in(),
+        cudnn_frontend.stand_in(),
     )

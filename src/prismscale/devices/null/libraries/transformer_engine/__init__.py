@@ -27,20 +27,19 @@ _CUBLASLT_VERSION = 130100
 """Of CUDA 13, which the null device says that it is."""
 _CUBLAS_STREAMS = 4
 _REFUSED = """
-    columnwise_swizzle convert_host_pointers_to_tensor copy_data_ptrs_to_device copy_to_kv_cache
-    create_nvshmem_tensor cusolvermp_ctx_create cusolvermp_ctx_destroy ep_combine ep_combine_bwd
-    ep_dispatch ep_dispatch_bwd ep_finalize ep_get_zero_copy ep_handle_mem_size ep_initialize
-    ep_prepare ep_prepare_and_dispatch ep_zero_copy_supported fused_rope_thd_backward
-    fused_rope_thd_forward fused_topk_with_score_function_qb_fwd
-    get_device_pointer_for_data_and_scales group_requantize_inplace grouped_mlp_experimental
-    init_nvshmem_backend newton_schulz nvfp4_group_quantize_with_amax nvfp4_quantize_with_amax
+    columnwise_swizzle convert_host_pointers_to_tensor copy_to_kv_cache create_nvshmem_tensor
+    cusolvermp_ctx_create cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch
+    ep_dispatch_bwd ep_finalize ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare
+    ep_prepare_and_dispatch ep_zero_copy_supported fused_rope_thd_backward fused_rope_thd_forward
+    fused_topk_with_score_function_qb_fwd get_device_pointer_for_data_and_scales
+    group_requantize_inplace init_nvshmem_backend newton_schulz nvfp4_quantize_with_amax
     nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
     thd_sequence_order_to_cp_rank_order
 """
 """What the extension has and this package does not: NVSHMEM, inference, packed
-sequences that change ranks by all-to-all, 4-bit floats, and what only Blackwell or a variable
-of the environment chooses (grouped tensors, expert parallelism within the library, cuSOLVERMp)."""
+sequences that change ranks by all-to-all, and what a variable of the environment chooses (expert
+parallelism within the library, cuSOLVERMp)."""
 
 
 def stand_in() -> StandIn:
@@ -75,6 +74,7 @@ def make_extension() -> ModuleType:
         enums,
         experts,
         fp4_weights,
+        grouped_mlp,
         grouped_tensors,
         norms,
         packed_ranks,
@@ -86,7 +86,8 @@ def make_extension() -> ModuleType:
     content: dict[str, Any] = {enum.__name__: enum for enum in enums.ENUMS}
     content |= {name: _refused(name) for name in _REFUSED.split()}
     parts = (activations, attention, attention_backends, casts, embeddings, norms, products)
-    for part in (*parts, experts, fp4_weights, grouped_tensors, packed_ranks, router, user_buffers):
+    of_experts = (experts, grouped_mlp, grouped_tensors, router)
+    for part in (*parts, *of_experts, fp4_weights, packed_ranks, user_buffers):
         content |= part.FUNCTIONS
     content |= multi_tensor.functions("transformer_engine")
     content |= {

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.launches import launch, memory
 from prismscale.devices.null.libraries.token_permutation import (
     permute,
@@ -60,7 +61,7 @@ def fused_multi_row_unpadding(tensor: Tensor, out: Tensor, *_: Any) -> None:
 
 def splits_to_offsets(splits: Tensor, row_size: int) -> Tensor:
     """Where each expert's elements begin and the last one's end; int64."""
-    return _offsets(splits, splits.numel() + 1, splits.dtype)
+    return _offsets(splits, row_size, splits.dtype, leads=True)
 
 
 def splits_to_offsets_multi(
@@ -74,13 +75,19 @@ def splits_to_offsets_multi(
 ) -> tuple[Tensor, list[Tensor]]:
     """Splits as int64 on ``device``, and offsets for each stride; allocated one by one here."""
     splits = splits.to(device=device, dtype=torch.int64)
-    sizes = [splits.numel() + leads for leads in include_leading_zero]
-    return splits, [_offsets(splits, n, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
+    wanted = zip(strides, dtypes, include_leading_zero, strict=True)
+    return splits, [_offsets(splits, stride, dtype, leads=leads) for stride, dtype, leads in wanted]
 
 
-def _offsets(splits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    out = splits.new_empty(count, dtype=dtype)
+def _offsets(splits: Tensor, stride: int, dtype: torch.dtype, *, leads: bool) -> Tensor:
+    """Ends of the experts' elements, behind a zero where ``leads``; known where the splits are."""
+    out = splits.new_empty(splits.numel() + leads, dtype=dtype)
     launch(f"{_TE}splits_to_offsets", memory("scan"), reads=[splits], writes=[out])
+    known = value_policy.known(splits)
+    if known is not None:
+        ends = stride * known.cumsum(0)
+        found = torch.cat([ends.new_zeros(1), ends]) if leads else ends
+        value_policy.set_known(out, found.to(dtype))
     return out
 
 

@@ -1,6 +1,7 @@
 """Tensors of several experts in one buffer, and products of them in one kernel.
 
-How many rows each expert has lies on the device, so they are costed as if all had as many. Source:
+How many rows each expert has lies on the device, so products are costed as if all had as many: of
+the rows that there are, where that is known, and else of all that the buffer has room for. Source:
 pytorch/csrc/quantizer.cpp, pytorch/csrc/extensions/{cast,gemm,swizzle}.cpp and
 common/gemm/cublaslt_grouped_gemm.cu of Transformer Engine 2.18.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.launches import gemm, launch, memory
 from prismscale.devices.null.libraries.transformer_engine.casts import share_amax
 from prismscale.devices.null.libraries.transformer_engine.experts import splits_to_offsets
@@ -80,6 +82,25 @@ def bgrad_group_quantize(
     if tensor.numel():
         _fill(tensor, grouped, sums)
     return grouped, sums
+
+
+def nvfp4_group_quantize_with_amax(
+    tensor: Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: Tensor | None,
+    rowwise_amax: Tensor,
+    columnwise_amax: Tensor,
+    tensor_offsets: Tensor | None = None,
+) -> Any:
+    """The same in 4 bits, where another kernel has found the largest values."""
+    grouped = _create(tensor, quantizer, num_tensors, first_dims, None, tensor_offsets)
+    for name, amax in (("amax", rowwise_amax), ("columnwise_amax", columnwise_amax)):
+        if getattr(grouped, name) is not None:
+            setattr(grouped, name, amax)
+    if tensor.numel():
+        _cast([tensor, rowwise_amax, columnwise_amax], grouped)
+    return grouped
 
 
 def _create(
@@ -164,6 +185,10 @@ def _fill(source: Tensor, grouped: Any, sums: Tensor | None = None) -> None:
         amaxes = [grouped.amax, grouped.columnwise_amax]
         cost = memory("reduction", launches=2)
         launch(f"{_TE}group_hadamard_transform_amax", cost, reads=[source], writes=amaxes)
+    _cast(reads, grouped, sums)
+
+
+def _cast(reads: Sequence[Tensor], grouped: Any, sums: Tensor | None = None) -> None:
     data = [grouped.rowwise_data, grouped.columnwise_data]
     twice = all(each is not None for each in data)
     writes = [*data, grouped.scale_inv, grouped.columnwise_scale_inv, sums]
@@ -261,6 +286,9 @@ def _shape(operands: Any, count: int) -> tuple[int, int]:
         rows, columns = shape_of(operands[0])
         return rows, columns
     rows, columns = operands.logical_shape
+    if operands.first_dims is not None:
+        known = value_policy.known(operands.first_dims)
+        rows = rows if known is None else min(rows, int(known.sum()))
     return rows // count, columns
 
 
@@ -291,6 +319,7 @@ def _scales_for_product(operands: Any, *, rowwise: bool) -> list[Tensor]:
 FUNCTIONS = {
     "group_quantize": group_quantize,
     "bgrad_group_quantize": bgrad_group_quantize,
+    "nvfp4_group_quantize_with_amax": nvfp4_group_quantize_with_amax,
     "grouped_swizzle_for_gemm": grouped_swizzle_for_gemm,
     "get_grouped_gemm_setup_workspace_size": get_grouped_gemm_setup_workspace_size,
     "te_general_grouped_gemm_for_grouped_tensor": multiply_grouped,

@@ -1,0 +1,209 @@
+"""cuDNN frontend's fused products of experts, of which Transformer Engine makes a layer.
+
+The library's Python code is there; its kernels are compiled for a GPU when they are first called.
+How many rows each expert has lies on the device: where that is known they are costed as they are,
+otherwise as if all had as many. Source: cudnn/gemm/cutedsl/grouped of cuDNN frontend 1.32, and what
+Transformer Engine 2.18 asks of it and of earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null import value_policy
+from prismscale.devices.null.libraries.launches import gemm, launch
+from prismscale.devices.null.libraries.stand_in import StandIn
+
+_NAME = "cudnn_frontend::grouped_gemm_"
+_BLOCK = 128
+"""Rows, and four groups of columns, of a block of scales."""
+_FP4 = torch.float4_e2m1fn_x2
+Results = dict[str, Tensor | None]
+
+
+def stand_in() -> StandIn:
+    """The stand-in for the products alone."""
+    return StandIn(
+        name="cuDNN frontend",
+        namespace="cudnn_frontend",
+        modules={},
+        python="cudnn",
+        distribution="nvidia-cudnn-frontend",
+        around={"cudnn": _with_products},
+    )
+
+
+@contextmanager
+def _with_products(module: Any) -> Iterator[None]:
+    yield
+    for name, function in FUNCTIONS.items():
+        setattr(module, f"grouped_gemm_{name}_wrapper_sm100", function)
+
+
+def activated(**given: Any) -> Results:
+    """A product, and an activation of its result, which halves it where it is gated."""
+    return _activated("glu", given, halves=True)
+
+
+def squared(**given: Any) -> Results:
+    """The same with a squared ReLU."""
+    return _activated("srelu", given, halves=False)
+
+
+def hadamard(**given: Any) -> Results:
+    """An activation of 16 bits, with the largest values before and after a Hadamard transform."""
+    made = _activated("glu_hadamard", given, halves=given.get("act_func") != "srelu")
+    experts, device = given["padded_offsets"].numel(), given["a_tensor"].device
+    for name in ("amax_tensor", "post_rht_amax_tensor"):
+        made[name] = torch.empty(experts, 1, dtype=torch.float32, device=device)
+    return made
+
+
+def activated_backward(**given: Any) -> Results:
+    """A product, and the gradient of an activation that it is a gradient of."""
+    return _backward("dglu", given)
+
+
+def squared_backward(**given: Any) -> Results:
+    """The same of a squared ReLU, whose result may be computed again on the way."""
+    made = _backward("dsrelu", given)
+    if given.get("use_dsrelu_reuse"):
+        rows, columns = _rows(given["a_tensor"]), given["c_tensor"].shape[1]
+        made["d_srelu_tensor"] = _matrix(rows, columns, given["d_dtype"], given)
+        made["sfd_col_d_srelu_tensor"] = _scales(columns, rows, given)
+    return made
+
+
+def plain(**given: Any) -> Results:
+    """A product into a tensor of the caller's, or into one of its own."""
+    out = given.get("d_tensor")
+    if out is None:
+        out = _matrix(_rows(given["a_tensor"]), _columns(given), given["d_dtype"], given)
+    _multiply("quant", given, _columns(given), [out])
+    return {"d_tensor": out}
+
+
+def weight_gradient(**given: Any) -> Results:
+    """Of each expert, over its rows; into tensors of the caller's, or those whose addresses it
+    gives."""
+    a, b, out = given["a_tensor"], given["b_tensor"], given.get("wgrad_tensor")
+    rows_of = _rows_of_experts(given["offsets_tensor"], a.shape[1] * _packed(a))
+    products = [(1, a.shape[0], b.shape[1], rows) for rows in rows_of if rows]
+    if products:
+        _launch("wgrad", products, given, [] if out is None else [out])
+    return {"wgrad_tensor": out}
+
+
+def _activated(name: str, given: Mapping[str, Any], *, halves: bool) -> Results:
+    rows, inner = _rows(given["a_tensor"]), _columns(given)
+    outer = inner // 2 if halves else inner
+    made: Results = {
+        "c_tensor": _matrix(rows, inner, given["c_dtype"], given),
+        **_quantised("d_tensor", "d_col_tensor", rows, outer, given),
+    }
+    _multiply(name, given, inner, [tensor for tensor in made.values() if tensor is not None])
+    return made
+
+
+def _backward(name: str, given: Mapping[str, Any]) -> Results:
+    rows, outer = _rows(given["a_tensor"]), given["c_tensor"].shape[1]
+    made = _quantised("d_row_tensor", "d_col_tensor", rows, outer, given)
+    made["dbias_tensor"] = None
+    if given.get("generate_dbias"):
+        experts = given["padded_offsets"].numel()
+        made["dbias_tensor"] = _matrix(experts, outer, torch.bfloat16, given)
+    made["dprob_tensor"] = given["dprob_tensor"]
+    _multiply(name, given, _columns(given), [t for t in made.values() if t is not None])
+    return made
+
+
+def _quantised(
+    by_rows: str, by_columns: str, rows: int, columns: int, given: Mapping[str, Any]
+) -> Results:
+    """A result with scales of 32 elements along its rows and along its columns; in 16 bits it has
+    none."""
+    dtype = given["d_dtype"]
+    found: Results = {by_rows: _matrix(rows, columns, dtype, given)}
+    if dtype.itemsize == 1:
+        found[by_columns] = _matrix(rows, columns, dtype, given)
+        found["sfd_row_tensor"] = _scales(rows, columns, given)
+        found["sfd_col_tensor"] = _scales(columns, rows, given)
+    return found
+
+
+def _matrix(rows: int, columns: int, dtype: torch.dtype, given: Mapping[str, Any]) -> Tensor:
+    device = given["a_tensor"].device
+    return torch.empty(1, rows, columns, dtype=dtype, device=device).permute(1, 2, 0)
+
+
+def _scales(rows: int, columns: int, given: Mapping[str, Any]) -> Tensor:
+    """In the tensor cores' order: blocks of 32 × 4 × 4 for 128 rows and four groups of columns."""
+    blocks = (-(-rows // _BLOCK), -(-columns // (4 * given["sf_vec_size"])))
+    dtype, device = torch.float8_e8m0fnu, given["a_tensor"].device
+    made = torch.empty(1, *blocks, 32, 4, 4, dtype=dtype, device=device)
+    return made.permute(3, 4, 1, 5, 2, 0)
+
+
+def _multiply(name: str, given: Mapping[str, Any], columns: int, writes: list[Tensor]) -> None:
+    a = given["a_tensor"]
+    inner = a.shape[1] * _packed(a)
+    rows_of = _rows_of_experts(given["padded_offsets"], _rows(a))
+    products = [(1, rows, columns, inner) for rows in rows_of if rows]
+    if products:
+        _launch(name, products, given, writes)
+
+
+def _launch(
+    name: str,
+    products: list[tuple[int, int, int, int]],
+    given: Mapping[str, Any],
+    writes: list[Tensor],
+) -> None:
+    a = given["a_tensor"]
+    each = {product[1:] for product in products}
+    if len(each) == 1:
+        products = [(len(products), *products[0][1:])]
+    reads = [a, given.get("sfa_tensor"), given.get("b_tensor"), given.get("c_tensor")]
+    cost = replace(gemm(*products, bits=4 if a.dtype == _FP4 else 8), launches=1)
+    launch(f"{_NAME}{name}", cost, reads=reads, writes=writes)
+
+
+def _rows(a: Tensor) -> int:
+    return int(a.shape[0])
+
+
+def _columns(given: Mapping[str, Any]) -> int:
+    """Of a product: rows of the weights."""
+    weights = given.get("b_tensor")
+    return int(given["n"] if weights is None else weights.shape[0])
+
+
+def _packed(tensor: Tensor) -> int:
+    """Numbers of an element."""
+    return 2 if tensor.dtype == _FP4 else 1
+
+
+def _rows_of_experts(ends: Tensor, rows: int) -> list[int]:
+    """Rows of each, from where they end; as many of each where that is not known."""
+    known = value_policy.known(ends)
+    if known is None:
+        return [rows // ends.numel()] * ends.numel()
+    return [int(n) for n in torch.diff(known, prepend=known.new_zeros(1))]
+
+
+FUNCTIONS: Mapping[str, Callable[..., Results]] = {
+    "glu": activated,
+    "srelu": squared,
+    "glu_hadamard": hadamard,
+    "dglu": activated_backward,
+    "dsrelu": squared_backward,
+    "quant": plain,
+    "wgrad": weight_gradient,
+}
+"""By what stands between ``grouped_gemm_`` and ``_wrapper_sm100`` in their names."""

@@ -1,0 +1,52 @@
+"""What cuDNN frontend's fused products of experts get from Transformer Engine: addresses of each
+expert's weights, and their scales in the tensor cores' order.
+
+Source: pytorch/csrc/extensions/grouped_mlp.cpp of Transformer Engine 2.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import empty_as
+
+_TE = "transformer_engine::"
+
+
+def copy_data_ptrs_to_device(tensors: Sequence[Tensor], device: Any) -> Tensor:
+    """The tensors' addresses, on the device, where a kernel that has them as arguments writes
+    them: the host does not wait, as it would for a copy."""
+    addresses = torch.empty(len(tensors), dtype=torch.int64, device=device)
+    launch(f"{_TE}copy_data_ptrs_to_device", memory("fill"), writes=[addresses])
+    return addresses
+
+
+def swizzle_scales_and_pack_ptrs_for_discrete_weights(
+    data: Sequence[Tensor], scales: Sequence[Tensor], kind: str, device: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Addresses of weights and of their scales in the tensor cores' order, which lie in one buffer,
+    the third result."""
+    del kind  # how they are ordered
+    sizes = [each.numel() * each.element_size() for each in scales]
+    buffer = empty_as([sum(sizes)], torch.uint8)
+    name = f"{_TE}swizzle_scales_of_discrete_weights"
+    launch(name, memory("copy"), reads=scales, writes=[buffer])
+    packed = buffer.split(sizes)
+    of_data, of_scales = (copy_data_ptrs_to_device(tensors, device) for tensors in (data, packed))
+    return of_data, of_scales, buffer
+
+
+FUNCTIONS = {
+    "copy_data_ptrs_to_device": copy_data_ptrs_to_device,
+    "grouped_mlp_experimental": SimpleNamespace(
+        swizzle_scales_and_pack_ptrs_for_discrete_weights=(
+            swizzle_scales_and_pack_ptrs_for_discrete_weights
+        )
+    ),
+}
