@@ -143,6 +143,8 @@ def known_errors(folder: Path) -> str:
             for bench, part in sources
             for error in _errors(_rows(folder / f"{bench}.json"), part)
         )
+        if not errors:
+            continue
         benches = ", ".join(f'"{bench}"' for bench, _ in sources)
         parts += [
             "",
