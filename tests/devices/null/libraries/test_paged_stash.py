@@ -126,6 +126,15 @@ def test_all_rows_are_copied_where_nobody_counted() -> None:
     assert Stash(pages=16).copied(unknown)[0] == 2 * ROOM * WIDTH
 
 
+def test_a_buffer_whose_pages_nobody_counted_has_room() -> None:
+    """What is not known does not repeat a step."""
+    stash = Stash(pages=1)
+    value_policy.forget(stash.tails)
+
+    assert stash.copied(numbers(100))[0] == 2 * 100 * WIDTH
+    assert stash.overflow.item() == 0
+
+
 @pytest.mark.parametrize(("module", "name"), [(MODULE, "other"), ("mine", COPY)])
 def test_other_kernels_are_not_the_stashs(module: str, name: str) -> None:
     """Their source is followed as that of any kernel."""

@@ -9,8 +9,7 @@ are, so that the program takes the way that it would take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.launches import launch, memory
 
 COPY, POP = "paged_stash_copy_kernel", "paged_stash_pop_kernel"
+DEVICE, HOST = 0, 1
+"""Whose pages: places in the lists of free ones."""
 _MODULE = "megatron.core.transformer.moe.ops.paged_stash"
 
 
@@ -34,56 +35,52 @@ def launch_paged_stash(module: str, name: str, arguments: Mapping[str, Any]) -> 
     return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pages:
-    """Free pages of the buffer on the device and of the one on the host."""
-
-    heads: tuple[int, int]
-    tails: tuple[int, int]
-
-    def holder_of(self, pages: int) -> int | None:
-        """0 for the device, 1 for the host; None where neither has so many left."""
-        free = (tail - head for head, tail in zip(self.heads, self.tails, strict=True))
-        return next((place for place, left in enumerate(free) if left >= pages), None)
-
-
 def _copy(given: Mapping[str, Any]) -> None:
     source, overflow = given["src_ptr"], given["overflow_ptr"]
     rows = _rows(given["num_tokens_ptr"], source, given["HIDDEN_SIZE"])
     pages = -(-rows // given["PAGE_SIZE"])
-    heads, tails = _pair(given["free_list_head_ptr"]), _pair(given["free_list_tail_ptr"])
-    if not given["HAS_HOST_BUFFER"]:
-        tails = (tails[0], heads[1])
-    is_full = _number(overflow) == 1
-    holder = None if is_full else _Pages(heads=heads, tails=tails).holder_of(pages)
-    moved = 0 if holder is None else rows
+    heads = _numbers(given["free_list_head_ptr"])
+    holder = None if _is_set(overflow) else _holder(given, heads, pages)
     made = (given["page_record_ptr"], given["new_free_list_head_ptr"], given["spilled_to_host_ptr"])
     buffer = given["host_dst_ptr" if holder else "cuda_dst_ptr"]
+    moved = 0 if holder is None else rows
     _launch(COPY, given, moved, reads=[source], writes=[buffer, *made])
-    taken = [head + pages * (place == holder) for place, head in enumerate(heads)]
-    _know(given["new_free_list_head_ptr"], taken)
-    _know(given["spilled_to_host_ptr"], [int(holder != 0)])
-    if holder == 1:
+    if heads:
+        taken = [head + pages * (place == holder) for place, head in enumerate(heads)]
+        _know(given["new_free_list_head_ptr"], taken)
+    _know(given["spilled_to_host_ptr"], [int(holder != DEVICE)])
+    if holder == HOST:
         _know(given["host_spill_global_ptr"], [1])
     if holder is None:
         _know(overflow, [1])
 
 
+def _holder(given: Mapping[str, Any], heads: Sequence[int], pages: int) -> int | None:
+    """Whose buffer has so many pages left; None where neither has. Where nobody counted, the
+    device's."""
+    tails = _numbers(given["free_list_tail_ptr"])
+    if not (heads and tails):
+        return DEVICE
+    free = {DEVICE: tails[DEVICE] - heads[DEVICE]}
+    if given["HAS_HOST_BUFFER"]:
+        free[HOST] = tails[HOST] - heads[HOST]
+    return next((place for place, left in free.items() if left >= pages), None)
+
+
 def _pop(given: Mapping[str, Any]) -> None:
     target = given["dst_ptr"]
     rows = _rows(given["num_tokens_ptr"], target, given["HIDDEN_SIZE"])
+    if _is_set(given["overflow_ptr"]):
+        rows = 0
     pages = -(-rows // given["PAGE_SIZE"])
-    is_full = _number(given["overflow_ptr"]) == 1
-    holder = int(_number(given["spilled_to_host_ptr"]) == 1)
-    tails = _pair(given["free_list_tail_ptr"])
-    moved = 0 if is_full else rows
+    holder = HOST if _is_set(given["spilled_to_host_ptr"]) else DEVICE
+    tails = _numbers(given["free_list_tail_ptr"])
     buffer = given["host_src_ptr" if holder else "cuda_src_ptr"]
     made = (given["new_free_list_tail_ptr"], given["free_list_cuda_ptr"])
-    _launch(POP, given, moved, reads=[buffer], writes=[target, *made])
-    given_back = [
-        tail + pages * (place == holder and not is_full) for place, tail in enumerate(tails)
-    ]
-    _know(given["new_free_list_tail_ptr"], given_back)
+    _launch(POP, given, rows, reads=[buffer], writes=[target, *made])
+    if tails:
+        given_back = [tail + pages * (place == holder) for place, tail in enumerate(tails)]
+        _know(given["new_free_list_tail_ptr"], given_back)
 
 
 def _launch(
@@ -101,16 +98,15 @@ def _rows(count: Tensor, held: Tensor, width: int) -> int:
     return room if known is None else min(int(known), room)
 
 
-def _pair(tensor: Tensor) -> tuple[int, int]:
-    """Two numbers; 0 where they are not known."""
+def _numbers(tensor: Tensor) -> list[int]:
+    """Of a small tensor; none where they are not known."""
     known = value_policy.known(tensor)
-    return (0, 0) if known is None else (int(known[0]), int(known[1]))
+    return [] if known is None else known.flatten().tolist()
 
 
-def _number(tensor: Tensor) -> int:
-    """One number; 0 where it is not known."""
-    known = value_policy.known(tensor)
-    return 0 if known is None else int(known.flatten()[0])
+def _is_set(flag: Tensor) -> bool:
+    """Whether a flag is known to be 1."""
+    return _numbers(flag) == [1]
 
 
 def _know(tensor: Tensor, values: list[int]) -> None:
