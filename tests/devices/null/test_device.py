@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -109,6 +111,18 @@ def test_pinned_memory_is_plain_memory_that_says_so() -> None:
     assert pinned.is_pinned()
     assert pinned.tolist() == [0, 1, 2, 3, 4]
     assert not torch.arange(5).is_pinned()
+
+
+def test_pinned_memory_may_be_larger_than_the_machines() -> None:
+    """A cluster's hosts have more: what is not written takes none, and is blank."""
+    pages = os.sysconf("SC_PHYS_PAGES")
+    pinned = torch.empty(2 * pages * os.sysconf("SC_PAGE_SIZE"), dtype=torch.uint8, pin_memory=True)
+    pinned[-1] = 3
+
+    assert pinned.is_pinned()
+    assert (pinned[0].item(), pinned[-1].item()) == (0, 3)
+    pinned[: 1 << 22].copy_(torch.ones(1 << 22, dtype=torch.uint8, device="cuda"))
+    del pinned
 
 
 def test_a_pinning_data_loader_works() -> None:

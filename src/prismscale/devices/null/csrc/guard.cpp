@@ -4,8 +4,11 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <sys/mman.h>
 #include <torch/headeronly/version.h>
 
+#include <cerrno>
+#include <cstring>
 #include <map>
 
 #include "runtime.h"
@@ -160,11 +163,12 @@ struct NullGenerator final : c10::GeneratorImpl {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-// Pinned memory is plain CPU memory that answers True to is_pinned().
+// Pinned memory is plain CPU memory that answers True to is_pinned(). Large blocks take memory as they
+// are written: programs set aside tens of gigabytes of a cluster's hosts, and most of it stays blank.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* memory = c10::alloc_cpu(bytes);
+    void* memory = bytes < kLeastReserved ? c10::alloc_cpu(bytes) : reserve(bytes);
     std::lock_guard<std::mutex> lock(mutex_);
     if (memory != nullptr) ranges_[reinterpret_cast<uintptr_t>(memory)] = bytes;
     return {memory, memory, &PinnedAllocator::release, c10::Device(DeviceType::CPU)};
@@ -187,12 +191,30 @@ class PinnedAllocator final : public c10::Allocator {
   }
 
  private:
+  static constexpr size_t kLeastReserved = size_t{1} << 20;
+
+  static void* reserve(size_t bytes) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    TORCH_CHECK(memory != MAP_FAILED, "no room for ", bytes, " bytes of pinned memory in this "
+                "process's address space: ", std::strerror(errno));
+    return memory;
+  }
   static void release(void* memory) {
+    size_t bytes = 0;
     {
       std::lock_guard<std::mutex> lock(get().mutex_);
-      get().ranges_.erase(reinterpret_cast<uintptr_t>(memory));
+      const auto found = get().ranges_.find(reinterpret_cast<uintptr_t>(memory));
+      if (found != get().ranges_.end()) {
+        bytes = found->second;
+        get().ranges_.erase(found);
+      }
     }
-    c10::free_cpu(memory);
+    if (bytes < kLeastReserved) {
+      c10::free_cpu(memory);
+    } else {
+      munmap(memory, bytes);
+    }
   }
   std::mutex mutex_;
   std::map<uintptr_t, size_t> ranges_;
