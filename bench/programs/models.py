@@ -122,6 +122,45 @@ _DEEPSEEK_V3 = {
     "vocab_size": 129280,
 }
 
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": 18 * ["sliding_attention", "full_attention"],
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "vocab_size": 201088,
+}
 _NEMOTRON_3_SUPER = {
     "architectures": ["NemotronHForCausalLM"],
     "model_type": "nemotron_h",
@@ -196,6 +235,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "Qwen/Qwen3-30B-A3B": _sized(_QWEN3, 2048, 6144, 48, 32, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN3, 4096, 12288, 94, 64, moe_intermediate_size=1536),
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
+    "openai/gpt-oss-120b": _GPT_OSS,
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": _NEMOTRON_3_SUPER,
 }
 
