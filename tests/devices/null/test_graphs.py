@@ -259,8 +259,10 @@ def test_a_stream_must_come_back() -> None:
         with torch.cuda.stream(side):
             tensor.neg_()
 
-    with pytest.raises(RuntimeError, match="unjoined work"):
+    with pytest.raises(RuntimeError, match="unjoined work") as raised:
         capture(forks)
+    (note,) = raised.value.__notes__
+    assert "1 kernel or communication of another stream, whose last kernel is aten::neg_" in note
 
 
 def test_misuse_is_named_as_torch_does() -> None:
@@ -366,8 +368,9 @@ def test_a_communication_that_nobody_waits_for_is_unjoined_work() -> None:
     with emulated(1, 4, "nccl"):
         tensor = torch.empty(64, device="cuda")
         held = []
-        with pytest.raises(RuntimeError, match="unjoined work"):
+        with pytest.raises(RuntimeError, match="unjoined work") as raised:
             capture(lambda: held.append(dist.all_reduce(tensor, async_op=True)))
+        assert "1 communication that nobody waits for" in raised.value.__notes__[0]
         torch.cuda.set_stream(torch.cuda.default_stream())
         with pytest.raises(RuntimeError, match="previous error during capture"):
             capture(dist.barrier)

@@ -148,6 +148,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_pool_options": (None, (c_int, c_uint64, c_uint64, c_int, c_int)),
     "ps_graph_begin": (c_void_p, (c_int, c_int64, c_int)),
     "ps_graph_end": (c_int, (c_void_p,)),
+    "ps_graph_unjoined": (c_char_p, (c_void_p,)),
     "ps_graph_delete": (None, (c_void_p,)),
     "ps_graph_launches": (c_int64, (c_void_p,)),
     "ps_graph_replay": (c_int64, (c_void_p, _IntPointer)),

@@ -142,6 +142,30 @@ bool RecordedGraph::is_joined() const {
   return std::ranges::all_of(apart_, [](const auto& entry) { return entry.second.is_joined; });
 }
 
+std::string RecordedGraph::unjoined() const {
+  std::string found;
+  const auto add = [&found](const std::string& text) { found += (found.empty() ? "" : "; ") + text; };
+  for (size_t i = 1; i < clocks_.size(); ++i) {
+    if (clocks_[0][i] >= clocks_[i][i]) continue;
+    const auto last = std::find_if(steps_.rbegin(), steps_.rend(), [i](const GraphStep& step) {
+      return step.branch == i && step.kind == GraphStep::kLaunch;
+    });
+    const std::string text = last == steps_.rend() ? "" : signature_text(last->number);
+    const uint32_t left = clocks_[i][i] - clocks_[0][i];
+    add(std::to_string(left) + (left == 1 ? " kernel or communication" : " kernels or communications") +
+        " of another stream" +
+        (text.empty() ? "" : ", whose last kernel is " + text.substr(0, text.find('\x1f'))));
+  }
+  const auto apart = std::count_if(apart_.begin(), apart_.end(), [](const auto& entry) {
+    return !entry.second.is_joined;
+  });
+  if (apart > 0) {
+    add(std::to_string(apart) + (apart == 1 ? " communication" : " communications") +
+        " that nobody waits for");
+  }
+  return found;
+}
+
 int64_t RecordedGraph::launches() const {
   return std::count_if(steps_.begin(), steps_.end(), [](const GraphStep& step) {
     return step.kind == GraphStep::kLaunch || step.kind == GraphStep::kCall;
@@ -219,6 +243,12 @@ int ps_graph_end(void* handle) {
   close_written_storages(*graph.written);
   if (graph.is_broken) return kCaptureInvalidated;
   return graph.is_joined() ? kSuccess : kCaptureUnjoined;
+}
+// Which work has not come back, in words; empty where all has. Valid until it is asked again.
+const char* ps_graph_unjoined(void* handle) {
+  static auto* text = new std::string;
+  *text = (*static_cast<Handle*>(handle))->unjoined();
+  return text->c_str();
 }
 void ps_graph_delete(void* handle) { delete static_cast<Handle*>(handle); }
 int64_t ps_graph_launches(void* handle) { return (*static_cast<Handle*>(handle))->launches(); }

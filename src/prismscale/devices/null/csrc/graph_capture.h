@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -69,6 +70,7 @@ class RecordedGraph {
   void waited(int branch, const EventState& event);
   void called(int branch, uint32_t call, CallKind kind, uint32_t joins);
   bool is_joined() const;  // all of its work has come back to the first branch
+  std::string unjoined() const;  // which work has not, in words
 
   int64_t launches() const;
   // The number of the next call, and in `stream` where it is made; -1: the replay is over.

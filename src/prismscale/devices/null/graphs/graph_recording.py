@@ -79,6 +79,12 @@ class GraphRecording:
         Captures.under_way = None
         return int(self._library.ps_graph_end(self._handle))
 
+    @property
+    def unjoined(self) -> str:
+        """Work that has not come back to the capture's stream, in words; empty where all has."""
+        text: bytes = self._library.ps_graph_unjoined(self._handle)
+        return text.decode()
+
     def delete(self) -> None:
         """The graph is destroyed."""
         if self._handle is not None:

@@ -122,8 +122,7 @@ class NullGraph:
         error = recording.end()
         self.library.ps_pool_end(device, *pool)
         if error:
-            ops: Any = torch.ops.prismscale_null
-            ops.raise_cuda(error)
+            _raise_cuda(error, recording.unjoined)
         self._is_captured = True
         if recording.n_launches == 0:
             warnings.warn(
@@ -241,6 +240,17 @@ class NullGraph:
         )
 
     begin_capture_to_while_node = begin_capture_to_if_node
+
+
+def _raise_cuda(error: int, unjoined: str) -> None:
+    """The error that CUDA ends a capture with, and what it does not say: which work it is about."""
+    ops: Any = torch.ops.prismscale_null
+    try:
+        ops.raise_cuda(error)
+    except RuntimeError as raised:
+        if unjoined:
+            raised.add_note(f"Not joined to the stream that captures: {unjoined}")
+        raise
 
 
 def _check(holds: bool, message: str) -> None:
