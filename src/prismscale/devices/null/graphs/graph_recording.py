@@ -65,6 +65,8 @@ class GraphRecording:
     def __init__(self, library: ctypes.PyDLL, mode: str) -> None:
         self._library = library
         self._calls: list[Callable[[], None]] = []
+        self._awaited: dict[int, str] = {}
+        """Communications that nobody has waited for so far, and where they were issued."""
         self.device = int(library.ps_current_device())
         self.stream = int(library.ps_current_stream(self.device))
         self._handle = library.ps_graph_begin(self.device, self.stream, MODES.index(mode))
@@ -83,7 +85,7 @@ class GraphRecording:
     def unjoined(self) -> str:
         """Work that has not come back to the capture's stream, in words; empty where all has."""
         text: bytes = self._library.ps_graph_unjoined(self._handle)
-        return text.decode()
+        return "; ".join((text.decode(), *self._awaited.values())) if text else ""
 
     def delete(self) -> None:
         """The graph is destroyed."""
@@ -121,8 +123,11 @@ class GraphRecording:
             self._note(partial(_issue_and_join, communication), _CallKind.IN_ORDER)
             return EmulatedWork(outputs)
         number = self._note(communication.issue, _CallKind.BESIDE)
+        first = batch[0]
+        self._awaited[number] = f"{first.op.name.lower()} of {first.group.name} at {call_site()}"
 
         def joined(_: timedelta | None) -> None:
+            self._awaited.pop(number, None)
             self._note(communication.join, _CallKind.JOIN, number)
 
         return in_flight(batch, joined)
