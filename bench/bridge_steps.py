@@ -11,7 +11,7 @@ no file; recipes do not let it size the model. Routers spread tokens evenly, by 
 words ("we force-balance the token distribution among experts").
 
 DIR is at 067f987, whose recipes have the sizes of the rows that ``bridge_rows.py`` lists. The list
-and the bar were settled before anything of it was run, and no constant was moved for it since. B300
+and the bar were settled before a result was seen, and no constant was moved for it since. B300
 and GB300 are known by their data sheets alone.
 
 The Python of this bench is that of ``scripts/bridge-environment``. Ranks are captured with

@@ -54,7 +54,7 @@ REMARKS = (
     "bench/simumax_records.py, null_programs.py, vtrain_layouts.py and bridge_steps.py recorded "
     "them, with the commit that predicted them (bench/results). Errors, and what others say, are "
     "computed by this command.",
-    "Megatron-Bridge's recipes were listed before any of them was run: all whose sizes are those "
+    "Megatron-Bridge's recipes were listed before a result was seen: all whose sizes are those "
     "of the newest published row, rows with experts of the newest software alone (NeMo 26.06). "
     "No B300 or GB300 was measured: they are known by their data sheets.",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
