@@ -65,8 +65,8 @@ class GraphRecording:
     def __init__(self, library: ctypes.PyDLL, mode: str) -> None:
         self._library = library
         self._calls: list[Callable[[], None]] = []
-        self._awaited: dict[int, str] = {}
-        """Communications that nobody has waited for so far, and where they were issued."""
+        self._awaited: dict[int, Collective] = {}
+        """The first of each batch that nobody has waited for so far."""
         self.device = int(library.ps_current_device())
         self.stream = int(library.ps_current_stream(self.device))
         self._handle = library.ps_graph_begin(self.device, self.stream, MODES.index(mode))
@@ -85,7 +85,12 @@ class GraphRecording:
     def unjoined(self) -> str:
         """Work that has not come back to the capture's stream, in words; empty where all has."""
         text: bytes = self._library.ps_graph_unjoined(self._handle)
-        return "; ".join((text.decode(), *self._awaited.values())) if text else ""
+        if not text:
+            return ""
+        issued = (
+            f"{c.op.name.lower()} of {c.group.name} at {c.site}" for c in self._awaited.values()
+        )
+        return "; ".join((text.decode(), *issued))
 
     def delete(self) -> None:
         """The graph is destroyed."""
@@ -115,7 +120,8 @@ class GraphRecording:
             return answer(batch)
         if blocks_host(batch) or batch[0].group.backend == "gloo":
             _ops().synchronize(self.device)  # raises, as in any capture
-        communication = _Communication(_ghosts_of(batch), answer)
+        ghosts = _ghosts_of(batch)
+        communication = _Communication(ghosts, answer)
         outputs = tuple(tensor for c in batch for tensor in c.outputs)
         for collective in batch:
             self._answer_now(collective)
@@ -123,8 +129,7 @@ class GraphRecording:
             self._note(partial(_issue_and_join, communication), _CallKind.IN_ORDER)
             return EmulatedWork(outputs)
         number = self._note(communication.issue, _CallKind.BESIDE)
-        first = batch[0]
-        self._awaited[number] = f"{first.op.name.lower()} of {first.group.name} at {call_site()}"
+        self._awaited[number] = ghosts[0]
 
         def joined(_: timedelta | None) -> None:
             self._awaited.pop(number, None)

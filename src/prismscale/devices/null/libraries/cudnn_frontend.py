@@ -8,7 +8,7 @@ Transformer Engine 2.18 asks of it and of earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -96,7 +96,7 @@ def weight_gradient(**given: Any) -> Results:
     rows_of = _rows_of_experts(given["offsets_tensor"], a.shape[1] * _packed(a))
     products = [(1, a.shape[0], b.shape[1], rows) for rows in rows_of if rows]
     if products:
-        _launch("wgrad", products, given, [] if out is None else [out])
+        _launch("wgrad", products, given, [out])
     return {"wgrad_tensor": out}
 
 
@@ -107,7 +107,7 @@ def _activated(name: str, given: Mapping[str, Any], *, halves: bool) -> Results:
         "c_tensor": _matrix(rows, inner, given["c_dtype"], given),
         **_quantised("d_tensor", "d_col_tensor", rows, outer, given),
     }
-    _multiply(name, given, inner, [tensor for tensor in made.values() if tensor is not None])
+    _multiply(name, given, inner, made.values())
     return made
 
 
@@ -119,7 +119,7 @@ def _backward(name: str, given: Mapping[str, Any]) -> Results:
         experts = given["padded_offsets"].numel()
         made["dbias_tensor"] = _matrix(experts, outer, torch.bfloat16, given)
     made["dprob_tensor"] = given["dprob_tensor"]
-    _multiply(name, given, _columns(given), [t for t in made.values() if t is not None])
+    _multiply(name, given, _columns(given), made.values())
     return made
 
 
@@ -150,7 +150,9 @@ def _scales(rows: int, columns: int, given: Mapping[str, Any]) -> Tensor:
     return made.permute(3, 4, 1, 5, 2, 0)
 
 
-def _multiply(name: str, given: Mapping[str, Any], columns: int, writes: list[Tensor]) -> None:
+def _multiply(
+    name: str, given: Mapping[str, Any], columns: int, writes: Iterable[Tensor | None]
+) -> None:
     a = given["a_tensor"]
     inner = a.shape[1] * _packed(a)
     rows_of = _rows_of_experts(given["padded_offsets"], _rows(a))
@@ -163,7 +165,7 @@ def _launch(
     name: str,
     products: list[tuple[int, int, int, int]],
     given: Mapping[str, Any],
-    writes: list[Tensor],
+    writes: Iterable[Tensor | None],
 ) -> None:
     a = given["a_tensor"]
     each = {product[1:] for product in products}

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from prismscale.devices.null import value_policy
@@ -47,12 +46,12 @@ def _copy(given: Mapping[str, Any]) -> None:
     _launch(COPY, given, moved, reads=[source], writes=[buffer, *made])
     if heads:
         taken = [head + pages * (place == holder) for place, head in enumerate(heads)]
-        _know(given["new_free_list_head_ptr"], taken)
-    _know(given["spilled_to_host_ptr"], [int(holder != DEVICE)])
+        value_policy.state(given["new_free_list_head_ptr"], taken)
+    value_policy.state(given["spilled_to_host_ptr"], [int(holder != DEVICE)])
     if holder == HOST:
-        _know(given["host_spill_global_ptr"], [1])
+        value_policy.state(given["host_spill_global_ptr"], [1])
     if holder is None:
-        _know(overflow, [1])
+        value_policy.state(overflow, [1])
 
 
 def _holder(given: Mapping[str, Any], heads: Sequence[int], pages: int) -> int | None:
@@ -80,7 +79,7 @@ def _pop(given: Mapping[str, Any]) -> None:
     _launch(POP, given, rows, reads=[buffer], writes=[target, *made])
     if tails:
         given_back = [tail + pages * (place == holder) for place, tail in enumerate(tails)]
-        _know(given["new_free_list_tail_ptr"], given_back)
+        value_policy.state(given["new_free_list_tail_ptr"], given_back)
 
 
 def _launch(
@@ -107,7 +106,3 @@ def _numbers(tensor: Tensor) -> list[int]:
 def _is_set(flag: Tensor) -> bool:
     """Whether a flag is known to be 1."""
     return _numbers(flag) == [1]
-
-
-def _know(tensor: Tensor, values: list[int]) -> None:
-    value_policy.set_known(tensor, torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))

@@ -111,9 +111,10 @@ class HybridEPBuffer:
             )
             # What a program computes from them on the device decides what it does next: one that
             # finds its room too small repeats the step.
-            _know(handle.tokens_per_expert, layout.received_by_expert(1))
-            _know(handle.padded_tokens_per_expert, by_expert)
-            _know(handle.overflow_flag, [int(sum(by_expert) > room)])
+            value_policy.state(handle.tokens_per_expert, layout.received_by_expert(1))
+            value_policy.state(handle.overflow_flag, [int(sum(by_expert) > room)])
+            if non_blocking:
+                value_policy.state(handle.padded_tokens_per_expert, by_expert)
         return handle
 
     def _gathered(self, routing_map: Tensor) -> Tensor:
@@ -259,12 +260,6 @@ def _by_expert(routing_map: Tensor, *, waits: bool) -> list[int]:
     known = None if waits else value_policy.known(counts)
     found: list[int] = (counts if known is None else known).tolist()
     return found
-
-
-def _know(tensor: Tensor, values: list[int]) -> None:
-    """State what a kernel leaves in a tensor on the device."""
-    if tensor.is_cuda:
-        value_policy.set_known(tensor, torch.tensor(values, dtype=tensor.dtype))
 
 
 def _layout_of(handle: HandleImpl) -> TokenLayout:
