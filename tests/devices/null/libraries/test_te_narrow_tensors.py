@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from prismscale.cost.kernel import load_kernel_model
+from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.transformer_engine import make_extension
 from prismscale.devices.null.libraries.transformer_engine.quantized_tensors import fp4_scales
 from prismscale.devices.null.libraries.transformer_engine.versions import installed, is_since
@@ -25,12 +26,15 @@ def _empty(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(sizes, dtype=dtype, device="cuda")
 
 
-def _grouped(rows: int, columns: int) -> SimpleNamespace:
+def _grouped(
+    rows: int, columns: int, rows_of_experts: torch.Tensor | None = None
+) -> SimpleNamespace:
     """What products read of the library's class, unquantized."""
     data = _empty(rows * columns)
     return SimpleNamespace(
         num_tensors=EXPERTS,
         logical_shape=(rows, columns),
+        first_dims=rows_of_experts,
         quantizer=None,
         rowwise_data=data,
         columnwise_data=None,
@@ -73,6 +77,19 @@ def test_a_product_in_one_kernel_has_as_many_rows_for_each_expert(
     expected = ",".join(map(str, (EXPERTS, *extents)))
     assert any(
         f"extents={expected};launches=1;bits=16" in text
+        for text in _signatures("transformer_engine::grouped_gemm")
+    )
+
+
+def test_rows_of_experts_that_are_known_count_instead_of_those_that_have_room() -> None:
+    """A program reserves rows for the worst case; kernels compute those that are filled."""
+    filled = torch.empty(EXPERTS, dtype=torch.int64, device="cuda")
+    value_policy.state(filled, [64, 64, 64, 64])
+    weights = [_empty(WIDTH, HIDDEN) for _ in range(EXPERTS)]
+    product = _grouped(TOKENS, WIDTH, filled)
+    assert _multiply(weights, True, _grouped(TOKENS, HIDDEN, filled), False, product) is product
+    assert any(
+        f"extents={EXPERTS},64,{WIDTH},{HIDDEN};launches=1;bits=16" in text
         for text in _signatures("transformer_engine::grouped_gemm")
     )
 
