@@ -28,6 +28,7 @@ CONFIGS = st.sampled_from(
         AllocatorConfig(max_split_bytes=40 * MIB),
         AllocatorConfig(roundup_power2_divisions=(4,) * 16),
         AllocatorConfig(memory_fraction=0.7),
+        AllocatorConfig(graph_capture_record_stream_reuse=True),
     ]
 )
 
@@ -46,6 +47,12 @@ class CppAllocator:
         self.library = runtime.active().library
         row = settings_row(spec, config)
         self.handle = self.library.ps_replay_new(ctypes.byref(row))
+
+    def work(self, stream: int) -> None:
+        self.library.ps_replay_captured_work(self.handle, stream)
+
+    def wait(self, stream: int, other: int) -> None:
+        self.library.ps_replay_captured_wait(self.handle, stream, other)
 
     def malloc(self, size: int, stream: int) -> int:
         block = self.library.ps_replay_malloc(self.handle, size, stream)
@@ -101,6 +108,10 @@ def replay(
             allocator.free(live.pop(number % len(live)))
         elif kind == "use" and live:
             allocator.record_stream(live[number % len(live)], stream)
+        elif kind == "work":
+            allocator.work(stream)
+        elif kind == "wait":
+            allocator.wait(stream, number)
         elif kind == "begin":
             seen.append(allocator.begin_pool(number, stream))
             open_pools |= {number} if seen[-1] else set()

@@ -11,6 +11,9 @@ Torch's rules (``c10/cuda/CUDACachingAllocator``, torch 2.15), on top of those i
    when no block of theirs is left. Pools that are held give back nothing.
 4. During a capture no event is recorded or asked for. A block that is freed then, and was used on
    other streams, waits for the end of the capture; uses during the capture do not count.
+   With ``graph_capture_record_stream_reuse`` it may end its wait earlier: when its own stream
+   allocates, and the graph's last nodes of all streams that used it, as it was freed, come before
+   what that stream does next. A stream without a node in the graph leaves it to the end.
 5. During a capture memory is not given back to make room, and giving back by hand spares all
    but freeable pools.
 """
@@ -95,7 +98,9 @@ class PoolingAllocator:
         self._routes: list[tuple[int, int]] = []
         self._owner: dict[Block, _Part] = {}
         self._captured_uses: dict[Block, set[int]] = {}
-        self._deferred: list[Block] = []
+        self._deferred: list[tuple[Block, set[int]]] = []
+        self._before: dict[int, set[int]] = {}
+        self._n_nodes = 0
         self._uses: list[_Use] = []
         self._now = self._done = 0
 
@@ -127,10 +132,23 @@ class PoolingAllocator:
         part.use_count -= 1
         return True
 
+    def work(self, stream: int) -> None:
+        """A node of ``stream`` in the graph that is captured."""
+        self._before.setdefault(stream, set()).add(self._n_nodes)
+        self._n_nodes += 1
+
+    def wait(self, stream: int, other: int) -> None:
+        """What ``stream`` does next comes after all of ``other`` so far."""
+        before = self._before.get(other, set())
+        if before:
+            self._before.setdefault(stream, set()).update(before)
+
     def malloc(self, requested: int, stream: int) -> Block:
         """A block for ``stream``; raises OutOfMemory."""
         if not self._routes:
             self._reclaim(everything=False)
+        elif self.config.graph_capture_record_stream_reuse:
+            self._reuse_in_capture(stream)
         latest = (pool for pool, routed in reversed(self._routes) if routed == stream)
         pool = next(latest, None)
         part = self._default if pool is None else self._pools[pool]
@@ -152,7 +170,7 @@ class PoolingAllocator:
         if not block.used_on:
             self._owner[block]._make_idle(block)
         elif self._routes:
-            self._deferred.append(block)
+            self._deferred.append((block, self._uses_of(block)))
         else:
             self._wait_for_uses(block)
 
@@ -186,9 +204,25 @@ class PoolingAllocator:
             self._uses.append(_Use(stream, block, self._now))
         block.used_on.clear()
 
+    def _uses_of(self, block: Block) -> set[int]:
+        """Nodes that come before the end of all uses; empty where a stream has none."""
+        uses = [self._before.get(stream, set()) for stream in (block.stream, *block.used_on)]
+        return set().union(*uses) if all(uses) else set()
+
+    def _reuse_in_capture(self, stream: int) -> None:
+        before = self._before.get(stream, set())
+        waiting, self._deferred = self._deferred, []
+        for block, uses in waiting:
+            if block.stream != stream or not uses or not uses <= before:
+                self._deferred.append((block, uses))
+                continue
+            block.used_on.clear()
+            self._captured_uses.pop(block, None)
+            self._owner[block]._make_idle(block)
+
     def _reclaim(self, *, everything: bool) -> None:
         deferred, self._deferred = self._deferred, []
-        for block in deferred:
+        for block, _ in deferred:
             block.used_on -= self._captured_uses.pop(block, set())
             self._wait_for_uses(block)
             if block.pending == 0:

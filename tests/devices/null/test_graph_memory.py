@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -78,6 +79,41 @@ def test_workspaces_of_a_capture_lie_in_its_pool(empty: int) -> None:
     torch._C._cuda_clearCublasWorkspaces()
     owners = {s["segment_pool_id"] for s in torch.cuda.memory_snapshot() if s["allocated_size"]}
     assert graph.pool() not in owners
+
+
+@pytest.fixture
+def reuses(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether captures reuse what other streams are through with."""
+    setting = "graph_capture_record_stream_reuse:"
+    torch._C._accelerator_setAllocatorSettings(f"{setting}{request.param}")
+    yield request.param
+    torch._C._accelerator_setAllocatorSettings(f"{setting}False")
+
+
+@pytest.mark.parametrize("reuses", [False, True], indirect=True)
+def test_a_capture_reuses_what_another_stream_used_once_that_is_joined(
+    empty: int, *, reuses: bool
+) -> None:
+    """Only where PYTORCH_ALLOC_CONF asks for it; else such memory waits for the capture's end."""
+    side, kept = torch.cuda.Stream(), []
+
+    def run() -> None:
+        first = buffer()
+        address = first.data_ptr()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            first.add_(1)
+        first.record_stream(side)
+        del first
+        kept.append(buffer())
+        assert kept[0].data_ptr() != address
+        torch.cuda.current_stream().wait_stream(side)
+        kept.append(buffer())
+        assert (kept[1].data_ptr() == address) == reuses
+
+    graph = capture(run)
+    assert held() == empty + (2 if reuses else 3) * SIZE
+    del graph
 
 
 def test_graphs_of_a_device_share_two_words_of_random_state(empty: int) -> None:

@@ -31,6 +31,8 @@ STEPS = st.lists(
         st.tuples(st.just("begin"), POOL_IDS, STREAMS),
         st.tuples(st.just("end"), POOL_IDS, st.just(0)),
         st.tuples(st.just("release"), POOL_IDS, st.just(0)),
+        st.tuples(st.just("work"), st.just(0), STREAMS),
+        st.tuples(st.just("wait"), STREAMS, STREAMS),
         st.tuples(st.just("synchronize"), st.just(0), st.just(0)),
         st.tuples(st.just("empty"), st.just(0), st.just(0)),
     ),

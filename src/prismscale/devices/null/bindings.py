@@ -32,6 +32,7 @@ class SettingsRow(ctypes.Structure):
         ("max_non_split_rounding_bytes", c_int64),
         ("large_segment_bytes", c_int64),
         ("expandable_segments", c_int64),
+        ("graph_capture_record_stream_reuse", c_int64),
         ("multiprocessors", c_int64),
         ("roundup_power2_divisions", c_int64 * 16),
         ("garbage_collection_threshold", c_double),
@@ -197,6 +198,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_replay_empty_cache": (None, (c_void_p, c_uint64)),
     "ps_replay_begin_pool": (c_int, (c_void_p, c_uint64, c_int64)),
     "ps_replay_end_pool": (c_int, (c_void_p, c_uint64)),
+    "ps_replay_captured_work": (None, (c_void_p, c_int64)),
+    "ps_replay_captured_wait": (None, (c_void_p, c_int64, c_int64)),
     "ps_replay_release_pool": (c_int, (c_void_p, c_uint64)),
     "ps_replay_stats": (None, (c_void_p, c_void_p)),
 }

@@ -66,6 +66,7 @@ bool CachingAllocator::counts_searches() const {
 
 Block* CachingAllocator::malloc(size_t bytes, int64_t stream) {
   process_events();
+  reuse_in_capture(stream);
   const size_t size = round_size(bytes);
   Request request{size, segment_bytes_for(bytes), stream, &pool_for(size, stream)};
   Block* block = find_cached(request);
@@ -216,7 +217,7 @@ void CachingAllocator::free(Block* block) {
   if (block->used_on.empty()) {
     make_idle(block);
   } else if (captures_ > 0) {
-    deferred_.push_back(block);
+    deferred_.push_back({block, last_uses(*block)});
   } else {
     insert_events(block);
   }

@@ -64,14 +64,20 @@ struct AllocatorConfig {
   double garbage_collection_threshold = 0.0;
   double memory_fraction = 0.0;  // 0: no limit was set
   bool expandable_segments = false;
+  bool graph_capture_record_stream_reuse = false;
   std::vector<size_t> roundup_power2_divisions;  // indexed by log2(size in MiB); empty: no rounding
 };
+
+// How much of each stream's work in a graph comes before a point of the capture; empty: none does.
+using CapturePoint = std::vector<uint32_t>;
 
 // When has a stream finished what was enqueued on it up to now? The device knows; the model asks.
 struct StreamProgress {
   virtual ~StreamProgress() = default;
   virtual uint64_t ticket(int64_t stream) = 0;
   virtual bool passed(int64_t stream, uint64_t ticket) = 0;
+  // What comes before the next work of this stream in the graph that it is captured in.
+  virtual CapturePoint captured(int64_t stream) = 0;
 };
 
 enum class MemoryAction : int16_t {
@@ -190,7 +196,7 @@ class CachingAllocator {
   const std::map<PoolId, StatByPool>& reserved_by_pool() const { return reserved_by_pool_; }
   size_t private_bytes() const;  // allocated in private pools
   // While a graph is captured events can be neither recorded nor asked: what waits for other streams
-  // waits for its end, too.
+  // waits for its end, too, unless the graph itself orders them (graph_capture_record_stream_reuse).
   void capture_begins() { captures_ += 1; }
   void capture_ends() { captures_ -= 1; }
 
@@ -206,6 +212,8 @@ class CachingAllocator {
   Block* find_in_opted_pools(const Request& request);
   void release_freeable_pools(PoolId id);
   void insert_deferred_events();
+  CapturePoint last_uses(const Block& block);
+  void reuse_in_capture(int64_t stream);
   size_t round_size(size_t bytes) const;
   size_t allowed_bytes() const;
   bool counts_searches() const;
@@ -258,7 +266,11 @@ class CachingAllocator {
   std::map<PoolId, StatByPool> reserved_by_pool_;
   std::set<PoolId> freeable_;  // of pools_: those that nobody holds
   std::vector<std::pair<PoolId, TakesFrom>> routes_;  // the latest last, and it goes first
-  std::vector<Block*> deferred_;  // freed in a capture, used on other streams
+  struct Deferred {
+    Block* block;
+    CapturePoint uses;  // all of them come before what comes after this; empty: no such point
+  };
+  std::vector<Deferred> deferred_;  // freed in a capture, used on other streams
   int captures_ = 0;
   std::vector<Block*> all_;  // in no order: blocks split, merge and move far more often than anybody asks
   std::map<int64_t, std::deque<std::pair<uint64_t, Block*>>> events_;

@@ -115,14 +115,46 @@ void CachingAllocator::release_freeable_pools(PoolId id) {
 // Uses on streams of a capture need no event: they are over when the graph is, and a free after that
 // comes behind it.
 void CachingAllocator::insert_deferred_events() {
-  std::vector<Block*> blocks;
-  blocks.swap(deferred_);
-  for (Block* block : blocks) {
+  std::vector<Deferred> deferred;
+  deferred.swap(deferred_);
+  for (const auto& [block, uses] : deferred) {
     for (const int64_t stream : block->used_in_capture) block->used_on.erase(stream);
     block->used_in_capture.clear();
     insert_events(block);
     if (block->pending_events == 0) make_idle(block);
   }
+}
+
+// The point of a capture that comes after what all streams did with the block.
+CapturePoint CachingAllocator::last_uses(const Block& block) {
+  if (!config_.graph_capture_record_stream_reuse) return {};
+  CapturePoint uses = progress_->captured(block.stream);
+  for (const int64_t stream : block.used_on) {
+    const CapturePoint other = progress_->captured(stream);
+    if (uses.empty() || other.empty()) return {};
+    uses.resize(std::max(uses.size(), other.size()));
+    for (size_t i = 0; i < other.size(); ++i) uses[i] = std::max(uses[i], other[i]);
+  }
+  return uses;
+}
+
+// What other streams are through with before this one's next work is free for that work.
+void CachingAllocator::reuse_in_capture(int64_t stream) {
+  if (captures_ == 0 || deferred_.empty() || !config_.graph_capture_record_stream_reuse) return;
+  const CapturePoint here = progress_->captured(stream);
+  std::erase_if(deferred_, [&](const Deferred& deferred) {
+    Block* block = deferred.block;
+    if (block->stream != stream || deferred.uses.empty() || deferred.uses.size() > here.size()) {
+      return false;
+    }
+    for (size_t i = 0; i < deferred.uses.size(); ++i) {
+      if (deferred.uses[i] > here[i]) return false;
+    }
+    block->used_on.clear();
+    block->used_in_capture.clear();
+    make_idle(block);
+    return true;
+  });
 }
 
 }  // namespace prismscale

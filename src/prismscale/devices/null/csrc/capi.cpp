@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "cuda_ops.h"  // generated at build time from torch's operator list
@@ -29,6 +30,7 @@ DeviceSettings to_settings(const SettingsRow& row) {
   config.max_non_split_rounding_bytes = static_cast<size_t>(row.max_non_split_rounding_bytes);
   config.large_segment_bytes = static_cast<size_t>(row.large_segment_bytes);
   config.expandable_segments = row.expandable_segments != 0;
+  config.graph_capture_record_stream_reuse = row.graph_capture_record_stream_reuse != 0;
   config.garbage_collection_threshold = row.garbage_collection_threshold;
   config.memory_fraction = row.memory_fraction;
   for (const int64_t divisions : row.roundup_power2_divisions) {
@@ -42,7 +44,23 @@ DeviceSettings to_settings(const SettingsRow& row) {
 struct ManualProgress final : StreamProgress {
   uint64_t ticket(int64_t) override { return issued; }
   bool passed(int64_t, uint64_t ticket) override { return ticket < completed; }
+  CapturePoint captured(int64_t stream) override { return points[stream]; }
+  // A kernel in the graph that is captured.
+  void work(int64_t stream) {
+    CapturePoint& point = points[stream];
+    const auto index = static_cast<size_t>(stream);
+    point.resize(std::max(point.size(), index + 1));
+    point[index] += 1;
+  }
+  // What the stream does from now on comes after what the other one has done.
+  void wait(int64_t stream, int64_t other) {
+    CapturePoint& point = points[stream];
+    const CapturePoint& before = points[other];
+    point.resize(std::max(point.size(), before.size()));
+    for (size_t i = 0; i < before.size(); ++i) point[i] = std::max(point[i], before[i]);
+  }
   uint64_t issued = 0, completed = 0;
+  std::map<int64_t, CapturePoint> points;
 };
 
 // An allocator by itself, for replaying alloc/free events without tensors.
@@ -288,6 +306,12 @@ int ps_replay_end_pool(void* replay, uint64_t pool) {
   if (!allocator.end_pool({pool, 0})) return 0;
   allocator.capture_ends();
   return 1;
+}
+void ps_replay_captured_work(void* replay, int64_t stream) {
+  static_cast<Replay*>(replay)->progress.work(stream);
+}
+void ps_replay_captured_wait(void* replay, int64_t stream, int64_t other) {
+  static_cast<Replay*>(replay)->progress.wait(stream, other);
 }
 int ps_replay_release_pool(void* replay, uint64_t pool) {
   return static_cast<Replay*>(replay)->allocator.release_pool({pool, 0});

@@ -53,7 +53,7 @@ struct MemoryRow {
 struct SettingsRow {
   int64_t devices, total_bytes, outside_bytes, blas_workspace_bytes;
   int64_t max_split_bytes, max_non_split_rounding_bytes, large_segment_bytes;
-  int64_t expandable_segments, multiprocessors;
+  int64_t expandable_segments, graph_capture_record_stream_reuse, multiprocessors;
   int64_t roundup_power2_divisions[16];
   double garbage_collection_threshold, memory_fraction;
 };

@@ -104,6 +104,7 @@ class Device : public StreamProgress {
 
   uint64_t ticket(int64_t stream) override;
   bool passed(int64_t stream, uint64_t ticket) override;
+  CapturePoint captured(int64_t stream) override;
 
  private:
   struct StreamState {

@@ -54,12 +54,16 @@ bool Device::called(int64_t stream, uint32_t call, CallKind kind, uint32_t joins
   return place >= 0;
 }
 
+CapturePoint Device::captured(int64_t stream) {
+  const int branch = streams_[static_cast<size_t>(stream)].branch;
+  return graph_ && branch >= 0 ? graph_->point(branch) : CapturePoint();
+}
+
 bool Device::begin_pool_of_capture(PoolId id) {
   std::lock_guard<std::mutex> lock(mutex_);
   return allocator_->begin_pool(
       id, [this](int64_t stream) { return streams_[static_cast<size_t>(stream)].branch >= 0; });
 }
-
 
 int64_t Device::launch_graph(int64_t stream, uint32_t signature, int64_t host_ns) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -135,6 +135,12 @@ void RecordedGraph::called(int branch, uint32_t call, CallKind kind, uint32_t jo
   steps_.push_back({GraphStep::kCall, static_cast<uint8_t>(branch), call, 0});
 }
 
+CapturePoint RecordedGraph::point(int branch) const {
+  const Clock& clock = clocks_[static_cast<size_t>(branch)];
+  const bool comes_first = std::ranges::all_of(clock, [](uint32_t n) { return n == 0; });
+  return comes_first ? CapturePoint() : CapturePoint(clock.begin(), clock.end());
+}
+
 bool RecordedGraph::is_joined() const {
   for (size_t i = 1; i < clocks_.size(); ++i) {
     if (clocks_[0][i] < clocks_[i][i]) return false;

@@ -69,6 +69,7 @@ class RecordedGraph {
   void recorded(int branch, EventState& event);
   void waited(int branch, const EventState& event);
   void called(int branch, uint32_t call, CallKind kind, uint32_t joins);
+  CapturePoint point(int branch) const;  // empty while nothing comes before
   bool is_joined() const;  // all of its work has come back to the first branch
   std::string unjoined() const;  // which work has not, in words
 

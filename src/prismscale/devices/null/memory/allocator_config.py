@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prismscale.errors import UsageError, did_you_mean
@@ -13,7 +14,6 @@ MIB = 1 << 20
 # Settings of torch that have no bearing on which bytes are held: accepted, not modelled.
 _NEUTRAL_KEYS = (
     "backend",
-    "graph_capture_record_stream_reuse",
     "pinned_max_cached_size_mb",
     "pinned_max_round_threshold_mb",
     "pinned_num_register_threads",
@@ -26,6 +26,7 @@ _NEUTRAL_KEYS = (
 _KEYS = (
     "expandable_segments",
     "garbage_collection_threshold",
+    "graph_capture_record_stream_reuse",
     "large_segment_size_mb",
     "max_non_split_rounding_mb",
     "max_split_size_mb",
@@ -48,6 +49,7 @@ class AllocatorConfig:
     garbage_collection_threshold: float = 0.0
     memory_fraction: float = 0.0
     expandable_segments: bool = False
+    graph_capture_record_stream_reuse: bool = False
     roundup_power2_divisions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -109,9 +111,14 @@ def parse_config(text: str) -> AllocatorConfig:
         large_segment_bytes=int(number("large_segment_size_mb", 20) * MIB),
         garbage_collection_threshold=number("garbage_collection_threshold", 0.0),
         memory_fraction=number("per_process_memory_fraction", 0.0),
-        expandable_segments=values.get("expandable_segments", "False") in ("True", "true", "1"),
+        expandable_segments=_is_set(values, "expandable_segments"),
+        graph_capture_record_stream_reuse=_is_set(values, "graph_capture_record_stream_reuse"),
         roundup_power2_divisions=_divisions(values.get("roundup_power2_divisions", "")),
     )
+
+
+def _is_set(values: Mapping[str, str], key: str) -> bool:
+    return values.get(key, "False") in ("True", "true", "1")
 
 
 def _divisions(value: str) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ def settings_row(spec: NullDeviceSpec, config: AllocatorConfig) -> bindings.Sett
         max_non_split_rounding_bytes=config.max_non_split_rounding_bytes,
         large_segment_bytes=config.large_segment_bytes,
         expandable_segments=int(config.expandable_segments),
+        graph_capture_record_stream_reuse=int(config.graph_capture_record_stream_reuse),
         multiprocessors=spec.multi_processor_count,
         roundup_power2_divisions=(ctypes.c_int64 * 16)(*config.roundup_power2_divisions),
         garbage_collection_threshold=config.garbage_collection_threshold,
