@@ -33,6 +33,25 @@ for step in range(8):
         kept.append(torch.empty(1 << 20, device="cuda"))
 """
 """Each step communicates once more."""
+BROKEN_OFF = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+side = torch.cuda.Stream()
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.ones(8, device="cuda").neg_()
+    torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+    torch.cuda.current_stream().wait_stream(side)
+weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for _ in range(3):
+    weight.sum().backward()
+    optimizer.step()
+"""
+"""Runs out of memory within a capture, the end of which then raises an error of its own."""
 TORCHRUN = ("--nnodes", "1", "--nproc-per-node", str(WORLD))
 
 
@@ -124,6 +143,16 @@ def test_what_does_not_fit_ends_with_4(script: Path, tmp_path: Path) -> None:
     done = fit(tmp_path, script, "--eat", 100)
 
     assert done.code == 4
+    assert "does not fit" in done.err
+
+
+def test_running_out_of_memory_is_told_whatever_the_program_dies_of_then(tmp_path: Path) -> None:
+    """The capture's end raises: it has unjoined work."""
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN_OFF)
+    done = fit(tmp_path, script)
+
+    assert done.code == 4, done.err
     assert "does not fit" in done.err
 
 

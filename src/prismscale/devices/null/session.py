@@ -90,12 +90,14 @@ class NullEmulation:
         with answering_time(library.ps_host_time_ns, library.ps_advance_host), self._saves.active():
             try:
                 yield
-            except (torch.OutOfMemoryError, DistBackendError) as error:
-                error.add_note(self._occupants())
-                raise
-            except ModuleNotFoundError as error:
-                custom_kernels.explain_missing(error)
-                self._runtime.stand_ins.explain_missing(error)
+            except Exception as error:
+                cause = _ran_out_of_memory(error)
+                if cause is not None:
+                    cause.add_note(self._occupants())
+                    raise cause from None
+                if isinstance(error, ModuleNotFoundError):
+                    custom_kernels.explain_missing(error)
+                    self._runtime.stand_ins.explain_missing(error)
                 raise
 
     def optimizer_ended(self) -> None:
@@ -140,3 +142,12 @@ class NullEmulation:
         )
         head = f"Out of memory {when}. What held the memory of this GPU:"
         return "\n".join([head, *occupants(library, library.ps_current_device())])
+
+
+def _ran_out_of_memory(error: BaseException) -> BaseException | None:
+    """What the program died of, if that is memory: ``error``, or what was handled as it was raised.
+    The end of a graph's capture, for one, raises in place of what broke it off."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, (torch.OutOfMemoryError, DistBackendError)):
+        found = found.__context__
+    return found
