@@ -71,6 +71,8 @@ for _ in range(20):
     graph.replay()
     print("loss", flush=True)
 """
+WARMED_UP = GRAPHED.replace("    step()\ngraph", "    for _ in range(3):\n        step()\ngraph")
+"""The fourth step is captured, as in Megatron-LM."""
 EATER = """
 import torch
 held = [torch.empty(2**33, dtype=torch.uint8, device="cuda") for _ in range(40)]
@@ -256,5 +258,38 @@ def test_a_live_rank_of_a_graph_observes_what_was_predicted(tmp_path: Path) -> N
     done = prismscale("run", *options, "--out", tmp_path / "run", program)
     assert done.code == 0, done.err
     found = results(tmp_path / "run")
+    (live,) = found["live"]
+    assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)
+
+
+@pytest.mark.parametrize("watched_steps", [0, 12])
+def test_steps_before_a_graph_are_warm_up(
+    watched_steps: int, of_a_graph: RankTrace, tmp_path: Path
+) -> None:
+    """However equal they are: the step is a replay, memory that of the graph, and the capture comes
+    once. A rank that is not watched waits for a graph that the program has made ready for."""
+    asked = "graphsafe = torch.cuda.default_generators[0].graphsafe_get_state()\n"
+    program = WARMED_UP.replace("data =", (asked if not watched_steps else "") + "data =")
+    one = replace(spec(tmp_path, "null", program), watched_steps=watched_steps)
+    runner = CaptureRunner(spec=one, logs=tmp_path / "logs")
+    runner.capture([1])
+    trace = runner.traces[1]
+    lane_N = trace.lane_N[trace.n_prologue :]
+    assert trace.body_ns_SB[0][lane_N == 0].sum() < 10_000
+    assert trace.facts.unusual_steps == 0
+    assert trace.facts.calls_in_prologue > 3
+    assert trace.memory is not None
+    assert of_a_graph.memory is not None
+    assert trace.memory.reserved_bytes == of_a_graph.memory.reserved_bytes
+
+
+def test_a_live_rank_replays_the_graph_that_it_captured_later(tmp_path: Path) -> None:
+    """Its steps are those of the prediction, and no event is told of."""
+    program = spec(tmp_path, "null", WARMED_UP).target
+    options = ("--device", "null", "--world-size", 2, "--live", "1", "--steps", 3)
+    done = prismscale("run", *options, "--out", tmp_path / "run", program)
+    assert done.code == 0, done.err
+    found = results(tmp_path / "run")
+    assert not found["events"]
     (live,) = found["live"]
     assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)

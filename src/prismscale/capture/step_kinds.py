@@ -69,25 +69,28 @@ def steps_of(stream: NodeStream) -> list[Step]:
     return steps
 
 
-def ordinary_kind(stream: NodeStream, steps: Sequence[Step], equal: int) -> str | None:
+def ordinary_kind(
+    stream: NodeStream, steps: Sequence[Step], equal: int, warm_up: int = 0
+) -> str | None:
     """The ordinary kind, once the program has settled; None before.
 
     It has when ``equal`` steps in a row were equal, edges included, and as far back as these reach
     (see :attr:`NodeStream.reaches`); when kinds have followed each other twice in one pattern, as
     where a program logs every second step; or when one has come :data:`OFTEN` times among others,
-    as where it also evaluates every fifth.
+    as where it also evaluates every fifth. The first ``warm_up`` steps do not count.
     """
-    if len(stream.marks) % calls_per_step(stream.owners) or len(steps) < 2:
+    counted = steps[warm_up:]
+    if len(stream.marks) % calls_per_step(stream.owners) or len(counted) < 2:
         return None
-    if _settled(stream, steps, equal):
+    if _settled(stream, steps, equal, warm_up):
         return steps[-1].kind
-    for length in range(2, min(LONGEST_PATTERN, len(steps) // 2) + 1):
-        last, before = steps[-length:], steps[-2 * length : -length]
+    for length in range(2, min(LONGEST_PATTERN, len(counted) // 2) + 1):
+        last, before = counted[-length:], counted[-2 * length : -length]
         kinds = [s.kind for s in last]
         # Steps of one kind whose edges still differ have not settled.
         if len(set(kinds)) > 1 and kinds == [s.kind for s in before]:
             return most_ordinary(last)
-    later = steps[1:]
+    later = counted if warm_up else counted[1:]
     kind = most_ordinary(later)
     others = {s.kind for s in later[-LONGEST_PATTERN:]} - {kind}
     return kind if others and sum(s.kind == kind for s in later) >= OFTEN else None
@@ -100,9 +103,9 @@ def most_ordinary(steps: Sequence[Step]) -> str:
     return min(counts, key=lambda kind: (-counts[kind], sizes[kind]))
 
 
-def _settled(stream: NodeStream, steps: Sequence[Step], equal: int) -> bool:
+def _settled(stream: NodeStream, steps: Sequence[Step], equal: int, warm_up: int) -> bool:
     run = 1
-    while run < len(steps) and steps[-run - 1].signature == steps[-1].signature:
+    while run < len(steps) - warm_up and steps[-run - 1].signature == steps[-1].signature:
         run += 1
     calls = calls_per_step(stream.owners)
     reach = min(stream.reaches[-calls:])

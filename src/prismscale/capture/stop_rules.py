@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from prismscale.capture.graph_warm_up import GraphWarmUp
 from prismscale.capture.node_stream import NodeStream, Sample
 from prismscale.capture.recorder import Recorder
 from prismscale.capture.step_kinds import (
@@ -43,6 +44,8 @@ class Ordinary:
     """All whole steps."""
     calls: int
     """Optimizer calls of a step."""
+    warm_up: int = 0
+    """Steps that the program made before it trained by CUDA graphs."""
 
     def parts(self) -> list[Sample]:
         """:attr:`samples` as parts of the stream."""
@@ -57,6 +60,7 @@ class Ordinary:
     def unusual(self) -> list[Step]:
         """Steps of other kinds since the first ordinary one."""
         first = next(s.number for s in self.steps if s.kind == self.kind)
+        first = max(first, self.warm_up)
         return [s for s in self.steps if s.kind != self.kind and s.number > first]
 
 
@@ -85,7 +89,8 @@ class CaptureControl:
     Steps that are timed come after memory tracking, which slows them. Where time is modelled every
     step takes the same: the one that settled is enough, and a rank that has done what another did
     up to there (see :mod:`prismscale.capture.witness`) ends a step earlier still. There a rank may
-    be watched for some steps more, to see what happens only now and then.
+    be watched for some steps more, to see what happens only now and then. It is looked at anew, its
+    memory too, when it captures a CUDA graph after its first steps.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class CaptureControl:
         self._watched_steps = watched_steps
         self._least_steps = least_steps
         self._samples = samples if emulation is None else 1
+        self._graphs = GraphWarmUp(emulation)
         self._kind: str | None = None
         self._settled_at = 0
         """Steps of the program when it had settled."""
@@ -129,36 +135,47 @@ class CaptureControl:
         self._recorder.optimizer_ended(optimizer)
         if self._emulation is not None:
             self._emulation.optimizer_ended()
+        stream = self._recorder.stream
+        calls = calls_per_step(stream.owners)
+        if self.memory_record is None:
+            self._memory.step_ended()
+        if self._graphs.ended(len(stream.marks), calls):
+            self._kind = None
         if self._kind is None:
-            self._until_settled()
+            self._until_settled(calls)
         elif self._has_shown_enough():
+            self.end_memory()
             raise StopProgram
+        # Of a graph that may still be captured memory is followed, too.
+        if self._kind is not None and not self._graphs.may_come(len(stream.marks) // calls):
+            self.end_memory()
         self._recorder.resume()
 
-    def _until_settled(self) -> None:
+    def _until_settled(self, calls: int) -> None:
         stream = self._recorder.stream
-        self._memory.step_ended()
         if self._witness is not None:
             self.followed = self._witness.recognise(stream, self._recorder.groups)
         if self.followed is not None:
             raise StopProgram
-        if self._is_memory_known():
+        steps = steps_of(stream)
+        if self._graphs.is_to_come(len(steps)):
+            return
+        if self._is_memory_known(calls):
             self.end_memory()
             raise StopProgram
-        steps = steps_of(stream)
         if len(stream.marks) > SETTLED:
-            self._kind = ordinary_kind(stream, steps, SETTLED)
+            self._kind = ordinary_kind(stream, steps, SETTLED, self._graphs.steps(calls))
         if self._kind is not None:
-            self.end_memory()
             self._settled_at = len(steps)
             if self._emulation is not None and self._has_shown_enough():
+                self.end_memory()
                 raise StopProgram
 
-    def _is_memory_known(self) -> bool:
+    def _is_memory_known(self, calls: int) -> bool:
         """Whether memory alone is asked for, and repeats: steps may differ in what they do."""
         if self._least_steps > 1 or self._emulation is None:
             return False
-        return self._emulation.memory.repeats(calls_per_step(self._recorder.stream.owners))
+        return self._emulation.memory.repeats(calls)
 
     def _has_shown_enough(self) -> bool:
         stream = self._recorder.stream
@@ -188,9 +205,12 @@ class CaptureControl:
             UsageError: the program did not repeat itself.
         """
         stream = self._recorder.stream
-        steps = steps_of(stream)
-        kind = self._kind or _kind_at_the_end(steps, stream, self._least_steps)
-        alike = [s for s in steps if s.kind == kind]
+        steps, calls = steps_of(stream), calls_per_step(stream.owners)
+        warm_up = self._graphs.steps(calls)
+        # A program that ends with its warm-up has shown nothing else.
+        warm_up = warm_up if len(steps) - warm_up >= SETTLED else 0
+        kind = self._kind or _kind_at_the_end(steps[warm_up:], stream, self._least_steps)
+        alike = [s for s in steps[warm_up:] if s.kind == kind]
         # Steps after it were watched for unusual ones only.
         if self._emulation is not None and self._settled_at:
             alike = [s for s in alike if s.number <= self._settled_at]
@@ -200,7 +220,8 @@ class CaptureControl:
             kind=kind,
             samples=tuple(alike[-self._samples :]),
             steps=tuple(steps),
-            calls=calls_per_step(stream.owners),
+            calls=calls,
+            warm_up=warm_up,
         )
 
 

@@ -154,6 +154,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_graph_launches": (c_int64, (c_void_p,)),
     "ps_graph_replay": (c_int64, (c_void_p, _IntPointer)),
     "ps_graph_call": (c_int, (c_int, c_int64, c_uint32, c_int, c_uint32)),
+    "ps_has_graph_states": (c_int, ()),
     "ps_is_capturing": (c_int, (c_int, c_int64)),
     "ps_free_bytes": (c_int64, (c_int,)),
     "ps_set_memory_fraction": (None, (c_int, c_double)),

@@ -17,6 +17,7 @@ from prismscale.devices.null import custom_kernels, symmetric_memory
 from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.gpus import target_gpu
+from prismscale.devices.null.graphs.null_graph import NullGraph
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.libraries.stand_in import from_file
 from prismscale.devices.null.memory.oom_report import occupants
@@ -112,6 +113,16 @@ class NullEmulation:
         return ValuePolicy(
             routing=loads, routing_of_ranks=routing.of_ranks, routing_exponent=routing.exponent
         )
+
+    @property
+    def n_graphs(self) -> int:
+        """CUDA graphs that this process has captured."""
+        return NullGraph.n_captured
+
+    @property
+    def prepares_graphs(self) -> bool:
+        """Whether the program keeps random state that graphs can take up."""
+        return bool(self.library.ps_has_graph_states())
 
     def save(self, path: Path, first: int, stop: int) -> None:
         """Write the kernels of the step that the optimizer calls ``[first, stop)`` end, the values

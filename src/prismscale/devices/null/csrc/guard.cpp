@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <torch/headeronly/version.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -117,6 +118,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 // Seed and offset of a Philox generator; its state is 16 bytes, as DTensor's RNG tracker expects.
+// Whether anybody has taken hold of a generator's state as graphs do.
+std::atomic<bool> g_has_graph_states{false};
+
 struct NullGenerator final : c10::GeneratorImpl {
   explicit NullGenerator(DeviceIndex index)
       : GeneratorImpl(c10::Device(DeviceType::CUDA, index),
@@ -148,6 +152,7 @@ struct NullGenerator final : c10::GeneratorImpl {
     state_ = null_generator->state_;
   }
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    g_has_graph_states = true;
     auto same = c10::make_intrusive<NullGenerator>(device().index());
     same->state_ = state_;
     return same;
@@ -299,6 +304,10 @@ void install_hooks() {
 void install_guard() {
   static auto* guard = new Guard();
   c10::impl::registerDeviceGuard(DeviceType::CUDA, guard);
+}
+
+extern "C" __attribute__((visibility("default"))) int ps_has_graph_states() {
+  return g_has_graph_states ? 1 : 0;
 }
 
 }  // namespace prismscale

@@ -65,6 +65,7 @@ class NullGraph:
 
     library: ClassVar[ctypes.PyDLL]
     capturing: ClassVar[NullGraph | None] = None
+    n_captured: ClassVar[int] = 0
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._held = _Resources(self.library)
@@ -124,6 +125,7 @@ class NullGraph:
         if error:
             _raise_cuda(error, recording.unjoined)
         self._is_captured = True
+        NullGraph.n_captured += 1
         if recording.n_launches == 0:
             warnings.warn(
                 "The CUDA Graph is empty. This usually means that the graph was attempted to be "
