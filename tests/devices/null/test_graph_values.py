@@ -20,15 +20,34 @@ def on_the_default_stream() -> None:
     torch.cuda.set_stream(torch.cuda.default_stream())
 
 
-def test_what_is_made_of_a_graphs_inputs_is_not_known() -> None:
-    """They are others at each replay; what a graph only reads stays known."""
+def test_what_is_made_of_inputs_is_known_while_they_are_what_they_were() -> None:
+    """The capture ran nothing; what a graph only reads stays known."""
     source, target = torch.full((4,), 3.0, device="cuda"), torch.zeros(4, device="cuda")
     graph = capture(lambda: target.add_(source))
-    target.zero_()
-    assert value_policy.known(target) is not None
+    assert target.tolist() == [0.0] * 4
+    graph.replay()
+    assert target.tolist() == [3.0] * 4
     graph.replay()
     assert value_policy.known(target) is None
     assert value_policy.known(source) is not None
+    target.zero_()
+    graph.replay()
+    assert target.tolist() == [3.0] * 4
+
+
+def test_a_flag_that_a_graph_never_raises_stays_down() -> None:
+    """An overflow, say, that is kept from one replay to the next until the host asks."""
+    flag, counter = torch.zeros(1, dtype=torch.bool, device="cuda"), torch.zeros(1, device="cuda")
+
+    def program() -> None:
+        counter.add_(1)
+        flag.logical_or_(torch.full((1,), 5, device="cuda") > 8)
+
+    graph = capture(program)
+    for _ in range(3):
+        graph.replay()
+        assert not flag.item()
+    assert value_policy.known(counter) is None
 
 
 def test_what_is_made_of_constants_is_known_after_each_replay() -> None:
@@ -46,11 +65,23 @@ def test_what_is_made_of_constants_is_known_after_each_replay() -> None:
 
 
 def test_what_was_known_before_is_no_constant_of_the_graph() -> None:
-    """A static input holds another batch at each replay, whatever it held when it was captured."""
+    """A static input may hold another batch at a replay than it held when it was captured."""
     static, found = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
     graph = capture(lambda: found.copy_(static * 2))
+    static.fill_(4)
     graph.replay()
     assert value_policy.known(found) is None
+
+
+def test_a_rest_that_a_graph_does_not_write_is_no_constant() -> None:
+    """The first half is; it is known with the second or not at all."""
+    target = torch.zeros(4, device="cuda")
+    graph = capture(lambda: target[:2].fill_(1))
+    graph.replay()
+    assert target.tolist() == [1.0, 1.0, 0.0, 0.0]
+    target.fill_(7)
+    graph.replay()
+    assert value_policy.known(target) is None
 
 
 def marked(logits: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,12 @@
 #include "graph_capture.h"
 
 namespace prismscale {
+
+bool covers_storage(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() &&
+      static_cast<size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
+}
+
 namespace {
 
 using c10::IValue;
@@ -32,12 +38,6 @@ at::Tensor on_shadow(
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   return cpu;
-}
-
-// A write through this tensor leaves no byte of the storage as it was.
-bool covers_storage(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() &&
-      static_cast<size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
 }
 
 bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is_neg(); }
@@ -244,6 +244,12 @@ std::optional<double> uniform_value(const at::Tensor& tensor) {
 
 std::optional<at::Tensor> known_value(const at::Tensor& tensor) {
   if (!is_null(tensor)) return tensor;
+  // Who asks in a capture would state what it makes of it for all replays.
+  const RecordedGraph* graph = open_graph();
+  const Allocation* allocation = graph == nullptr ? nullptr : allocation_of(tensor);
+  if (allocation != nullptr && allocation->lasts_in == graph->id && allocation->made_of) {
+    return std::nullopt;
+  }
   at::Tensor cpu;
   if (!stand_in(tensor, false, false, cpu)) return std::nullopt;
   return cpu;

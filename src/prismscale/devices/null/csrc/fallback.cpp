@@ -337,13 +337,14 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   Results outputs = make_outputs(arguments, entry, index);
   if (!entry.workspaces.empty()) use_workspaces(entry, index, stream);
   const bool is_captured = device(index).is_capturing(stream);
+  GraphInputs inputs;
   const bool exact = info.exactable && !entry.cpu_fails &&
-      (!is_captured || lasts_in_graph(info, arguments)) &&
       (entry.small || (entry.fits_host && follows_from_host(info, arguments))) &&
+      (!is_captured || repeats_in_graph(info, arguments, inputs)) &&
       run_exact(op, info, entry, arguments, outputs);
   if (!exact && (info.writes || info.forgets_all)) forget_written(info, arguments);
   if (is_captured) {
-    if (exact) set_lasting(info, arguments, outputs);
+    if (exact) set_lasting(info, arguments, outputs, inputs);
     written_in_graph(info, arguments, outputs);
   }
   const int64_t start_ns =

@@ -6,6 +6,7 @@
 
 #include "recorder.h"
 #include "signature.h"
+#include "storage.h"
 
 namespace prismscale {
 
@@ -54,13 +55,18 @@ bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& ent
                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);
 void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 void forget(const at::Tensor& tensor);
-// graph_values.cpp: in a capture, whether all that the call reads is the same at each replay.
-bool lasts_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+// Whether a write through this tensor leaves no byte of its storage as it was.
+bool covers_storage(const at::Tensor& tensor);
+// graph_values.cpp: in a capture, whether the tensor is the same at each replay, whatever the graph's
+// inputs are.
 bool lasts_in_graph(const at::Tensor& tensor);
-// What the call has written is: it was computed of such values, or is an answer.
+// Whether each replay makes the same of what the call reads while some of the graph's inputs are what
+// they are now; `inputs`: which.
+bool repeats_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, GraphInputs& inputs);
+// What the call has written was computed of such values, or is an answer.
 void set_lasting(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
-                 c10::ArrayRef<c10::IValue> outputs);
-void set_lasting(const at::Tensor& tensor);
+                 c10::ArrayRef<c10::IValue> outputs, const GraphInputs& inputs);
+void set_lasting(const at::Tensor& tensor, const GraphInputs& inputs = nullptr);
 // What a replay has left where a tensor made of a bare pointer points.
 struct LeftValue {
   c10::Storage shadow;            // undefined: the value is unknown

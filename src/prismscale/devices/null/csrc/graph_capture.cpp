@@ -246,7 +246,7 @@ int ps_graph_end(void* handle) {
   graph.is_open = false;
   device(graph.device).end_capture();
   open().reset();
-  close_written_storages(*graph.written);
+  close_written_storages(*graph.written, graph.id);
   if (graph.is_broken) return kCaptureInvalidated;
   return graph.is_joined() ? kSuccess : kCaptureUnjoined;
 }

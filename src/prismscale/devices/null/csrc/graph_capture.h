@@ -110,7 +110,7 @@ void check_capture_allows();
 // is what its kernels make of constants, of answers to questions (how many tokens an expert gets) and
 // of what peers send of these; what is made of the graph's inputs is another at each replay.
 std::shared_ptr<WrittenStorages> no_written_storages();
-void close_written_storages(WrittenStorages& storages);
+void close_written_storages(WrittenStorages& storages, uint64_t graph);
 void write_storages(WrittenStorages& storages);
 
 }  // namespace prismscale

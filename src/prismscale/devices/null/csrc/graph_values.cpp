@@ -1,10 +1,13 @@
 // What a graph writes: its replays compute nothing, so its values are what a capture says of them (that
-// all are finite; what follows from constants), and unknown otherwise.
+// all are finite; what follows from constants, and from inputs that are still what they were), and
+// unknown otherwise.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <map>
+#include <cstring>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "fallback.h"
@@ -65,6 +68,12 @@ c10::Storage storage_of(const std::vector<char>& bytes) {
   return storage;
 }
 
+std::vector<char> bytes_of(const c10::Storage& shadow) {
+  if (!shadow) return {};
+  const auto* bytes = static_cast<const char*>(shadow.data());
+  return {bytes, bytes + shadow.nbytes()};
+}
+
 uint64_t address_of(const c10::Storage& storage) {
   return reinterpret_cast<uint64_t>(storage.data());
 }
@@ -78,11 +87,28 @@ struct WrittenStorages {
     uint64_t address;
     size_t bytes;
     std::vector<char> shadow;  // empty: unknown
+    GraphInputs made_of;       // known while these are what they were
     std::optional<double> uniform;
     bool is_check = false;
   };
+  struct Input {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::vector<char> shadow;  // what it was
+
+    Allocation* allocation() const {
+      auto held = storage.lock();
+      return held ? allocation_of(c10::Storage(std::move(held))) : nullptr;
+    }
+    bool is_what_it_was() const {
+      const Allocation* found = allocation();
+      return found != nullptr && found->shadow && found->shadow.nbytes() == shadow.size() &&
+          std::memcmp(found->shadow.data(), shadow.data(), shadow.size()) == 0;
+    }
+  };
   std::mutex mutex;
   std::unordered_set<const c10::StorageImpl*> seen;
+  std::vector<Input> inputs;
+  std::unordered_map<const c10::StorageImpl*, uint32_t> input_of;
   std::vector<Written> storages;
   std::map<uint64_t, size_t> scratch;  // bytes by address: what the capture has freed again
 
@@ -91,9 +117,21 @@ struct WrittenStorages {
     const c10::Storage& storage = tensor.storage();
     std::lock_guard<std::mutex> lock(mutex);
     if (seen.insert(storage.unsafeGetStorageImpl()).second) {
-      storages.push_back({storage.getWeakStorageImpl(), address_of(storage), storage.nbytes(), {},
+      storages.push_back({storage.getWeakStorageImpl(), address_of(storage), storage.nbytes(), {}, {},
                           std::nullopt});
     }
+  }
+
+  // The number of a known tensor that the graph has not written: an input; false: it has.
+  bool number(const at::Tensor& tensor, const Allocation& allocation, uint32_t& number) {
+    const c10::Storage& storage = tensor.storage();
+    std::lock_guard<std::mutex> lock(mutex);
+    if (seen.contains(storage.unsafeGetStorageImpl())) return false;
+    const auto [found, is_new] = input_of.try_emplace(
+        storage.unsafeGetStorageImpl(), static_cast<uint32_t>(inputs.size()));
+    if (is_new) inputs.push_back({storage.getWeakStorageImpl(), bytes_of(allocation.shadow)});
+    number = found->second;
+    return true;
   }
 
   // The capture is over: its temporaries are no tensors any more.
@@ -120,30 +158,44 @@ struct WrittenStorages {
 
 std::shared_ptr<WrittenStorages> no_written_storages() { return std::make_shared<WrittenStorages>(); }
 
-void close_written_storages(WrittenStorages& storages) {
+void close_written_storages(WrittenStorages& storages, uint64_t graph) {
   storages.set_scratch_apart();
-  storages.each([](WrittenStorages::Written& written, const Allocation* allocation) {
+  storages.each([graph](WrittenStorages::Written& written, const Allocation* allocation) {
     if (allocation == nullptr) return;
-    if (allocation->shadow) {
-      const auto* bytes = static_cast<const char*>(allocation->shadow.data());
-      written.shadow.assign(bytes, bytes + allocation->shadow.nbytes());
-    }
+    written.shadow = bytes_of(allocation->shadow);
+    if (allocation->lasts_in == graph) written.made_of = allocation->made_of;
     written.uniform = allocation->uniform;
     written.is_check = allocation->is_check;
   });
+  // A capture runs nothing: its inputs are still what they were.
+  for (const auto& input : storages.inputs) {
+    Allocation* allocation = input.allocation();
+    if (allocation != nullptr && !input.is_what_it_was()) allocation->shadow = storage_of(input.shadow);
+  }
 }
 
 void write_storages(WrittenStorages& storages) {
   for (const auto& [address, bytes] : storages.scratch) left_values().erase(address, bytes);
-  storages.each([](const WrittenStorages::Written& written, Allocation* allocation) {
+  std::vector<bool> holds;
+  for (const auto& input : storages.inputs) holds.push_back(input.is_what_it_was());
+  std::unordered_map<const void*, bool> known;  // by what it is made of
+  const auto is_known = [&](const GraphInputs& inputs) {
+    if (!inputs) return true;
+    const auto [found, is_new] = known.try_emplace(inputs.get());
+    if (is_new) found->second = std::ranges::all_of(*inputs, [&](uint32_t i) { return holds[i]; });
+    return found->second;
+  };
+  storages.each([&](WrittenStorages::Written& written, Allocation* allocation) {
+    const std::vector<char> nothing;
+    const std::vector<char>& shadow = is_known(written.made_of) ? written.shadow : nothing;
     if (allocation == nullptr) {
-      LeftValue left{storage_of(written.shadow), 0, written.uniform};
+      LeftValue left{storage_of(shadow), 0, written.uniform};
       left_values().set(written.address, written.bytes, std::move(left));
       return;
     }
     allocation->uniform = written.uniform;
     allocation->is_check = written.is_check;
-    allocation->shadow = storage_of(written.shadow);
+    allocation->shadow = storage_of(shadow);
   });
 }
 
@@ -161,30 +213,58 @@ bool lasts_in_graph(const at::Tensor& tensor) {
   // A number in a tensor's clothes is copied into the kernel's arguments; other host memory may change.
   if (!is_null(tensor)) return tensor.dim() == 0 && !tensor.is_pinned();
   const Allocation* allocation = allocation_of(tensor);
-  return allocation != nullptr && allocation->shadow && allocation->lasts_in == graph->id;
+  return allocation != nullptr && allocation->shadow && allocation->lasts_in == graph->id &&
+      !allocation->made_of;
 }
 
-bool lasts_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  bool lasts = true;
+bool repeats_in_graph(
+    const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, GraphInputs& inputs) {
+  RecordedGraph* graph = open_graph();
+  bool repeats = graph != nullptr;
+  std::vector<uint32_t> numbers;
+  std::unordered_set<const void*> counted;
+  const auto count = [&](const at::Tensor& tensor) {
+    if (!is_null(tensor)) return lasts_in_graph(tensor);
+    const Allocation* allocation = allocation_of(tensor);
+    if (allocation == nullptr || !allocation->shadow) return false;
+    if (allocation->lasts_in == graph->id) {
+      const GraphInputs& of = allocation->made_of;
+      if (of && counted.insert(of.get()).second) numbers.insert(numbers.end(), of->begin(), of->end());
+      return true;
+    }
+    numbers.emplace_back();
+    return graph->written->number(tensor, *allocation, numbers.back());
+  };
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
-    const bool is_read = !info.overwritten[static_cast<size_t>(argument)];
-    if (is_read && tensor.defined() && tensor.numel() > 0) lasts &= lasts_in_graph(tensor);
+    if (!repeats || !tensor.defined() || tensor.numel() == 0) return;
+    // What is written in part is what it was in the rest.
+    const bool is_read = !info.overwritten[static_cast<size_t>(argument)] ||
+        (is_null(tensor) && !covers_storage(tensor));
+    if (is_read) repeats = count(tensor);
   });
-  return lasts;
+  if (!repeats || numbers.empty()) return repeats;
+  std::ranges::sort(numbers);
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  inputs = std::make_shared<const std::vector<uint32_t>>(std::move(numbers));
+  return true;
 }
 
-void set_lasting(const at::Tensor& tensor) {
+void set_lasting(const at::Tensor& tensor, const GraphInputs& inputs) {
   const RecordedGraph* graph = open_graph();
   if (graph == nullptr || !is_null(tensor)) return;
-  if (Allocation* allocation = allocation_of(tensor)) allocation->lasts_in = graph->id;
+  if (Allocation* allocation = allocation_of(tensor)) {
+    allocation->lasts_in = graph->id;
+    allocation->made_of = inputs;
+  }
 }
 
 void set_lasting(
-    const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs) {
+    const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs,
+    const GraphInputs& inputs) {
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
-    if (info.written[static_cast<size_t>(argument)]) set_lasting(tensor);
+    if (info.written[static_cast<size_t>(argument)]) set_lasting(tensor, inputs);
   });
-  each_tensor(outputs, [](const at::Tensor& tensor, int, int) { set_lasting(tensor); });
+  each_tensor(outputs, [&](const at::Tensor& tensor, int, int) { set_lasting(tensor, inputs); });
 }
 
 void written_in_graph(

@@ -9,11 +9,16 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "device.h"
 
 namespace prismscale {
+
+// Numbers of inputs that a graph had as it was captured, ascending; nullptr: none.
+using GraphInputs = std::shared_ptr<const std::vector<uint32_t>>;
 
 // What the DataPtr of every CUDA storage points to.
 struct Allocation {
@@ -28,9 +33,10 @@ struct Allocation {
   // 0 and 1, this share of the elements is true (routing maps).
   std::optional<double> uniform;
   bool is_check = false;   // made by `all`: whether something unknown holds for every element
-  // The graph in whose capture the shadow was made of constants and answers alone, so that each of
-  // its replays makes the same; 0: no graph.
+  // The graph in whose capture the shadow was made, of constants and answers, so that each of its
+  // replays makes the same; 0: no graph.
   uint64_t lasts_in = 0;
+  GraphInputs made_of;     // and of these: replays make the same while they are what they were
 };
 
 // Largest storage that may carry a shadow, and most elements an exact op may touch.
