@@ -20,6 +20,7 @@ from span_programs import (
 
 from prismscale.devices.null.condensed_spans import NOT_HELD
 from prismscale.devices.null.runtime import active
+from prismscale.graph.node import NodeKind
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +222,23 @@ def test_a_lane_that_only_waits_keeps_few_predecessors() -> None:
         condensed.communicate(1, 5, False)
         condensed.join(1, k, False)
     assert max(len(n.preds) for n in condensed.nodes.nodes) < 12
+
+
+def test_a_stream_that_rests_is_waited_for_once() -> None:
+    """Waiting for the whole device again comes after nothing that was waited for before, or no step
+    would look like the one before it."""
+    condensed = Condensed()
+    condensed.launch(1, 3, 2)
+    before = 0
+    for _ in range(3):
+        before = len(condensed.nodes.nodes)
+        condensed.launch(0, 3, 2)
+        for stream in range(STREAMS):
+            condensed.synchronize(stream)
+        condensed.communicate(0, 0, False)
+    last = condensed.nodes.nodes[-1]
+    assert last.kind == NodeKind.COLLECTIVE
+    assert min(last.preds) >= before - 1  # the communication before it
 
 
 def test_the_emulations_own_work_costs_nothing() -> None:

@@ -183,6 +183,7 @@ SpanGraph::Stream& SpanGraph::stream_of(int device, int64_t stream) {
   if (is_new) {
     found->second.lane = static_cast<int16_t>(streams_.size());
     found->second.chain = chains_++;
+    found->second.launch_chain = chains_++;
   }
   return found->second;
 }
@@ -232,8 +233,9 @@ void SpanGraph::cut(Stream& state) {
   node_rows_.push_back({work, state.first_row, state.first_row, row(), state.lane, kWork});
   node_rows_.push_back({launch, state.since_row, state.first_row, row(), state.lane, kLaunch});
   enter(nodes_[static_cast<size_t>(work)], state.chain, work);
-  // Launch paths do not follow one another; the stream's next work follows both.
-  nodes_[static_cast<size_t>(launch)].chain = state.chain;
+  // Launch paths do not follow one another. But the stream's next work follows both nodes, and who
+  // follows a launch path follows the work beside it: so it has followed all before them.
+  enter(nodes_[static_cast<size_t>(launch)], state.launch_chain, launch);
   state.frontier = {work, launch};
 }
 

@@ -100,7 +100,7 @@ class SpanGraph {
   };
   struct Stream {
     int16_t lane = 0;
-    int32_t chain = 0;
+    int32_t chain = 0, launch_chain = 0;
     Frontier frontier;
     // The open span, while `ops` is not 0.
     int64_t ops = 0;
