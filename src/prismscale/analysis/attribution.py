@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from prismscale.durations.source import NEVER
 from prismscale.graph.job_graph import RankClass
-from prismscale.graph.launch_paths import LAUNCH_SUFFIX
+from prismscale.graph.launch_paths import LAUNCH_SUFFIX, is_launch_path_N
 from prismscale.graph.node import NodeKind
-from prismscale.graph.trace import RankTrace
+from prismscale.graph.trace import HOST, RankTrace
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 
@@ -40,6 +40,9 @@ class Breakdown:
     """Waiting for a pipeline neighbour."""
     skew_ns: int = 0
     """Waiting for the last member of a collective."""
+    beside_ns: int = 0
+    """Modelled kernels that run beside those of another stream; no part of the sum. Each is priced
+    as if it had the GPU to itself: were they to take turns, the step could be so much longer."""
 
     @property
     def total_compute_ns(self) -> int:
@@ -101,7 +104,28 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
         moved_ns=_sums(trace.group_index_N[nodes_N[row_M]], took_ns_M, trace.group_label),
         bubble_ns=bubble,
         skew_ns=skew,
+        beside_ns=_beside_ns(trace, nodes_N[row_C], start_ns_C, end_ns_C),
     )
+
+
+def _beside_ns(
+    trace: RankTrace,
+    nodes_C: NDArray[np.int64],
+    start_ns_C: NDArray[np.int64],
+    end_ns_C: NDArray[np.int64],
+) -> int:
+    """What streams compute in all, less the time in which any of them does."""
+    if not trace.facts.modelled:
+        # What was measured has what ran beside it in it.
+        return 0
+    on_stream = np.array([lane != HOST for lane in trace.lanes])
+    is_work_N = on_stream[trace.lane_N] & ~is_launch_path_N(trace)
+    starts, ends = start_ns_C[is_work_N[nodes_C]], end_ns_C[is_work_N[nodes_C]]
+    order = np.argsort(starts)
+    starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(np.concatenate([starts[:1], ends]))[:-1]
+    busy_ns = np.maximum(ends - np.maximum(starts, reached), 0).sum()
+    return int((ends - starts).sum() - busy_ns)
 
 
 def _sums(
