@@ -251,13 +251,15 @@ def test_the_peak_of_a_graph_is_that_of_its_pool(of_a_graph: RankTrace, tmp_path
     assert of_a_graph.memory.step_peak_bytes[-1] < of_a_graph.memory.peak_bytes
 
 
-def test_a_live_rank_of_a_graph_observes_what_was_predicted(tmp_path: Path) -> None:
-    """Each replay meets the other ranks where its communications are."""
-    program = spec(tmp_path, "null", GRAPHED).target
+@pytest.mark.parametrize("text", [GRAPHED, WARMED_UP], ids=["at once", "after a warm-up"])
+def test_a_live_rank_of_a_graph_observes_what_was_predicted(text: str, tmp_path: Path) -> None:
+    """Each replay meets the other ranks where its communications are; no event is told of."""
+    program = spec(tmp_path, "null", text).target
     options = ("--device", "null", "--world-size", 2, "--live", "1", "--steps", 3)
     done = prismscale("run", *options, "--out", tmp_path / "run", program)
     assert done.code == 0, done.err
     found = results(tmp_path / "run")
+    assert not found["events"]
     (live,) = found["live"]
     assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)
 
@@ -281,15 +283,3 @@ def test_steps_before_a_graph_are_warm_up(
     assert trace.memory is not None
     assert of_a_graph.memory is not None
     assert trace.memory.reserved_bytes == of_a_graph.memory.reserved_bytes
-
-
-def test_a_live_rank_replays_the_graph_that_it_captured_later(tmp_path: Path) -> None:
-    """Its steps are those of the prediction, and no event is told of."""
-    program = spec(tmp_path, "null", WARMED_UP).target
-    options = ("--device", "null", "--world-size", 2, "--live", "1", "--steps", 3)
-    done = prismscale("run", *options, "--out", tmp_path / "run", program)
-    assert done.code == 0, done.err
-    found = results(tmp_path / "run")
-    assert not found["events"]
-    (live,) = found["live"]
-    assert live["median_step_ns"] == pytest.approx(found["step_ns"], rel=1e-4)

@@ -76,11 +76,8 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     # Axis C: computations of the step, in stream order.
     row_C = first + np.flatnonzero(computes_N[first:])
     start_ns_C, end_ns_C = seen.start_ns_N[row_C], seen.end_ns_N[row_C]
-    # What ended last before each of them, and after all of them.
-    clock_ns_C1 = np.maximum.accumulate(np.concatenate([[began], end_ns_C]))
+    own_ns_C, clock_ns_C1 = _beyond(start_ns_C, end_ns_C, began)
     clock_ns_C = clock_ns_C1[:-1]
-    # What a computation on another lane already accounts for is not counted twice.
-    own_ns_C = np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C), 0)
     labels_C = trace.label_N[nodes_N[row_C]]
     exposed: dict[str, int] = {}
     bubble = skew = 0
@@ -108,6 +105,15 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     )
 
 
+def _beyond(
+    start_ns_C: NDArray[np.int64], end_ns_C: NDArray[np.int64], began: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each of some computations takes that none before it accounts for, and what ended last
+    before each of them, and after all of them."""
+    clock_ns_C1 = np.maximum.accumulate(np.concatenate([[began], end_ns_C]))
+    return np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C1[:-1]), 0), clock_ns_C1
+
+
 def _beside_ns(
     trace: RankTrace,
     nodes_C: NDArray[np.int64],
@@ -122,10 +128,8 @@ def _beside_ns(
     is_work_N = on_stream[trace.lane_N] & ~is_launch_path_N(trace)
     starts, ends = start_ns_C[is_work_N[nodes_C]], end_ns_C[is_work_N[nodes_C]]
     order = np.argsort(starts)
-    starts, ends = starts[order], ends[order]
-    reached = np.maximum.accumulate(np.concatenate([starts[:1], ends]))[:-1]
-    busy_ns = np.maximum(ends - np.maximum(starts, reached), 0).sum()
-    return int((ends - starts).sum() - busy_ns)
+    busy_ns_W, _ = _beyond(starts[order], ends[order], began=0)
+    return int((ends - starts).sum() - busy_ns_W.sum())
 
 
 def _sums(

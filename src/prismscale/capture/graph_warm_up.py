@@ -40,9 +40,8 @@ class GraphWarmUp:
     def is_to_come(self, steps: int) -> bool:
         """Whether the program, after ``steps``, has made ready for a graph and captured none: it
         keeps random state that graphs can take up."""
-        if self._emulation is None or self._calls:
-            return False
-        return steps < LATEST and self._emulation.prepares_graphs
+        emulation = self._emulation
+        return self.may_come(steps) and emulation is not None and emulation.prepares_graphs
 
     def may_come(self, steps: int) -> bool:
         """Whether a capture after ``steps`` would still be warm-up."""

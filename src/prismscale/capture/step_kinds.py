@@ -90,7 +90,7 @@ def ordinary_kind(
         # Steps of one kind whose edges still differ have not settled.
         if len(set(kinds)) > 1 and kinds == [s.kind for s in before]:
             return most_ordinary(last)
-    later = counted if warm_up else counted[1:]
+    later = steps[max(warm_up, 1) :]
     kind = most_ordinary(later)
     others = {s.kind for s in later[-LONGEST_PATTERN:]} - {kind}
     return kind if others and sum(s.kind == kind for s in later) >= OFTEN else None

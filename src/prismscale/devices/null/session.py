@@ -95,11 +95,12 @@ class NullEmulation:
                 cause = _ran_out_of_memory(error)
                 if cause is not None:
                     cause.add_note(self._occupants())
-                    raise cause from None
-                if isinstance(error, ModuleNotFoundError):
+                elif isinstance(error, ModuleNotFoundError):
                     custom_kernels.explain_missing(error)
                     self._runtime.stand_ins.explain_missing(error)
-                raise
+                if cause is None or cause is error:
+                    raise
+                raise cause from None
 
     def optimizer_ended(self) -> None:
         """A step may end here."""

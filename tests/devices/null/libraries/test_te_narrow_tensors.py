@@ -56,6 +56,15 @@ def _signatures(start: str) -> list[str]:
     return [text for text in texts if text.startswith(start)]
 
 
+def _were_multiplied(*extents: int) -> bool:
+    """Whether products of all experts of these sizes were launched as one kernel."""
+    expected = ",".join(map(str, (EXPERTS, *extents)))
+    return any(
+        f"extents={expected};launches=1;bits=16" in text
+        for text in _signatures("transformer_engine::grouped_gemm")
+    )
+
+
 @pytest.mark.parametrize(
     ("a", "transa", "b", "transb", "out", "extents"),
     [
@@ -74,11 +83,7 @@ def test_a_product_in_one_kernel_has_as_many_rows_for_each_expert(
     gradients = [_empty(WIDTH, HIDDEN, dtype=torch.float32) for _ in range(EXPERTS)]
     last: Any = gradients if out == "gradients" else _grouped(*out)
     assert _multiply(first, transa, _grouped(*b), transb, last) is last
-    expected = ",".join(map(str, (EXPERTS, *extents)))
-    assert any(
-        f"extents={expected};launches=1;bits=16" in text
-        for text in _signatures("transformer_engine::grouped_gemm")
-    )
+    assert _were_multiplied(*extents)
 
 
 def test_rows_of_experts_that_are_known_count_instead_of_those_that_have_room() -> None:
@@ -88,10 +93,7 @@ def test_rows_of_experts_that_are_known_count_instead_of_those_that_have_room() 
     weights = [_empty(WIDTH, HIDDEN) for _ in range(EXPERTS)]
     product = _grouped(TOKENS, WIDTH, filled)
     assert _multiply(weights, True, _grouped(TOKENS, HIDDEN, filled), False, product) is product
-    assert any(
-        f"extents={EXPERTS},64,{WIDTH},{HIDDEN};launches=1;bits=16" in text
-        for text in _signatures("transformer_engine::grouped_gemm")
-    )
+    assert _were_multiplied(64, WIDTH, HIDDEN)
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -70,6 +70,8 @@ struct AllocatorConfig {
 
 // How much of each stream's work in a graph comes before a point of the capture; empty: none does.
 using CapturePoint = std::vector<uint32_t>;
+// Moves a point behind another one, too.
+void move_behind(CapturePoint& point, const CapturePoint& other);
 
 // When has a stream finished what was enqueued on it up to now? The device knows; the model asks.
 struct StreamProgress {

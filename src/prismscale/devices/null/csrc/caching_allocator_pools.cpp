@@ -125,6 +125,11 @@ void CachingAllocator::insert_deferred_events() {
   }
 }
 
+void move_behind(CapturePoint& point, const CapturePoint& other) {
+  point.resize(std::max(point.size(), other.size()));
+  for (size_t i = 0; i < other.size(); ++i) point[i] = std::max(point[i], other[i]);
+}
+
 // The point of a capture that comes after what all streams did with the block.
 CapturePoint CachingAllocator::last_uses(const Block& block) {
   if (!config_.graph_capture_record_stream_reuse) return {};
@@ -132,8 +137,7 @@ CapturePoint CachingAllocator::last_uses(const Block& block) {
   for (const int64_t stream : block.used_on) {
     const CapturePoint other = progress_->captured(stream);
     if (uses.empty() || other.empty()) return {};
-    uses.resize(std::max(uses.size(), other.size()));
-    for (size_t i = 0; i < other.size(); ++i) uses[i] = std::max(uses[i], other[i]);
+    move_behind(uses, other);
   }
   return uses;
 }

@@ -53,12 +53,7 @@ struct ManualProgress final : StreamProgress {
     point[index] += 1;
   }
   // What the stream does from now on comes after what the other one has done.
-  void wait(int64_t stream, int64_t other) {
-    CapturePoint& point = points[stream];
-    const CapturePoint& before = points[other];
-    point.resize(std::max(point.size(), before.size()));
-    for (size_t i = 0; i < before.size(); ++i) point[i] = std::max(point[i], before[i]);
-  }
+  void wait(int64_t stream, int64_t other) { move_behind(points[stream], points[other]); }
   uint64_t issued = 0, completed = 0;
   std::map<int64_t, CapturePoint> points;
 };

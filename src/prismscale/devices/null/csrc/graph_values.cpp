@@ -74,6 +74,15 @@ std::vector<char> bytes_of(const c10::Storage& shadow) {
   return {bytes, bytes + shadow.nbytes()};
 }
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// `use` of the allocation, which lives as long; nullptr where the program has given it up.
+template <typename F>
+auto with_allocation(const WeakStorage& storage, F&& use) {
+  auto held = storage.lock();
+  return use(held ? allocation_of(c10::Storage(std::move(held))) : nullptr);
+}
+
 uint64_t address_of(const c10::Storage& storage) {
   return reinterpret_cast<uint64_t>(storage.data());
 }
@@ -83,7 +92,7 @@ uint64_t address_of(const c10::Storage& storage) {
 // Held weakly: a graph keeps no tensor alive, only its pool keeps their memory.
 struct WrittenStorages {
   struct Written {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    WeakStorage storage;
     uint64_t address;
     size_t bytes;
     std::vector<char> shadow;  // empty: unknown
@@ -92,15 +101,10 @@ struct WrittenStorages {
     bool is_check = false;
   };
   struct Input {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    WeakStorage storage;
     std::vector<char> shadow;  // what it was
 
-    Allocation* allocation() const {
-      auto held = storage.lock();
-      return held ? allocation_of(c10::Storage(std::move(held))) : nullptr;
-    }
-    bool is_what_it_was() const {
-      const Allocation* found = allocation();
+    bool is_still(const Allocation* found) const {
       return found != nullptr && found->shadow && found->shadow.nbytes() == shadow.size() &&
           std::memcmp(found->shadow.data(), shadow.data(), shadow.size()) == 0;
     }
@@ -145,13 +149,11 @@ struct WrittenStorages {
     });
   }
 
-  // `visit` of the allocation, nullptr where the program has given it up.
   template <typename F>
   void each(F&& visit) {
     std::lock_guard<std::mutex> lock(mutex);
     for (Written& written : storages) {
-      auto storage = written.storage.lock();
-      visit(written, storage ? allocation_of(c10::Storage(std::move(storage))) : nullptr);
+      with_allocation(written.storage, [&](Allocation* found) { visit(written, found); });
     }
   }
 };
@@ -169,15 +171,19 @@ void close_written_storages(WrittenStorages& storages, uint64_t graph) {
   });
   // A capture runs nothing: its inputs are still what they were.
   for (const auto& input : storages.inputs) {
-    Allocation* allocation = input.allocation();
-    if (allocation != nullptr && !input.is_what_it_was()) allocation->shadow = storage_of(input.shadow);
+    with_allocation(input.storage, [&](Allocation* found) {
+      if (found != nullptr && !input.is_still(found)) found->shadow = storage_of(input.shadow);
+    });
   }
 }
 
 void write_storages(WrittenStorages& storages) {
   for (const auto& [address, bytes] : storages.scratch) left_values().erase(address, bytes);
   std::vector<bool> holds;
-  for (const auto& input : storages.inputs) holds.push_back(input.is_what_it_was());
+  for (const auto& input : storages.inputs) {
+    holds.push_back(with_allocation(
+        input.storage, [&](const Allocation* found) { return input.is_still(found); }));
+  }
   std::unordered_map<const void*, bool> known;  // by what it is made of
   const auto is_known = [&](const GraphInputs& inputs) {
     if (!inputs) return true;
