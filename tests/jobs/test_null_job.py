@@ -77,6 +77,13 @@ EATER = """
 import torch
 held = [torch.empty(2**33, dtype=torch.uint8, device="cuda") for _ in range(40)]
 """
+ADVISOR = """
+import torch
+try:
+    held = [torch.empty(2**33, dtype=torch.uint8, device="cuda") for _ in range(40)]
+except torch.OutOfMemoryError:
+    raise RuntimeError("use a smaller batch")
+"""
 
 
 def spec(folder: Path, device: str, text: str = TRAINER) -> CaptureSpec:
@@ -183,6 +190,13 @@ def test_out_of_memory_says_who_holds_it(tmp_path: Path) -> None:
         captured(tmp_path, "null", EATER)
     assert "before the first optimizer call" in (caught.value.traceback or "")
     assert "8,192.0 MiB" in (caught.value.traceback or "")
+
+
+def test_what_a_program_says_of_its_lack_of_memory_is_shown(tmp_path: Path) -> None:
+    """It is told as lack of memory; its own words stand below."""
+    with pytest.raises(ScriptError, match="CUDA out of memory") as caught:
+        captured(tmp_path, "null", ADVISOR)
+    assert "RuntimeError: use a smaller batch" in (caught.value.traceback or "")
 
 
 def test_a_job_ends_in_a_report(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class NullEmulation:
                     self._runtime.stand_ins.explain_missing(error)
                 if cause is None or cause is error:
                     raise
+                cause.add_note(f"The program then raised {type(error).__name__}: {error}")
                 raise cause from None
 
     def optimizer_ended(self) -> None:
