@@ -6,8 +6,9 @@ Every launch becomes one op ``triton::<name>`` over the tensors it was given. Ke
 libraries have rules of cost (:mod:`prismscale.devices.null.libraries.triton_kernels`); the source
 of others says what they multiply and move (:mod:`prismscale.devices.null.triton_source`). Where it
 does not, the values of all tensors are forgotten, and the time is that of the bytes they hold,
-unless a table of measured kernels has it. Nothing is compiled and no configuration is tuned: the
-first one counts. What ``torch.cuda._compile_kernel`` makes of a CUDA source is such a kernel, too:
+unless a table of measured kernels has it. Nothing is compiled, and of several configurations the
+one with the least work is taken (:mod:`prismscale.devices.null.triton_source.tuning`). What
+``torch.cuda._compile_kernel`` makes of a CUDA source is such a kernel, too:
 ``cuda_source::<name>``, over the tensors it is given.
 """
 
@@ -30,7 +31,7 @@ import torch
 from prismscale.devices.null.libraries import launches
 from prismscale.devices.null.libraries.paged_stash import launch_paged_stash
 from prismscale.devices.null.libraries.triton_kernels import known_cost
-from prismscale.devices.null.triton_source import functions
+from prismscale.devices.null.triton_source import functions, tuning
 from prismscale.devices.null.triton_source.kernel_work import tensors_of, work_of
 
 _CUDA_SOURCES = (".cu", ".cuh")
@@ -46,7 +47,7 @@ def install() -> None:
     watcher = Watcher(
         {
             "triton.runtime.jit": _replace_launches,
-            "triton.runtime.autotuner": _replace_tuning,
+            "triton.runtime.autotuner": tuning.replace_measurements,
             "torch.utils.cpp_extension": _refuse_cuda_sources,
         }
     )
@@ -108,20 +109,6 @@ def _replace_launches(jit: Any) -> None:
     jit.JITFunction.__call__ = lambda self, *args, **named: functions.call(self, args, named)
 
 
-def _replace_tuning(autotuner: Any) -> None:
-    def run(self: Any, *args: Any, **named: Any) -> Any:
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        self.best_config = config = self.configs[0]
-        options = named | config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook(self.nargs | options)
-        result = self.fn.run(*args, **options)
-        self.nargs = None  # as Triton's own: what the last launch was given may be freed
-        return result
-
-    autotuner.Autotuner.run = run
-
-
 def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any) -> None:
     """Run what ``triton.jit`` made of a function: ``triton::<name>`` over the tensors of the
     launch. It does nothing without any, and without programs.
@@ -140,21 +127,33 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
     tensors = tensors_of(bound.arguments.values())
     if not tensors:
         return
-    if launch_paged_stash(module, name, bound.arguments):
-        return
-    if cost := known_cost(module, name, tensors):
-        launches.launch(f"triton::{name}", cost, writes=tensors)
+    if not tuning.is_trial() and _is_known_launch(module, name, bound.arguments, tensors):
         return
     programs = grid({**named, **bound.arguments}) if callable(grid) else grid
     if 0 in programs:
         return
-    if work := work_of(kernel, bound.arguments, programs):
+    work = work_of(kernel, bound.arguments, programs)
+    if tuning.is_trial():
+        tuning.note(work)
+    elif work:
         writes = [tensors[place] for place in work.writes]
         # One that does nothing is a kernel, too, and an operator needs a tensor.
         reads = [tensors[place] for place in work.reads] if work.reads or writes else tensors
         launches.launch(f"triton::{name}", work.cost, reads=reads, writes=writes)
-        return
-    _run(_TRITON, name, tensors)
+    else:
+        _run(_TRITON, name, tensors)
+
+
+def _is_known_launch(
+    module: str, name: str, arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+) -> bool:
+    """Launch a kernel of a known library by the library's own rule of cost, if there is one."""
+    if launch_paged_stash(module, name, arguments):
+        return True
+    cost = known_cost(module, name, tensors)
+    if cost:
+        launches.launch(f"triton::{name}", cost, writes=tensors)
+    return cost is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
