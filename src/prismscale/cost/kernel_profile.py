@@ -298,6 +298,7 @@ class ScaledGpu:
     peer: TransferCost | None = None
     """None, here and below: the other GPU's."""
     transfer: TransferCost | None = None
+    host: HostCost | None = None
     error_factor: float = 2.0
     """How much wider the errors are than the other GPU's."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -325,6 +326,7 @@ class ScaledGpu:
             cache=other.cache and self._cache(other, other.cache),
             peer=self.peer or other.peer,
             transfer=self.transfer or other.transfer,
+            host=self.host or other.host,
             errors={k: self.error_factor * e for k, e in other.errors.items()} | dict(self.errors),
             scaled_from=self.scaled_from,
             own_products=tuple(self.gemm),

@@ -63,8 +63,14 @@ REMARKS = (
     "program. Parameters are those that a token goes through.",
     "p50 is the step that a run shows; it stands where a bench recorded it of the whole set.",
     "Not scored: SimuMax's runs whose steps were looked at while constants of the B200 moved, "
-    "and vTrain's rows beside which the host's time a launch was set. The B200's share of its "
-    "bandwidth for elementwise kernels is SimuMax's stated figure.",
+    "vTrain's rows beside which the host's time a launch was set, and Nemotron 3 Super's recipe in "
+    "MXFP8 on GB200, beside which a slower host was looked for on a Grace CPU (its time for an "
+    "operator is of another source, and a lower bound). The B200's share of its bandwidth for "
+    "elementwise kernels is SimuMax's stated figure.",
+    "Megatron-Bridge 0.5.1 (NeMo 26.06) names two regressions of its own: recipes with both tensor "
+    "and expert parallelism may be slower since NCCL 2.30, which no longer binds the program to "
+    "its GPU's cores (Nemotron 3 Super on GB200), and GPT-OSS in MXFP8 on GB200 and GB300. Their "
+    "rows are scored as they are.",
     "vTrain's rows on one node: Megatron's layers take the same time there whatever their work,"
     " because the host decides, mostly at half the model's pace (bench/vtrain_layouts.py).",
     "A step's error bar is composed of the errors of its kinds of kernels, of the host's launches "
@@ -210,7 +216,10 @@ def _bridge(steps: Sequence[ScoredStep]) -> Iterator[Row]:
         recipes = sum(recipe.is_dense == is_dense for recipe in RECIPES)
         bars = BRIDGE_BARS if len(of_group) == recipes else Bars()
         for predicted in _kinds(of_group):
-            yield from _group_rows(predicted, bars)
+            scored = [step for step in predicted if step.measured.is_scored]
+            yield from _group_rows(scored, bars)
+            if len(predicted) > len(scored):
+                yield from _group_rows(predicted, Bars(), mark=", all, seen ones too")
             for step in predicted:
                 name = f"Megatron-Bridge, {step.measured.case}, {step.kind}: step's error"
                 yield Row.told(name, step.error_percent, "%")
