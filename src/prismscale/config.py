@@ -192,8 +192,8 @@ class JobConfig:
         for text in self.record:
             RecordSelection.parse(text)
         if self.record_limit_bytes <= 0:
-            limit = self.record_limit_bytes / 1e9
-            raise UsageError(f"--record-limit is {limit:g} GB; allowed: above 0")
+            limit = self.record_limit_bytes / (1 << 30)
+            raise UsageError(f"--record-limit is {limit:g} GiB; allowed: above 0")
         if self.transfers.are_real and not self.live:
             raise UsageError(
                 f"--transfers {self.transfers.kind}: only live ranks send anything; name some with "

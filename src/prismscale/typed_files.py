@@ -86,7 +86,7 @@ def text_of(path: Path, *, errors: str = "strict") -> str:
     if path.stat().st_size > MOST_FILE_BYTES:
         raise FormatError(f"{path}: larger than {MOST_FILE_BYTES >> 20} MiB")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=errors)
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not a text file ({error.reason})") from error
 

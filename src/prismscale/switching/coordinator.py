@@ -275,7 +275,7 @@ class SwitchingCoordinator:
             for wait in waits:
                 lines.append(f"  rank {rank} waits for {self._waited_for(rank, wait)}")
         shown, left = lines[:MOST_TOLD], len(lines) - MOST_TOLD
-        more = [f"  … and {left} more ranks"] if left > 0 else []
+        more = [f"  … and {left} more waits"] if left > 0 else []
         ended = [r for r, s in enumerate(self.slots.states) if s is RankState.ENDED]
         head = "the program's ranks wait for each other, and none can go on:"
         who = f" (ended: {_ranks(ended)})" if ended else ""

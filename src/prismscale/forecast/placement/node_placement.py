@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,8 @@ Floats = NDArray[np.float64]
 
 MOST_EXHAUSTIVE = 2_000
 """Number of placements up to which all are tried. Larger numbers are searched."""
+MOST_FORCED = 200_000
+"""Largest number of placements that are all tried where the user asks for it."""
 COOLING = 0.97
 FIRST_TEMPERATURE = 0.01
 """At the start, a placement that is 1 % worse is accepted with probability 1/e."""
@@ -197,13 +200,12 @@ def place(
             differ in size.
     """
     (given,) = costs.many([range(len(replica_S))])
-    every = exhaustive
-    count = count_placements(nodes, replica_S)
-    if every is None:
-        every = count <= MOST_EXHAUSTIVE
+    limit = MOST_EXHAUSTIVE if exhaustive is None else MOST_FORCED
+    count = 0 if exhaustive is False else count_placements(nodes, replica_S, limit)
+    every = 0 < count <= limit
+    if exhaustive and not every:
+        raise UsageError(f"more than {limit:,} different placements are too many to try all")
     if every:
-        if count > 100 * MOST_EXHAUSTIVE:
-            raise UsageError(f"{count:,} different placements are too many to try all")
         looked_at = _all_of(costs, list(different_placements(nodes, replica_S)))
         seen, total = [given], count
     else:
@@ -225,16 +227,15 @@ def place(
     )
 
 
-def count_placements(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> int:
-    """Return about how many placements differ.
+def count_placements(nodes: Sequence[ClusterNode], replica_S: Sequence[int], limit: int) -> int:
+    """Return how many placements :func:`different_placements` yields; ``limit`` + 1 if more.
 
-    The number is too small where replicas may be equal, and where some of several equal nodes are
-    spare.
+    Raises:
+        UsageError: replicas differ in size.
     """
-    total = math.factorial(len(nodes)) // math.factorial(len(nodes) - len(replica_S))
-    for same in Counter(n.factor for n in nodes).values():
-        total //= math.factorial(same)
-    return max(1, total // math.factorial(len(set(replica_S)))) if total > 1 else 1
+    order, width = _slots_by_replica(replica_S)
+    held = Counter(node.factor for node in nodes)
+    return sum(1 for _ in islice(_filled(held, len(order), width), limit + 1))
 
 
 def different_placements(
@@ -248,11 +249,7 @@ def different_placements(
     Raises:
         UsageError: replicas differ in size.
     """
-    slots_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
-    width = len(slots_of[0])
-    if any(len(node_slots) != width for node_slots in slots_of):
-        raise UsageError("replicas differ in their number of node_slots")
-    order = [s for node_slots in slots_of for s in node_slots]
+    order, width = _slots_by_replica(replica_S)
     holders: dict[float, list[int]] = {}
     for index, node in enumerate(nodes):
         holders.setdefault(node.factor, []).append(index)
@@ -260,6 +257,15 @@ def different_placements(
         free = {factor: iter(indices) for factor, indices in holders.items()}
         node_of = {node_slot: next(free[f]) for node_slot, f in zip(order, found, strict=True)}
         yield tuple(node_of[s] for s in range(len(order)))
+
+
+def _slots_by_replica(replica_S: Sequence[int]) -> tuple[list[int], int]:
+    """Return the node slots, replica by replica, and how many each replica has."""
+    slots_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
+    width = len(slots_of[0])
+    if any(len(node_slots) != width for node_slots in slots_of):
+        raise UsageError("replicas differ in their number of node slots")
+    return [s for node_slots in slots_of for s in node_slots], width
 
 
 def _filled(held: Mapping[float, int], node_slots: int, width: int) -> Iterator[tuple[float, ...]]:
