@@ -86,9 +86,9 @@ _TABLE: Mapping[str, str] = {
     "embedding": "embedding _embedding_bag _embedding_bag_forward_only",
     "embedding_backward": "embedding_dense_backward _embedding_bag_dense_backward",
     "index": """index index_select gather take take_along_dim index_put _index_put_impl
-        _unsafe_index _unsafe_index_put index_add index_copy index_fill scatter scatter_add
-        scatter_reduce masked_select masked_scatter nonzero put repeat_interleave roll flip
-        bincount histc one_hot searchsorted bucketize""",
+        _unsafe_index _unsafe_index_put index_add index_reduce index_copy index_fill scatter
+        scatter_add scatter_reduce masked_select masked_scatter nonzero put repeat_interleave roll
+        flip bincount histc one_hot searchsorted bucketize""",
     "sort": "sort argsort topk kthvalue msort _unique2 unique_consecutive unique_dim",
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "copy": """copy clone cat stack contiguous _to_copy constant_pad_nd repeat tile _copy_from

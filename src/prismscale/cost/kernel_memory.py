@@ -25,6 +25,8 @@ _CACHED_WIDTH = 4096
 """Longest row, in elements, that torch's norms find in a cache when they read it again."""
 _INDEX_LAUNCHES = {"nonzero": 8, "bincount": 14, "histc": 16}
 """Launches of operators that count, or look for the maximum, before they write."""
+_ADDS = ("index_add", "index_reduce", "scatter_add", "scatter_reduce")
+"""Scatters that combine what they write with their target."""
 _SORTED_LAUNCHES = 15
 """Launches of a scatter that adds: it sorts its indices to add in their order."""
 _SCALAR_LAUNCHES = 4
@@ -165,7 +167,7 @@ def bytes_moved(call: KernelCall, kind: str) -> int:
 
 def _adds_to_its_target(call: KernelCall) -> bool:
     """Return whether a scatter adds to its target, so that equal indices wait for each other."""
-    return call.flag("accumulate") or call.base in ("index_add", "scatter_add", "index_reduce")
+    return call.flag("accumulate") or call.base in _ADDS
 
 
 def _multi_tensor_launches(call: KernelCall) -> int:

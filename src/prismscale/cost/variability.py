@@ -178,7 +178,7 @@ class VariabilityProfile:
         given = str(name_or_path)
         if given in cls.presets():
             package, folder = _PACKAGE
-            text = resources.files(package).joinpath(folder, f"{given}.toml").read_text()
+            text = resources.files(package).joinpath(folder, f"{given}.toml").read_text("utf-8")
             return cls.from_toml(text, origin=f"variability profile {given}")
         path = Path(given)
         if path.suffix != ".toml" and not path.is_file():
