@@ -58,7 +58,10 @@ class PayloadRule(Protocol):
     """A payload source that answers some communications only."""
 
     def offer(self, collective: Collective) -> bool:
-        """Define the outputs and answer True, or touch nothing and answer False."""
+        """Define the outputs and answer True, or answer False: later rules define them.
+
+        A rule that answers False may set values that later rules keep where they know no better.
+        """
         ...
 
 
