@@ -31,9 +31,9 @@ _OF_RULES = ("Communication", "payload_rule")
 
 
 def __getattr__(name: str) -> object:
-    # Every process of a job imports this package; only who calls the API pays for what it needs.
+    # Every process of a job imports this package; only callers of the API pay for its imports.
     if name in __all__:
-        # A rank's process reads a file of rules, and needs nothing else.
+        # A rank's process reads a file of rules, and needs nothing else of the API.
         home = "prismscale.payload.rules.rule" if name in _OF_RULES else "prismscale.api"
         return getattr(import_module(home), name)
     raise AttributeError(f"module 'prismscale' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``prismscale`` and ``python -m prismscale``."""
+"""Entry point of ``prismscale`` and ``python -m prismscale``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import signal
 
 
 def main() -> None:
-    """The command line, from whose first moment on Ctrl-C ends without a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command line has its own way
+    """Run the command line; from its first moment on Ctrl-C ends without a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command line sets its own handler
     from prismscale.cli import main as command_line
 
     command_line()

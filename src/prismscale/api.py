@@ -1,6 +1,6 @@
-"""prismscale from Python: for sweeps, notebooks and assertions in CI.
+"""The Python API of prismscale: for sweeps, notebooks and assertions in CI.
 
-``import prismscale as ps`` gives these names; the command line is made of the same ones.
+``import prismscale as ps`` gives these names; the command line uses the same ones.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ SHOWN_QUANTILES = (0.05, 0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """The step of a job; and what one without variation is made of, on average over stages."""
+    """Step time of a job, and the parts of a step without variation, averaged over stages."""
 
     ns: int
-    """The median of drawn steps, as the run shows it."""
+    """Median of the drawn steps, as the run shows it."""
     without_variation_ns: int
     computation: float
-    """Fraction of the step without variation."""
+    """Computation as a fraction of the step without variation."""
     communication: float
-    """The same; exposed, with no computation of the rank beside it."""
+    """Exposed communication, the same fraction: the rank computes nothing at the same time."""
 
     @property
     def ms(self) -> float:
-        """Milliseconds."""
+        """Median step time in milliseconds."""
         return self.ns / 1e6
 
     @property
     def waiting(self) -> float:
-        """Fraction of the step: bubbles of the pipeline, and ranks that wait for each other."""
+        """Waiting as a fraction of the step: pipeline bubbles, and ranks waiting for each other."""
         return max(0.0, 1.0 - self.computation - self.communication)
 
 
@@ -68,14 +68,14 @@ class Forecast:
     """The step time as a distribution."""
 
     step_ns_D: NDArray[np.int64]
-    """Of every draw."""
+    """Step time of each draw, shape (draws)."""
     base_ns: int
-    """Without variation."""
+    """Step time without variation."""
     notes: tuple[str, ...]
-    """How it was drawn."""
+    """Sentences on how the steps were drawn."""
 
     def quantile_ms(self, q: float) -> float:
-        """A quantile of the step time.
+        """Return a quantile of the step time in milliseconds.
 
         Raises:
             UsageError: ``q`` is not between 0 and 1.
@@ -91,21 +91,21 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read as it is asked for."""
+    """A run folder, whose files are read on demand."""
 
     folder: Path
 
     @cached_property
     def result(self) -> RunResult:
-        """Everything that the run found out: the contents of ``results.json``."""
+        """All results of the run: the contents of ``results.json``."""
         return read_results(RunFolder(root=self.folder))
 
     @property
     def step(self) -> StepTime:
-        """The step of the job.
+        """Step time of the job.
 
         Raises:
-            StuckError: the job hangs, so it has none.
+            StuckError: the job hangs, so it has no step.
         """
         found = self.result
         if found.hung:
@@ -121,8 +121,10 @@ class Run:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Highest allocated bytes of a captured rank, by pipeline stage (``all ranks`` where there
-        is no pipeline); without stages whose memory was not followed."""
+        """Highest allocated bytes of a captured rank, by pipeline stage.
+
+        The key is ``all ranks`` without a pipeline. Stages without tracked memory are left out.
+        """
         stages = self.result.stages
         return {s.name: s.peak_bytes for s in stages if s.peak_bytes is not None}
 
@@ -132,7 +134,7 @@ class Run:
         return load_graph(RunFolder(root=self.folder).graph)
 
     def trace(self, rank: int) -> RankTrace:
-        """The program of a rank: that of its class.
+        """Return the program of a rank, which is that of its class.
 
         Raises:
             UsageError: there is no such rank.
@@ -155,25 +157,25 @@ class Run:
         kernels: Path | str | None = None,
         what_ifs: Sequence[str] | None = None,
     ) -> Forecast:
-        """Draw the step time; what is given is changed without another capture.
+        """Draw the step time, with the given changes of the run and without another capture.
 
         Args:
-            draws: how many.
-            seed: of the random numbers.
-            variability: for a run on the null device a profile, a preset's name or a TOML file;
-                ``recorded``; ``none``: every draw is the run's step. None: the run's profile if it
-                has one, else as recorded.
+            draws: number of draws.
+            seed: seed of the random numbers.
+            variability: for a run on the null device a profile (a preset's name or a TOML file);
+                ``recorded``; or ``none``: every draw is the run's step. None: the run's profile if
+                it has one, else as recorded.
             cluster: preset or TOML file in place of the run's.
             compute_scale: factor on all computation, in place of the run's.
             slow: factor on a rank's computation, by rank, in place of the run's.
             kernels: measured kernel times, for runs on the null device.
-            what_ifs: something that is otherwise, for example ``kernel=attention.* x0.5``; see
+            what_ifs: hypothetical changes, for example ``kernel=attention.* x0.5``; see
                 ``docs/what-if.md``.
 
         Raises:
             UsageError: a what-if that touches nothing, a change that needs another capture, or
-                values that cannot be.
-            FormatError: damaged files, or those of an older version.
+                values that are not allowed.
+            FormatError: damaged files, or files of an older version.
         """
         changes = Changes(
             cluster=cluster,
@@ -189,16 +191,16 @@ class Run:
         return Forecast(step_ns_D=drawn.step_ns_D, base_ns=model.step_ns, notes=model.notes)
 
     def what_if(self, *what_ifs: str, draws: int = 400, seed: int = 0) -> HopedRun:
-        """The run beside what it would be, without another capture.
+        """Compare the run with the same run under what-ifs, without another capture.
 
         Args:
-            what_ifs: for example ``kernel=attention.* x0.5``; several hold together. See
+            what_ifs: for example ``kernel=attention.* x0.5``; several apply together. See
                 ``docs/what-if.md``.
-            draws: how many of the step time, of each side.
-            seed: of the random numbers, the same for both.
+            draws: number of draws of the step time, for each of the two.
+            seed: seed of the random numbers, the same for both.
 
         Raises:
-            UsageError: one that means or touches nothing, or that needs another capture.
+            UsageError: a what-if that has no meaning, touches nothing, or needs another capture.
         """
         config = MonteCarlo(draws=draws, seed=seed)
         runs = HopedRuns(
@@ -243,29 +245,29 @@ def run(
 
     Args:
         script: the program, a path or (``is_module``) a module's name.
-        world_size: ranks of the target job.
-        args: of the program.
+        world_size: number of ranks of the target job.
+        args: arguments of the program.
         cluster: preset name or TOML file.
-        device: ``cpu``, ``cuda`` or ``null``, a GPU that is not there.
+        device: ``cpu``, ``cuda`` or ``null`` (a GPU that is not there).
         out: run folder; captures in it are used again.
-        live: ranks that run the program among replayed ones.
-        steps: steady steps of live ranks.
+        live: ranks that run the program among replayed ranks.
+        steps: steady steps that each live rank runs.
         samples: steady steps measured in each capture.
         compute_scale: factor on all computation.
         slow: factor on a rank's computation, by rank.
-        hang: steady step at whose beginning a rank stops for ever, by rank.
-        what_ifs: something that is otherwise, for live ranks too: see ``docs/what-if.md``.
-        kernels: measured kernel times that go before a null device's model.
-        fused: lower nothing that torch.compile is asked for, and cost elementwise work by a rule
-            of fusion, on a null device.
-        variability: profile that forecasts of a null run take, a preset's name or a TOML file;
-            ``none`` for none; None: the cluster's.
-        step_marker: ``module:function`` that ends a step; None: optimizer steps are found.
-        memory: follow allocations.
+        hang: steady step at the beginning of which a rank stops for ever, by rank.
+        what_ifs: hypothetical changes, which also apply to live ranks: see ``docs/what-if.md``.
+        kernels: measured kernel times, which take precedence over a null device's model.
+        fused: on a null device, lower nothing that torch.compile is asked for, and cost elementwise
+            work by a fusion rule.
+        variability: profile for forecasts of a null run, a preset's name or a TOML file; ``none``:
+            no profile. None: the cluster's.
+        step_marker: ``module:function`` that ends a step. None: optimizer steps are detected.
+        memory: track allocations.
         fresh: capture again.
 
     Raises:
-        PrismscaleError: any of its kinds; see ``docs/command-line.md`` for what each asks for.
+        PrismscaleError: any of its subclasses; ``docs/command-line.md`` says what each means.
     """
     config = JobConfig(
         script=Script(target=str(script), args=tuple(map(str, args)), is_module=is_module),
@@ -292,10 +294,10 @@ def run(
 
 
 def load(folder: Path | str) -> Run:
-    """An earlier run.
+    """Return an earlier run.
 
     Raises:
-        UsageError: the folder holds none.
+        UsageError: the folder holds no run.
     """
     path = Path(folder)
     if not RunFolder(root=path).results.is_file():
@@ -311,17 +313,20 @@ def perform(
     starter: Starter | None = None,
     executor: Executor | None = None,
 ) -> RunResult:
-    """Run a job and write its folder: what :func:`run` and ``prismscale run`` do.
+    """Run a job and write its folder, as :func:`run` and ``prismscale run`` do.
 
     Args:
-        reporter: told of progress; None: nobody is.
-        log_line: takes what live ranks print.
-        starter: starts all processes, elsewhere or under limits; None: here, as forks of one.
-        executor: draws steps for the summary; None: this process does. One that starts processes
-            imports the main module in each, which must then guard what it does.
+        config: the job.
+        reporter: receives progress. None: nothing is reported.
+        log_line: receives each line that a live rank prints.
+        starter: starts all processes, elsewhere or under limits. None: they are forked here from
+            one server process.
+        executor: draws steps for the summary. None: this process draws them. An executor that
+            starts processes imports the main module in each, so that module must guard its own
+            actions (``if __name__ == "__main__"``).
 
     Raises:
-        PrismscaleError: any of its kinds; nothing half-written is left behind.
+        PrismscaleError: any of its subclasses; no half-written file is left behind.
     """
     config.load_cluster()
     if remark := torch_remark():

@@ -162,11 +162,11 @@ COMMANDS: dict[str, Callable[[], typer.Typer | Callable[..., None]]] = {
     "export": _exports,
     "validate": _validations,
 }
-"""Each imports what it needs when it is asked for: all of them together take a second."""
+"""Loaders by command name. Each one imports its command on demand: all together take a second."""
 
 
 def all_commands() -> dict[str, Any]:
-    """Every command by its name, imported."""
+    """Import every command and return them by name."""
     return {name: _loaded(name) for name in COMMANDS}
 
 
@@ -182,14 +182,14 @@ def _loaded(name: str) -> Any:
 
 
 class Commands(TyperGroup):
-    """The commands, imported one by one."""
+    """The group of all commands, each of which is imported when it is needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, as the help lists them."""
+        """Return the command names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None if there is none."""
+        """Return the command of this name, or None if there is none."""
         return _loaded(cmd_name) if cmd_name in COMMANDS else None
 
 
@@ -205,7 +205,7 @@ app = typer.Typer(
 
 
 class Unwound(BaseException):
-    """Ctrl-C or SIGTERM, on its way up so that everything that was started ends with us."""
+    """Raised by Ctrl-C or SIGTERM, so that contexts on the stack end everything they started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -229,7 +229,7 @@ def _options(
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    """Once: a second signal must not interrupt the ending of children."""
+    """Raise :class:`Unwound`, once: a second signal must not interrupt the ending of children."""
     for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)
     raise Unwound(number)
@@ -242,7 +242,7 @@ def main() -> None:
     screen = terminal(stderr=True)
     warnings.showwarning = partial(_show_warning, screen, warnings.showwarning)
     try:
-        # A command's typer.Exit comes back as its code; a command that just ends, as None.
+        # The result is the code of a typer.Exit, or None if the command simply returned.
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except Unwound as signalled:
@@ -252,14 +252,14 @@ def main() -> None:
         _show(screen, error)
         sys.exit(error.exit_code)
     except typer.TyperException as error:
-        # Without a message it was a command without arguments, answered by its help.
+        # Without a message this was a command without arguments, whose help was printed.
         if error.format_message():
             _show(screen, UsageError(_usage(error)))
         sys.exit(UsageError.exit_code)
 
 
 def _usage(error: typer.TyperException) -> str:
-    """An option or command that the parser refused, and where the allowed ones are listed."""
+    """Return why the parser refused an option or command, and where the allowed ones are listed."""
     context = getattr(error, "ctx", None)
     where = f"; see {context.command_path} --help" if context is not None else ""
     return error.format_message().rstrip(".") + where
@@ -275,7 +275,7 @@ def _show(screen: Console, error: PrismscaleError) -> None:
 def _show_warning(
     screen: Console, others: Callable[..., None], message: Warning | str, *where: Any
 ) -> None:
-    """Ours as a sentence, without the line of code that gave it."""
+    """Print a warning of prismscale as a sentence, without the line of code that raised it."""
     if isinstance(message, PrismscaleWarning):
         screen.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)
     else:

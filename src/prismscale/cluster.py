@@ -1,9 +1,9 @@
 """The target cluster: devices, links, and how communications behave on them.
 
-A :class:`Cluster` is read from TOML, either a preset of this package or a file of the user's, which
-may name a preset as its ``base`` and say only what differs. It is open-ended in size: rank ``r``
-sits on node ``r // devices_per_node`` whatever the world size is. Bandwidths are those of one
-direction.
+A :class:`Cluster` is read from TOML: either a preset of this package or the user's own file, which
+may name a preset as its ``base`` and give only the differences. A cluster has no fixed size: rank
+``r`` is on node ``r // devices_per_node`` whatever the world size is. All bandwidths are those of
+one direction.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _PROFILES = "prismscale.cost"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What measured steps say of the models' times: ``prismscale calibrate steps``."""
+    """Factors on modelled times, fitted to measured steps by ``prismscale calibrate steps``."""
 
     kernels: float = 1.0
-    """Time of kernels over their model's. Kernels that were measured keep theirs."""
+    """Kernel time relative to the model. Kernels that were measured keep their own times."""
     host: float = 1.0
-    """Time that issuing them takes the host, over its model's."""
+    """Host time for issuing kernels, relative to the model."""
     host_error: float
-    """What the host's time may be longer by, relative, in nine cases of ten."""
+    """Relative amount by which the host time may be longer, in nine cases of ten."""
     steps: int
-    """Measured steps that this rests on."""
+    """Number of measured steps on which the factors are based."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "kernels", "host", "host_error", "steps")
@@ -50,16 +50,16 @@ class Device:
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak by torch dtype name (``bfloat16``, ``float8_e4m3fn``, ``tfloat32``, …)."""
     scaled_from: str = ""
-    """A GPU that is known, for one that is not: a preset's name. See
-    :func:`prismscale.cost.target_gpu.profile_of`."""
+    """For a GPU that is not known: the preset of a known GPU from which its kernel model is scaled.
+    See :func:`prismscale.cost.target_gpu.profile_of`."""
     multiprocessors: int | None = None
-    """None, here and below: as many as the known GPU has."""
+    """Number of multiprocessors. None, here and below: as in the known GPU."""
     power_watts: float | None = None
-    """Limit; None where peaks differ: it grows with them."""
+    """Power limit. If it is None and the peaks differ from the known GPU's, it grows with them."""
     cache_bytes: float | None = None
-    """Level-2 cache."""
+    """Size of the level-2 cache."""
     calibration: Calibration | None = None
-    """None: the models' times as they are."""
+    """None: modelled times are used as they are."""
 
     def __post_init__(self) -> None:
         optional = ("memory_bandwidth_bytes_per_s", "multiprocessors", "power_watts", "cache_bytes")
@@ -75,7 +75,7 @@ class Link:
     """A link in one direction: NVLink of one device, or one network card."""
 
     latency_ns: float
-    """From one member to the next, for a message of no bytes."""
+    """Latency from one member to the next, for a message of no bytes."""
     bandwidth_bytes_per_s: float
 
     def __post_init__(self) -> None:
@@ -84,12 +84,12 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fabric:
-    """Switches above the nodes: pods within which all cards reach each other at full speed."""
+    """Switches above the nodes: pods in which all network cards reach each other at full speed."""
 
     nodes_per_pod: int
-    """Consecutive nodes under the same leaf switches (rail-optimised: one leaf a rail)."""
+    """Consecutive nodes under the same leaf switches (rail-optimised: one leaf per rail)."""
     oversubscription: float = 1.0
-    """Bandwidth of a pod's network cards over that of its uplinks; 1 is a full fat tree."""
+    """Bandwidth of a pod's network cards divided by that of its uplinks; 1 is a full fat tree."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "nodes_per_pod")
@@ -99,28 +99,29 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlgorithmTuning:
-    """What one collective algorithm makes of the links. See :mod:`prismscale.cost.algorithms`."""
+    """How well one collective algorithm uses the links. See :mod:`prismscale.cost.algorithms`."""
 
     base_ns: float
-    """Paid once: launch and set-up."""
+    """Fixed cost of one communication: launch and set-up."""
     latency_factor: float
-    """Link latencies that one step of the algorithm costs."""
+    """Cost of one step of the algorithm, in link latencies."""
     intra_efficiency: float
-    """Share of the intra-node link's bandwidth that it reaches."""
+    """Share of the intra-node link's bandwidth that the algorithm reaches."""
     inter_efficiency: float
-    """Share of the network cards' bandwidth that it reaches."""
+    """Share of the network cards' bandwidth that the algorithm reaches."""
     chunk_ns: float
     """Cost of handling one piece of a message that is cut into pieces."""
     chunk_limit_ns: float
-    """Time on the wire of a message beyond which its pieces grow no more."""
+    """Time on the wire of a message beyond which its pieces do not grow any more."""
     inter_latency_factor: float | None = None
-    """The same for a step between nodes; None: as inside a node."""
+    """``latency_factor`` of a step between nodes; None: as inside a node."""
     spanning_latency_factor: float | None = None
-    """The same for a step inside a node, in a group of several nodes; None: as on one node."""
+    """``latency_factor`` of a step inside a node, in a group of several nodes; None: as in a group
+    on one node."""
     own_copy: float = 0.0
-    """Time of copying a byte of a member's own share, as a part of that of a byte over NVLink."""
+    """Time to copy a byte of a member's own share, relative to the time of a byte over NVLink."""
     min_members_per_node: int = 1
-    """The algorithm is only used where every node holds at least so many members."""
+    """The algorithm is only used where every node holds at least this many members."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "intra_efficiency", "inter_efficiency", "chunk_limit_ns")
@@ -137,11 +138,11 @@ class MeasuredCurve:
     op: CollectiveOp
     group_size: int
     nodes: int = 1
-    """Nodes that the group spanned, evenly filled."""
+    """Number of nodes that the group spanned, evenly filled."""
     n_bytes: tuple[int, ...]
-    """Ascending."""
+    """Message sizes, ascending."""
     time_ns: tuple[float, ...]
-    """Time after the last arrival."""
+    """Time after the last arrival, for each size."""
 
     def __post_init__(self) -> None:
         if not self.n_bytes or len(self.n_bytes) != len(self.time_ns):
@@ -154,7 +155,7 @@ class MeasuredCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Communication measured on a machine, with the machine's description."""
+    """Communication times measured on a machine, with the machine's description."""
 
     machine: str
     date: str
@@ -163,29 +164,29 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A homogeneous cluster of nodes, of any number of ranks."""
+    """A homogeneous cluster of nodes, for any number of ranks."""
 
     name: str
     device: Device
     devices_per_node: int
     nics_per_node: int
     nodes_per_nvlink_domain: int = 1
-    """Consecutive nodes whose devices reach each other over NVLink: 18 of an NVL72's."""
+    """Consecutive nodes whose devices reach each other over NVLink; 18 in an NVL72."""
     intra_node: Link
-    """Per device."""
+    """The NVLink of each device."""
     inter_node: Link
-    """Per network card."""
+    """The link of each network card."""
     overlap_power: float = 6.0
     """Sharpness of the smooth minimum of NVLink and network bandwidth; ∞ is the plain minimum."""
     algorithms: Mapping[str, AlgorithmTuning] = field(default_factory=dict)
     fabric: Fabric | None = None
-    """None: every card reaches every other at full speed."""
+    """Switches above the nodes; None: every network card reaches every other at full speed."""
     measured: Measured | None = None
     variability: str = ""
-    """Variability profile of what a model answers: a preset's name or a TOML file; empty for none.
+    """Variability profile for modelled durations: a preset's name or a TOML file; empty: none.
     See :mod:`prismscale.cost.variability`."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where each figure comes from."""
+    """The source of each figure."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "devices_per_node", "nics_per_node", "overlap_power")
@@ -198,17 +199,17 @@ class Cluster:
 
     @property
     def devices_per_domain(self) -> int:
-        """Ranks that reach each other over NVLink."""
+        """Number of ranks that reach each other over NVLink."""
         return self.devices_per_node * self.nodes_per_nvlink_domain
 
     @property
     def nics_per_domain(self) -> int:
-        """Network cards of an NVLink domain."""
+        """Number of network cards of an NVLink domain."""
         return self.nics_per_node * self.nodes_per_nvlink_domain
 
     @property
     def domains_per_pod(self) -> int:
-        """NVLink domains of a pod; 0 where the cluster describes no fabric."""
+        """Number of NVLink domains in a pod; 0 where the cluster describes no fabric."""
         return self.fabric.nodes_per_pod // self.nodes_per_nvlink_domain if self.fabric else 0
 
     @property
@@ -217,19 +218,19 @@ class Cluster:
         return self.device.name == "CPU"
 
     def node_of(self, rank: int) -> int:
-        """The node that hosts ``rank``."""
+        """Return the node that hosts ``rank``."""
         return rank // self.devices_per_node
 
     @staticmethod
     def presets() -> tuple[str, ...]:
-        """Names that :meth:`load` knows."""
+        """Return the names of all presets, which :meth:`load` takes."""
         files = resources.files(_PROFILES).joinpath("profiles").iterdir()
         return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
 
     @staticmethod
     @cache
     def presets_by_gpu() -> Mapping[str, str]:
-        """Presets' names by the name of their device."""
+        """Return the presets' names by the name of their device."""
         names = {Cluster.load(preset).device.name: preset for preset in Cluster.presets()}
         return MappingProxyType(names)
 
@@ -239,7 +240,7 @@ class Cluster:
 
         Raises:
             UsageError: no such preset or file.
-            FormatError: a damaged file; names the key.
+            FormatError: the file is damaged; the message names the key.
         """
         given = str(name_or_path)
         if given in cls.presets():
@@ -264,7 +265,7 @@ class Cluster:
         return decode(cls, _with_base(table, origin), origin)
 
     def to_toml(self) -> str:
-        """The text that :meth:`from_toml` reads back as an equal cluster."""
+        """Return the text that :meth:`from_toml` reads back as an equal cluster."""
         return encode(self)
 
 
@@ -273,8 +274,10 @@ def _preset_text(name: str) -> str:
 
 
 def _with_base(table: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """All of a table that names a ``base`` and says what differs from that preset, key by key. A
-    preset may have a base, too."""
+    """Return a table completed, key by key, by the preset that it names as its ``base``.
+
+    A preset may have a base, too.
+    """
     if "base" not in table:
         return table
     base, presets = table["base"], Cluster.presets()

@@ -1,4 +1,4 @@
-"""What one ``prismscale run`` is asked to do, checked before anything starts."""
+"""The configuration of one ``prismscale run``, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from prismscale.payload.rules.rule_file import RuleFile
 from prismscale.transfers.transfer_settings import TransferSettings
 
 MOST_REAL = 1024
-"""Processes that one machine is asked to hold."""
+"""Largest world size with real values, where one machine holds a process for every rank."""
 VALUES = ("answered", "real")
-"""answered: a captured rank runs alone, and what others would send is made up by rules. real: all
-ranks run, a few at a time, and hear what the others really send."""
+"""``answered``: a captured rank runs alone, and rules make up what the others would send.
+``real``: all ranks run, a few at a time, and receive what the others really send."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """One job: the program, the target, and how much of it to look at."""
+    """One job: the program, the target cluster, and how many ranks and steps to look at."""
 
     script: Script
     world_size: int
@@ -51,67 +51,65 @@ class JobConfig:
     """Run folder."""
     live: tuple[int, ...] = ()
     live_on: tuple[int, ...] = ()
-    """A device of this machine for each live rank: a core or a GPU; empty: any."""
+    """A device of this machine, a core or a GPU, for each live rank; empty: any."""
     attach: int | None = None
-    """The live rank that has the terminal."""
+    """The live rank whose process has the terminal."""
     device: str = "cpu"
     clock: str = "paced"
     samples: int = 4
     """Steady steps measured in each capture."""
     watched_steps: int = 12
-    """Steps of the program in which a captured rank of a null device is watched for what happens
-    only now and then."""
+    """Number of steps in which a captured rank of a null device is watched for periodic events."""
     steps: int = 8
-    """Steady steps of live ranks."""
+    """Steady steps that each live rank runs."""
     shown: tuple[int, ...] = ()
-    """Ranks on the timeline besides live ones; empty for one of each stage."""
+    """Ranks on the timeline besides the live ranks and one rank of each stage."""
     step_marker: str | None = None
     max_captures: int = 128
     capture: tuple[int, ...] = ()
-    """Ranks that are captured besides those that are needed."""
+    """Ranks to capture besides those that are needed."""
     quick: bool = False
-    """Fewer ranks and steps are looked at: see :attr:`CapturePlanner.quick`, and no step is watched
-    for what happens now and then."""
+    """Capture fewer ranks (see :attr:`CapturePlanner.quick`), and watch for no periodic events."""
     check_s: float = 0.0
-    """Seconds for the first steps of further ranks."""
+    """Seconds to spend on capturing the first steps of further ranks; 0: none."""
     capture_timeout_s: float = 1800.0
     memory: bool = True
     values: str = "answered"
     """Where the values of other ranks come from: one of :data:`VALUES`."""
     slots: int = 0
-    """With real values, ranks that run at a time; 0 for one a core."""
+    """With real values, number of ranks that run at a time; 0: one per core."""
     record: tuple[str, ...] = ()
-    """With real values, what is recorded for live ranks."""
+    """With real values, selections of communications to record for live ranks."""
     record_limit_bytes: int = LIMIT_BYTES
     trusts_objects: bool = False
-    """Objects from the run folder are unpickled whoever pickled them."""
+    """Unpickle objects from the run folder no matter who pickled them."""
     transfers: TransferSettings = field(default_factory=TransferSettings)
-    """Whether live ranks really send what a rank sends."""
+    """Whether live ranks really send the bytes that a rank of the job sends."""
     budget_bytes: int = 0
-    """With real values, memory that all ranks may take together; 0: what they need."""
+    """With real values, memory that all ranks may take together; 0: as much as they need."""
     fresh: bool = False
     compute_scale: float = 1.0
     kernels: Path | None = None
-    """Measured kernel times that go before a null device's model."""
+    """File of measured kernel times; they take precedence over a null device's model."""
     fused: bool = False
-    """Lower no compiled regions: cost elementwise work by a rule of fusion, on a null device."""
+    """On a null device, lower no compiled regions: a fusion rule costs their elementwise work."""
     routing: Routing = field(default_factory=Routing)
-    """Tokens by expert; on a device that computes, where it is given."""
+    """Tokens by expert. A device that computes routes as the program does unless this is given."""
     stand_ins: tuple[StandInFile, ...] = ()
-    """For extensions that exist only as CUDA binaries, on a null device."""
+    """On a null device, stand-ins for extensions that exist only as CUDA binaries."""
     storage: Storage = field(default_factory=Storage)
-    """Where each rank of a null device writes its checkpoints."""
+    """Storage to which each rank of a null device writes its checkpoints."""
     payload: str = ""
-    """First source of what absent peers contribute: a :class:`PayloadKind`; empty: the user's
-    rules where there are any, else what captured ranks sent."""
+    """First source of the values that absent peers contribute: a :class:`PayloadKind`.
+    Empty: the user's rules if there are any, else the values that captured ranks sent."""
     rules: RuleFile | None = None
-    """The user's rules for it."""
+    """The user's rules for these values."""
     variability: str | None = None
-    """Variability profile that forecasts of a null run take; None: the cluster's."""
+    """Variability profile for forecasts of a null run; None: the cluster's."""
     slow: Mapping[int, float] = field(default_factory=dict)
     hang: Mapping[int, int] = field(default_factory=dict)
     what_ifs: tuple[str, ...] = ()
-    """What is to be otherwise than the program and the cluster are."""
+    """Hypothetical changes of the program or the cluster."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.world_size <= MAX_WORLD_SIZE:
@@ -194,8 +192,8 @@ class JobConfig:
         for text in self.record:
             RecordSelection.parse(text)
         if self.record_limit_bytes <= 0:
-            limit = self.record_limit_bytes / 1e9
-            raise UsageError(f"--record-limit is {limit:g} GB; allowed: above 0")
+            limit = self.record_limit_bytes / (1 << 30)
+            raise UsageError(f"--record-limit is {limit:g} GiB; allowed: above 0")
         if self.transfers.are_real and not self.live:
             raise UsageError(
                 f"--transfers {self.transfers.kind}: only live ranks send anything; name some with "
@@ -225,12 +223,12 @@ class JobConfig:
 
     @property
     def steps_to_watch(self) -> int:
-        """Steps of the program in which a captured rank is watched for periodic events."""
+        """Number of steps in which a captured rank is watched for periodic events."""
         return 0 if self.quick else self.watched_steps
 
     @property
     def payload_kind(self) -> PayloadKind:
-        """The first source of what absent peers contribute."""
+        """The first source of the values that absent peers contribute."""
         if self.payload:
             return PayloadKind(self.payload)
         return PayloadKind.RULES if self.rules else PayloadKind.RECORDED
@@ -241,7 +239,10 @@ class JobConfig:
         return Faults(slow=dict(self.slow), hang=dict(self.hang))
 
     def scenario(self, cluster: Cluster, captures: str) -> Scenario:
-        """What the job's graph is timed with, which was made of ``captures`` in the run folder."""
+        """Return the scenario that times the job's graph.
+
+        ``captures`` is the folder, in the run folder, of the traces that the graph was made of.
+        """
         table = str(self.kernels.absolute()) if self.kernels else ""
         costs = CostSettings(kernels=table, fused=self.fused)
         scenario = Scenario(
@@ -257,12 +258,12 @@ class JobConfig:
         return scenario.changed(variability=given) if given else scenario
 
     def load_cluster(self) -> Cluster:
-        """The target cluster.
+        """Return the target cluster.
 
         Raises:
-            UsageError: there is none of that name, the world does not fill its nodes, a null
-                device cannot pretend to be its GPU, the kernel times are another GPU's, or there is
-                no such variability profile.
+            UsageError: no cluster has that name, the world does not fill its nodes, a null device
+                cannot emulate its GPU, the kernel times belong to another GPU, or there is no such
+                variability profile.
             FormatError: the file of kernel times, or the profile, cannot be read.
         """
         cluster = Cluster.load(self.cluster)
@@ -271,7 +272,7 @@ class JobConfig:
         )
         if self.device == "null":
             self._kernel_model(cluster)
-        self.scenario(cluster, "")  # refuses a variability profile that cannot be
+        self.scenario(cluster, "")  # raises if the variability profile cannot be used
         return cluster
 
     def _kernel_model(self, cluster: Cluster) -> KernelModel:
@@ -280,11 +281,13 @@ class JobConfig:
         return KernelCostSource(table=table, fused=self.fused).model(cluster.device)
 
     def capture_key(self, cluster: Cluster) -> str:
-        """Changes whenever captures made before can no longer be used: program, arguments, world,
-        device, measurement."""
+        """Return a key that changes whenever earlier captures can no longer be used.
+
+        It covers the program, its arguments, the world, the device and the measurement.
+        """
         sources = [hashlib.sha256(f.read_bytes()).hexdigest() for f in self.script.sources()]
         parts = [
-            # Files of an earlier format are left where they are, and not read.
+            # Files of an earlier format stay where they are, and are not read.
             VERSION,
             # See payload/object_marks.py and payload/recorded.py.
             "objects have marks, and numbers of their own",
@@ -297,7 +300,7 @@ class JobConfig:
             self.device,
             # A null device's trace holds costs: another profile or table makes another trace.
             repr((cluster.device, self._kernel_model(cluster))) if self.device == "null" else "",
-            self.device == "null" and has_triton(),  # without it compiled regions run eagerly
+            self.device == "null" and has_triton(),  # without Triton compiled regions run eagerly
             self.samples,
             self.step_marker,
             self.memory,
@@ -313,7 +316,7 @@ class JobConfig:
         return _digest(parts)
 
     def live_key(self, cluster: Cluster) -> str:
-        """Changes whenever live ranks observed before would behave differently now."""
+        """Return a key that changes whenever live ranks would behave differently than before."""
         parts = [
             self.capture_key(cluster),
             repr(cluster),

@@ -1,18 +1,17 @@
-"""The exception tree. An error a user can cause says what was given, what is
-allowed, and how to mend it.
+"""The exception tree.
 
-::
+An error that a user can cause says what was given, what is allowed, and how to fix it::
 
-    PrismscaleError          1  anything below, or a defect of ours
+    PrismscaleError          1  any error below, or a defect of prismscale
     ├── UsageError           2  an option, path, preset or combination that cannot be used
     ├── ScriptError          3  the user's program failed on a rank; carries its traceback
     ├── GraphError           4  an illegal execution graph
     │   └── MismatchError    4  members of one group disagree about a communication
-    ├── StuckError           5  no rank can advance: who waits for whom, and where
+    ├── StuckError           5  no rank can advance; says which rank waits for which, and where
     ├── FormatError          6  a file that is damaged, foreign, or of another version
     ├── StorageError         7  a file that cannot be written (no space, no permission)
-    ├── UnmetError           8  something that was asserted of a run does not hold
-    └── NoFitError           4  of ``fit``, which builds no graph: the job does not fit
+    ├── UnmetError           8  an assertion about a run does not hold
+    └── NoFitError           4  the job does not fit; only ``fit``, which builds no graph, raises it
 
 The number is the exit code of the command. Ctrl-C exits with 130, SIGTERM with 143.
 """
@@ -24,9 +23,9 @@ import reprlib
 from collections.abc import Iterable
 
 MOST_CHARACTERS = 2_000
-"""Of a message about a file: what a damaged or hostile one holds may be of any length."""
+"""Length limit of a message about a file: a damaged or hostile file may hold text of any length."""
 MOST_SHOWN = 120
-"""Characters of one value of a file, in a message."""
+"""Length limit of one value of a file, in a message."""
 _bounded = reprlib.Repr()
 _bounded.maxstring = _bounded.maxother = _bounded.maxlong = MOST_SHOWN
 
@@ -38,7 +37,7 @@ class PrismscaleError(Exception):
 
 
 class PrismscaleWarning(UserWarning):
-    """Something that may go wrong, and that is tried all the same."""
+    """Warns of something that may fail but is tried nevertheless."""
 
 
 class UsageError(PrismscaleError):
@@ -53,7 +52,7 @@ class ScriptError(PrismscaleError):
     exit_code = 3
 
     def __init__(self, message: str, *, rank: int, traceback: str = "", said: str = "") -> None:
-        """``said`` is what the program itself said, without where and when."""
+        """``said`` is the program's own message, without the rank and the stage of the run."""
         super().__init__(message)
         self.rank = rank
         self.traceback = traceback
@@ -82,8 +81,7 @@ class FormatError(PrismscaleError):
     exit_code = 6
 
     def __init__(self, message: str) -> None:
-        """The message is bounded, and nothing in it is obeyed by a terminal: it may quote the
-        file."""
+        """Bound the message and escape what a terminal would obey: it may quote the file."""
         super().__init__(printable(message[: MOST_CHARACTERS + 1], MOST_CHARACTERS))
 
 
@@ -106,20 +104,22 @@ class NoFitError(PrismscaleError):
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """A sentence that lists ``allowed`` and, where one is close to ``given``, offers it.
+    """Return a text that lists ``allowed`` and suggests the name closest to ``given``, if any is.
 
-    Returns for example ``"allowed: a100-80g, h100-sxm; did you mean h100-sxm?"``.
+    For example ``"allowed: a100-80g, h100-sxm; did you mean h100-sxm?"``.
     """
     names = sorted(allowed)
-    # Comparing a very long text takes very long.
+    # Comparing a very long text takes a very long time.
     close = difflib.get_close_matches(given[:MOST_SHOWN], names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"allowed: {', '.join(names)}{hint}"
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """``text`` with what a terminal would obey shown as an escape, and cut after ``most``
-    characters. Line ends and tabs stay."""
+    """Cut ``text`` after ``most`` characters, and escape control characters for a terminal.
+
+    Line ends and tabs stay.
+    """
     if most is not None and len(text) > most:
         text = f"{text[:most]}…"
     if text.isprintable():
@@ -128,9 +128,9 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of a file in a message: as Python writes it, and not at any length or depth."""
+    """Return a value of a file for a message: its ``repr``, limited in length and depth."""
     try:
         return printable(_bounded.repr(value), 2 * MOST_SHOWN)
     except ValueError:
-        # A whole number of more digits than Python writes.
+        # A whole number with more digits than Python converts to text.
         return f"a value of type {type(value).__name__}"

@@ -1,7 +1,8 @@
-"""Writing files: whole or not at all, and with a sentence about why not.
+"""Writes files whole or not at all, and explains a failure in a sentence.
 
-Every file is written under a temporary name in the folder it is to live in, forced to the disk, and
-then renamed: a reader, a full disk or a killed process never leaves half a file under its name.
+Every file is written under a temporary name in its final folder, forced to the disk, and then
+renamed. So a full disk or a killed process never leaves half a file under the final name, and no
+reader sees one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# By name: a program's ``time`` may answer logical time.
+# Imported by name, because a program's ``time`` module may answer logical time.
 from time import monotonic, sleep
 from typing import BinaryIO
 
@@ -36,7 +37,10 @@ _MENDS = {
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/prismscale`` or ``~/.cache/prismscale``: what all runs of a user share."""
+    """Return the folder that all runs of a user share.
+
+    It is ``$XDG_CACHE_HOME/prismscale`` or ``~/.cache/prismscale``.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "prismscale"
 
@@ -45,7 +49,7 @@ def user_cache() -> Path:
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open ``path`` for writing bytes; it appears, whole, when the block ends without an exception.
 
-    Missing folders are created. An exception of any kind leaves whatever was there before.
+    Missing folders are created. After any exception an existing file is unchanged.
 
     Raises:
         StorageError: no space, no permission, or a name that cannot be used.
@@ -56,12 +60,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with part.open("xb") as file:
             yield file
             file.flush()
-            # Before the rename, which could reach the disk before the bytes do.
+            # Sync before the rename, which could otherwise reach the disk before the bytes.
             os.fsync(file.fileno())
         part.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        # Errors of the block's own may be about other files.
+        # The block itself may raise errors about other files.
         if error.filename not in (None, str(path), str(part), str(path.parent)):
             raise
         raise _storage_error(path, error) from error
@@ -71,16 +75,18 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def part_of(path: Path) -> Path:
-    """A temporary name beside ``path`` that nobody else has."""
+    """Return a unique temporary name beside ``path``."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
 
 
 def await_file(
     path: Path, patience_s: float, *, poll_s: float, while_true: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Wait until a file of another process is there; False where it does not come in time, or
-    ``while_true`` says that it will not. A file that is being written is not there yet: see
-    :func:`atomic_write`."""
+    """Wait until a file of another process exists; return whether it does.
+
+    The wait ends without the file after ``patience_s`` seconds, or when ``while_true`` answers
+    False. A file that is still being written does not exist yet: see :func:`atomic_write`.
+    """
     deadline = monotonic() + patience_s
     while not path.exists():
         if monotonic() > deadline or not while_true():
@@ -90,7 +96,7 @@ def await_file(
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes that were ended had begun to write in ``folder``. Raises OSError."""
+    """Remove unfinished files of ended processes from ``folder``. Raises OSError."""
     for part in folder.rglob(".*.part"):
         part.unlink(missing_ok=True)
 
@@ -113,7 +119,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # A rename is only as durable as the folder that records it.
+    # A rename is only durable once the folder that records it is on the disk.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -128,7 +134,7 @@ def _storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def _free(folder: Path) -> str:
-    """How much is free where ``folder`` is, or would be."""
+    """Describe the free space on the disk where ``folder`` is, or would be."""
     for place in (folder, *folder.parents):
         with contextlib.suppress(OSError):
             return f"{shutil.disk_usage(place).free / 1e9:.1f} GB free"

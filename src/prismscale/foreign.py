@@ -1,8 +1,8 @@
-"""What every reader of a file that others wrote stands behind.
+"""Protects every reader of a file that another program wrote.
 
-A damaged or hostile file makes decoders raise nearly anything: a number of thousands of digits a
-ValueError, nesting a RecursionError, an index beyond 64 bits an OverflowError, a text in place of a
-list a TypeError. To the user it is one thing: this file cannot be read.
+A damaged or hostile file makes decoders raise nearly anything: ValueError for a number with
+thousands of digits, RecursionError for deep nesting, OverflowError for an index beyond 64 bits,
+TypeError for a text in place of a list. To the user all mean the same: this file cannot be read.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ DAMAGE = (
     zlib.error,
     pa.ArrowException,
 )
-"""What decoders raise for files that are not theirs. Not MemoryError: what a file may make us hold
-is bounded where it is read."""
+"""Exceptions that decoders raise for damaged or foreign files. MemoryError is not among them: each
+reader limits the memory that a file may take."""
 _PAGE = resource.getpagesize()
 
 
 @contextmanager
 def reading(name: object, what: str) -> Iterator[None]:
-    """The block reads a foreign file. What it refuses itself, in better words, stays.
+    """Turn decoder errors of the block, which reads a foreign file, into a :class:`FormatError`.
+
+    A :class:`FormatError` that the block itself raises, with a better message, passes unchanged.
 
     Args:
-        name: of the file, or what else the user knows it by.
-        what: it should be, for example ``a Chakra trace``.
+        name: name of the file, or whatever else the user knows it by.
+        what: what the file should be, for example ``a Chakra trace``.
 
     Raises:
-        FormatError: anything in :data:`DAMAGE`.
+        FormatError: the block raised an exception in :data:`DAMAGE`.
     """
     try:
         yield
@@ -60,7 +62,7 @@ def reading(name: object, what: str) -> Iterator[None]:
 
 @contextmanager
 def memory_limited(more: int) -> Iterator[None]:
-    """This process may take so many bytes more; what asks for more gets a MemoryError."""
+    """Limit this process to ``more`` bytes more than now; beyond that it gets a MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
     allowed = [limit for limit in (soft, now + more) if limit != resource.RLIM_INFINITY]

@@ -1,4 +1,4 @@
-"""What is installed on this machine, what of it works, and how to mend the rest."""
+"""Examines what is installed on this machine, what works, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARIES = (
     "transformers",
     "triton",
 )
-"""Frameworks whose programs run on the null device, and what they import."""
+"""Frameworks whose programs run on the null device, and libraries that they import."""
 _TIMEOUT_S = 600
 _LEAST_FREE_BYTES = 2 << 30
 
@@ -39,27 +39,30 @@ print(json.dumps({"build": torch.version.cuda, "gpu": gpu}))
 
 
 class State(Enum):
-    """Of one part of an installation."""
+    """State of one part of an installation."""
 
     WORKS = "works"
     ABSENT = "absent"
-    """Not there, and not needed."""
+    """The part is not there, and not needed."""
     BROKEN = "broken"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One part of the installation."""
+    """What was found about one part of the installation."""
 
     part: str
     state: State
     detail: str
     mend: str = ""
-    """The command or step that mends it; empty where there is nothing to mend."""
+    """The command or step that fixes the part; empty where there is nothing to fix."""
 
 
 def examine() -> Iterator[Finding]:
-    """Every part, as it is found; the null device is tried, and compiled if need be."""
+    """Iterate over the findings of every part.
+
+    The null device is tried out, and compiled if need be.
+    """
     yield _here()
     torch = _torch()
     yield torch
@@ -142,7 +145,7 @@ def _gpu() -> Finding:
 
 
 def _child(*arguments: str) -> dict[str, Any] | str:
-    """What a Python of its own printed as JSON, or why it failed."""
+    """Run Python with ``arguments``; return the JSON that it printed, or why it failed."""
     try:
         child = subprocess.run(
             [sys.executable, *arguments],
@@ -161,8 +164,11 @@ def _child(*arguments: str) -> dict[str, Any] | str:
 
 
 def _why(said: str, code: int) -> str:
-    """The line that tells why a process failed: the last one, or of a crash in native code the
-    first lines of what faulthandler wrote, whose last ones list modules."""
+    """Return the line that says why a process failed, which is the last line of its output.
+
+    After a crash in native code it is made of the first lines that faulthandler wrote, because its
+    last lines list modules.
+    """
     lines = said.strip().splitlines()
     crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if crash is None:

@@ -1,9 +1,9 @@
-"""One job, from a script to a report. This file is the way of the data and nothing else::
+"""One job, from a script to a report. This file shows how the data flows, and nothing else::
 
 script + world size + cluster
-   │ capture    a few ranks run the program, nobody else exists    → traces
-   │ slices     those that fit the cores, again, side by side       → their durations
-   │   values   or all ranks, a few at a time, with real values     → traces of every rank
+   │ capture    a few ranks run the program, the rest are absent    → traces
+   │ slices     as many as fit the cores run again, side by side    → their durations
+   │   values   or all ranks run, a few at a time, with real values → traces of every rank
    │ assemble   rank classes and groups of every rank, verified     → JobGraph
    │ cost       a duration for every node                           → GraphDurations
    │ simulate   re-time the whole graph                             → Timeline
@@ -76,24 +76,24 @@ class Job:
     reporter: Reporter
     log_line: LogLine
     starter: Starter | None = None
-    """Starts all processes; None: they are forks of one that has imported what they need."""
+    """Starts all processes. None: they are forks of a server that has done their imports."""
     executor: Executor | None = None
-    """Draws steps; None: this process does."""
+    """Draws the steps of the forecast. None: this process draws them."""
     wall_s: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> RunResult:
-        """Run every stage; returns what ``results.json`` holds.
+        """Run every stage and return the contents of ``results.json``.
 
         Raises:
-            PrismscaleError: any of its kinds; nothing half-written is left behind.
+            PrismscaleError: any of its subclasses; no half-written file is left behind.
         """
         config = self.config
         cluster = config.load_cluster()
-        # Once, because the key covers the program's files. Absolute, because the program may change
-        # its working folder.
+        # The key is computed only once, because it covers the program's files. The path is
+        # absolute, because the program may change its working folder.
         captures = self.folder.captures(config.capture_key(cluster)).absolute()
         if config.device == "null" and not is_built():
-            # Here, where its progress is seen: a rank would compile behind a log.
+            # Compile here, where progress is shown: the output of a rank only goes to its log.
             with self._stage("compile"):
                 build_extension()
         blamed = mirror_blamed(config.payload_kind)
@@ -202,7 +202,7 @@ class Job:
     def _run_all(
         self, cluster: Cluster, folder: Path, starter: Starter
     ) -> tuple[CapturePlan, dict[int, RankTrace]]:
-        """Every rank with real values, so that none stands for another."""
+        """Run every rank with real values, so that no rank represents another."""
         with self._stage("values") as update:
             stage = switching_stage(
                 self.config,
@@ -218,7 +218,7 @@ class Job:
     def _standstill(
         self, plan: CapturePlan, traces: dict[int, RankTrace], groups: GroupTable
     ) -> StandstillResult:
-        """Who begins it where ranks hang."""
+        """Find which ranks cause the standstill, in a job with hung ranks."""
         hang = self.config.hang
         alone = assemble(traces, plan.representative_R, groups, alone=hang)
         finding = explain(alone, hang, self.folder.flight)
@@ -233,8 +233,10 @@ class Job:
     def _scheduled(
         self, traces: dict[int, RankTrace], events: list[PeriodicEvent]
     ) -> dict[int, RankTrace]:
-        """The programs that live ranks and their virtual peers run: with periodic events in the
-        steps in which they come."""
+        """Return the programs that live ranks and their virtual peers run.
+
+        Each periodic event is written out in the steps in which it comes.
+        """
         if not events:
             return traces
         first = max(ordinary_from(t) for t in traces.values())

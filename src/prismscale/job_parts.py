@@ -1,4 +1,4 @@
-"""What the stages of a job are made of: who runs its processes, what they are told, durations."""
+"""Builds the parts of a job's stages: process runners, specs of rank processes, and findings."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import load_json
 
 if TYPE_CHECKING:
-    # These import torch, which takes seconds: only who has such a stage waits for it.
+    # These import torch, which takes seconds: only jobs with such a stage wait for it.
     from prismscale.live.stage import LiveStage
     from prismscale.switching.all_ranks import SwitchingStage
 
 WARM_UP_STEPS = 2
-"""With real values, steps before those that are sampled."""
+"""With real values, number of steps before the sampled ones."""
 PRELOADED = (
     CaptureSpec.PROCESS,
     LiveSpec.PROCESS,
@@ -48,30 +48,34 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
 )
-"""What ranks find imported; a program asks for some of it anyway. Nothing that makes a tensor while
-it is imported, as ``torch.distributed.pipelining`` does: it would be missing in the program's own
-memory. ``torch._dynamo`` is what takes the time there."""
+"""Modules that are already imported in the process of every rank.
+
+A program imports some of them anyway. No module is listed that makes a tensor while it is imported,
+as ``torch.distributed.pipelining`` does: the tensor would be missing in the program's own memory.
+``torch._dynamo`` is the part of that module that takes long to import."""
 
 
 PRELOADED_TO_COMPILE = ("torch._inductor.compile_fx",)
-"""What ``torch.compile`` imports: as long as half of what all others do, so for those who ask."""
+"""Modules that ``torch.compile`` imports. They take half as long as all of :data:`PRELOADED`, so
+only jobs that compile preload them."""
 LEARNED = (
     *PRELOADED_TO_COMPILE,
     *("aiohttp", "datasets", "huggingface_hub", "networkx", "pandas", "requests", "sympy"),
     *("torch.distributed.checkpoint", "torch.utils.tensorboard", "tyro", "yaml"),
 )
-"""What later ranks find imported if the first ones did import it: what takes long, asks for no
-device and no rank, and makes no tensor while it is imported."""
+"""Modules that are already imported in later ranks if the first ranks imported them.
+
+Each takes long to import, needs no device and no rank, and makes no tensor while it is imported."""
 COMPILES = ("torch.compile(", "flex_attention")
 
 
 def fork_server(config: JobConfig, logs: Path) -> ForkServer:
-    """Starts all ranks of a job, captured and live."""
+    """Return the server that starts all ranks of a job, captured and live."""
     return ForkServer(preload=preloaded(config), learn=LEARNED, log=logs / "fork-server.log")
 
 
 def preloaded(config: JobConfig) -> tuple[str, ...]:
-    """What the ranks of a job find imported."""
+    """Return the modules that are already imported in the ranks of a job."""
     compiles = config.script.mentions(COMPILES) and not config.fused
     return (*PRELOADED, *(PRELOADED_TO_COMPILE if compiles else ()))
 
@@ -85,7 +89,7 @@ def capture_runner(
     logs: Path,
     progress: StageUpdate,
 ) -> CaptureRunner:
-    """Captures ranks; ``folder`` takes the traces."""
+    """Return the runner that captures ranks; ``folder`` takes their traces."""
     return CaptureRunner(
         spec=CaptureSpec(
             **_of_any_rank(config, cluster, captures=folder),
@@ -105,8 +109,10 @@ def capture_runner(
 
 
 def checked_ranks(planner: CapturePlanner, runner: CaptureRunner, seconds: float) -> CapturePlan:
-    """Look at the first steps of further ranks for so long. Those that do what others do are not
-    kept: they would change no figure."""
+    """Capture the first steps of further ranks until ``seconds`` have passed.
+
+    Ranks that do the same as another rank are not kept, because they would change no figure.
+    """
     deadline = time.monotonic() + seconds
     planner.capture = runner.check
     plan = planner.check(lambda: time.monotonic() < deadline, runner.jobs)
@@ -125,7 +131,7 @@ def switching_stage(
     logs: Path,
     progress: NotedUpdate,
 ) -> SwitchingStage:
-    """Runs all ranks with real values; ``folder`` takes the traces."""
+    """Return the stage that runs all ranks with real values; ``folder`` takes their traces."""
     from prismscale.switching.all_ranks import SwitchingStage
 
     return SwitchingStage(
@@ -150,14 +156,14 @@ def switching_stage(
 
 
 def switch_counts(folder: Path) -> SwitchCounts:
-    """How the ranks ran whose traces ``folder`` holds."""
+    """Load the counts of slots and switches of the run whose traces ``folder`` holds."""
     from prismscale.switching.all_ranks import DONE
 
     return load_json(SwitchCounts, folder / DONE, "the end of a run with real values")
 
 
 def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> tuple[Emulated, ...]:
-    """What is known of captured ranks whose device was not there."""
+    """Load what the captured ranks of a null device recorded; empty for other devices."""
     if config.device != "null":
         return ()
     return tuple(Emulated.load(captures / f"rank-{rank}.null.json") for rank in sorted(ranks))
@@ -166,13 +172,13 @@ def emulated_ranks(config: JobConfig, captures: Path, ranks: Iterable[int]) -> t
 def payload_uses(
     config: JobConfig, captures: Path, traces: Mapping[int, RankTrace]
 ) -> tuple[PayloadUses, ...]:
-    """From where captured ranks had what absent peers contribute.
+    """Load where the values came from that absent peers contributed to captured ranks.
 
-    A rank that was found equal to another ended early, the earlier the sooner it was found: it
-    counts as the other.
+    A rank that was found equal to another rank ended early, at a point that depends on when it was
+    found. The other rank's record is used for it.
 
     Raises:
-        UsageError: a rule was for none of their communications.
+        UsageError: a rule answered none of their communications.
     """
     if config.values == "real":
         return ()
@@ -188,10 +194,10 @@ def router_findings(
     traces: Mapping[int, RankTrace],
     emulated: Iterable[Emulated],
 ) -> RouterFindings:
-    """What routers of experts chose.
+    """Return what the routers of experts chose.
 
     Raises:
-        UsageError: ``--routing`` was for none of them.
+        UsageError: ``--routing`` applied to none of the routers.
     """
     groups = {
         trace.groups[int(index)].ranks
@@ -215,7 +221,7 @@ def router_findings(
 
 
 def work_of(config: JobConfig, graph: JobGraph, captures: Path) -> JobWork:
-    """Operations and tokens of a step, where they are known."""
+    """Return the operations and tokens of a step, which are known on a null device only."""
     return job_work(graph, captures) if config.device == "null" else JobWork()
 
 
@@ -228,7 +234,7 @@ def live_stage(
     folder: Path,
     logs: Path,
 ) -> LiveStage:
-    """Runs live ranks; ``folder`` takes the observations."""
+    """Return the stage that runs live ranks; ``folder`` takes their observations."""
     from prismscale.live.stage import LiveStage
 
     return LiveStage(

@@ -1,4 +1,4 @@
-"""The user's program on our command line, written as behind ``python`` or ``torchrun``."""
+"""Parses the user's program on prismscale's command line, written as for python or torchrun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPEN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Settings of a command whose options end where the program begins."""
 
 USUAL_CLUSTER = "h100-sxm"
-"""What a job is for when nobody says."""
+"""The target cluster of a job that names none."""
 
 ProgramArgument = Annotated[
     list[str] | None,
@@ -36,13 +36,12 @@ ModuleOption = Annotated[
 class ProgramCommand(TyperCommand):
     """A command that ends with a program.
 
-    After ``-m MODULE`` everything is the module's, as behind ``python -m``: without this, click
-    would take the module's options for ours.
+    After ``-m MODULE`` all arguments belong to the module, as in ``python -m``. Without this class,
+    click would take the module's options for prismscale's own.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse torchrun's options as ours, with a ``--`` behind the module's name; see click's
-        own."""
+        """Translate torchrun's options and add ``--`` after the module's name, then parse."""
         args = self._translated(args)
         stop = self._module_end(args)
         if stop is not None and args[stop : stop + 1] != ["--"]:
@@ -50,7 +49,7 @@ class ProgramCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _translated(self, args: Sequence[str]) -> list[str]:
-        """Commands without a world size know nothing of torchrun."""
+        """Translate torchrun's options, but only for commands that have a world size."""
         ours = {
             name: not (getattr(option, "is_flag", False) or getattr(option, "count", False))
             for option in self.params
@@ -63,7 +62,10 @@ class ProgramCommand(TyperCommand):
 
     @staticmethod
     def _gpus_per_node(args: Sequence[str]) -> int:
-        """Of the cluster that is named, or of the usual one; errors are told where it is used."""
+        """Return the GPUs per node of the named cluster, or of the usual one.
+
+        The usual one also replaces a cluster that cannot be loaded: its error is raised at its use.
+        """
         pairs = [(a.partition("=")[0], a.partition("=")[2]) for a in args]
         named = [
             value or args[i + 1]
@@ -76,7 +78,7 @@ class ProgramCommand(TyperCommand):
             return Cluster.load(USUAL_CLUSTER).devices_per_node
 
     def _module_end(self, args: Sequence[str]) -> int | None:
-        """Where the arguments of ``-m`` begin; None if a script comes first, or nothing does."""
+        """Return where the arguments of ``-m MODULE`` begin; None if there is no ``-m``."""
         with_value = {
             name
             for option in self.params
@@ -93,10 +95,12 @@ class ProgramCommand(TyperCommand):
 
 
 def script_of(module: str, program: list[str], command: str) -> Script:
-    """The user's program: a module, or the first of ``program``; the rest are its arguments.
+    """Return the user's program: ``module``, or the first word of ``program``.
+
+    The other words are its arguments.
 
     Raises:
-        UsageError: there is none; says how ``command`` takes it.
+        UsageError: there is no program; the message says how ``command`` takes one.
     """
     if module:
         return Script(target=module, args=tuple(program), is_module=True)

@@ -1,4 +1,4 @@
-"""Progress of long work: a seam with a terminal and a silent implementation."""
+"""Progress of long work: a protocol with one implementation for terminals and a silent one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from prismscale.errors import printable
 
 
 class Terminal(Console):
-    """A console that obeys nothing in what it is told to show: names, paths and messages may come
-    from files of strangers, and terminals do as escape sequences say. Nor is markup read in it."""
+    """A console that shows escape sequences in its text instead of obeying them.
+
+    Names, paths and messages may come from files of strangers, and a terminal would obey escape
+    sequences in them. Markup in the text is not interpreted either.
+    """
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The segments of ``renderable``, with escape sequences in their text made visible."""
+        """Return the segments of ``renderable``, with escape sequences in their text visible."""
         for segment in super().render(renderable, options):
             if segment.control is None and not segment.text.isprintable():
                 yield Segment(printable(segment.text), segment.style)
@@ -31,15 +34,15 @@ class Terminal(Console):
 
 
 class WithoutTrailingBlanks(TextIOBase):
-    """A text file that is written without the blanks with which tables fill their lines."""
+    """A text file that drops trailing blanks, with which tables fill their lines."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._blanks = ""  # at the end of a line that may go on
+        self._blanks = ""  # blanks at the end of a line that may continue
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the file: what it cannot write is drawn in ASCII."""
+        """Encoding of the file; rich draws in ASCII what it cannot encode."""
         return self._file.encoding
 
     def write(self, text: str) -> int:
@@ -51,33 +54,33 @@ class WithoutTrailingBlanks(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let others see what was written."""
+        """Flush the file, so that other processes see what was written."""
         self._file.flush()
 
 
 def terminal(*, stderr: bool = False) -> Terminal:
-    """What every command prints to."""
+    """Return the console that every command prints to."""
     file = sys.stderr if stderr else sys.stdout
     if file.isatty():
         return Terminal(stderr=stderr, highlight=False, markup=False)
-    # A pipe's reader sees no colours, and would keep the blanks.
+    # The reader of a pipe sees no colours, and would keep the blanks.
     trimmed = cast(TextIO, WithoutTrailingBlanks(file))
     return Terminal(file=trimmed, highlight=False, markup=False)
 
 
 class StageUpdate(Protocol):
-    """Told how far a stage has come."""
+    """Receives the progress of a stage."""
 
     def __call__(self, done: int, total: int) -> None:
-        """``done`` of ``total`` units; ``total`` may grow."""
+        """Report that ``done`` of ``total`` units are done; ``total`` may grow."""
         ...
 
 
 class NotedUpdate(StageUpdate, Protocol):
-    """Told also what else there is to say of the moment."""
+    """Receives the progress of a stage, with a note on its current state."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        """``note``: a few words beside the bar."""
+        """Report progress; ``note`` is a few words beside the bar."""
         ...
 
 
@@ -85,7 +88,7 @@ class Reporter(Protocol):
     """Shows stages of work."""
 
     def stage(self, name: str) -> AbstractContextManager[NotedUpdate]:
-        """A context in which one stage runs."""
+        """Return a context in which one stage runs."""
         ...
 
 
@@ -99,7 +102,7 @@ class SilentReporter:
 
 
 class TerminalReporter:
-    """One line a stage on a terminal; plain lines where output is not one."""
+    """Shows one line per stage on a terminal, and plain lines where output is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -114,7 +117,7 @@ class TerminalReporter:
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
         )
-        # Twice a second: ranks that are timed meanwhile may need every core.
+        # Refresh only twice a second: ranks that are timed meanwhile may need every core.
         with Progress(*columns, console=self._console, refresh_per_second=2) as progress:
             task = progress.add_task("", total=None)
 

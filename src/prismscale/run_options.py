@@ -1,8 +1,8 @@
-"""What ``prismscale run`` is told, as options of a command line.
+"""The command-line options of ``prismscale run``.
 
-The options are the parameters of :func:`job_config`. ``run`` has them by :func:`with_options_of`,
-and so has whoever else makes runs: :func:`parse` reads a list of arguments as ``run`` does, and
-:func:`arguments_of` writes one.
+The options are the parameters of :func:`job_config`. ``run`` and other commands that make runs get
+them by :func:`with_options_of`. :func:`parse` reads a list of arguments as ``run`` does, and
+:func:`option_arguments` writes one.
 """
 
 from __future__ import annotations
@@ -301,8 +301,10 @@ def job_config(
 def with_options_of(
     source: Callable[..., Any], *, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Gives a command that takes ``**given`` the parameters of ``source``, but for some, after its
-    own."""
+    """Return a decorator that adds the parameters of ``source`` to a command's own.
+
+    The command takes them as ``**given``, after its own. Those in ``without`` are left out.
+    """
 
     def give(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -324,16 +326,16 @@ def _parser() -> Any:
 
 
 def option_parameters() -> dict[str, Any]:
-    """Each option of ``run`` (``--cluster``) with the command line's parameter that it sets."""
+    """Return the parser's parameter of each option of ``run``, by option name (``--cluster``)."""
     options = (p for p in _parser().params if p.opts[0].startswith("-"))
     return {name: p for p in options for name in p.opts}
 
 
 def parse(arguments: Sequence[str]) -> JobConfig:
-    """The job that ``prismscale run`` with these arguments would run.
+    """Return the job that ``prismscale run`` with these arguments would run.
 
     Raises:
-        UsageError: arguments that ``run`` would refuse.
+        UsageError: ``run`` would refuse the arguments.
     """
     try:
         config: JobConfig = _parser().main(
@@ -345,8 +347,11 @@ def parse(arguments: Sequence[str]) -> JobConfig:
 
 
 def option_arguments(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The options of ``run`` that give these values of :func:`job_config`'s parameters: each
-    option with all its arguments, itself among them. What is as by default is left out."""
+    """Iterate over the options of ``run`` that set :func:`job_config`'s parameters to ``given``.
+
+    Each option comes with all its command-line words, its own name included. Parameters with their
+    default value are left out.
+    """
     for parameter in _parser().params:
         value = given.get(parameter.name, parameter.default)
         if parameter.name == PROGRAM or value in (parameter.default, None):
@@ -370,7 +375,7 @@ def _required_world_size(given: int) -> int:
 
 
 def ranks_of(text: str, option: str) -> tuple[int, ...]:
-    """``0,8-10`` → (0, 8, 9, 10)."""
+    """Parse a list of ranks: ``0,8-10`` → (0, 8, 9, 10)."""
     return tuple(_expand(text.split(","), option)) if text else ()
 
 
@@ -386,7 +391,7 @@ def _expand(parts: Iterable[str], option: str) -> Iterable[int]:
 
 
 def _seconds(text: str) -> float:
-    """``5m`` → 300; ``90`` and ``90s`` → 90."""
+    """Parse a duration: ``5m`` → 300; ``90`` and ``90s`` → 90."""
     found = re.fullmatch(r"\s*(\d{1,7}(?:\.\d{1,3})?)\s*([smh]?)\s*", text)
     if text and found is None:
         raise UsageError(f"--check {text!r} is no time; give for example 90s, 5m or 1h")

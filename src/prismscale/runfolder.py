@@ -1,14 +1,14 @@
-"""The folder of one run: where everything lies, and who may use it.
+"""The folder of one run: the paths of its files, and its lock.
 
 ::
 
     captures/KEY/rank-0.parquet …   traces, reused while KEY (program, world, device) stays the same
     graph/                          the job's execution graph
-    periodic/                       the graphs of what happens only now and then
-    scenario.json                   the cluster, speed and faults that it is timed with
-    timeline.parquet                step ends of every rank, nodes of the shown ones
+    periodic/                       the graphs of periodic events
+    scenario.json                   the cluster, speed and faults that the graph is timed with
+    timeline.parquet                step ends of every rank, nodes of the shown ranks
     live/KEY/                       observations of live ranks, reused in the same way
-    flight/                         of a job that stands still: what each rank called last
+    flight/                         if the job stands still: the last calls of each rank
     logs/                           output of every process
     results.json  report.html  trace.perfetto-trace
 """
@@ -37,12 +37,13 @@ class RunFolder:
 
     @contextmanager
     def opened(self, *, fresh: bool) -> Iterator[RunFolder]:
-        """Create the folder, or take that of an earlier run. Nobody else may use it while the block
-        runs. When it ends, files that killed processes left incomplete are removed.
+        """Create the folder, or open that of an earlier run, and lock it while the block runs.
+
+        When the block ends, files that killed processes left incomplete are removed.
 
         Raises:
-            UsageError: a folder that is not a run's, or that another run uses.
-            StorageError: it cannot be created.
+            UsageError: the folder is not a run's, or another run uses it.
+            StorageError: the folder cannot be created.
         """
         with owned(self.root, marker=MARKER, whose="a run") as root:
             with _writing(root):
@@ -52,19 +53,22 @@ class RunFolder:
             try:
                 yield self
             finally:
-                # How the run ended matters more; the next one tries again.
+                # An error here must not hide how the run ended; the next run tries again.
                 with suppress(OSError):
                     remove_parts(root)
 
     def captures(self, key: str) -> Path:
-        """Traces of one program, created if need be."""
+        """Return the folder of one program's traces, created if need be."""
         folder = self.root / "captures" / key
         with _writing(folder):
             (folder / "payloads").mkdir(parents=True, exist_ok=True)
         return folder
 
     def observations(self, key: str) -> Path:
-        """Observations of one live run, created if need be; those of others are removed."""
+        """Return the folder of one live run's observations, and remove those of other live runs.
+
+        The folder is created if need be.
+        """
         folder = self.live / key
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,52 +79,52 @@ class RunFolder:
 
     @property
     def graph(self) -> Path:
-        """The execution graph."""
+        """Folder of the execution graph."""
         return self.root / "graph"
 
     @property
     def periodic(self) -> Path:
-        """What happens only now and then."""
+        """Folder of the graphs of periodic events."""
         return self.root / "periodic"
 
     @property
     def scenario(self) -> Path:
-        """What the graph is timed with."""
+        """File of the scenario that the graph is timed with."""
         return self.root / "scenario.json"
 
     @property
     def live(self) -> Path:
-        """Observations of live ranks."""
+        """Folder of the observations of live ranks."""
         return self.root / "live"
 
     @property
     def flight(self) -> Path:
-        """Flight records of a job that stands still."""
+        """Folder of the flight records of a job that stands still."""
         return self.root / "flight"
 
     @property
     def logs(self) -> Path:
-        """Output of processes."""
+        """Folder of the output of all processes."""
         return self.root / "logs"
 
     @property
     def timeline(self) -> Path:
-        """Simulated times."""
+        """File of the simulated times."""
         return self.root / "timeline.parquet"
 
     @property
     def results(self) -> Path:
-        """Figures for machines."""
+        """File of the results, for programs to read."""
         return self.root / "results.json"
 
     @property
     def report(self) -> Path:
-        """Figures for people."""
+        """File of the report, for people to read."""
         return self.root / "report.html"
 
     @property
     def trace(self) -> Path:
-        """Timeline for ui.perfetto.dev."""
+        """File of the timeline for ui.perfetto.dev."""
         return self.root / "trace.perfetto-trace"
 
     def _clear(self) -> None:
@@ -131,7 +135,10 @@ class RunFolder:
                 path.unlink()
 
     def _prepare(self) -> None:
-        """Results of an earlier run must not be taken for this one's, nor halves for wholes."""
+        """Remove results of an earlier run and half-written files, and create the log folder.
+
+        Otherwise they could be taken for results of this run, or for complete files.
+        """
         for path in (self.results, self.report, self.trace, self.timeline, self.scenario):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.flight, ignore_errors=True)
@@ -141,17 +148,16 @@ class RunFolder:
 
 @contextmanager
 def owned(root: Path, *, marker: str, whose: str) -> Iterator[Path]:
-    """Create a folder, or take one that was created so before. Nobody else may use it while the
-    block runs.
+    """Create a folder, or open one that was created here before; lock it while the block runs.
 
     Args:
         root: the folder.
-        marker: file in it by which it is known again.
-        whose: what makes such folders: ``a run``.
+        marker: name of the file in it that identifies such folders and carries the lock.
+        whose: what makes such folders, for messages: ``a run``.
 
     Raises:
-        UsageError: a folder of something else, or one that is in use.
-        StorageError: it cannot be created.
+        UsageError: the folder belongs to something else, or is in use.
+        StorageError: the folder cannot be created.
     """
     with _writing(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -161,7 +167,7 @@ def owned(root: Path, *, marker: str, whose: str) -> Iterator[Path]:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            # The lock goes with the descriptor, however this process ends.
+            # The lock is released with the descriptor, however this process ends.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             another = whose.replace("a ", "another ", 1)

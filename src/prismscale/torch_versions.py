@@ -1,6 +1,6 @@
-"""Which versions of torch this prismscale is tested with, and which one is installed.
+"""The versions of torch that this prismscale is tested with, and the installed one.
 
-Read from the package's metadata: importing torch takes seconds.
+The installed version is read from the package's metadata, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from typing import Any
 
 OLDEST = (2, 11)
 NEWEST = (2, 15)
-"""Of those that the test matrix runs (``make test-matrix``)."""
+"""Oldest and newest version in the test matrix (``make test-matrix``)."""
 CUDNN = 91501
-"""Version of cuDNN whose rules the null device has."""
+"""Version of cuDNN whose rules the null device follows."""
 
 
 def renamed(owner: Any, now: str, before: str) -> Any:
-    """What torch calls ``now``, and an older one ``before``: a newer one warns about that name."""
+    """Return the attribute ``now`` of ``owner``, or ``before``, its name in an older torch.
+
+    A newer torch warns about the old name.
+    """
     return getattr(owner, now, None) or getattr(owner, before)
 
 
 def installed_torch() -> str | None:
-    """Version of the installed torch (``2.15.0+cu132``); None where there is none."""
+    """Return the version of the installed torch (``2.15.0+cu132``); None if there is none."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -32,8 +35,10 @@ def installed_torch() -> str | None:
 
 @cache
 def installed_cudnn() -> int:
-    """Version of the cuDNN that a CUDA build of torch brings (9.15.1 is 91501); the one whose rules
-    the null device has where none is installed."""
+    """Return the version of the cuDNN that a CUDA build of torch brings (9.15.1 is 91501).
+
+    :data:`CUDNN` where none is installed.
+    """
     for package in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         try:
             numbers = re.findall(r"\d+", metadata.version(package))[:3]
@@ -45,21 +50,21 @@ def installed_cudnn() -> int:
 
 
 def release_of(version: str | None) -> tuple[int, int] | None:
-    """Major and minor number of ``version``; None where it has none."""
+    """Return the major and minor number of ``version``; None if it has none."""
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(found[1]), int(found[2])) if found else None
 
 
 def supported_versions() -> str:
-    """The tested versions, as people write them."""
+    """Return the range of tested versions as text."""
     return f"{_text(OLDEST)} … {_text(NEWEST)}"
 
 
 def torch_remark(version: str | None = None) -> str | None:
-    """What to say of a torch that was not tested; None for one that was, or where none is.
+    """Return a remark on a torch that was not tested; None if it was, or if there is no torch.
 
     Args:
-        version: None for the installed one.
+        version: version of torch; None for the installed one.
     """
     version = version or installed_torch()
     release = release_of(version)

@@ -1,5 +1,7 @@
-"""``torchrun``'s own options in front of a program, as ours: so that a command line that starts a
-job can be given to prismscale with one word replaced."""
+"""Translates ``torchrun``'s own options, which stand before the program, into prismscale's.
+
+So a command line that starts a job can be given to prismscale with one word replaced.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ _PLACES = (
     *("--start-method", "--role", "--log-dir", "--redirects", "--tee", "--local-ranks-filter"),
     *("--logs-specs", "--numa-binding", "--signals-to-handle"),
 )
-"""Options with a value that say where and how processes run: here they do not."""
+"""Options with a value that say where and how processes run. They are ignored: none runs here."""
 _FLAGS = ("--standalone", "--run-path", "--no-python", "--event-log-handler")
 _AUTOMATIC = ("auto", "gpu", "cuda")
 _REFUSED = {"--no-python": "only Python programs are run"}
 
 
 def translated(words: Sequence[str], ours: dict[str, bool], gpus_per_node: int) -> list[str]:
-    """``words`` with torchrun's options in front of the program replaced by ours.
+    """Return ``words`` with torchrun's options before the program replaced by prismscale's.
 
     Args:
         words: a command line without the command's name.
-        ours: names of our options, and whether each takes a value.
-        gpus_per_node: of a ``--nproc-per-node gpu``.
+        ours: names of prismscale's options, and whether each takes a value.
+        gpus_per_node: the number that ``--nproc-per-node gpu`` stands for.
 
     Raises:
-        UsageError: an option that cannot be followed.
+        UsageError: an option that prismscale cannot follow.
     """
     left, kept = list(words), []
     sizes: dict[str, str] = {}
@@ -37,7 +39,7 @@ def translated(words: Sequence[str], ours: dict[str, bool], gpus_per_node: int) 
         word = left.pop(0)
         if word == "--":
             if left and left[0].startswith("-"):
-                continue  # No script begins so: `-- -m module`, or torchrun's options behind it.
+                continue  # No script begins with "-": options follow, as in `-- -m module`.
             left.insert(0, word)
             break
         name, equals, value = word.partition("=")

@@ -1,5 +1,4 @@
-"""Strict reading and writing of dataclasses: as TOML, which people write, and as JSON, which
-processes pass on.
+"""Reads and writes dataclasses strictly, as TOML for people and as JSON between processes.
 
 The layout of the file is the layout of the class: a field is a key, a nested dataclass a table, a
 tuple an array, an enumeration its member's name in lower case. Unknown keys are refused, because a
@@ -25,26 +24,27 @@ from prismscale.files import write_json
 
 T = TypeVar("T")
 MOST_FILE_BYTES = 256 << 20
-"""Of a text file that is read as a whole."""
+"""Largest text file that is read, because it is read as a whole."""
 LARGEST_INT = 2**63 - 1
-"""Of a whole number: what 64 bits hold, as our tables have them."""
+"""Largest whole number that is read: prismscale's tables hold 64 bits."""
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:
-    """The table of TOML text; ``origin`` names it in errors.
+    """Return the table of TOML text; ``origin`` names the text in errors.
 
     Raises:
-        FormatError: not TOML.
+        FormatError: the text is not TOML.
     """
     with _damage_named(origin, "TOML"):
         return tomllib.loads(text)
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
-    """The table of a TOML file; ``what`` it should be is named in errors.
+    """Return the table of a TOML file; ``what`` says in errors what the file should be.
 
     Raises:
-        UsageError: the file cannot be read. FormatError: it is not TOML.
+        UsageError: the file cannot be read.
+        FormatError: the file is not TOML.
     """
     try:
         text = text_of(path)
@@ -54,20 +54,20 @@ def read(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, origin: str) -> Any:
-    """The value of JSON text that is not ours; ``origin`` names it in errors.
+    """Return the value of JSON text from another program; ``origin`` names the text in errors.
 
     Raises:
-        FormatError: not JSON, or nested too deeply.
+        FormatError: the text is not JSON, or nested too deeply.
     """
     with _damage_named(origin, "JSON"):
         return json.loads(text)
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
-        FormatError: the file cannot be read, is too large, or not JSON.
+        FormatError: the file cannot be read, is too large, or is not JSON.
     """
     try:
         text = text_of(path)
@@ -77,23 +77,27 @@ def read_json(path: Path) -> Any:
 
 
 def text_of(path: Path, *, errors: str = "strict") -> str:
-    """A file of UTF-8 as text; ``errors`` as :func:`open` has it.
+    """Return the text of a UTF-8 file; ``errors`` is that of :func:`open`.
 
     Raises:
-        OSError: it cannot be read. FormatError: it is too large, or not text.
+        OSError: the file cannot be read.
+        FormatError: the file is too large, or not text.
     """
     if path.stat().st_size > MOST_FILE_BYTES:
         raise FormatError(f"{path}: larger than {MOST_FILE_BYTES >> 20} MiB")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=errors)
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not a text file ({error.reason})") from error
 
 
 @contextmanager
 def _damage_named(origin: str, what: str) -> Iterator[None]:
-    """What decoders raise for text that is not theirs, as one error. A JSON or TOML decoder also
-    raises ValueError for a number of thousands of digits, and RecursionError for deep nesting."""
+    """Turn the errors of a JSON or TOML decoder into a :class:`FormatError`.
+
+    A decoder also raises ValueError for a number with thousands of digits, and RecursionError for
+    deep nesting.
+    """
     try:
         yield
     except (ValueError, OverflowError) as error:
@@ -103,7 +107,7 @@ def _damage_named(origin: str, what: str) -> Iterator[None]:
 
 
 def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``under`` with what ``over`` says in its place; tables within them key by key."""
+    """Return ``under`` with its values replaced by those of ``over``, nested tables key by key."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
@@ -118,7 +122,7 @@ def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = ""
     """Build ``cls`` from a parsed TOML table; ``origin`` names the file in errors.
 
     Raises:
-        FormatError: names the key that is missing, unknown, of the wrong type or out of range.
+        FormatError: a key is missing, unknown, of the wrong type or out of range; it is named.
     """
     fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
     for key in table:
@@ -142,7 +146,7 @@ def decode(cls: type[T], table: Mapping[str, Any], origin: str, prefix: str = ""
 
 
 def encode(value: Any) -> str:
-    """TOML text of a dataclass; ``None``, empty tables and default values are left out.
+    """Return a dataclass as TOML text; ``None``, empty tables and default values are left out.
 
     :func:`decode` gives the same object back.
     """
@@ -157,7 +161,7 @@ def save_json(value: Any, path: Path) -> None:
 
 
 def load_json(cls: type[T], path: Path, what: str) -> T:
-    """Read what :func:`save_json` wrote; ``what`` it should be is named in errors.
+    """Read a file of :func:`save_json`; ``what`` says in errors what the file should describe.
 
     Raises:
         FormatError: the file cannot be read, or is not such a file.
@@ -172,8 +176,10 @@ def load_json(cls: type[T], path: Path, what: str) -> T:
 
 
 def plain(value: Any) -> Any:
-    """Tables, arrays and scalars; ``None`` and default values are left out. :func:`decode` gives
-    the same object back."""
+    """Return a value as plain tables, arrays and scalars.
+
+    ``None`` and default values are left out. :func:`decode` gives the same object back.
+    """
     if dataclasses.is_dataclass(value):
         fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
         return {f.name: plain(v) for f, v in fields if v is not None and v != f.default}
@@ -222,7 +228,7 @@ def _decode_value(hint: Any, value: Any, origin: str, key: str) -> Any:
 
 
 def _decode_key(hint: Any, name: str, origin: str, key: str) -> Any:
-    """A name in a table: text in the file, whatever it is in the class."""
+    """Return a name in a table, which is text in the file, as the class's type: text or int."""
     if hint is not int:
         return name
     try:
@@ -236,7 +242,7 @@ def _decode_key(hint: Any, name: str, origin: str, key: str) -> Any:
 def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
     if hint is float:
         number = _expect(value, (int, float), "a number", origin, key)
-        # A whole number can lie beyond the largest float.
+        # A whole number can be larger than the largest float.
         if abs(number) > sys.float_info.max or not math.isfinite(number):
             raise FormatError(f"{origin}: key '{key}' is {shown(value)}; expected a finite number")
         return float(number)
@@ -259,7 +265,7 @@ def _decode_scalar(hint: Any, value: Any, origin: str, key: str) -> Any:
 
 
 def _expect(value: Any, kind: Any, words: str, origin: str, key: str) -> Any:
-    # bool is an int to Python but not to anyone who writes a file.
+    # bool is an int in Python, but not for anyone who writes a file.
     if isinstance(value, bool) or not isinstance(value, kind):
         raise FormatError(f"{origin}: key '{key}' is {shown(value)}; expected {words}")
     return value

@@ -146,6 +146,17 @@ def test_a_scatter_that_adds_sorts_its_indices_first() -> None:
     assert cost(adds) > 3 * cost(writes)
 
 
+def test_a_scatter_that_reduces_costs_what_one_that_adds_does() -> None:
+    """Equal indices wait for each other in both."""
+    rows = "Float[65536,1024]"
+    adds, reduces = (
+        cost(text(f"{name}_", f"{rows};Long[65536];{rows}", rows, "dim=0"))
+        for name in ("index_add", "index_reduce")
+    )
+
+    assert reduces == adds
+
+
 @pytest.mark.parametrize("change", [{"transposed": 0.0}, {"elements_per_s": -1.0}])
 def test_rooflines_out_of_range_are_refused(change: dict[str, float]) -> None:
     """Each names its field."""

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import NullCollectiveModel
@@ -120,7 +122,25 @@ def test_placements_are_counted_up_to_symmetry():
     """One slow node among equal ones has as many places as a replica has node slots."""
     nodes = [ClusterNode(name=str(i), factor=1.0 + (i == 0)) for i in range(6)]
     assert len(list(different_placements(nodes, REPLICAS))) == PP
-    assert count_placements(nodes, REPLICAS) == PP
+    assert count_placements(nodes, REPLICAS, 100) == PP
+
+
+@given(
+    factors=st.lists(st.sampled_from((1.0, 1.1, 1.3)), min_size=6, max_size=8),
+    limit=st.integers(1, 50),
+)
+def test_placements_are_counted_as_they_are_tried(factors, limit):
+    """Also where replicas are equal, and where one of several equal nodes is spare."""
+    nodes = [ClusterNode(name=str(i), factor=factor) for i, factor in enumerate(factors)]
+    tried = len(list(different_placements(nodes, REPLICAS)))
+    assert count_placements(nodes, REPLICAS, limit) == min(tried, limit + 1)
+
+
+def test_too_many_placements_are_not_all_tried(source_for):
+    """Twelve different nodes on six node slots are 332,640 placements."""
+    evaluate, nodes = evaluator(source_for, [1 + i / 100 for i in range(12)])
+    with pytest.raises(UsageError, match="more than 200,000 different placements"):
+        place(evaluate, nodes, REPLICAS, exhaustive=True)
 
 
 def test_a_hot_node_costs_most_on_the_loaded_stage(source_for):
@@ -181,6 +201,13 @@ def test_a_sniff_test_tells_slow_nodes(tmp_path):
         read_sniff_test(log, 8, 8)
     log.write_text("node,factor\na,1\n")
     assert read_sniff_test(log, 16, 8) is None
+
+
+def test_a_log_with_bytes_that_are_no_text_is_read(tmp_path):
+    """Programs print whatever they like between the lines that matter."""
+    log = tmp_path / "train.log"
+    log.write_bytes(b"loading \xff\xfe 100 %\n" + SNIFFED.encode())
+    assert [n.name for n in read_sniff_test(log, 16, 8)] == ["node of rank 0", "node-b"]
 
 
 def test_nodes_are_drawn_from_a_profile():

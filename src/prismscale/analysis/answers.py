@@ -1,5 +1,8 @@
-"""The questions of a training engineer, answered from a run's figures: does it fit, how fast is it,
-how well does it use the GPUs, is communication hidden, what does it cost."""
+"""Answers a training engineer's questions from a run's figures.
+
+Does the job fit, how fast is it, how well does it use the GPUs, is communication hidden, what does
+it cost?
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from prismscale.analysis.step_error import ErrorBar, step_error
 from prismscale.errors import UsageError
 
 DEFAULT_STEPS = 1000
-"""Steps that GPU-hours are given for when nobody says how many."""
+"""Number of steps that GPU-hours are computed for by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a user says beside the job."""
+    """Options of the user that answers depend on, besides the job itself."""
 
     price: Price | None = None
     for_steps: int = DEFAULT_STEPS
     tokens_per_step: int = 0
-    """Of the whole job; 0: as found."""
+    """Tokens of the whole job; 0: as found in the run."""
 
     def __post_init__(self) -> None:
         if self.for_steps < 1:
@@ -36,95 +39,94 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryFit:
-    """Whether the GPU's memory is enough, where it is fullest."""
+    """Memory of the fullest GPU, and whether it suffices."""
 
     capacity_bytes: int
     reserved_bytes: int
-    """What torch's allocator holds at most."""
+    """Most bytes that torch's allocator holds."""
     allocated_bytes: int
-    """What of it tensors hold at most."""
+    """Most bytes of it that tensors hold."""
     outside_bytes: int
-    """What others hold: the CUDA context, NCCL."""
+    """Memory outside torch's allocator: the CUDA context, NCCL."""
     stage: str
     rank: int
     """The captured rank whose GPU is fullest."""
     ran_out: bool = False
-    """The program ran out of memory; the figures are those that it has on a GPU with more."""
+    """Whether the program ran out of memory. The figures are then those on a GPU with more."""
 
     @property
     def held_bytes(self) -> int:
-        """All of it."""
+        """Reserved bytes and those outside torch's allocator."""
         return self.reserved_bytes + self.outside_bytes
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left; negative where it does not fit."""
+        """Capacity that is left; negative where the job does not fit."""
         return self.capacity_bytes - self.held_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """Whether the job fits."""
         return self.headroom_bytes >= 0 and not self.ran_out
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with what follows from the fields."""
+        """Return plain data: the fields, and the properties derived from them."""
         more = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
         return asdict(self) | more | {"fits": self.fits}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupTime:
-    """Communication of one group, over all ranks."""
+    """Communication of one process group, over all ranks."""
 
     name: str
     exposed: float
-    """Share of the step that nothing hides."""
+    """Share of the step that is exposed communication."""
     hidden: float | None
-    """Share of the time in which it moves data that is hidden by computation; None where it moves
-    none."""
+    """Share of the data movement time that computation hides; None where no data moves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """What is not known is None."""
+    """The answers for one run. Unknown values are None."""
 
     fit: MemoryFit | None
     step_ns: int
-    """The median one, which tokens a second and utilisation are of."""
+    """The median step, which tokens per second and utilisation are computed from."""
     without_variation_ns: int
-    """What shares of the step are of."""
+    """The step without variation, which shares of the step refer to."""
     step_error: ErrorBar | None
-    """Relative to the step; None where it is not modelled."""
+    """Relative to the step; None where the step is not modelled."""
     p95_ns: int | None
-    """None where nobody drew steps: the median is then that of simulated ones."""
+    """None where no steps were drawn; :attr:`step_ns` is then the median of simulated steps."""
     tokens_per_step: int | None
     tokens_given: bool
     tokens_per_s: float | None
-    """Of the whole job."""
+    """Tokens per second of the whole job."""
     tokens_per_s_per_gpu: float | None
     mfu: float | None
-    """Model FLOPs utilisation, 0 … 1, without what masks of attention leave out: as Megatron-LM
-    counts."""
+    """Model FLOPs utilisation, 0 … 1, without the operations that attention masks leave out. This
+    is Megatron-LM's count."""
     mfu_unmasked: float | None
-    """The same with it: as torchtitan counts."""
+    """The same with those operations. This is torchtitan's count."""
     hfu: float | None
-    """Hardware FLOPs utilisation: what is computed again counts too."""
+    """Hardware FLOPs utilisation, which also counts recomputation."""
     groups: tuple[GroupTime, ...]
     """Most exposed first."""
     host: float
-    """Share of the step in which devices wait for the host, over all ranks; 0 where computation
-    was measured."""
+    """Share of the step in which devices wait for the host, over all ranks; 0 where computation was
+    measured."""
     bubble: float
-    """Share of the step over all ranks."""
+    """Share of the step in which ranks wait for pipeline neighbours, over all ranks."""
     for_steps: int
     gpu_hours: float
-    """For so many steps, at the mean step."""
+    """GPU-hours of :attr:`for_steps` steps, at the mean step."""
     cost: float | None
     currency: str
 
 
 def answers(result: RunResult, asked: Wanted) -> Answers:
-    """The answers that a run which does not hang gives."""
+    """Compute the answers for a run that does not hang."""
     second = result.median_ns / 1e9
     tokens = asked.tokens_per_step or result.work.tokens
     per_s = tokens / second if tokens and second else None
@@ -154,13 +156,13 @@ def answers(result: RunResult, asked: Wanted) -> Answers:
 
 
 def utilisation(result: RunResult, flops: float, step_ns: int) -> float | None:
-    """``flops`` over what the job's GPUs could do in ``step_ns``; None where either is unknown."""
+    """Divide ``flops`` by what all GPUs can do in ``step_ns``; None where either is unknown."""
     possible = result.peak_flops * result.world_size * step_ns / 1e9
     return flops / possible if flops and possible else None
 
 
 def fit_of(result: RunResult) -> MemoryFit | None:
-    """None where memory was not followed, or where no GPU's is in question."""
+    """Return the fit in memory; None where memory was not tracked or the target is no GPU."""
     followed = [s for s in result.stages if s.reserved_bytes is not None]
     if not followed or not result.capacity_bytes:
         return None
@@ -180,7 +182,7 @@ def _held(stage: StageResult) -> int:
 
 
 def group_times(result: RunResult) -> tuple[GroupTime, ...]:
-    """Communication by group, weighted by the ranks of each stage."""
+    """Return communication by group, with each stage weighted by its number of ranks."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
     exposed: dict[str, int] = {}
     moved: dict[str, int] = {}
@@ -199,24 +201,27 @@ def group_times(result: RunResult) -> tuple[GroupTime, ...]:
 
 
 def meant(groups: tuple[GroupTime, ...], name: str) -> list[GroupTime]:
-    """The groups that a user means by ``name``: of that name, or with that word in theirs: ``dp``
-    is ``mesh_dp``, too."""
+    """Return the groups that a user means by ``name``.
+
+    These are the groups of that name, or else those with that word in their name: ``dp`` also means
+    ``mesh_dp``.
+    """
     exact = [g for g in groups if g.name == name]
     return exact or [g for g in groups if name.lower() in re.findall(r"[a-z0-9]+", g.name.lower())]
 
 
 def bubble_of(result: RunResult) -> float:
-    """Share of the step in which ranks wait for their pipeline, over all ranks."""
+    """Return the share of the step in which ranks wait for pipeline neighbours, over all ranks."""
     return _share(result, lambda breakdown: breakdown.bubble_ns)
 
 
 def host_of(result: RunResult) -> float:
-    """Share of the step in which devices wait for the host's launches, over all ranks."""
+    """Return the share of the step in which devices wait for host launches, over all ranks."""
     return _share(result, lambda breakdown: breakdown.host_ns)
 
 
 def _share(result: RunResult, part_ns: Callable[[Breakdown], int]) -> float:
-    """Of the step, over all ranks."""
+    """Return the share of the step that ``part_ns`` takes, over all ranks."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
     return sum(s.ranks * part_ns(s.breakdown) for s in result.stages) / whole if whole else 0.0
 
@@ -227,8 +232,8 @@ def _add(totals: dict[str, int], more: Mapping[str, int], ranks: int) -> None:
 
 
 def _mean_step_ns(result: RunResult) -> float:
-    """With variation where it was drawn, and with what happens only now and then."""
+    """Return the mean step: with variation where it was drawn, and with periodic events."""
     step_ns = result.spread.mean_ns if result.spread else result.step_ns
-    # By their shares, in which events that fall together are counted as often as they were seen.
+    # Use the shares: they count events that fall into the same step as they were seen together.
     share = sum(event.share for event in result.events)
     return step_ns + result.step_ns * share / (1 - share)

@@ -27,11 +27,11 @@ _NUMBERS = {"": 1.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What conditions can be about."""
+    """The figures that a condition can name."""
 
     fit: MemoryFit | None
     answers: Answers | None = None
-    """None: only memory is known."""
+    """None where only memory is known."""
 
 
 def _of_fit(read: Callable[[MemoryFit], float]) -> Callable[[Known], float | None]:
@@ -62,23 +62,23 @@ _OF_GROUPS = ("hidden", "exposed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assertion:
-    """One condition."""
+    """One condition on a figure: ``figure comparison limit``."""
 
     text: str
     figure: str
     group: str
-    """Of ``hidden`` and ``exposed``; empty for other figures."""
+    """Group of ``hidden`` and ``exposed``; empty for other figures."""
     comparison: str
     limit: float
-    """In nanoseconds, bytes, or as a share."""
+    """In nanoseconds or bytes, or a share or plain number."""
     unit: str
 
     @staticmethod
     def parse(text: str) -> Assertion:
-        """Read one.
+        """Parse one condition.
 
         Raises:
-            UsageError: it is none, or asks for a figure or in a unit that does not exist.
+            UsageError: ``text`` is no condition, or its figure or unit does not exist.
         """
         found = _FORM.fullmatch(text)
         names = [*_FIGURES, *(f"{name}(GROUP)" for name in _OF_GROUPS)]
@@ -111,10 +111,10 @@ class Assertion:
         )
 
     def failure(self, known: Known) -> str:
-        """Why it does not hold, in words; empty where it does.
+        """Say why the condition does not hold. Returns an empty string if it holds.
 
         Raises:
-            UsageError: the run does not know the figure.
+            UsageError: the figure is not among the known ones.
         """
         for name, value in self._values(known):
             if not _COMPARISONS[self.comparison](value, self.limit):
@@ -146,5 +146,5 @@ class Assertion:
 
 
 def failures(asserted: tuple[Assertion, ...], known: Known) -> list[str]:
-    """Every condition that does not hold, in words. Raises :class:`UsageError` as they do."""
+    """Describe every condition that does not hold. Raises as :meth:`Assertion.failure` does."""
     return [failure for one in asserted if (failure := one.failure(known))]

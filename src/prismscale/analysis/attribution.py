@@ -1,9 +1,9 @@
-"""Where a rank's step goes: computation, exposed communication, and waiting for others.
+"""Attribution of a rank's step to computation, exposed communication, and waiting for other ranks.
 
-Walks the program's own lane through the last simulated step. A gap before a computation is the
-fault of the predecessor that ended last; what that communication took after its last arrival is
-*exposed communication* of its group, the rest is *waiting*: for a pipeline neighbour (bubble) or
-for the slowest member of a group (skew).
+Follows the computations of the last simulated step in stream order. A gap before a computation is
+attributed to the predecessor that ended last. The part of the gap that this communication took
+after its last arrival is *exposed communication* of its group. The rest is *waiting*: for a
+pipeline neighbour (bubble) or for the last member of a collective (skew).
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ class Breakdown:
     rank: int
     step_ns: int
     compute_ns: Mapping[str, int] = field(default_factory=dict)
-    """By phase: forward, backward, optimizer; ``forward, host`` is what the host takes while the
-    device has nothing to do."""
+    """Computation by phase: forward, backward, optimizer. ``forward, host`` is the time in which
+    the device is idle and waits for the host."""
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
-    """Communication that nothing hides, by group name."""
+    """Communication that is not hidden by computation, by group name."""
     moved_ns: Mapping[str, int] = field(default_factory=dict)
-    """Time in which communication moves data, hidden or not, by group name; no part of the sum."""
+    """Time in which communication moves data, hidden or not, by group name. Not in the sum."""
     bubble_ns: int = 0
     """Waiting for a pipeline neighbour."""
     skew_ns: int = 0
     """Waiting for the last member of a collective."""
     beside_ns: int = 0
-    """Modelled kernels that run beside those of another stream; no part of the sum. Each is priced
-    as if it had the GPU to itself: were they to take turns, the step could be so much longer."""
+    """Time in which modelled kernels of several streams overlap. Not in the sum. Each kernel is
+    costed as if it had the GPU to itself; if they took turns, the step could be longer by this."""
 
     @property
     def total_compute_ns(self) -> int:
-        """All computation."""
+        """Total computation of all phases."""
         return sum(self.compute_ns.values())
 
     @property
     def host_ns(self) -> int:
-        """Of computation, where the device waits for the host; modelled devices alone tell."""
+        """Part of computation in which a modelled device waits for the host; else 0."""
         own = (ns for name, ns in self.compute_ns.items() if name.endswith(LAUNCH_SUFFIX))
         return sum(own)
 
     @property
     def total_exposed_ns(self) -> int:
-        """All exposed communication."""
+        """Total exposed communication of all groups."""
         return sum(self.exposed_ns.values())
 
 
 def break_down(timeline: Timeline, rank: int) -> Breakdown:
-    """Attribute the last simulated step that ``rank`` ends; of length 0 where it ends none.
+    """Attribute the last simulated step that ``rank`` ends. Its length is 0 if the rank ends none.
 
-    ``rank`` must be among ``timeline.ranks``, as simulated.
+    ``rank`` must be among ``timeline.ranks``, and its nodes must come from a simulation.
     """
     seen = timeline.ranks[rank]
     rank_class = timeline.graph.classes[seen.class_index]
@@ -108,8 +108,11 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
 def _beyond(
     start_ns_C: NDArray[np.int64], end_ns_C: NDArray[np.int64], began: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What each of some computations takes that none before it accounts for, and what ended last
-    before each of them, and after all of them."""
+    """Return the own time of each computation, and a running clock.
+
+    Own time is the part of a computation after the end of all computations before it. The clock
+    holds the latest end before each computation, and in its last entry the latest end of all.
+    """
     clock_ns_C1 = np.maximum.accumulate(np.concatenate([[began], end_ns_C]))
     return np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C1[:-1]), 0), clock_ns_C1
 
@@ -120,9 +123,9 @@ def _beside_ns(
     start_ns_C: NDArray[np.int64],
     end_ns_C: NDArray[np.int64],
 ) -> int:
-    """What streams compute in all, less the time in which any of them does."""
+    """Return the summed compute time of all streams, less the time in which any stream computes."""
     if not trace.facts.modelled:
-        # What was measured has what ran beside it in it.
+        # Measured durations already include the effect of kernels that ran beside them.
         return 0
     on_stream = np.array([lane != HOST for lane in trace.lanes])
     is_work_N = on_stream[trace.lane_N] & ~is_launch_path_N(trace)
@@ -135,20 +138,20 @@ def _beside_ns(
 def _sums(
     index_N: NDArray[Any], ns_N: NDArray[np.int64], name: Callable[[int], str]
 ) -> dict[str, int]:
-    """Sums by name of each index, in the order in which indices come first."""
+    """Sum ``ns_N`` by the name of each index, in the order in which the indices first appear."""
     found, first, inverse = np.unique(index_N, return_index=True, return_inverse=True)
     sums = np.zeros(len(found), dtype=np.int64)
     np.add.at(sums, inverse.reshape(-1), ns_N)
     out: dict[str, int] = {}
     for i in np.argsort(first):
-        # Several groups may have one name.
+        # Several groups may share a name.
         label = name(int(found[i]))
         out[label] = out.get(label, 0) + int(sums[i])
     return out
 
 
 def _last_step(seen: RankTimeline, n_body: int) -> tuple[int, int]:
-    """Rows ``[first, stop)`` of the last step that ends; empty where a hang leaves none."""
+    """Return rows ``[first, stop)`` of the last step that ends; empty if a hang leaves none."""
     stop = len(seen.end_ns_N)
     while stop >= n_body > 0:
         if int(seen.end_ns_N[stop - n_body : stop].max()) < NEVER:
@@ -158,15 +161,18 @@ def _last_step(seen: RankTimeline, n_body: int) -> tuple[int, int]:
 
 
 def last_predecessor(seen: RankTimeline, rank_class: RankClass, row: int) -> int:
-    """Row of the predecessor of ``row`` that ended last, among those that were simulated."""
+    """Return the row of the simulated predecessor of ``row`` that ended last."""
     node = rank_class.trace.template(seen.first_position + row)
     rows = [row - d for d in rank_class.trace.predecessors(node).tolist() if row >= d]
     return max(rows, key=lambda r: int(seen.end_ns_N[r]))
 
 
 def _cost_of(seen: RankTimeline, trace: RankTrace, row: int) -> tuple[int, str, int]:
-    """Kind, whose it is, and what it took after its last arrival as simulated: as measured, where
-    it was."""
+    """Return the kind of the node at ``row``, the name to attribute it to, and its duration.
+
+    The duration of a communication runs from its last arrival to its end in the simulation, which
+    takes measured durations where there are some. For a computation 0 is returned.
+    """
     node = trace.template(seen.first_position + row)
     kind, group_index = int(trace.kind_N[node]), int(trace.group_index_N[node])
     if kind == NodeKind.COMPUTE:

@@ -1,7 +1,7 @@
-"""What differs between runs: time by cause, memory, communication, kernels.
+"""Compares runs: time by cause, memory, communication, kernels.
 
-Time is that of the mean rank: stages count by their ranks, and the parts of each stage's step add
-up to it, so differences of parts add up to the difference of the steps.
+Times are those of the mean rank, with stages weighted by their number of ranks. The parts of each
+stage's step add up to the step, so differences of parts add up to the difference of the steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prismscale.analysis.result import RunResult, StageResult
 
 
 class Measure(Enum):
-    """What a figure counts."""
+    """The unit of a figure."""
 
     TIME = "ns"
     BYTES = "bytes"
@@ -23,16 +23,16 @@ class Measure(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedFigure:
-    """One figure of every run."""
+    """One figure, with its value in every run."""
 
     name: str
     measure: Measure
     values: tuple[float | None, ...]
-    """By run; None where a run has no such figure."""
+    """One value per run; None where a run has no such figure."""
 
     @property
     def differences(self) -> tuple[float | None, ...]:
-        """By run but the first: beyond the first."""
+        """For every run but the first: its value minus that of the first run."""
         first = self.values[0]
         return tuple(
             None if first is None or value is None else value - first for value in self.values[1:]
@@ -40,13 +40,13 @@ class ComparedFigure:
 
     @property
     def largest(self) -> float:
-        """The largest difference, without its sign."""
+        """The largest absolute difference."""
         return max((abs(d) for d in self.differences if d is not None), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedPart:
-    """Figures that belong together."""
+    """A titled section of figures that belong together."""
 
     title: str
     note: str
@@ -54,7 +54,7 @@ class ComparedPart:
 
 
 def compare(results: Sequence[RunResult]) -> list[ComparedPart]:
-    """What differs, parts in the order in which they are read. A hanging run has no step."""
+    """Compare runs, with parts in reading order. A run that hangs has no step time."""
     return [
         part
         for part in (_headline(results), _time(results), _kernels(results), _memory(results))
@@ -95,7 +95,7 @@ def _time(results: Sequence[RunResult]) -> ComparedPart:
 
 
 def _parts_of(result: RunResult) -> dict[str, float]:
-    """Nanoseconds of the mean rank by part of the step."""
+    """Return nanoseconds of the mean rank by part of the step."""
     found: dict[str, float] = {}
     ranks = sum(stage.ranks for stage in result.stages) or 1
     for stage in result.stages:
@@ -115,7 +115,7 @@ def _of_stage(stage: StageResult) -> dict[str, float]:
 
 
 def _kernels(results: Sequence[RunResult]) -> ComparedPart:
-    """By captured rank, because runs capture unequally many."""
+    """Compare kernel time per captured rank, because runs capture different numbers of ranks."""
     tables: list[Mapping[str, float]] = []
     for result in results:
         table: dict[str, float] = {}

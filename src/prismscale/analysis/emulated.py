@@ -1,5 +1,7 @@
-"""What a device that is not there ran, which values it made up, and what was written of it to
-storage: beside each trace, as JSON."""
+"""What a null device ran, which values it made up, and which checkpoints were written from it.
+
+Each captured rank has one such JSON file beside its trace.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from prismscale.typed_files import load_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelUse:
-    """One distinct call in a steady step."""
+    """One distinct kernel call in a steady step."""
 
     signature: str
     calls: int
     kind: str
     device_ns: int
-    """Of one call."""
+    """Device time of one call."""
     host_ns: int
     source: str
     error: float = -1.0
-    """Relative; negative where nobody knows."""
+    """Relative; negative where unknown."""
 
     @property
     def total_ns(self) -> int:
@@ -35,7 +37,7 @@ class KernelUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueUse:
-    """A line of the program that was given a value which does not exist."""
+    """A program line that read a value which does not exist, and the answer that it was given."""
 
     op: str
     call_site: str
@@ -45,7 +47,7 @@ class ValueUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagerRegion:
-    """What the program compiles and the device ran operator by operator."""
+    """A region that the program compiles and that the device ran operator by operator."""
 
     region: str
     reason: str
@@ -55,28 +57,28 @@ class EagerRegion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointUse:
-    """What a rank wrote to storage of one checkpoint."""
+    """A rank's part of one checkpoint, as written to storage."""
 
     after_optimizer_calls: int
-    """How many the program had made when it saved."""
+    """Number of optimizer calls before the save."""
     n_bytes: int
     is_async: bool
-    """The program went on meanwhile."""
+    """Whether the program ran on during the write."""
     write_ns: int
-    """What writing takes; of the program's own time unless it is asynchronous."""
+    """Duration of the write. The program waits for it unless the write is asynchronous."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryUse:
-    """A library that exists only as a CUDA binary, and that a stand-in answered for."""
+    """A library that exists only as a CUDA binary and that a stand-in replaced."""
 
     name: str
     version: str
-    """Of its Python code; empty where nobody knows."""
+    """Version of its Python code; empty where unknown."""
     namespace: str
-    """Of its kernels."""
+    """Operator namespace of its kernels."""
     modules: tuple[str, ...]
-    """That the stand-in has."""
+    """Modules that the stand-in provides."""
 
 
 Counted = TypeVar("Counted", ValueUse, EagerRegion)
@@ -84,18 +86,18 @@ Counted = TypeVar("Counted", ValueUse, EagerRegion)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Emulated:
-    """Of one captured rank."""
+    """Record of the null device of one captured rank."""
 
     kernels: tuple[KernelUse, ...] = ()
-    """Of one steady step, longest in all first."""
+    """Calls of one steady step, in descending order of total time."""
     values: tuple[ValueUse, ...] = ()
-    """From the program's start on, most frequent first."""
+    """Reads from the start of the program on, most frequent first."""
     checkpoints: tuple[CheckpointUse, ...] = ()
-    """In the order in which they were written."""
+    """In order of writing."""
     libraries: tuple[LibraryUse, ...] = ()
-    """Stood in for, in the order in which they were imported."""
+    """Libraries replaced by stand-ins, in order of import."""
     eager_regions: tuple[EagerRegion, ...] = ()
-    """In the order in which they were compiled."""
+    """In order of compilation."""
 
     def save(self, path: Path) -> None:
         """Write as JSON. Raises :class:`StorageError`."""
@@ -106,27 +108,27 @@ class Emulated:
         """Read what :meth:`save` wrote.
 
         Raises:
-            FormatError: not such a file.
+            FormatError: the file is damaged or of another kind.
         """
         return load_json(Emulated, path, "an emulated device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelKind:
-    """Kernels of one kind and source in the steps of the captured ranks."""
+    """Kernels of one kind and source, in one step of every captured rank."""
 
     kind: str
     source: str
     calls: int
     device_ns: int
     error: float = -1.0
-    """Relative, weighted by time; negative where nobody knows."""
+    """Relative, weighted by time; negative where unknown."""
     host_ns: int = 0
-    """What the host takes to launch them."""
+    """Host time to launch them."""
 
 
 def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
-    """Totals over ranks, longest first."""
+    """Sum kernels over ranks by kind and source, longest first."""
     uses: dict[tuple[str, str], list[KernelUse]] = {}
     for use in (use for rank in emulated for use in rank.kernels):
         uses.setdefault((use.kind, use.source), []).append(use)
@@ -145,7 +147,7 @@ def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
 
 
 def largest_kernels(emulated: Iterable[Emulated], most: int = 12) -> tuple[KernelUse, ...]:
-    """Distinct calls that take the most device time of all captured ranks together."""
+    """Return the distinct calls that take the most device time, over all captured ranks."""
     calls: dict[str, int] = {}
     known: dict[str, KernelUse] = {}
     for use in (use for rank in emulated for use in rank.kernels):
@@ -157,16 +159,16 @@ def largest_kernels(emulated: Iterable[Emulated], most: int = 12) -> tuple[Kerne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnknownOperator:
-    """An operator without a rule of cost: its calls were costed by the bytes that they touch."""
+    """An operator without a cost rule. Its calls are costed by the bytes that they touch."""
 
     op: str
     calls: int
     device_ns: int
-    """Of all calls."""
+    """Device time of all calls."""
 
 
 def unknown_operators(emulated: Iterable[Emulated]) -> tuple[UnknownOperator, ...]:
-    """What the model does not know, over all captured ranks, longest first."""
+    """Return operators without a cost rule, over all captured ranks, longest first."""
     found: dict[str, list[KernelUse]] = {}
     for use in (use for rank in emulated for use in rank.kernels):
         if use.source == "default":
@@ -182,20 +184,20 @@ def unknown_operators(emulated: Iterable[Emulated]) -> tuple[UnknownOperator, ..
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandInShare:
-    """What rests on a library's stand-in."""
+    """The part of the device's time that a library's stand-in accounts for."""
 
     name: str
     version: str
     modules: tuple[str, ...]
     calls: int
-    """Of its kernels, in the steps of the captured ranks."""
+    """Calls of its kernels, in one step of every captured rank."""
     device_ns: int
     share: float
-    """Of the device's time, 0 … 1."""
+    """Fraction of device time, 0 … 1."""
 
 
 def stand_in_shares(emulated: Iterable[Emulated]) -> tuple[StandInShare, ...]:
-    """Over all captured ranks, in the order in which they were imported."""
+    """Return the share of each stand-in over all captured ranks, in order of import."""
     ranks = tuple(emulated)
     libraries = dict.fromkeys(library for rank in ranks for library in rank.libraries)
     uses = [use for rank in ranks for use in rank.kernels]
@@ -217,19 +219,19 @@ def _stand_in_share(library: LibraryUse, uses: list[KernelUse], total_ns: int) -
 
 
 def operator_of(signature: str) -> str:
-    """``aten::mm`` of a call's signature."""
+    """Return the operator of a call's signature, for example ``aten::mm``."""
     return signature.partition(FIELD)[0]
 
 
 def coverage(kinds: Iterable[KernelKind]) -> float:
-    """Share of device time whose cost is not a default; 1 where nothing ran."""
+    """Return the fraction of device time whose cost is not a default; 1 where nothing ran."""
     kinds = tuple(kinds)
     total = sum(k.device_ns for k in kinds)
     return sum(k.device_ns for k in kinds if k.source != "default") / total if total else 1.0
 
 
 def kernel_error(uses: Iterable[KernelUse]) -> float:
-    """Error of a sum of kernels as if all erred alike; negative where most of it is unknown."""
+    """Return the error of summed kernels if all err alike; negative where most are unknown."""
     known = total = 0
     weighted = 0.0
     for use in uses:
@@ -241,19 +243,19 @@ def kernel_error(uses: Iterable[KernelUse]) -> float:
 
 
 def eager_regions(emulated: Iterable[Emulated]) -> tuple[EagerRegion, ...]:
-    """Of all captured ranks, most frequent first."""
+    """Merge the eager regions of all captured ranks, most frequent first."""
     regions = _merged(region for rank in emulated for region in rank.eager_regions)
     return tuple(sorted(regions, key=lambda r: (-r.count, r.region)))
 
 
 def value_uses(emulated: Iterable[Emulated]) -> tuple[ValueUse, ...]:
-    """Of all captured ranks, most frequent first."""
+    """Merge the value reads of all captured ranks, most frequent first."""
     uses = _merged(use for rank in emulated for use in rank.values)
     return tuple(sorted(uses, key=lambda u: (-u.count, u.call_site)))
 
 
 def _merged(rows: Iterable[Counted]) -> list[Counted]:
-    """Rows that differ in their count alone are one, in the order in which they first came."""
+    """Add up the counts of otherwise equal rows, in the order in which they first appear."""
     counts: dict[Counted, int] = {}
     for row in rows:
         key = replace(row, count=0)

@@ -1,4 +1,4 @@
-"""What ``prismscale fit`` finds: the memory of one rank of each pipeline stage, and the verdict."""
+"""Result of ``prismscale fit``: memory of one rank per pipeline stage, and whether it fits."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ SCHEMA = "prismscale.fit/1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMemory:
-    """The rank of a stage that was captured."""
+    """Memory of the captured rank of one stage."""
 
     name: str
     rank: int
     record: MemoryRecord
     peak: MemoryPeak
     steps: int
-    """Of the program while its memory was followed. After one alone nothing says that the next does
-    not need more."""
+    """Steps of the program during which memory was tracked. After a single step, the next one may
+    still need more."""
 
     @property
     def outside(self) -> tuple[MemoryPart, ...]:
-        """What others than torch's allocator hold, largest first."""
+        """Memory outside torch's allocator, largest first."""
         return self.record.outside
 
     @property
     def outside_bytes(self) -> int:
-        """All of it."""
+        """Bytes of all parts of :attr:`outside`."""
         return sum(part.n_bytes for part in self.outside)
 
     @property
     def held_bytes(self) -> int:
-        """What the GPU must have."""
+        """Bytes that the GPU must have."""
         return (self.record.reserved_bytes or 0) + self.outside_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """The program as it is, or with some changes."""
+    """Result for the program as it is, or with some changes."""
 
     change: str
-    """As the user wrote it; empty: none."""
+    """The change as the user wrote it; empty for none."""
     stages: tuple[StageMemory, ...] = ()
     ran_out: str = ""
-    """What the program said when the GPU's memory was not enough: its figures are those that it
-    has on a GPU with more. Empty: it was enough."""
+    """The program's message when it ran out of memory. The figures are then those on a GPU with
+    more. Empty where memory was enough."""
     refused: str = ""
     """Why there are no figures: the program, or prismscale, refused the change."""
     between: tuple[tuple[int, int], ...] = ()
-    """First and last of each run of stages that were not captured. They are taken to be no fuller
-    than the stage before, which has no fewer microbatches in flight; the one after it has no more
-    parameters."""
+    """First and last stage of each range that was not captured. These stages are assumed to be no
+    fuller than the stage before the range: it has no fewer microbatches in flight, and the stage
+    after the range has no more parameters than it."""
 
     @property
     def fullest(self) -> StageMemory | None:
@@ -63,7 +63,7 @@ class Variant:
         return max(self.stages, key=lambda stage: stage.held_bytes, default=None)
 
     def fit(self, capacity_bytes: int) -> MemoryFit | None:
-        """The verdict; None without figures."""
+        """Return the fit in memory of the fullest stage; None without figures."""
         stage = self.fullest
         if stage is None:
             return None
@@ -80,13 +80,13 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
-    """One ``prismscale fit``."""
+    """Result of one ``prismscale fit`` command."""
 
     command: str
     world_size: int
     cluster: str
     capacity_bytes: int
-    """Of the target's GPU."""
+    """Memory of the target's GPU."""
     variants: tuple[Variant, ...]
     """The first is the program as it is."""
     wall_s: float
@@ -97,7 +97,7 @@ class FitResult:
         return self.variants[0]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the verdict on every variant."""
+        """Return plain data, with the fit of every variant."""
         data = {"schema": SCHEMA, **asdict(self)}
         for row, variant in zip(data["variants"], self.variants, strict=True):
             fit = variant.fit(self.capacity_bytes)

@@ -1,15 +1,16 @@
-"""How much work one step of a job is: operations of its model, and tokens that it trains on.
+"""Work of one step of a job: floating-point operations of its model, and tokens it trains on.
 
-Read off the launches of a null run. The model's operations are three times those of its forward
-passes: a backward pass has two products for each of the forward's, and what checkpointing computes
-again counts for nothing. So has it the utilisation of Chowdhery et al. (PaLM, arXiv 2204.02311,
-appendix B). Whether the half of attention that a causal mask leaves out is counted differs between
-programs that print it: both are here.
+Both are read off the launches of a null run. The model's operations are three times those of its
+forward passes: a backward pass has two products for each product of the forward pass, and
+recomputation by checkpointing does not count. This is the definition of model FLOPs utilisation by
+Chowdhery et al. (PaLM, arXiv 2204.02311, appendix B). Programs that print it differ in whether they
+count the half of attention that a causal mask leaves out; both counts are here.
 
 Tokens are the indices that the gradient of the largest embedding sums over. Layers that predict
-further tokens (MTP) look the same tokens up again. In a pipeline they do so on a later stage, and
-the first that looks up is counted; elsewhere the backward passes end a lookup after few layers'
-operations, and those after less than half of the most are left out.
+further tokens (MTP) look up the same tokens again. In a pipeline they do so on a later stage, and
+only the first stage with a lookup counts. Without a pipeline, the backward pass reaches such a
+lookup after the operations of few layers: lookups with less than half of the largest number of
+backward operations before them are left out.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 
 BACKWARD = 2
-"""Operations of a model's backward pass over those of its forward pass."""
+"""Ratio of the operations of a model's backward pass to those of its forward pass."""
 FORWARD, BACKWARDS = "forward", "backward"
-"""Labels of a trace's computation."""
+"""Labels of computations in a trace."""
 _EMBEDDING = "embedding_dense_backward"
 _TENSOR = {"tp", "tensor"}
 _OTHER_AXES = {"dp", "data", "cp", "context", "ep", "expert", "pp", "pipeline", "pipe", "fsdp"}
@@ -47,30 +48,30 @@ class JobWork:
     """The work of one step over all ranks."""
 
     flops: float = 0.0
-    """Operations of the model, without those that masks of attention leave out; 0 where forward and
+    """Operations of the model, without those that attention masks leave out; 0 where forward and
     backward passes cannot be told apart."""
     unmasked_flops: float = 0.0
-    """The same as if no mask left out any: PaLM's and torchtitan's count."""
+    """The same as if no mask left out any. This is the count of PaLM and torchtitan."""
     executed_flops: float = 0.0
-    """Operations of products and attention that run, what is computed again among them."""
+    """Operations of all products and attention that run, recomputation included."""
     dtype: str = ""
-    """Torch's name of the element type of most of them."""
+    """Torch's name of the element type of most executed operations."""
     tokens: int = 0
-    """0 where no embedding was found."""
+    """Tokens of the whole job; 0 where no embedding was found."""
 
 
 class _Lookup(NamedTuple):
-    """Tokens looked up in an embedding, as its gradient sums over them."""
+    """One lookup of tokens in an embedding, as seen from the kernel of the embedding's gradient."""
 
     rows: int
-    """Of the embedding."""
+    """Rows of the embedding."""
     tokens: int
     backward: float
-    """Operations of the backward pass since the lookup whose gradient came before."""
+    """Operations of the backward pass since the gradient of the previous lookup."""
 
 
 class _Flops(NamedTuple):
-    """Of one call."""
+    """Floating-point operations of one call."""
 
     executed: float
     unmasked: float
@@ -81,27 +82,27 @@ class _RankWork:
     model: float = 0.0
     unmasked: float = 0.0
     executed: dict[str, float] = field(default_factory=dict)
-    """By element type."""
+    """Executed operations by element type."""
     lookups: list[_Lookup] = field(default_factory=list)
 
     def tokens(self, *, is_pipelined: bool) -> tuple[int, int]:
-        """Rows of the largest embedding, and tokens that were looked up in it."""
+        """Return the rows of the largest embedding, and the tokens that were looked up in it."""
         rows = max(lookup.rows for lookup in self.lookups)
         found = [lookup for lookup in self.lookups if lookup.rows == rows]
-        # Backward passes of a pipeline's chunks take turns: their operations tell nothing there.
+        # Backward passes of a pipeline's chunks alternate, so their operations tell nothing there.
         least = 0.0 if is_pipelined else max(lookup.backward for lookup in found) / 2
         return rows, sum(lookup.tokens for lookup in found if lookup.backward >= least)
 
 
 def job_work(graph: JobGraph, captures: Path) -> JobWork:
-    """The work of a null run's step.
+    """Compute the work of one step of a null run.
 
     Args:
-        graph: of the run.
-        captures: folder of the traces that it was made of.
+        graph: the run's job graph.
+        captures: folder of the traces that the graph was assembled from.
 
     Raises:
-        UsageError: a log of launches is not there. FormatError: it is damaged.
+        UsageError: a launch log is missing. FormatError: it is damaged.
     """
     model = unmasked = 0.0
     executed: dict[str, float] = {}
@@ -146,7 +147,7 @@ def _rank_work(trace: RankTrace, log: LaunchLog) -> _RankWork:
             found.model += own.executed * times
             found.unmasked += own.unmasked * times
     if not {FORWARD, BACKWARDS} <= phases:
-        # Without its backward passes a program is not known to have told its forward ones.
+        # If no backward pass is labelled, the forward labels cannot be trusted either.
         found.model = found.unmasked = 0.0
     found.lookups = list(_lookups(trace, log, label_E, calls, flops))
     return found
@@ -159,7 +160,7 @@ def _lookups(
     calls: Sequence[KernelCall],
     flops: Sequence[_Flops],
 ) -> Iterator[_Lookup]:
-    """In the order of their gradients."""
+    """Yield the embedding lookups, in the order of their gradient kernels."""
     flops_E = np.zeros(log.n_entries)
     (backward,) = np.nonzero(label_E == _index(trace.labels, BACKWARDS))
     if len(backward):
@@ -174,14 +175,14 @@ def _lookups(
 
 
 def _index(labels: Sequence[str], label: str) -> int:
-    """Its place among ``labels``; -2, which no entry has, where it is not there."""
+    """Return the index of ``label``, or -2, which no entry has, where it is missing."""
     return labels.index(label) if label in labels else -2
 
 
 def _launches(
     trace: RankTrace, log: LaunchLog, label_E: NDArray[np.int64]
 ) -> Iterator[tuple[str, int, int]]:
-    """Label of the computation, signature, and how often it was launched as a stream's work."""
+    """Yield label, signature index and count of the launches that are work of a stream."""
     (entries,) = np.nonzero(label_E >= 0)
     pairs = np.stack([label_E[entries], log.signature_E[entries]])
     found, times = np.unique(pairs, axis=1, return_counts=True)
@@ -190,13 +191,13 @@ def _launches(
 
 
 def _labels_of_entries(trace: RankTrace, log: LaunchLog) -> NDArray[np.int64]:
-    """Index of the label of the node whose work each entry (E) is; -1 for what launches nothing."""
+    """Return each entry's label index, from the node that holds its work; -1 if there is none."""
     label_E = np.full(log.n_entries, -1, dtype=np.int64)
     is_work_N = log.path_N == NodePath.WORK
     for lane in np.unique(log.lane_N[is_work_N]).tolist():
         (entries,) = np.nonzero((log.lane_E == lane) & (log.signature_E != HOST_ONLY))
         (nodes,) = np.nonzero(is_work_N & (log.lane_N == lane))
-        # The entries of a lane's nodes follow one another.
+        # Nodes of one lane hold consecutive ranges of entries.
         nodes = nodes[np.argsort(log.first_N[nodes], kind="stable")]
         place = np.searchsorted(log.first_N[nodes], entries, side="right") - 1
         inside = (place >= 0) & (entries < log.stop_N[nodes][place])
@@ -216,7 +217,7 @@ def _flops(call: KernelCall) -> _Flops:
 
 
 def tensor_parallel_size(trace: RankTrace) -> int:
-    """Ranks of its tensor-parallel group, told by the group's name; 1 where none is called so."""
+    """Return the size of the group named as tensor-parallel; 1 where no group has such a name."""
     sizes = [1]
     for group in trace.groups:
         words = set(re.findall(r"[a-z]+", group.name.lower()))

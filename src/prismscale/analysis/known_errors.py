@@ -1,5 +1,7 @@
-"""How far figures of null runs were from what others measured: ``known_errors.toml``, which
-``scripts/generate-docs`` makes of ``bench/results``."""
+"""Errors of null runs against measurements by others.
+
+``scripts/generate-docs`` makes ``known_errors.toml`` from ``bench/results``.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ _FILE = "known_errors.toml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownError:
-    """Of one figure, over runs that others measured."""
+    """Error of one figure, over runs that others measured."""
 
     figure: str
     """``allocated``, ``reserved`` or ``step``."""
     gpu: str
-    """What cluster presets of it begin with (``h100``); empty: it is no matter of the GPU."""
+    """Prefix of the names of its cluster presets (``h100``); empty: the GPU does not matter."""
     cases: int
     median: float
-    """Relative, without its sign."""
+    """Relative, absolute value."""
     worst: float
     benches: tuple[str, ...]
-    """In docs/benchmarks.md."""
+    """Benchmarks in docs/benchmarks.md that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +38,17 @@ class _KnownErrors:
 
 @cache
 def known_errors() -> tuple[KnownError, ...]:
-    """All of them."""
+    """Read all known errors."""
     text = resources.files("prismscale.analysis").joinpath(_FILE).read_text(encoding="utf-8")
     return decode(_KnownErrors, parse(text, _FILE), _FILE).known
 
 
 def known_error(figure: str, cluster: str) -> KnownError | None:
-    """Of a figure on a cluster; None where nobody measured it, and where a step's cluster is no
-    preset: its GPU or its links may be another's, whatever it is called."""
+    """Return the error of a figure on a cluster; None where it was not measured.
+
+    Errors that depend on the GPU are known for cluster presets only. Any other cluster may have
+    another GPU or other links, whatever its name.
+    """
     of_figure = (known for known in known_errors() if known.figure == figure)
     of_gpu = (known for known in of_figure if cluster.startswith(known.gpu))
     is_preset = cluster in Cluster.presets()

@@ -1,10 +1,10 @@
-"""How unevenly experts are loaded: Megatron-LM's overload factors, of what routers chose.
+"""Megatron-LM's overload factors, which tell how unevenly routers load the experts.
 
-Definitions (Megatron-LM, "overload factor logging"): a factor belongs to a layer and a microbatch;
-it is the tokens on the fullest rank of those that experts are spread over, over an equal share.
-``avg`` and ``max`` are over all of a step. ``max_cum`` follows the tokens whose activations are
-kept for the backward pass: the highest such sum, over what it would be if all ranks had equal
-shares.
+Definitions (Megatron-LM, "overload factor logging"): a factor belongs to a layer and a microbatch.
+It is the number of tokens on the fullest rank of the expert-parallel group, divided by an equal
+share. ``avg`` and ``max`` are over all factors of a step. ``max_cum`` concerns the tokens whose
+activations are kept for the backward pass: it is their highest sum on any rank, divided by the
+highest sum that equal shares would give.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TOPK = "aten::topk"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterStep:
-    """What the routers of one rank chose in a step, in order."""
+    """The choices of one rank's routers in one step, in order."""
 
     counts: tuple[tuple[float, ...], ...]
-    """Of each choice, tokens of this rank by expert."""
+    """For each choice, this rank's tokens by expert."""
     backward_after: tuple[int, ...] = ()
-    """Of each backward pass, how many choices came before it."""
+    """For each backward pass, the number of choices before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MockedLine:
-    """A line of the program that chooses from scores which were overwritten."""
+    """A program line whose ``topk`` chooses from overwritten scores (``--routing``)."""
 
     site: str
     times: int
@@ -44,7 +44,7 @@ class MockedLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterUse:
-    """Of one rank; a JSON file beside its trace."""
+    """Router choices of one rank, kept as a JSON file beside its trace."""
 
     steps: tuple[RouterStep, ...] = ()
     mocked: tuple[MockedLine, ...] = ()
@@ -58,18 +58,18 @@ class RouterUse:
         """Read what :meth:`save` wrote.
 
         Raises:
-            FormatError: not such a file.
+            FormatError: the file is damaged or of another kind.
         """
         return load_json(RouterUse, path, "what routers of a rank chose")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverloadFactors:
-    """Of the last steps that were seen; see the module."""
+    """The factors of the last steps that were watched; the module defines them."""
 
     experts: int
     ranks: int
-    """Over which they are spread."""
+    """Number of ranks over which the experts are spread."""
     steps: int
     avg: float
     max: float
@@ -78,16 +78,16 @@ class OverloadFactors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterFindings:
-    """What is known of the routers of a job's experts."""
+    """Findings about the expert routers of a job."""
 
     factors: OverloadFactors | None = None
-    """None where no router was seen, or its experts are not spread over ranks."""
+    """None where no router was seen, or where experts are not spread over ranks."""
     mocked: tuple[MockedLine, ...] = ()
-    """On all ranks that were captured."""
+    """Lines of all captured ranks."""
 
 
 def findings_of(uses: Mapping[int, RouterUse], groups: Sequence[Sequence[int]]) -> RouterFindings:
-    """Of all captured ranks; ``groups`` as for :func:`overload_factors`."""
+    """Combine all captured ranks; ``groups`` as for :func:`overload_factors`."""
     times: Counter[str] = Counter()
     for line in (line for use in uses.values() for line in use.mocked):
         times[line.site] += line.times
@@ -98,8 +98,11 @@ def findings_of(uses: Mapping[int, RouterUse], groups: Sequence[Sequence[int]]) 
 def modelled_use(
     emulated: Emulated, shares: Callable[[int], NDArray[np.float64] | None]
 ) -> RouterUse:
-    """What routers choose on a device that is not there: what was assumed of as many experts as
-    each ``topk`` of a step has columns."""
+    """Return the choices that a null device assumes, one for each ``topk`` of a step.
+
+    ``shares`` gives the assumed share of each expert, by the number of experts, which is the number
+    of columns of the scores.
+    """
     counts: list[tuple[float, ...]] = []
     for use in emulated.kernels:
         if not use.signature.startswith(_TOPK):
@@ -116,14 +119,14 @@ def modelled_use(
 def overload_factors(
     uses: Mapping[int, RouterUse], groups: Sequence[Sequence[int]]
 ) -> OverloadFactors | None:
-    """The factors of a job.
+    """Compute the overload factors of a job.
 
     Args:
-        uses: by rank that was seen. A rank that was not sends what another of its group does.
-        groups: ranks over which experts are spread, each with its members in order.
+        uses: by watched rank. Other ranks are taken to send what those of their group do.
+        groups: expert-parallel groups, each with its members in order.
 
     Returns:
-        None where no router was seen, or experts do not fit the groups.
+        None where no router was seen, or the number of experts does not fit the groups.
     """
     factors: list[float] = []
     cumulated: list[float] = []
@@ -156,14 +159,14 @@ def overload_factors(
 def _tokens_on_ranks(
     seen: Sequence[RouterStep], ranks: int
 ) -> tuple[NDArray[np.float64], int] | None:
-    """Tokens that each rank of a group has, by choice, and the number of experts."""
+    """Return the tokens on each rank of a group, by choice, and the number of experts."""
     n = min(len(step.counts) for step in seen)
     experts = len(seen[0].counts[0]) if n else 0
     sizes = {len(counts) for step in seen for counts in step.counts}
     if not n or sizes != {experts} or experts % ranks:
         return None
     counts_SNE = np.array([step.counts[:n] for step in seen], dtype=np.float64)
-    # Those that were not seen send what those that were do on average.
+    # Ranks that were not watched send what watched ranks send on average.
     counts_NE = counts_SNE.mean(axis=0) * ranks
     return counts_NE.reshape(n, ranks, experts // ranks).sum(axis=2), experts
 
@@ -171,9 +174,9 @@ def _tokens_on_ranks(
 def _cumulated(
     tokens_NR: NDArray[np.float64], balanced_N: NDArray[np.float64], backward_after: Sequence[int]
 ) -> float:
-    """Peak of what is kept for backward passes, over the peak of equal shares, on the fullest rank.
+    """Return the fullest rank's peak of tokens kept for backward passes, over that of equal shares.
 
-    Each pass gives back as many choices as every other: those of the microbatch that is oldest.
+    Every backward pass releases the same number of choices: those of the oldest microbatch.
     """
     n, passes = len(tokens_NR), max(len(backward_after), 1)
     ends = [n * (i + 1) // passes for i in range(passes)]

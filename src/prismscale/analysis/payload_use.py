@@ -1,4 +1,4 @@
-"""Where the values came from that absent peers contributed: beside each trace, as JSON."""
+"""Records which sources gave the values that absent peers contribute; JSON beside each trace."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from prismscale.typed_files import load_json, save_json
 
 
 class PayloadKind(StrEnum):
-    """Where values come from, in the order in which sources are asked. ``--payload`` takes one of
-    these: the first that is asked."""
+    """Kinds of sources of values, in the order in which sources are asked.
+
+    ``--payload`` names the first that is asked.
+    """
 
     RULES = "rules"
-    """What the user says."""
+    """Rules of the user."""
     RECORDED = "recorded"
-    """What captured ranks sent."""
+    """Values that captured ranks sent."""
     MIRROR = "mirror"
-    """What the rank itself does."""
+    """The rank's own contribution."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadUse:
-    """One source of values."""
+    """One source of values, and how many communications it answered."""
 
     kind: PayloadKind
     name: str = ""
-    """Of a rule."""
+    """Name of a rule."""
     where: str = ""
-    """Where the rule is defined."""
+    """Where a rule is defined."""
     communications: int = 0
-    """That it answered."""
+    """Number of communications that it answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PayloadUses:
-    """All sources of one rank."""
+    """All sources that one rank used."""
 
     uses: tuple[PayloadUse, ...] = ()
 
@@ -53,7 +55,7 @@ class PayloadUses:
         """Read what :meth:`save` wrote.
 
         Raises:
-            FormatError: not such a file.
+            FormatError: the file is damaged or of another kind.
         """
         return load_json(PayloadUses, path, "the payloads of a rank")
 
@@ -67,10 +69,10 @@ MIRRORED = (
 
 @contextmanager
 def mirror_blamed(kind: PayloadKind) -> Iterator[None]:
-    """An error that ranks do not fit together says meanwhile that the mirror may be why.
+    """Add to errors about ranks that do not fit together that the mirror may be the reason.
 
     Raises:
-        MismatchError, StuckError: the same ones.
+        MismatchError, StuckError: those of the body, with :data:`MIRRORED` where it applies.
     """
     try:
         yield
@@ -81,7 +83,7 @@ def mirror_blamed(kind: PayloadKind) -> Iterator[None]:
 
 
 def all_uses(ranks: Iterable[PayloadUses]) -> tuple[PayloadUse, ...]:
-    """Of several ranks together, rules in their order."""
+    """Add up the uses of several ranks, in the order of :class:`PayloadKind`."""
     counts: Counter[PayloadUse] = Counter()
     for use in (use for rank in ranks for use in rank.uses):
         counts[replace(use, communications=0)] += use.communications
@@ -90,7 +92,7 @@ def all_uses(ranks: Iterable[PayloadUses]) -> tuple[PayloadUse, ...]:
 
 
 def refuse_idle_rules(uses: Iterable[PayloadUse]) -> None:
-    """A rule that is for nothing is misspelt, or the program is another than its author thinks.
+    """Refuse unused rules: they are misspelt, or the program differs from what their author thinks.
 
     Raises:
         UsageError: some rules answered no communication of any captured rank.

@@ -1,4 +1,4 @@
-"""What an hour of one GPU costs, as people write it."""
+"""Parses the price of one GPU for an hour."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Of one GPU for one hour."""
+    """Price of one GPU for one hour."""
 
     per_hour: float
     currency: str = "$"
 
     @staticmethod
     def parse(text: str) -> Price:
-        """``2.5/h``, ``$2.5``, ``2.5 EUR/h``.
+        """Parse ``2.5/h``, ``$2.5``, ``2.5 EUR/h``.
 
         Raises:
-            UsageError: something else.
+            UsageError: ``text`` has another form.
         """
         found = _FORM.fullmatch(text.strip())
         if found is None or (found[1] and found[3]):

@@ -1,4 +1,4 @@
-"""The outcome of one run: what ``results.json`` holds. The schema is in ``docs/results.md``."""
+"""The result of one run, as ``results.json`` holds it. ``docs/results.md`` has the schema."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.results/1"
 NOT_OURS = ("schema", "forecast", "answers")
-"""Members that are no part of a run's own outcome: the forecast commands add theirs, and answers
-are made of the others."""
+"""Keys of ``results.json`` that are not fields of :class:`RunResult`. Forecast commands add
+``forecast``; ``answers`` are derived from the other keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageResult:
-    """One pipeline stage, or all ranks where there is no pipeline."""
+    """Figures of one pipeline stage, or of all ranks where there is no pipeline."""
 
     name: str
     ranks: int
@@ -45,22 +45,22 @@ class StageResult:
     peak_bytes: int | None = None
     """Highest peak of the captured ranks; None where memory was not tracked."""
     reserved_bytes: int | None = None
-    """What torch's allocator holds at most, on the captured rank whose GPU is fullest; None where
-    it was not tracked, or there is none."""
+    """Most bytes that torch's allocator holds, on the captured rank whose GPU is fullest. None
+    where memory was not tracked or there is no such allocator."""
     outside: tuple[MemoryPart, ...] = ()
-    """What others hold on that GPU, where it is modelled; largest first."""
+    """Memory on that GPU outside torch's allocator, where it is modelled; largest first."""
     fullest_rank: int | None = None
     """The captured rank whose GPU is fullest; None where memory was not tracked."""
 
     @property
     def outside_bytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts of :attr:`outside`."""
         return sum(part.n_bytes for part in self.outside)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassResult:
-    """One rank class: who is in it, and what was checked."""
+    """One rank class: its size, its captured members, and how many members are assumed alike."""
 
     index: int
     stage: str
@@ -72,14 +72,14 @@ class ClassResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveResult:
-    """What was observed of one live rank."""
+    """Observations of one live rank."""
 
     rank: int
     step_ns: tuple[int, ...]
-    """Logical step times, in order."""
+    """Step times on the logical clock, in order."""
     median_step_ns: int
     predicted_step_ns: int
-    """Median of the same rank's steps when the job is re-timed with captured ones."""
+    """Median step of the same rank when the job is re-timed with the captured steps."""
     waited_ns: int
     """Median time per step spent waiting for communication."""
     lag_ns: int
@@ -90,65 +90,67 @@ class LiveResult:
     communications: int
     uncovered: int
     moved: Moved = field(default_factory=Moved)
-    """What it really sent and received."""
+    """Messages and bytes that the rank really sent and received."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceShare:
-    """How much of the step rests on one source of durations."""
+    """Share of the step whose time comes from one source of durations."""
 
     source: str
     share: float
     """Fraction of the step's time on the ranks shown, 0 … 1."""
     error: str
-    """What is known about this source's error, in words."""
+    """The known error of this source, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventResult:
-    """What happens only in some steps: logging, evaluation, a checkpoint."""
+    """A periodic event, which occurs only in some steps: logging, evaluation, a checkpoint."""
 
     first: int
-    """Number of the step, from 1, in which it was first seen. What a program does after the
-    optimizer of one step lies in the next."""
+    """Number of the step, from 1, in which it was first seen. Work after the optimizer call of one
+    step belongs to the next step."""
     every: int
-    """Steps from one to the next; 0: it came once."""
+    """Steps from one occurrence to the next; 0 if it occurred once."""
     seen: int
-    """How often it was seen; of an event seen once, ``every`` is assumed."""
+    """How often it was seen. ``every`` is assumed for an event that was seen once."""
     extra_ns: int
-    """Time that one of them adds to the job's steps."""
+    """Time that one occurrence adds to the job's steps."""
     share: float
-    """Of the time of training, 0 … 1."""
+    """Fraction of the training time that it takes, 0 … 1."""
     site: str
     """The line of the program from which it communicates; empty where it does not."""
     checkpoint_bytes: int = 0
-    """What a captured rank of a null device writes of a checkpoint in it, at most."""
+    """Most checkpoint bytes that a captured rank writes in it on a null device."""
 
     @property
     def is_notable(self) -> bool:
-        """Whether training takes any time for it, or it came once. Others cost nothing, or come
-        with another whenever they come."""
+        """Whether it takes training time or occurred once.
+
+        Other events cost nothing, or always occur together with another event.
+        """
         return bool(self.share) or not self.every
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandstillResult:
-    """Who began that a job stands still."""
+    """Which ranks caused a hang, and with which call."""
 
     cause: str
-    """In a few words, as :class:`prismscale.diagnosis.finding.Cause` has them."""
+    """The value of a :class:`prismscale.diagnosis.finding.Cause`."""
     culprits: tuple[int, ...]
     site: str
-    """The line of the call that is missing, added, or other than its likes'."""
+    """The line of the call that is missing, added, or different from that of similar ranks."""
     text: str
-    """Some lines for people."""
+    """A few lines for the user."""
     folder: str
-    """Takes a flight record of each rank, as torch writes them."""
+    """Folder with a flight record of each rank, in torch's format."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSpread:
-    """How the step varies, as ``prismscale forecast`` draws it."""
+    """Distribution of the step time, as ``prismscale forecast`` draws it."""
 
     p50_ns: int
     p95_ns: int
@@ -158,20 +160,20 @@ class StepSpread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """Everything one run found out."""
+    """All figures of one run."""
 
     command: str
     world_size: int
     cluster: str
     device: str
     step_ns: int
-    """Steady step of the job, with the variation that was captured and no other: what its parts add
-    up to. :data:`NEVER` where it hangs. The cluster would show :attr:`median_ns`."""
+    """Steady step time of the job, with captured variation only. The parts of the step add up to
+    it. :data:`NEVER` where the job hangs. The cluster would show :attr:`median_ns`."""
     step_spread_ns: tuple[int, int]
-    """Shortest and longest of the simulated steps that :attr:`step_ns` is the median of."""
+    """Shortest and longest of the simulated steps whose median is :attr:`step_ns`."""
     sampled_steps: int
-    """How many steps that is, each with the durations of other captured steps; 1 where those do not
-    differ, and simulated steps are equal once the job has settled."""
+    """Number of those steps. Each takes the durations of a different captured step. 1 where
+    captured steps do not differ: simulated steps are then equal once the job has settled."""
     stages: tuple[StageResult, ...]
     classes: tuple[ClassResult, ...]
     live: tuple[LiveResult, ...]
@@ -180,92 +182,91 @@ class RunResult:
     witnesses: tuple[int, ...]
     captured: tuple[int, ...]
     samples: int
-    """Fewest steps that were measured of any captured rank."""
+    """Smallest number of measured steps of any captured rank."""
     hangs: tuple[str, ...]
     rank_nodes: int
     checked: tuple[int, ...] = ()
-    """Ranks whose first steps were looked at besides the captured ones."""
+    """Ranks besides the captured ones whose first steps were compared (``--check``)."""
     standstill: StandstillResult | None = None
-    """Of a job that hangs."""
+    """The cause of a hang; None where the job does not hang."""
     events: tuple[EventResult, ...] = ()
-    """What happens only in some steps, in the order in which it was seen."""
+    """Periodic events, in the order in which they were seen."""
     unmatched_events: tuple[str, ...] = ()
-    """Why what some ranks did in some steps could not be put together."""
+    """For each periodic event whose ranks do not fit together, the reason. No figure has them."""
     watched_steps: int = 0
-    """Steps of the program that were seen of the first captured rank."""
+    """Most steps of the program that were watched on any captured rank."""
     settled_after: int = 0
-    """Simulated steps until the job had settled; 0 where captured steps differ, or it had not."""
+    """Simulated steps until the job settled; 0 where captured steps differ or it did not settle."""
     kernels: tuple[KernelKind, ...] = ()
-    """On a null device: kernels in a step of the captured ranks, longest first."""
+    """On a null device: kernels in one step of every captured rank, longest first."""
     largest_kernels: tuple[KernelUse, ...] = ()
-    """On a null device: the distinct calls that take the most of it."""
+    """On a null device: the distinct calls that take the most device time."""
     unknown_operators: tuple[UnknownOperator, ...] = ()
-    """On a null device: operators without a rule of cost, longest first."""
+    """On a null device: operators without a cost rule, longest first."""
     stand_ins: tuple[StandInShare, ...] = ()
-    """On a null device: libraries whose kernels a stand-in launched, in the order of import."""
+    """On a null device: libraries whose kernels a stand-in launched, in order of import."""
     eager_regions: tuple[EagerRegion, ...] = ()
-    """On a null device: what the program compiles and ran operator by operator, most frequent
-    first."""
+    """On a null device: regions that the program compiles and that ran operator by operator, most
+    frequent first."""
     values: tuple[ValueUse, ...] = ()
     """On a null device: reads of values that do not exist, most frequent first."""
     switched: SwitchCounts | None = None
-    """With real values, how the ranks ran."""
+    """How ranks shared slots and memory; None unless the run used real values."""
     what_ifs: tuple[Effect, ...] = ()
-    """What was taken to be otherwise, with what it touches; all figures but those of kernels are
-    with it."""
+    """The what-ifs of the run, with what each touches. All figures except those of kernels include
+    them."""
     step_without_ns: int | None = None
     """The step without what-ifs; None where there are none."""
     payload: PayloadKind = PayloadKind.RECORDED
-    """The first source that was asked for what absent peers contribute."""
+    """The first source that was asked for the contributions of absent peers."""
     payloads: tuple[PayloadUse, ...] = ()
-    """From where captured and live ranks had what absent peers contribute, and how often."""
+    """Sources of absent peers' contributions to captured and live ranks, with counts."""
     routers: RouterFindings = field(default_factory=RouterFindings)
-    """How unevenly experts are loaded, and whether by the user's word."""
+    """How unevenly experts are loaded, and where ``--routing`` overwrote scores."""
     variability: str = ""
-    """Name of the variability profile that forecasts of this run take; empty for none."""
+    """Name of the variability profile that forecasts of this run use; empty for none."""
     spread: StepSpread | None = None
-    """None where the job hangs, or where nobody drew it."""
+    """Distribution of the step time; None where the job hangs or no steps were drawn."""
     work: JobWork = field(default_factory=JobWork)
-    """On a null device: operations and tokens of a step."""
+    """On a null device: floating-point operations and tokens of a step."""
     calibration: Calibration | None = None
-    """What measured steps say of modelled times; None: modelled times are the models'."""
+    """Correction of modelled times by measured steps; None where the models' times are used."""
     capacity_bytes: int = 0
     """Memory of the target's GPU; 0 where the target is no GPU."""
     peak_flops: float = 0.0
-    """What the target's device does a second of :attr:`work`'s element type; 0 where unknown."""
+    """Peak operations per second of the target's device in ``work.dtype``; 0 where unknown."""
     wall_s: dict[str, float] = field(default_factory=dict)
-    """By stage of the run."""
+    """Wall time of each stage of the run."""
     peak_rss_bytes: int = 0
-    """Highest memory of all our processes together, as sampled."""
+    """Highest resident memory of all processes of the run together, as sampled."""
 
     @property
     def notable_events(self) -> tuple[EventResult, ...]:
-        """Those of :attr:`events` that a reader is shown."""
+        """The events that reports show."""
         return tuple(event for event in self.events if event.is_notable)
 
     @property
     def varies(self) -> bool:
-        """Whether simulated steps differ because captured ones did."""
+        """Whether simulated steps differ because captured steps did."""
         return self.sampled_steps > 1
 
     @property
     def median_ns(self) -> int:
-        """The step that a log of the job would show: the median of drawn ones. Where nobody drew,
-        :attr:`step_ns`."""
+        """The step that a job's log would show: the median of drawn steps, else :attr:`step_ns`."""
         return self.spread.p50_ns if self.spread else self.step_ns
 
     @property
     def hung(self) -> bool:
-        """True where some rank never ends the last simulated step."""
+        """Whether some rank never ends the last simulated step."""
         return self.step_ns >= NEVER
 
     @property
     def kernel_coverage(self) -> float:
-        """Share of the kernels' time whose cost is not a default, 0 … 1."""
+        """Fraction of kernel time whose cost is not a default, 0 … 1."""
         return coverage(self.kernels)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``results.json``."""
+        """Return plain data for ``results.json``."""
         return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod

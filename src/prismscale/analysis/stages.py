@@ -1,4 +1,4 @@
-"""Pipeline stages as a report shows them; :mod:`prismscale.graph.pipeline` says which is whose."""
+"""Pipeline stages as reports show them; :mod:`prismscale.graph.pipeline` assigns ranks to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from prismscale.graph.pipeline import stage_of
 
 
 def classes_by_stage(graph: JobGraph) -> dict[int | None, list[RankClass]]:
-    """Classes of each stage, stages ascending; one entry ``None`` where there is no pipeline."""
+    """Group classes by stage, ascending; one entry ``None`` where there is no pipeline."""
     found: dict[int | None, list[RankClass]] = {}
     for rank_class in graph.classes:
         found.setdefault(stage_of(rank_class), []).append(rank_class)
@@ -15,12 +15,12 @@ def classes_by_stage(graph: JobGraph) -> dict[int | None, list[RankClass]]:
 
 
 def stage_name(stage: int | None) -> str:
-    """``stage 3``, or ``all ranks``."""
+    """Return ``stage 3``, or ``all ranks`` for None."""
     return "all ranks" if stage is None else f"stage {stage}"
 
 
 def shown_ranks(graph: JobGraph) -> tuple[int, ...]:
-    """The first rank of each stage: who stands on a timeline when nobody was asked for."""
+    """Return the first rank of each stage, which a timeline shows by default."""
     return tuple(
         int(min(c.members_M[0] for c in classes)) for classes in classes_by_stage(graph).values()
     )

@@ -1,18 +1,19 @@
-"""The error bar of a modelled step, from the errors that its parts have on public rows: what nine
-measured steps of ten should lie within.
+"""The error bar of a modelled step, composed from the errors of its parts on public measurements.
 
-[Note: composition] Every kind of kernel has a relative error, the 90th percentile on measurements
-that it was not fitted on (``[errors]`` of its profile); communication has
-:data:`COMMUNICATION_ERROR`. Such an error is of a measured time: what is predicted too short by
-30 % took 1/0.7 of it, what is too long by 30 % took 1/1.3. Calls of one kind are taken to err
-alike, because one law prices them all. Kinds, communication and the host are taken to err
-independently, because each has constants of its own: their shares of the step times their errors
-add up in squares.
+Nine of ten measured steps should lie within the bar.
 
-The host is slower by :data:`HOST_SLOWER`, or faster by :data:`HOST_FASTER`, where the device waits
-for it; and where a host that is slower by so much would make the device wait, by what the step
-would take longer. Waiting for other ranks follows from the rest, and errs as it does. ``prismscale
-validate steps`` counts how often the truth lies inside.
+[Note: composition] Every kind of kernel has a relative error: the 90th percentile on measurements
+that it was not fitted on (``[errors]`` of its profile). Communication has
+:data:`COMMUNICATION_ERROR`. Such an error is relative to the measured time: where a prediction is
+30 % too short, the measured time is 1/0.7 of it; where it is 30 % too long, 1/1.3. Calls of one
+kind are assumed to err alike, because one law gives all their costs. Kinds, communication and the
+host are assumed to err independently, because each has its own constants: their shares of the step
+times their errors add up in squares.
+
+The host may be slower by :data:`HOST_SLOWER`, or faster by :data:`HOST_FASTER`. This counts where
+the device waits for the host. If such a slower host would make the device wait elsewhere, the time
+by which the step would be longer counts. Waiting for other ranks follows from the other parts and
+has their error. ``prismscale validate steps`` counts how often the truth lies inside.
 """
 
 from __future__ import annotations
@@ -26,41 +27,42 @@ from prismscale.analysis.result import RunResult
 from prismscale.cluster import Calibration
 
 COMMUNICATION_ERROR = 0.24
-"""p90 over 80 GPUs below 512 MiB (``prismscale validate collectives``): the largest of the rows of
-16 MiB and more, on one node and on several."""
+"""90th percentile over 80 GPUs below 512 MiB (``prismscale validate collectives``): the largest of
+the rows of 16 MiB and more, on one node and on several."""
 HOST_SLOWER = 1.35
-"""By how much more the host's time would have to be: p90 of the six steps of narrow models on A100s
-beside which it was set, and which are therefore not scored (``vtrain_a100``;
-``bench/vtrain_layouts.py`` finds it). Hosts differ, and so do programs."""
+"""Fraction by which the host's time may be longer: p90 of six steps of narrow models on A100s. The
+value was set with these steps, so they are not scored (``vtrain_a100``; ``bench/vtrain_layouts.py``
+finds it). Hosts differ, and so do programs."""
 HOST_FASTER = 0.6
-"""By how much less: a bare operator of eager torch takes 12 µs (NeuSight), of the model's 30."""
+"""Fraction by which it may be shorter: a bare operator of eager torch takes 12 µs (NeuSight), where
+the model has 30 µs."""
 UNKNOWN_ERROR = 0.5
-"""Of a kind of kernel whose error nobody knows; what is guessed for a memory-bound kind at most."""
+"""Error of a kind of kernel whose error is unknown; the largest guess for a memory-bound kind."""
 MOST_TOO_SHORT = 0.5
-"""The largest error that is taken for one of too short predictions. No prediction is too short by
-more than the whole measured time, so larger errors come from predictions that are too long."""
+"""Largest error that counts for predictions that are too short. None can be too short by more than
+the whole measured time, so larger errors come from predictions that are too long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorBar:
-    """Nine measured steps of ten lie between 1 - ``below`` and 1 + ``above`` of the predicted."""
+    """Nine of ten measured steps lie between 1 - ``below`` and 1 + ``above`` of the prediction."""
 
     below: float
     above: float
 
     @classmethod
     def of_error(cls, error: float) -> ErrorBar:
-        """Of what has been off by ``error`` of the measured time, in either direction."""
+        """Make the bar of predictions that err by ``error`` of the measured time, either way."""
         too_short = min(error, MOST_TOO_SHORT)
         return cls(below=error / (1 + error), above=too_short / (1 - too_short))
 
     def holds(self, ratio: float) -> bool:
-        """Whether a step that took ``ratio`` of the predicted one lies inside."""
+        """Whether a step that took ``ratio`` times the predicted one lies inside."""
         return 1 - self.below <= ratio <= 1 + self.above
 
 
 def step_error(result: RunResult) -> ErrorBar | None:
-    """None where the step is not modelled."""
+    """Compose the error bar of the step; None where the step is not modelled or hangs."""
     if result.device != "null" or result.hung:
         return None
     kernels_ns = sum(kernel.device_ns for kernel in result.kernels)
@@ -87,7 +89,7 @@ def step_error(result: RunResult) -> ErrorBar | None:
 
 
 def _kinds(kernels: Sequence[KernelKind]) -> dict[str, tuple[int, float]]:
-    """Time and error of each kind: its sources' together, by their times."""
+    """Return time and error of each kind; errors of its sources are weighted by their times."""
     found: dict[str, tuple[int, float]] = {}
     for kernel in kernels:
         error = kernel.error if kernel.error >= 0 else UNKNOWN_ERROR
@@ -99,7 +101,7 @@ def _kinds(kernels: Sequence[KernelKind]) -> dict[str, tuple[int, float]]:
 
 
 def host_error(calibration: Calibration | None) -> ErrorBar:
-    """Of the host's time: as measured steps leave it, or as hosts differ."""
+    """Return the error bar of the host's time, from calibration or from how hosts differ."""
     if calibration is None:
         return ErrorBar(below=HOST_FASTER, above=HOST_SLOWER)
     error = calibration.host_error
@@ -107,7 +109,7 @@ def host_error(calibration: Calibration | None) -> ErrorBar:
 
 
 def _launches_ns(result: RunResult) -> float:
-    """What the host takes for all ranks' launches, by those of the captured ones."""
+    """Scale the host's launch time from the captured ranks to all ranks."""
     of_captured = sum(kernel.host_ns for kernel in result.kernels)
     ranks = sum(stage.ranks for stage in result.stages)
     return of_captured * ranks / max(len(result.captured), 1)

@@ -1,4 +1,4 @@
-"""From the graph, its timeline and observations to the figures of a run."""
+"""Computes the figures of a run from its graph, its timeline and its observations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from prismscale.sim.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What the stages of a run found."""
+    """The results of a run's stages, which the figures are computed from."""
 
     graph: JobGraph
     durations: GraphDurations
@@ -59,33 +59,33 @@ class Findings:
     distinct_axes: tuple[str, ...]
     witnesses: tuple[int, ...]
     memory: Mapping[int, MemoryRecord]
-    """Of captured ranks, where it was followed."""
+    """Memory record by captured rank, for ranks whose memory was tracked."""
     captured: tuple[int, ...]
     emulated: tuple[Emulated, ...] = ()
-    """Of captured ranks, where the device was not there."""
+    """One for each captured rank of a null device."""
     payload: PayloadKind = PayloadKind.RECORDED
-    """The first source of what absent peers contribute."""
+    """The first source that was asked for the contributions of absent peers."""
     payloads: tuple[PayloadUses, ...] = ()
-    """Of captured ranks: from where they had what absent peers contribute."""
+    """Sources of absent peers' contributions, one entry for each captured rank."""
     routers: RouterFindings = field(default_factory=RouterFindings)
-    """What routers of experts chose."""
+    """The choices of expert routers."""
     events: tuple[EventCost, ...] = ()
-    """What happens only in some steps."""
+    """Periodic events, which occur only in some steps."""
     unmatched: tuple[str, ...] = ()
-    """What of it could not be put together."""
+    """For each periodic event whose ranks do not fit together, the reason."""
     switched: SwitchCounts | None = None
-    """Where ranks heard real values."""
+    """None unless the run used real values."""
     effects: tuple[Effect, ...] = ()
-    """What was taken to be otherwise."""
+    """The what-ifs of the run, with what each touches."""
     step_without_ns: int | None = None
     checked: tuple[int, ...] = ()
-    """Ranks whose first steps were looked at."""
+    """Ranks besides the captured ones whose first steps were compared (``--check``)."""
     standstill: StandstillResult | None = None
-    """Of a job that hangs."""
+    """The cause of a hang; None where the job does not hang."""
     work: JobWork = field(default_factory=JobWork)
-    """Of a step, where the device was not there."""
+    """Work of one step, on a null device."""
     spread: StepSpread | None = None
-    """How the step varies."""
+    """Distribution of the step time."""
 
 
 def summarise(
@@ -98,7 +98,7 @@ def summarise(
     wall_s: dict[str, float],
     peak_rss_bytes: int,
 ) -> RunResult:
-    """The figures of a run."""
+    """Compute the figures of a run."""
     graph, timeline = found.graph, found.retimed.timeline
     stages = tuple(
         _stage(stage, classes, timeline, _memory_of(classes, found))
@@ -186,8 +186,10 @@ def _settled_after(retimed: Retimed) -> int:
 
 
 def _memory_of(classes: Sequence[RankClass], found: Findings) -> list[tuple[int, MemoryRecord]]:
-    """Of every captured rank of some classes. Ranks that do the same may hold different amounts:
-    the shards of a tensor that does not divide evenly."""
+    """Return rank and memory record of every captured rank in ``classes``.
+
+    Ranks of one class may hold different amounts: shards of a tensor that does not divide evenly.
+    """
     indices = {c.index for c in classes}
     class_of_R = found.graph.class_of_R
     return [pair for pair in found.memory.items() if int(class_of_R[pair[0]]) in indices]
@@ -320,7 +322,10 @@ def _kernel_error(found: Findings) -> str:
 
 
 def _hangs(timeline: Timeline) -> tuple[str, ...]:
-    """Sentences, causes before consequences: a rank that itself waits for somebody is no cause."""
+    """Return one sentence per hang, causes before consequences.
+
+    A hang is a consequence if a rank that is missing in it waits itself.
+    """
     waiting = {r for h in timeline.hangs for r in h.group if r not in h.missing}
     by_cause = sorted(timeline.hangs, key=lambda h: not waiting.isdisjoint(h.missing))
     return tuple(dict.fromkeys(h.sentence() for h in by_cause))
@@ -331,7 +336,7 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def _variation(graph: JobGraph) -> str:
-    """How much the computation of single captured steps differs from their median."""
+    """Say how much the computation of single captured steps differs from their median."""
     samples = min(c.trace.n_samples for c in graph.classes)
     if samples < 2:
         return "one captured step: unknown"

@@ -1,4 +1,4 @@
-"""How a job ran whose ranks heard real values."""
+"""Statistics of a run in which ranks exchange real values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwitchCounts:
-    """Logical ranks in few slots."""
+    """Counts for logical ranks that share slots."""
 
     slots: int
-    """Ranks that ran at a time."""
+    """Number of ranks that run at a time."""
     switches: int
-    """How often a rank was resumed that had given its slot to another."""
+    """How often a rank was resumed after it had given its slot to another rank."""
     budget_bytes: int = 0
-    """Memory that all ranks might take; 0: what they needed."""
+    """Memory budget of all ranks; 0: unlimited."""
     presses: int = 0
-    """How often the memory of a suspended rank was pressed out to disk."""
+    """How often the memory of a suspended rank was written out to disk."""

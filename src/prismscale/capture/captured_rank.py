@@ -92,7 +92,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         _save_unusual(spec, control.ordinary(), recorder, device)
     if emulation is not None and control.followed is None:
         (step,) = control.ordinary().parts()
-        # Without the prologue: what is costed anew is the step.
+        # The log leaves out the prologue, because only the step is costed again.
         log = launch_log(emulation.library, again).for_trace(
             prologue_stop=0, body_start=step.start, body_stop=step.stop
         )
@@ -102,7 +102,7 @@ def capture_rank(spec: CaptureSpec) -> RankTrace:
         save_memory_log(history, spec.memory_path)
     if emulation is not None:
         calls = trace.facts.calls_per_step
-        # A rank that ended early ended with a step that repeats.
+        # A rank that ended early ended with a step that repeats: it saves this last step.
         first = emulation.kernels.n_steps - calls
         if control.followed is None:
             first = trace.facts.calls_in_prologue
@@ -120,7 +120,7 @@ def _capture_in_slice(
     with ExitStack() as stack:
         observer = GroupObservers(cohort, recorder)
         _run(stack, spec, device, recorder, payload, recorder, observer, control)
-    # Before the trace is made: see [Note: when a node is final].
+    # Durations must be known before the trace is made: see [Note: when a node is final].
     cohort.resolve_durations(recorder.stream.steady_spans(device, control.ordinary().parts()))
     trace = trace_of(spec, control, recorder, device)
     node = spec.rank // spec.local_world_size
@@ -141,12 +141,15 @@ def _run(
     observer: GroupObserver,
     control: Control,
 ) -> RouterWatch | None:
-    """Run the program with everything in place that ``stack`` is to take away. Returns what its
-    routers chose."""
+    """Run the program with all hooks installed; ``stack`` removes them when it closes.
+
+    Returns:
+        The watch that has noted the choices of the program's routers; None on a null device.
+    """
     stack.enter_context(payload.in_force(Path(spec.payloads), while_true=spec.may_be_told))
     noting = payload.rules.noting_sites(hook)
     stack.enter_context(absent_peers(spec.environment, noting, observer, marks=marks_of(spec)))
-    # The marker is found from where the program imports.
+    # First, because the step marker is imported from the program's search path.
     spec.script.set_up()
     stack.enter_context(watch_steps(control, spec.step_marker))
     stack.enter_context(watch_backward(recorder))
@@ -163,7 +166,7 @@ def _run(
 def trace_of(
     spec: CaptureSpec, control: Control, recorder: Recorder, device: CaptureDevice
 ) -> RankTrace:
-    """What the rank did, and what it is known by: only the columns are the stream's."""
+    """Return the rank's trace. Only the columns come from the recorded stream."""
     memory = control.memory_record if spec.track_memory else None
     groups, known_groups = tuple(recorder.groups), tuple(recorder.known_groups)
     if control.followed is not None:
@@ -195,7 +198,7 @@ def trace_of(
 def _save_unusual(
     spec: CaptureSpec, ordinary: Ordinary, recorder: Recorder, device: CaptureDevice
 ) -> None:
-    """Write what the rank did now and then, beside its trace, if it did."""
+    """Write the rank's unusual steps beside its trace, if it had any."""
     usual = ordinary.part(ordinary.samples[-1])
     found = []
     for step in ordinary.unusual():
@@ -226,7 +229,7 @@ def _instruments(
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the process; returns its exit code."""
+    """Entry point of the process; returns its exit code."""
     die_with_parent()
     faulthandler.enable()  # a crash in native code leaves the Python frames in the rank's log
     path = Path(arguments[0])

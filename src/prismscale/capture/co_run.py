@@ -1,8 +1,9 @@
-"""Captured ranks are timed again, in slices that communicate for real.
+"""Times captured ranks again, in slices that really communicate.
 
-What a rank does is found alone; how long it takes on a target whose processors communicate, beside
-others: see [Note: slices that communicate] in :mod:`prismscale.host_comm.cohort_peers`. Steps and
-groups are known by then, so a slice is chosen for what its ranks say to each other.
+A rank that is captured alone shows what it does. How long this takes, on a target whose processors
+communicate, shows only beside other ranks: see [Note: slices that communicate] in
+:mod:`prismscale.host_comm.cohort_peers`. Steps and groups are known by then, so slices are chosen
+by the communications between their ranks.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ class TimesCoRuns(Protocol):
     """Captures ranks side by side."""
 
     jobs: int
-    """How many fit the cores."""
+    """Number of ranks that fit the cores."""
     spec: CaptureSpec
-    """The job."""
+    """Settings of the job."""
     traces: dict[int, RankTrace]
-    """Of ranks that ran alone."""
+    """Traces of ranks that ran alone."""
 
     def capture_together(self, ranks: Sequence[int], *, marks: int) -> list[RankTrace]:
-        """Capture a slice."""
+        """Capture a slice; each rank makes ``marks`` optimizer calls."""
         ...
 
 
 Slice = tuple[int, ...]
-"""Ranks that are captured together, ascending."""
+"""Ranks that run and communicate together, ascending."""
 
 
 def co_runs_to_time(runner: TimesCoRuns) -> list[Slice]:
-    """Slices whose ranks take other times than they did alone. There are none where processors do
-    not communicate: durations do not depend on company there."""
+    """Return the slices that have to be timed, because their ranks take other times than alone.
+
+    There are none where processors do not communicate: there durations do not depend on the ranks
+    alongside.
+    """
     if runner.spec.device != "cpu" or not runner.spec.communication_load:
         return []
     return co_runs_for(runner.traces, runner.jobs)
@@ -52,19 +56,22 @@ def co_runs_to_time(runner: TimesCoRuns) -> list[Slice]:
 def time_co_runs(
     runner: TimesCoRuns, slices: Sequence[Slice], progress: StageUpdate | None = None
 ) -> None:
-    """Give each captured rank the durations that it shows in its slice. A rank that is in no slice
-    keeps its own durations. So does a rank that fails in its slice, as it may where gloo lacks what
-    an emulated backend answers, or that does other work there than alone."""
+    """Replace the durations of each captured rank by those that it has in its slice.
+
+    A rank that is in no slice keeps its own durations. So does a rank whose slice fails, as it may
+    where gloo lacks an operation that an emulated backend answers, and a rank that does other work
+    in its slice than alone.
+    """
     for done, ranks in enumerate(slices):
         if progress is not None:
             progress(done, len(slices))
         known = [runner.traces[r] for r in ranks if r in runner.traces]
-        # All run equally long: whoever stopped early would leave the others waiting.
+        # All ranks run equally long: a rank that stopped early would leave the others waiting.
         marks = max(t.facts.calls for t in known)
         try:
             timed = runner.capture_together(ranks, marks=marks)
         except (ScriptError, StuckError, UsageError):
-            # Its logs say why; the result says which communications were measured.
+            # The logs of the slice say why; the result says which communications were measured.
             continue
         for again in timed:
             alone = runner.traces.get(again.rank)
@@ -77,8 +84,11 @@ def time_co_runs(
 
 
 def co_runs_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
-    """Slices of at most ``cores`` ranks each. A captured rank has those beside it with whom it
-    communicates most often in a step, as far as they fit."""
+    """Return slices of at most ``cores`` ranks each.
+
+    A captured rank is placed with the ranks that it communicates with most often in a step, as far
+    as they fit.
+    """
     slices: list[Slice] = []
     placed: set[int] = set()
     for rank in sorted(traces):
@@ -95,7 +105,7 @@ def co_runs_for(traces: Mapping[int, RankTrace], cores: int) -> list[Slice]:
 
 
 def _partners(trace: RankTrace) -> Counter[frozenset[int]]:
-    """Who takes part in the rank's communications, and how often in a step."""
+    """Count the sets of ranks that take part in the rank's communications of a step."""
     found: Counter[frozenset[int]] = Counter()
     for node in trace.communications(trace.n_prologue, trace.n_nodes):
         found[frozenset(trace.participants(node))] += 1
@@ -103,7 +113,7 @@ def _partners(trace: RankTrace) -> Counter[frozenset[int]]:
 
 
 def _has_body_of(alone: RankTrace, again: RankTrace) -> bool:
-    """Whether the steady step is the same, node by node."""
+    """Return whether the steady step of both traces is the same, node by node."""
     return alone.n_body == again.n_body and all(
         np.array_equal(a, b) for a, b in zip(_body(alone), _body(again), strict=True)
     )
@@ -111,7 +121,7 @@ def _has_body_of(alone: RankTrace, again: RankTrace) -> bool:
 
 def _body(trace: RankTrace) -> list[Any]:
     steady = slice(trace.n_prologue, None)
-    # What an all_to_all carries follows the values of the moment.
+    # The bytes of an all_to_all follow the current values, so they are not compared.
     agreed = [CollectiveOp(op).bytes_must_agree for op in trace.op_N[steady].tolist()]
     edges = [
         trace.pred_distance_P[a:b].tolist()

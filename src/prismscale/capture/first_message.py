@@ -1,8 +1,8 @@
-"""What a captured rank tells before its program ends: its groups, and along which it sends first.
+"""Reports a captured rank's groups, and its first send or receive, before its program ends.
 
-That is known long before the trace is: who looks at stages of a pipeline can begin with the others.
-A group that is named for a pipeline is known earlier still, and taken to be sent along. Where it is
-not, what was begun because of it is begun in vain, and nothing else.
+This is known long before the trace, so the capture of the other pipeline stages can begin early. A
+group that is named for a pipeline is known earlier still, and is assumed to carry the messages. If
+it carries none, the captures that were started because of it are in vain; there is no other harm.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prismscale.graph.pipeline import is_named_for_pipeline
 
 @dataclass(kw_only=True)
 class FirstMessage:
-    """A CommunicationHook that writes a trace with nothing in it but a send or receive."""
+    """A CommunicationHook that writes a trace with a single send or receive."""
 
     spec: CaptureSpec
     recorder: Recorder
-    """Answers, and knows the groups."""
+    """Answers all communications, and knows the groups."""
     _told: bool = False
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
@@ -42,7 +42,7 @@ class FirstMessage:
         return self.recorder.communicate(batch)
 
     def _pipeline(self) -> int | None:
-        """The group that is named for a pipeline, once those of all ranks are there."""
+        """Return the group named for a pipeline, once the groups of that name hold all ranks."""
         for group_index, group in enumerate(self.recorder.groups):
             if len(group.ranks) > 1 and is_named_for_pipeline(group.name):
                 alike = [g for g in self.recorder.known_groups if g.name == group.name]

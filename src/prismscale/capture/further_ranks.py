@@ -1,4 +1,4 @@
-"""Further ranks to look at, most different first: for a budget of time."""
+"""Orders the ranks that were not captured, most different first, for a budget of time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 def most_different(
     positions: Sequence[NDArray[np.int64]], seen: Iterable[int], world_size: int
 ) -> Iterator[int]:
-    """Every rank that was not seen. First come those whose position on each axis of the mesh was
-    looked at least often; among equals the lowest.
+    """Iterate over every rank that was not seen, most different first.
+
+    The next rank is the one whose positions on the axes of the mesh were seen least often; among
+    equals the lowest.
 
     Args:
-        positions: by axis: of every rank.
-        seen: ranks that were looked at.
-        world_size: of the job.
+        positions: for each axis, the position of every rank.
+        seen: ranks that were captured.
+        world_size: number of ranks in the job.
     """
     left = np.ones(world_size, dtype=bool)
     looked = [np.zeros(int(p.max(initial=0)) + 1) for p in positions]

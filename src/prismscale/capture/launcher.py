@@ -1,4 +1,4 @@
-"""Captures ranks in processes of their own, side by side up to the machine's cores."""
+"""Captures ranks, each in its own process, as many side by side as the machine has cores."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from prismscale.progress import StageUpdate
 
 POLL_S = 0.02
 TIMED_POLL_S = 0.25
-"""The same where ranks are timed on all cores: each look takes some of theirs."""
+"""The same where ranks are timed on all cores, because each poll takes time from them."""
 BALLAST = "ballast"
 
 
 @dataclass(kw_only=True)
 class CaptureRunner:
-    """Runs captures and collects their traces; one that is already on disk is read, not run."""
+    """Runs captures and collects their traces; a trace that is already on disk is only read."""
 
     spec: CaptureSpec
-    """The job; its rank is replaced for each capture."""
+    """Settings of the job; the rank is replaced for each capture."""
     logs: Path
     timeout_s: float = 1800.0
     jobs: int = field(default_factory=cores)
     progress: StageUpdate | None = None
-    """Told ranks captured, of those known to be needed."""
+    """Receives the number of captured ranks, and of those known to be needed."""
     starter: Starter = field(default_factory=Spawner)
     whole: frozenset[int] = frozenset()
     """Ranks that are watched as long as the first ones, whatever those did."""
     traces: dict[int, RankTrace] = field(default_factory=dict)
     after_first_message: Callable[[RankTrace], Sequence[int]] | None = None
-    """Which ranks to go on with, told from rank 0's groups and its first send or receive while its
-    program still runs; None: nothing is begun before it has ended."""
+    """Chooses further ranks to capture while rank 0 still runs.
+
+    It gets a trace of rank 0's groups and its first send or receive. None: no further rank is
+    chosen before rank 0 has ended."""
     _needed: int = 0
     _ballast: int = 0
     _slots: dict[int, Child] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class CaptureRunner:
         return specs
 
     def check(self, ranks: Sequence[int]) -> None:
-        """Capture the first steps of ``ranks``, no longer than it takes to tell them from others.
+        """Capture the first steps of ``ranks``: just enough to tell their programs apart.
 
         Raises:
             ScriptError, UsageError: as :meth:`capture`.
@@ -89,16 +91,18 @@ class CaptureRunner:
         self._run([replace(spec, rank=rank) for rank in ranks], self._add)
 
     def _forget_first_steps(self, spec: CaptureSpec) -> None:
-        """Remove what an earlier run saw of a rank that is to be watched to the end."""
+        """Remove the trace of a rank that ended early in an earlier run but must now run on."""
         if spec.trace_path.exists() and (
             self._captured_before(spec.trace_path).facts.equivalent_to is not None
         ):
             spec.trace_path.unlink()
 
     def _watched_steps(self) -> int:
-        """How many steps to see of the next ranks. The first ones, the corners of the world, are
-        watched for periodic events. The others are watched only if these had some, or if some rank
-        is to be compared with them step by step."""
+        """Return the number of steps in which the next ranks are watched for periodic events.
+
+        The first ranks, the corners of the world, are always watched. The others are watched only
+        if the first ones had unusual steps, or if some rank is to be compared step by step.
+        """
         if self.whole:
             return self.spec.watched_steps
         if self.traces and not any(t.facts.unusual_steps for t in self.traces.values()):
@@ -106,12 +110,11 @@ class CaptureRunner:
         return self.spec.watched_steps
 
     def capture_together(self, ranks: Sequence[int], *, marks: int) -> list[RankTrace]:
-        """Capture ``ranks``, no more than there are cores, as a slice that communicates for real.
-        Returns their traces in the order of ``ranks``.
+        """Capture ``ranks`` as a slice that really communicates; return their traces in order.
 
         Args:
-            ranks: the slice.
-            marks: optimizer calls to make.
+            ranks: the slice, no more ranks than there are cores.
+            marks: number of optimizer calls that each rank makes.
 
         Raises:
             ScriptError, UsageError: as :meth:`capture`.
@@ -129,7 +132,7 @@ class CaptureRunner:
             for rank in ranks
         ]
         if not all(spec.trace_path.exists() for spec in specs):
-            # They can only run all together, and must not find what an interrupted run left.
+            # A slice can only run as a whole, and must not find files of an interrupted run.
             shutil.rmtree(out, ignore_errors=True)
         traces: dict[int, RankTrace] = {}
         self._run(specs, lambda trace: traces.update({trace.rank: trace}))
@@ -165,7 +168,7 @@ class CaptureRunner:
                         early[child.name] = child
                         continue
                     if child.process.returncode:
-                        # What the lower rank failed for may be what the others miss.
+                        # The failure of the lowest rank may be the cause of the others' failures.
                         child = min([child, *early.values()], key=lambda one: int(one.name))
                     add(self._collect(child, started[child.name]))
                 if not (waiting or early or _ranks(children)):
@@ -174,8 +177,10 @@ class CaptureRunner:
                 time.sleep(TIMED_POLL_S if self.spec.communication_load else POLL_S)
 
     def _told_early(self, asked: Mapping[str, CaptureSpec]) -> list[CaptureSpec]:
-        """Ranks that rank 0's first message asks for, once it is there, besides those that are
-        ``asked`` for."""
+        """Return the specs of ranks chosen by rank 0's first message, once that is there.
+
+        Ranks that were captured or ``asked`` for already are left out.
+        """
         spec, chosen = asked.get("0"), self.after_first_message
         if spec is None or chosen is None or not spec.first_message_path.exists():
             return []
@@ -210,8 +215,11 @@ class CaptureRunner:
             raise FormatError(f"{error}; capture again with --fresh") from error
 
     def _add_ballast(self, children: Children) -> None:
-        """Keep every core busy: where ranks of the target share a processor, one that is captured
-        with idle cores beside it would run faster than it ever does in the job."""
+        """Keep every core busy with repeated ranks whose results are not used.
+
+        Where ranks of the target share a processor, a rank that is captured beside idle cores would
+        run faster than it ever does in the job.
+        """
         running = _ranks(children)
         while running and children.running < self.jobs:
             self._ballast += 1
@@ -243,18 +251,21 @@ class CaptureRunner:
 
 
 _FINAL = (SystemExit.__name__, KeyboardInterrupt.__name__, "OutOfMemoryError")
-"""Exceptions that nothing another rank leaves would change."""
+"""Exceptions that would come again, whatever other ranks leave."""
 
 
 def _ranks(children: Children) -> list[Child]:
-    """Those that run, without what only keeps cores busy."""
+    """Return the running children without the ballast that only keeps cores busy."""
     return [child for child in children.all_running() if child.name != BALLAST]
 
 
 def _may_have_been_early(child: Child, spec: CaptureSpec) -> bool:
-    """Whether the program failed for what another rank may leave while it is captured: a file
-    behind a barrier that keeps nobody here (an index of a data set, say), or the sizes and objects
-    that a rank of its kind sends in another group. Such a rank runs again when those beside it have
-    ended. A slice meets for real, and nothing of it can run again."""
+    """Return whether the program may have failed because another rank had not written its files.
+
+    This may be a file behind a barrier, which makes no rank wait here (for example the index of a
+    data set), or the sizes and objects that a rank of its kind sends in another group. Such a rank
+    runs again when the ranks beside it have ended. The ranks of a slice really wait for each other,
+    and none of them can run again alone.
+    """
     found = load_failure(spec.error_path) if child.process.returncode and not spec.slice else None
     return found is not None and not found["ours"] and found["kind"] not in _FINAL

@@ -1,16 +1,17 @@
-"""What a rank does, as it happens: nodes in program order, with marks in place of durations.
+"""Records a rank while it runs: nodes in program order, with marks in place of durations.
 
 Capture turns the stream into the columns of a :class:`RankTrace`. A live rank has no stream: it
 follows a trace and only counts communications.
 
-[Note: when a node is final] A node is final as it is appended, and its signature is taken at the
-next mark. Three figures become known later. They lie beside the nodes, by position, and the stream
-alone writes them. What in a computation was waiting is told at the wait that ended it, before the
-next node is appended. What a communication took, and how late the program that waited for it ran
-again, is told when its work is done: perhaps from a thread of the backend's, perhaps again by the
-program, and the last word counts. In a slice it is told after the program's end, once the ranks
-have read each other's logs. So durations are read last of all. Where time is modelled nothing is
-told, and a witness may read them at every mark.
+[Note: when a node is final] A node never changes after it was appended, and its signature is taken
+at the next mark. Three figures become known later. They are kept beside the nodes, by position, and
+only the stream writes them. The waiting time within a computation is reported at the wait that
+ended it, before the next node is appended. The duration of a communication, and the delay after
+which the program that waited for it ran again, are reported when its work is done: perhaps from a
+thread of the backend, perhaps once more by the program; the last report counts. In a slice they are
+reported after the program's end, once the ranks have read each other's logs. So durations are read
+last of all. Where time is modelled nothing is reported later, and a witness may read durations at
+every mark.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from prismscale.host_comm.shared_jitter import Spans
 
 @dataclass(kw_only=True, slots=True)
 class StreamNode(TraceNode):
-    """One node as recorded. Predecessors are positions in the stream. Nobody changes a node that
-    was appended: see [Note: when a node is final]."""
+    """One node as recorded, with predecessors as positions in the stream.
+
+    No node is changed after it was appended: see [Note: when a node is final].
+    """
 
     began: Mark = 0
     ended: Mark = 0
@@ -40,7 +43,7 @@ class StreamNode(TraceNode):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A step as a part of the stream."""
+    """One step as a range of positions in the stream."""
 
     start: int
     stop: int
@@ -50,32 +53,33 @@ class Sample:
 
 
 class NodeStream:
-    """Nodes in program order and the places where steps may end."""
+    """The nodes of a rank in program order, and the marks at which steps may end."""
 
     def __init__(self) -> None:
         self.nodes: list[StreamNode] = []
         self.marks: list[int] = []
-        """Stream length at each optimizer call's end."""
+        """Stream length at the end of each optimizer call."""
         self.signatures: list[str] = []
-        """What lies between consecutive marks: equal text, equal structure."""
+        """Hash of the nodes between consecutive marks: equal hashes mean equal structure."""
         self.shapes: list[str] = []
-        """The same without the edges: equal text, equal work."""
+        """The same without the edges: equal hashes mean equal work."""
         self.owners: list[int] = []
-        """Which optimizer each mark is of."""
+        """For each mark, the optimizer whose call it ends."""
         self.reaches: list[int] = []
-        """For each of these, the lowest stream position at which one of its edges begins."""
+        """For each mark, the lowest position of a predecessor that its signature encodes by place.
+        It is the start of the mark's nodes where there is no such predecessor."""
         self.lanes = Names([HOST])
         self.labels = Names([""])
         self.sites = Names()
         self._places: list[int] = []
-        """Of each node before the last mark, how many of its lane came before it."""
+        """For each node before the last mark, the number of earlier nodes on its lane."""
         self._on_lane: Counter[int] = Counter()
         # The next two: see [Note: when a node is final].
         self._ends: dict[int, tuple[int, int]] = {}
-        """Of communications whose end was told: what this rank's share took, and how long after the
-        end the program, which waited for it, ran again; in ns, by position."""
+        """By position, for communications whose end was reported: the duration of this rank's
+        share, and the delay until the program, which waited for it, ran again; both in ns."""
         self._left_out_ns: Counter[int] = Counter()
-        """Of computations, by position: what in it was waiting."""
+        """By position, for computations: the waiting time within."""
 
     def append(self, node: StreamNode) -> int:
         """Add a node; returns its position."""
@@ -98,19 +102,19 @@ class NodeStream:
         )
 
     def took(self, positions: Sequence[int], ns: int, late_ns: int = 0) -> None:
-        """Communications took so long, and the program that waited for them ran again later."""
+        """Note the duration of communications, and how late the waiting program ran again."""
         for position in positions:
-            # One assignment: a thread of the backend's may be telling, too.
+            # A single assignment, because a thread of the backend may be writing too.
             self._ends[position] = ns, late_ns
 
     def leave_out(self, ns: int) -> None:
-        """So much of the computation that has just ended was waiting."""
+        """Note that ``ns`` of the computation that has just ended were waiting."""
         last = len(self.nodes) - 1
         if self.nodes[last].kind == NodeKind.COMPUTE:
             self._left_out_ns[last] += ns
 
     def mark(self, owner: int = 0) -> None:
-        """A call of the optimizer ``owner`` ended here."""
+        """Mark that a call of the optimizer ``owner`` ended here."""
         start = self.marks[-1] if self.marks else 0
         self.marks.append(len(self.nodes))
         self.owners.append(owner)
@@ -121,9 +125,9 @@ class NodeStream:
         reach = start
         for i in range(start, stop):
             node = self.nodes[i]
-            # bytes of all_to_all follow the routing of the moment: not a change of structure
+            # The bytes of all_to_all follow the current routing: no change of structure.
             n_bytes = node.n_bytes if node.op.bytes_must_agree or node.op.is_p2p else 0
-            # Before this node is counted below: a lane's places are those of nodes before it.
+            # Before this node is counted below: a place is counted from the nodes before it.
             edges = tuple(self._edge(i, p, start) for p in node.preds)
             reach = min([reach, *(p for p, e in zip(node.preds, edges, strict=True) if e < 0)])
             work = (int(node.kind), int(node.op), node.group_index, node.peer, n_bytes)
@@ -136,20 +140,24 @@ class NodeStream:
         return digest.hexdigest()
 
     def _edge(self, node: int, pred: int, start: int) -> int:
-        """An edge of ``node`` as its signature has it: the distance back, or below 0 how many
-        places back on their common lane, if that lies before ``start``. A communication follows
-        the one before it on its lane, however much else the program did between them once."""
+        """Return an edge of ``node`` as its signature encodes it.
+
+        This is the distance back. If ``pred`` lies before ``start`` on the lane of ``node``, it is
+        the negative number of places back on that lane instead: a communication follows the one
+        before it on its lane, no matter how much else the program once did between them.
+        """
         lane = self.nodes[node].lane
         if pred >= start or self.nodes[pred].lane != lane:
             return node - pred
         return self._places[pred] - self._on_lane[lane]
 
     def columns(self, device: CaptureDevice, samples: Sequence[Sample]) -> TraceColumns:
-        """The program whose body is one step, as often measured as there are ``samples`` of it.
+        """Return the program whose body is one step, with the durations of all ``samples``.
 
-        The prologue ends where the first sample begins. Edges are those of the last sample that
-        comes after its like: its predecessors may lie in the step before it. Where none does (a
-        program that logs every second step) edges across its beginning are those by place.
+        The prologue ends where the first sample begins. The edges are those of the last sample that
+        follows an ordinary step, because its predecessors may lie in the step before it. If no
+        sample does (a program that logs every second step), edges across the beginning of the body
+        are found by their place on their lane.
         """
         body = next((s for s in reversed(samples) if s.follows_its_like), samples[-1])
         return self._columns(device, samples[0].start, body, samples, before=body)
@@ -157,12 +165,11 @@ class NodeStream:
     def unusual_columns(
         self, device: CaptureDevice, step: Sample, ordinary: Sample
     ) -> TraceColumns:
-        """A step as a body without a prologue. Edges across its beginning lead to the end of an
-        ordinary step."""
+        """Return a step as a body without a prologue, as if it followed an ordinary step."""
         return self._columns(device, 0, step, [step], before=ordinary)
 
     def columns_so_far(self, device: CaptureDevice) -> TraceColumns:
-        """All nodes as a prologue, with an empty body."""
+        """Return all nodes as a prologue, with an empty body."""
         n = len(self.nodes)
         nothing = Sample(start=n, stop=n, follows_its_like=True)
         return self._columns(device, n, nothing, [nothing], before=nothing)
@@ -176,8 +183,10 @@ class NodeStream:
         *,
         before: Sample,
     ) -> TraceColumns:
-        """The first nodes as a prologue, and ``body`` with the durations of all ``samples``; steps
-        before the body are like ``before``."""
+        """Return the first nodes as a prologue, and ``body`` with the durations of ``samples``.
+
+        All steps before the body are taken to be like ``before``.
+        """
         prologue, inner = range(n_prologue), range(body.start, body.stop)
         body_preds = (self._body_preds(body, i, before) for i in inner)
         preds = [
@@ -198,8 +207,10 @@ class NodeStream:
         )
 
     def _body_preds(self, body: Sample, i: int, before: Sample) -> list[int]:
-        """Predecessors of node ``i`` of a body, from the body's beginning; below 0 in steps before,
-        which are all like ``before``."""
+        """Return the predecessors of node ``i`` of a body, as positions from the body's beginning.
+
+        A position below 0 lies in an earlier step; all of these are like ``before``.
+        """
         found = []
         for pred in self.nodes[i].preds:
             if pred >= body.start or body.follows_its_like:
@@ -211,8 +222,10 @@ class NodeStream:
         return found
 
     def _place_before(self, start: int, pred: int, before: Sample) -> int | None:
-        """Where ``pred`` lies before ``start``, if all before were steps like ``before``: as many
-        places back on its lane. None where these have nothing on that lane."""
+        """Return where ``pred`` lies before ``start`` if all earlier steps are like ``before``.
+
+        It lies as many places back on its lane. None if ``before`` has no node on that lane.
+        """
         lane = self.nodes[pred].lane
         back = sum(self.nodes[x].lane == lane for x in range(pred, start))
         own = [x for x in range(before.start, before.stop) if self.nodes[x].lane == lane]
@@ -222,7 +235,7 @@ class NodeStream:
         return own[-1 - rest] - before.stop - steps * (before.stop - before.start)
 
     def steady_spans(self, device: CaptureDevice, samples: Sequence[Sample]) -> Spans:
-        """Computation of some equal steps, on a device whose marks are times."""
+        """Return the computation of some equal steps, on a device whose marks are times."""
         last = samples[-1]
         computes = [
             i - last.start
@@ -242,11 +255,11 @@ class NodeStream:
         node = self.nodes[i]
         if node.kind != NodeKind.COMPUTE:
             return self._ends.get(i, (0, 0))[0]
-        # The program ran again late: that is time of the computation that waited.
+        # The delay until the program ran again counts for the computation that waited.
         late_ns = max((self._ends.get(pred, (0, 0))[1] for pred in node.preds), default=0)
         return max(0, self._own_ns(device, i)) + late_ns
 
     def _own_ns(self, device: CaptureDevice, i: int) -> int:
-        """How long computation ``i`` took, less what in it was waiting."""
+        """Return the duration of computation ``i`` without the waiting time in it."""
         node = self.nodes[i]
         return device.elapsed_ns(node.began, node.ended) - self._left_out_ns[i]

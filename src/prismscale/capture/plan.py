@@ -1,17 +1,17 @@
-"""Which ranks to capture, so that every rank's program is known: planned, verified, split.
+"""Plans which ranks to capture so that every rank's program is known, and verifies the plan.
 
 The groups that rank 0 creates show the mesh: its *axes* are the groups that cut the world into
-independent coordinates. On each axis the first, second, middle and last positions are looked at.
-Axes whose ranks are expected to run one program are looked at together: one rank is second on all
-of them, one in the middle, one last, and what any of them does differently shows. Where it does,
-each axis is looked at alone, and so are those along which ranks send to each other, as pipeline
-stages do: where two neighbours in the sample differ, the interval between them is halved until the
-border is found. Axes that matter are captured in full product. The opposite corner of the world is
-a witness for all of it: where it contradicts, the axes are examined again from there. A quick plan
-looks at axes without messages only then.
+independent coordinates. On each axis the planner captures the first, second, middle and last
+positions. It examines axes whose ranks should run the same program together: one rank is second on
+all of these axes, one in the middle, one last, and a difference on any axis shows. If there is one,
+it examines each axis alone. It always does so with axes along which ranks send to each other, as
+pipeline stages do. Where two neighbours in the sample differ, it halves the interval between them
+until the border is found. The borders of all axes are captured in full product. The opposite corner
+of the world is a witness for all of it: if its program contradicts, the axes are examined again
+from there. A quick plan examines axes without messages only in that case.
 
-PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2); the
-sameness that it assumes is checked here and reported.
+PrismLLM captures every rank, slice by slice, or one per data-parallel replica (section 4.2). It
+assumes that replicas are the same; the planner checks this and reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from prismscale.graph.likeness import program_fingerprint
 from prismscale.graph.trace import RankTrace
 
 Capture = Callable[[Sequence[int]], None]
-"""Captures the given ranks (side by side) and adds their traces to the shared mapping."""
+"""Function that captures ranks, side by side, and adds their traces to the shared mapping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class CapturePlan:
-    """The outcome: who stands for whom, and what that rests on."""
+    """The outcome: which rank represents which, and on what evidence."""
 
     representative_R: NDArray[np.int64]
     axes: tuple[Axis, ...]
@@ -53,11 +53,14 @@ class CapturePlan:
     witnesses: tuple[int, ...]
     """Captured ranks that were found equal to their representative."""
     checked: tuple[int, ...] = ()
-    """Ranks whose first steps were looked at besides."""
+    """Further ranks whose first steps were captured as a check."""
 
     @classmethod
     def of_all(cls, trace: RankTrace) -> CapturePlan:
-        """Every rank was captured, and stands for itself; ``trace`` is rank 0's."""
+        """Return the plan in which every rank was captured and represents itself.
+
+        ``trace`` is that of rank 0.
+        """
         axes = find_axes(trace)
         return cls(
             representative_R=np.arange(trace.world_size, dtype=np.int64),
@@ -68,14 +71,15 @@ class CapturePlan:
 
 
 def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
-    """The axes of the mesh, from the groups that rank 0 saw being created.
+    """Return the axes of the mesh, read off the groups that rank 0 saw being created.
 
-    A partition of the world into equal groups is an axis if rank 0's group meets the coordinates
-    found so far only in rank 0 itself (a flattened ``dp × cp`` group adds nothing to ``dp`` and
-    ``cp``). What no group separates is one more axis: plain data parallelism over the world.
+    A partition of the world into groups of equal size is an axis if rank 0's group and the ranks
+    along the axes found so far have only rank 0 in common (a flattened ``dp × cp`` group adds
+    nothing to ``dp`` and ``cp``). Ranks that no group separates form one more axis: plain data
+    parallelism over the world.
     """
     world = trace.world_size
-    # Small groups first: a flattened axis is then refused for those that it consists of.
+    # Small groups first, so that a flattened axis is refused in favour of the axes it consists of.
     partitions = sorted(_partitions(trace), key=lambda p: len(p[1][0]))
     axes: list[Axis] = []
     span = {0}
@@ -93,7 +97,7 @@ def find_axes(trace: RankTrace) -> tuple[Axis, ...]:
 
 
 def axes_of_messages(trace: RankTrace, axes: Sequence[Axis]) -> list[int]:
-    """Which of ``axes`` rank 0, whose trace it is, sends or receives along."""
+    """Return the indices of ``axes`` along which rank 0, the rank of ``trace``, has messages."""
     messages = np.flatnonzero(trace.is_message_N)
     pairs = {(int(trace.group_index_N[i]), int(trace.peer_N[i])) for i in messages}
     peers = set()
@@ -104,10 +108,10 @@ def axes_of_messages(trace: RankTrace, axes: Sequence[Axis]) -> list[int]:
 
 
 def rank_at(axes: Sequence[Axis], coordinates: tuple[int, ...]) -> int:
-    """The first rank with these coordinates.
+    """Return the first rank with these coordinates.
 
     Raises:
-        UsageError: there is none: the groups form no mesh.
+        UsageError: no rank has them, so the groups form no mesh.
     """
     here = np.ones(len(axes[0].position_R), dtype=bool)
     for axis, position in zip(axes, coordinates, strict=True):
@@ -142,13 +146,16 @@ def _split_partitions(groups: list[tuple[int, ...]], count: int) -> Iterator[lis
 
 
 def _spanned(axes: Sequence[Axis], world: int) -> set[int]:
-    """Ranks that differ from rank 0 only along ``axes``."""
+    """Return the ranks that differ from rank 0 only along ``axes``."""
     residue = _coset(axes, world)
     return set(np.flatnonzero(residue == residue[0]).tolist())
 
 
 def _coset(axes: Sequence[Axis], world: int) -> NDArray[np.int64]:
-    """Which ranks share everything but the axes: occurrence of each coordinate tuple."""
+    """Return for each rank how many lower ranks have the same coordinates on all ``axes``.
+
+    Ranks with the same number differ only along the axes.
+    """
     if not axes:
         return np.arange(world, dtype=np.int64)
     table = np.stack([a.position_R for a in axes])
@@ -175,24 +182,23 @@ class CapturePlanner:
     world_size: int
     max_captures: int = 128
     also: tuple[int, ...] = ()
-    """Ranks that are captured whatever the others show."""
+    """Ranks that are captured in any case."""
     quick: bool = False
-    """Along axes without messages only the last rank is compared with the first, unless it
-    differs."""
+    """Along axes without messages compare only the last rank with the first, unless it differs."""
     _axes: tuple[Axis, ...] = ()
     _borders: dict[int, set[int]] = field(default_factory=dict)
-    """By axis: positions at which a new program begins (0 is always one)."""
+    """By axis: positions at which a new program begins (always includes 0)."""
     _programs: dict[int, str] = field(default_factory=dict)
-    """By captured rank: equal text, equal program."""
+    """By captured rank: fingerprint of its program."""
 
     def plan(self) -> CapturePlan:
-        """Capture what is needed.
+        """Capture all ranks that are needed, and return the plan.
 
         Raises:
-            UsageError: more captures than allowed would be needed.
+            UsageError: more captures would be needed than are allowed.
         """
-        # On a mesh in rank order the last rank is the opposite corner, which is needed anyway: side
-        # by side with the first it costs no time.
+        # On a mesh in rank order the last rank is the opposite corner, which is needed anyway.
+        # Captured side by side with the first rank it costs no time.
         self._need([0, self.world_size - 1])
         self._axes = find_axes(self.traces[0])
         self._borders = {a: {0} for a in range(len(self._axes))}
@@ -204,7 +210,7 @@ class CapturePlanner:
             self._need([self._rank_at(corner)])
             if self._agrees(self._rank_at(corner)):
                 break
-            # What was not looked at from the first rank on may explain the last one.
+            # Axes that a quick plan did not examine from the first rank may explain the last one.
             base, self.quick = (origin, False) if self.quick else (corner, False)
             self._examine(base)
             self._capture_product()
@@ -212,11 +218,11 @@ class CapturePlanner:
         return self._result()
 
     def check(self, more_time: Callable[[], bool], side_by_side: int) -> CapturePlan:
-        """Capture further ranks, those first that differ most from the captured ones.
+        """Capture further ranks, beginning with those that differ most from the captured ones.
 
         Args:
-            more_time: asked before each round.
-            side_by_side: ranks of a round.
+            more_time: asked before each round whether there is time for it.
+            side_by_side: number of ranks in a round.
         """
         positions = [axis.position_R for axis in self._axes]
         further = most_different(positions, tuple(self.traces), self.world_size)
@@ -238,21 +244,21 @@ class CapturePlanner:
             self.capture(missing)
 
     def _examine(self, base: tuple[int, ...]) -> None:
-        """Find borders along every axis, the other coordinates being ``base``'s."""
+        """Find the borders along every axis, with the other coordinates taken from ``base``."""
         samples = [sorted({0, 1, axis.size // 2, axis.size - 1}) for axis in self._axes]
         alone = axes_of_messages(self.traces[0], self._axes)
         together = [a for a in range(len(self._axes)) if a not in alone and not self.quick]
         diagonal = self._diagonal(base, together)
         self._need([*(self._along(base, a, p) for a in alone for p in samples[a]), *diagonal])
         if any(self._differ(diagonal[0], rank) for rank in diagonal):
-            # A diagonal does not tell along which axis they differ.
+            # The diagonal does not show along which axis they differ.
             alone = list(range(len(self._axes)))
             self._need([self._along(base, a, p) for a in alone for p in samples[a]])
         for a in alone:
             self._find_borders(base, a, samples[a])
 
     def _diagonal(self, base: tuple[int, ...], axes: Sequence[int]) -> list[int]:
-        """``base``, and the ranks that are first, second, middle and last on all of ``axes``."""
+        """Return ``base``, and the ranks that are first, second, middle, last on all ``axes``."""
         places = [(0, min(1, a.size - 1), a.size // 2, a.size - 1) for a in self._axes]
         ranks = [self._rank_at(base)]
         for k in range(4):
@@ -274,7 +280,7 @@ class CapturePlanner:
                     middle = (p + q) // 2
                     middles.append(self._along(base, axis, middle))
                     following += [(p, middle), (middle, q)]
-            # All middles of a round together: they are captured side by side.
+            # All middles of a round are requested together, so that they run side by side.
             self._need(middles)
             intervals = following
 
@@ -299,7 +305,7 @@ class CapturePlanner:
     def _representatives(self) -> NDArray[np.int64]:
         snapped = [
             np.array(sorted(self._borders[a]))[
-                # The last border at or before each position.
+                # Finds the last border at or before each position.
                 np.searchsorted(sorted(self._borders[a]), axis.position_R, side="right") - 1
             ]
             for a, axis in enumerate(self._axes)
@@ -308,7 +314,7 @@ class CapturePlanner:
             return np.zeros(self.world_size, dtype=np.int64)
         cells, inverse = np.unique(np.stack(snapped), axis=1, return_inverse=True)
         ranks = np.array([self._rank_at(tuple(c)) for c in cells.T.tolist()], dtype=np.int64)
-        # NumPy's versions differ in the shape of the inverse.
+        # The shape of the inverse differs between NumPy versions.
         return ranks[inverse.reshape(-1)]
 
     def _agrees(self, rank: int) -> bool:
@@ -318,7 +324,7 @@ class CapturePlanner:
         representative_R = self._representatives()
         for rank in self.traces:
             if self._differ(rank, int(representative_R[rank])):
-                # A captured rank that fits no cell stands for itself.
+                # A captured rank that fits no cell represents itself.
                 representative_R[rank] = rank
         distinct = tuple(a.name for i, a in enumerate(self._axes) if len(self._borders[i]) > 1)
         witnesses = tuple(sorted(r for r in self.traces if representative_R[r] != r))

@@ -1,12 +1,12 @@
 """The recording hook: turns a running program into a stream of spans and communications.
 
-[Note: spans] Time on the program's own lane is cut wherever an edge to another lane begins or ends:
-at the issue of a communication, at the wait for one, at the start of a backward pass and of an
-optimizer. What lies between two cuts is one COMPUTE node. A synchronous collective is cut once, at
-its issue: nothing runs between issue and wait, and the node after it waits for it. The recorder's
-own work (normalising, payload, bookkeeping) lies between the end of one span and the start of the
-next and is in neither. On a device with streams each stream is such a lane, and the program's own
-events between streams are cuts too.
+[Note: spans] The recorder cuts the time of the program's own lane into spans, wherever an edge to
+another lane begins or ends: at the issue of a communication, at the wait for one, and at the start
+of a backward pass and of an optimizer. The span between two cuts is one COMPUTE node. A synchronous
+collective makes one cut, at its issue: nothing runs between issue and wait, and the node after it
+waits for it. The recorder's own work (normalising, payload, bookkeeping) lies between the end of
+one span and the start of the next, and is in neither. On a device with streams each stream is such
+a lane, and the program's own events between streams are cuts too.
 """
 
 from __future__ import annotations
@@ -37,31 +37,34 @@ from prismscale.payload.mirror import PayloadSource
 
 @dataclass(slots=True)
 class Issued:
-    """A batch under way on the captured rank."""
+    """A batch of communications in flight on the captured rank."""
 
     stream: NodeStream
     positions: list[int]
     blocks_host: bool
     ended: CommunicationEnd
     workspace: object
-    """What the backend holds until the end."""
+    """Memory that the backend holds until the communication ends."""
 
     def took(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
-        """The work of all of the batch, or of its ``index``-th communication, took so long."""
-        # The last word counts: see [Note: when a node is final].
+        """Note the duration of each communication of the batch, or of its ``index``-th one."""
+        # The last call counts: see [Note: when a node is final].
         positions = self.positions if index is None else [self.positions[index]]
         self.stream.took(positions, ns, late_ns)
 
     def join(self, lane: ProgramLane) -> None:
-        """The program has waited for the end."""
-        # The backend has given it back when the program goes on.
+        """Note that the program has waited for the end."""
+        # The backend has freed its workspace by the time the program continues.
         self.workspace = None
         self.ended()
         lane.joins(self.positions, self.blocks_host)
 
 
 class Recorder:
-    """Records everything and answers at once: a CommunicationHook, GroupObserver, StepListener."""
+    """Records every communication and completes it at once.
+
+    It is a CommunicationHook, a GroupObserver and a StepListener.
+    """
 
     def __init__(
         self,
@@ -79,14 +82,14 @@ class Recorder:
         self._spans = device.spans(self.stream, FORWARD)
         self._time = ProgramTime()
         self._asked_ns = 0
-        """What asking whether communications are over has taken of the span that is open."""
+        """Time that polling of communications has taken in the open span."""
         self._in_flight: dict[tuple[int, str], list[list[int]]] = {}
-        """By lane: recent batches, oldest first, as many as the backend runs at a time."""
+        """By lane: the latest batches, oldest first, as many as the backend runs at a time."""
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Note a group; its group index is its place in :attr:`groups`."""
+        """Note a group; its group index is its position in :attr:`groups`."""
         record = GroupRecord(ranks=ranks, name=name, backend=backend)
         self.known_groups.append(record)
         if group_index is not None:
@@ -106,13 +109,13 @@ class Recorder:
             waiting_ns = self._time.waiting_since(self._load)
 
             def joined(_: timedelta | None) -> None:
-                # The wait first: gloo's threads share the core with what is noted before it.
+                # Wait first: gloo's threads share the core with any bookkeeping before the wait.
                 at = moment()
                 share.wait()
                 with self._stopped(at, ended_ns=at[0]) as waiting:
                     before_ns = waiting_ns()
-                    # Of the span that the pause has just closed: the stream's last node.
-                    # See [Note: when a node is final].
+                    # The waiting time belongs to the span that the pause has just closed, which is
+                    # the stream's last node: see [Note: when a node is final].
                     self.stream.leave_out(before_ns)
                     share.waited(before_ns > 0)
                     issued.join(waiting)
@@ -121,15 +124,15 @@ class Recorder:
                 began_ns = perf_counter_ns()
                 over = share.is_over()
                 self._asked_ns += perf_counter_ns() - began_ns
-                # A program that finds it completed reads the outputs, and does not wait.
+                # A program that finds it completed reads the outputs without a wait.
                 if over:
                     work.wait()
                 return over
 
             answered = any(self._load.answers(c) for c in batch)
             work = in_flight(batch, joined, is_over if answered else None)
-        # In the program's own time: a real enqueue takes as much. Nothing of ours comes after it:
-        # gloo's threads would have to wait for the core.
+        # The start counts as the program's own time, because a real enqueue takes as long. The
+        # recorder does nothing after it: gloo's threads would have to wait for the core.
         share.begin()
         return work
 
@@ -137,15 +140,19 @@ class Recorder:
     def _stopped(
         self, at: tuple[int, int] | None = None, ended_ns: int = 0
     ) -> Iterator[ProgramLane]:
-        """The program does not run meanwhile, nor has it since the moment ``at``. Its span ended at
-        ``ended_ns`` of the monotonic clock, where that is known and its marks are such readings:
-        what has come between was ours."""
+        """Stop the program's clock and its span while the block runs.
+
+        Args:
+            at: the :func:`moment` at which the program stopped; None: now.
+            ended_ns: reading of the monotonic clock at which its span ended; the time since then
+                was the recorder's. 0: not known. Ignored where marks are not such readings.
+        """
         ended = ended_ns if ended_ns and self._load.interrupts else None
-        # See [Note: spans]: what happens until the block ends lies in none.
+        # See [Note: spans]: the time until the block ends lies in no span.
         with self._paused(ended) as lane:
             self._time.stop(at)
             yield lane
-            # The span begins last: all else is none of the program's.
+            # The next span begins last, because everything before is not the program's work.
             self._time.go()
 
     @contextmanager
@@ -162,13 +169,13 @@ class Recorder:
         channel, width = ordering(batch)
         key = (batch[0].group.group_index, channel)
         held = self._in_flight.setdefault(key, [])
-        # The backend begins this batch when the oldest of so many has ended.
+        # The backend runs ``width`` batches at a time: this one begins when the oldest has ended.
         behind = held.pop(0) if width and len(held) >= width else []
         preds = tuple(dict.fromkeys((*lane.issues(is_in_host_memory(batch)), *behind)))
         positions = [self._append(c, channel, preds, site) for c in batch]
         if width:
             held.append(positions)
-        # What other ranks really contribute to gets its values from them.
+        # A communication in which other ranks really take part gets its values from them.
         absent = [c for c in batch if not self._load.answers(c)]
         workspace = take_workspace(absent) if absent else None
 
@@ -181,39 +188,39 @@ class Recorder:
         return Issued(self.stream, positions, by_host, ended, workspace)
 
     def lane_switched(self, before: str, after: str) -> None:
-        """The program computes on another stream."""
+        """Note that the program computes on another stream from now on."""
         self._spans.switch(before, after)
 
     def lane_frontier(self, lane: str) -> tuple[int, ...]:
-        """Nodes that are done when an event is reached that the program records on ``lane`` now."""
+        """Return the nodes that are done when an event recorded on ``lane`` now is reached."""
         with self._spans.paused(lane) as recorded:
             return recorded.issues(by_host=False)
 
     def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
-        """The program lets a stream wait for an event."""
+        """Make a stream wait for an event, as the program asks, and note the edge."""
         with self._spans.paused(lane) as waiting:
             order()
             waiting.joins(frontier, by_host=False)
 
     def backward_begins(self) -> None:
-        """A backward pass starts: what follows is called backward."""
+        """Label the following spans as backward: a backward pass starts."""
         self._change_phase(BACKWARD)
 
     def backward_ended(self) -> None:
-        """Back to forward work."""
+        """Label the following spans as forward again."""
         self._change_phase(FORWARD)
 
     def optimizer_begins(self) -> None:
-        """What follows is the optimizer."""
+        """Label the following spans as optimizer."""
         self._change_phase(OPTIMIZER)
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """A step may end here."""
+        """Mark that an optimizer call ended, so a step may end here."""
         self._change_phase(FORWARD)
         self.stream.mark(optimizer)
 
     def resume(self) -> None:
-        """Whatever happened since the last cut was not the program's work."""
+        """Restart the open span: the time since the last cut was not the program's work."""
         self._spans.restart()
 
     def finish(self) -> None:

@@ -1,10 +1,10 @@
-"""Which steps a program makes: the ordinary one, and what happens only now and then.
+"""Sorts a program's steps into kinds: the ordinary step, and unusual steps now and then.
 
-A *step* ends with the last of the optimizers that it calls: the optimizers' own order tells how
-many calls are a step, whatever else the program does in it. Steps that do the same work are of one
-kind. Most are; every tenth may log, every fifth evaluate, every hundredth write a checkpoint. The
-*ordinary* kind is the one that comes most often, and of two that come equally often the one with
-less to do. What a program does between two optimizer calls lies in the step that the later one
+A *step* ends with the last of the optimizers that it calls: the order of the optimizers tells how
+many calls make a step, whatever else the program does in it. Steps that do the same work are of one
+kind. Most steps are of the same kind; every tenth may log, every fifth evaluate, every hundredth
+write a checkpoint. The *ordinary* kind is the most frequent one, and of two equally frequent kinds
+the one with fewer nodes. Work between two optimizer calls belongs to the step that the later call
 ends: an evaluation after step 5 makes the sixth step longer.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from prismscale.capture.node_stream import NodeStream
 
 MAX_OPTIMIZERS = 16
-"""Optimizer calls that one step may hold."""
+"""Largest number of optimizer calls in one step."""
 LONGEST_PATTERN = 8
-"""Steps in which kinds may follow each other, for a program without two equal steps in a row."""
+"""Longest repeating pattern of kinds, in steps, for a program without two equal steps in a row."""
 OFTEN = 3
-"""Steps of one kind that settle a program whose kinds follow each other in no such pattern."""
+"""Steps of one kind after which a program counts as settled if its kinds repeat in no pattern."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,21 +29,21 @@ class Step:
     """One step as recorded."""
 
     number: int
-    """From 1, the program's first."""
+    """Counted from 1, the program's first step."""
     start: int
-    """Of its nodes in the stream."""
+    """Position in the stream of the step's first node."""
     stop: int
     kind: str
-    """Equal text, equal work."""
+    """Hash of the step's work: equal hashes mean equal work."""
     signature: str
-    """Equal text, equal work and equal edges."""
+    """Hash of the step's work and edges."""
 
 
 def calls_per_step(owners: Sequence[int]) -> int:
-    """Optimizer calls of a step: the shortest run of optimizers that repeats.
+    """Return the number of optimizer calls in a step: the shortest run of optimizers that repeats.
 
     Args:
-        owners: which optimizer each call was of, oldest first.
+        owners: the optimizer of each call, oldest first.
     """
     for period in range(1, min(MAX_OPTIMIZERS, len(owners)) + 1):
         if all(a == b for a, b in zip(owners[period:], owners, strict=False)):
@@ -52,7 +52,7 @@ def calls_per_step(owners: Sequence[int]) -> int:
 
 
 def steps_of(stream: NodeStream) -> list[Step]:
-    """The whole steps in a stream, oldest first."""
+    """Return the complete steps in a stream, oldest first."""
     calls = calls_per_step(stream.owners)
     steps = []
     for number in range(1, len(stream.marks) // calls + 1):
@@ -72,12 +72,13 @@ def steps_of(stream: NodeStream) -> list[Step]:
 def ordinary_kind(
     stream: NodeStream, steps: Sequence[Step], equal: int, warm_up: int = 0
 ) -> str | None:
-    """The ordinary kind, once the program has settled; None before.
+    """Return the ordinary kind of step, or None while the program has not settled.
 
-    It has when ``equal`` steps in a row were equal, edges included, and as far back as these reach
-    (see :attr:`NodeStream.reaches`); when kinds have followed each other twice in one pattern, as
-    where a program logs every second step; or when one has come :data:`OFTEN` times among others,
-    as where it also evaluates every fifth. The first ``warm_up`` steps do not count.
+    It has settled when ``equal`` steps in a row are equal, edges included, and also all steps into
+    which these edges reach (see :attr:`NodeStream.reaches`). Or when a pattern of kinds has come
+    twice in a row, as in a program that logs every second step. Or when one kind has come
+    :data:`OFTEN` times among others, as in a program that also evaluates every fifth step. The
+    first ``warm_up`` steps do not count.
     """
     counted = steps[warm_up:]
     if len(stream.marks) % calls_per_step(stream.owners) or len(counted) < 2:
@@ -87,7 +88,7 @@ def ordinary_kind(
     for length in range(2, min(LONGEST_PATTERN, len(counted) // 2) + 1):
         last, before = counted[-length:], counted[-2 * length : -length]
         kinds = [s.kind for s in last]
-        # Steps of one kind whose edges still differ have not settled.
+        # A pattern of only one kind does not count: its steps still differ in their edges.
         if len(set(kinds)) > 1 and kinds == [s.kind for s in before]:
             return most_ordinary(last)
     later = steps[max(warm_up, 1) :]
@@ -97,7 +98,7 @@ def ordinary_kind(
 
 
 def most_ordinary(steps: Sequence[Step]) -> str:
-    """The kind that comes most often; of several, the one with the fewest nodes."""
+    """Return the most frequent kind; of several, the one with the fewest nodes."""
     counts = Counter(s.kind for s in steps)
     sizes = {s.kind: s.stop - s.start for s in steps}
     return min(counts, key=lambda kind: (-counts[kind], sizes[kind]))
@@ -109,7 +110,7 @@ def _settled(stream: NodeStream, steps: Sequence[Step], equal: int, warm_up: int
         run += 1
     calls = calls_per_step(stream.owners)
     reach = min(stream.reaches[-calls:])
-    # An edge that is named by its place on a lane has the distance of every later step only if all
-    # that lies between repeats as well.
+    # A signature encodes an edge from an earlier step by its place on a lane. Its distance is the
+    # same in every later step only if all steps in between repeat as well.
     needed = max(equal, 1 + sum(step.stop > reach for step in steps[:-1]))
     return run >= needed

@@ -1,4 +1,4 @@
-"""How long a captured rank runs: until it has shown enough, or as long as its slice does."""
+"""Decides how long a captured rank runs: until enough steps are known, or as long as its slice."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ from prismscale.graph.trace import MemoryRecord, RankTrace
 from prismscale.host_comm.local_work import DeferredLoad
 
 MOST_WATCHED_NODES = 40_000
-"""Nodes after which a rank is no longer watched for periodic events. Steps of large jobs take long,
-and the limit must be the same on every machine."""
+"""Number of nodes after which a rank is no longer watched for periodic events.
+
+Steps of large jobs take long, and the limit must be the same on every machine."""
 SETTLED = 2
 """Equal steps in a row after which a program counts as settled and memory tracking ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ordinary:
-    """The ordinary step of a program, and what else it did."""
+    """The ordinary step of a program, and all its other steps."""
 
     kind: str
     samples: tuple[Step, ...]
     """Steps whose durations count, oldest first."""
     steps: tuple[Step, ...]
-    """All whole steps."""
+    """All complete steps."""
     calls: int
-    """Optimizer calls of a step."""
+    """Optimizer calls in one step."""
     warm_up: int = 0
-    """Steps that the program made before it trained by CUDA graphs."""
+    """Number of steps that the program made before it trained by CUDA graphs."""
 
     def parts(self) -> list[Sample]:
-        """:attr:`samples` as parts of the stream."""
+        """Return :attr:`samples` as parts of the stream."""
         return [self.part(step) for step in self.samples]
 
     def part(self, step: Step) -> Sample:
-        """A step as a part of the stream."""
+        """Return a step as a part of the stream."""
         before = self.steps[step.number - 2] if step.number > 1 else None
         follows = before is not None and before.kind == self.kind
         return Sample(start=step.start, stop=step.stop, follows_its_like=follows)
 
     def unusual(self) -> list[Step]:
-        """Steps of other kinds since the first ordinary one."""
+        """Return the steps of other kinds after the first ordinary one and the warm-up."""
         first = next(s.number for s in self.steps if s.kind == self.kind)
         first = max(first, self.warm_up)
         return [s for s in self.steps if s.kind != self.kind and s.number > first]
@@ -69,28 +70,28 @@ class Control(StepListener, Protocol):
 
     memory_record: MemoryRecord | None
     memory_marks: int
-    """Optimizer calls while memory was followed."""
+    """Number of optimizer calls while memory was tracked."""
     followed: RankTrace | None
-    """The captured rank whose program this one has."""
+    """The trace of the captured rank that runs the same program, if one was found."""
 
     def end_memory(self) -> None:
         """Stop tracking memory; safe to call again."""
         ...
 
     def ordinary(self) -> Ordinary:
-        """What the program's ordinary step is, after it ended, by itself or not."""
+        """Return the program's ordinary step, once the program has ended or was stopped."""
         ...
 
 
 class CaptureControl:
-    """Listens to steps: ends memory tracking once the program settles, and the program itself once
-    enough ordinary steps were recorded.
+    """Ends memory tracking once the program has settled, and the program after enough steps.
 
-    Steps that are timed come after memory tracking, which slows them. Where time is modelled every
-    step takes the same: the one that settled is enough, and a rank that has done what another did
-    up to there (see :mod:`prismscale.capture.witness`) ends a step earlier still. There a rank may
-    be watched for some steps more, to see what happens only now and then. It is looked at anew, its
-    memory too, when it captures a CUDA graph after its first steps.
+    Steps are timed only after memory tracking, because tracking slows them. Where time is modelled,
+    every ordinary step takes the same time, so the step with which the program settled is enough. A
+    rank that has done the same as another rank up to there (see :mod:`prismscale.capture.witness`)
+    ends one step earlier still. Where time is modelled a rank may also be watched for some more
+    steps, to see periodic events. If the program captures a CUDA graph after its first steps, it is
+    examined anew, its memory too.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class CaptureControl:
         watched_steps: int = 0,
         least_steps: int = SETTLED,
     ) -> None:
-        """``watched_steps``: where time is modelled, steps of the program to see at least.
-        ``least_steps``: equal ones that it must have made when it ends by itself."""
+        """``watched_steps``: where time is modelled, the least number of steps to run.
+        ``least_steps``: equal steps that the program must have made when it ends by itself."""
         self._recorder = recorder
         self._memory = memory
         self._load = load
@@ -118,20 +119,20 @@ class CaptureControl:
         self._graphs = GraphWarmUp(emulation)
         self._kind: str | None = None
         self._settled_at = 0
-        """Steps of the program when it had settled."""
+        """Number of steps that the program had made when it settled."""
         self.memory_record: MemoryRecord | None = None
         self.memory_marks = 0
         self.followed: RankTrace | None = None
-        """The captured rank whose program this one has."""
+        """The trace of the captured rank that runs the same program, if one was found."""
 
     def optimizer_begins(self) -> None:
-        """Passed on to the recorder, and to who follows memory."""
+        """Tell the recorder, and the memory tracker while memory is tracked."""
         self._recorder.optimizer_begins()
         if self.memory_record is None:
             self._memory.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """Count, and stop the program when it has shown enough."""
+        """Count the call, and stop the program once enough steps are known."""
         self._recorder.optimizer_ended(optimizer)
         if self._emulation is not None:
             self._emulation.optimizer_ended()
@@ -146,7 +147,7 @@ class CaptureControl:
         elif self._has_shown_enough():
             self.end_memory()
             raise StopProgram
-        # Of a graph that may still be captured memory is followed, too.
+        # Tracking goes on while a graph may still be captured, to follow the graph's memory too.
         if self._kind is not None and not self._graphs.may_come(len(stream.marks) // calls):
             self.end_memory()
         self._recorder.resume()
@@ -172,7 +173,7 @@ class CaptureControl:
                 raise StopProgram
 
     def _is_memory_known(self, calls: int) -> bool:
-        """Whether memory alone is asked for, and repeats: steps may differ in what they do."""
+        """Return whether only memory is wanted and it repeats; the steps' work may still differ."""
         if self._least_steps > 1 or self._emulation is None:
             return False
         return self._emulation.memory.repeats(calls)
@@ -180,12 +181,12 @@ class CaptureControl:
     def _has_shown_enough(self) -> bool:
         stream = self._recorder.stream
         steps = steps_of(stream)
-        # Within a step of several optimizer calls.
+        # The program is within a step of several optimizer calls.
         if len(stream.marks) % calls_per_step(stream.owners):
             return False
         if self._emulation is not None:
             return len(steps) >= self._watched_steps or len(stream.nodes) >= MOST_WATCHED_NODES
-        # One more than is sampled: the first one after tracking still warms caches.
+        # One step more than is sampled: the first one after memory tracking still warms caches.
         later = [s for s in steps[self._settled_at :] if s.kind == self._kind]
         return len(later) > self._samples
 
@@ -193,13 +194,16 @@ class CaptureControl:
         """Stop tracking memory; safe to call again."""
         if self.memory_record is None:
             self.memory_record = self._memory.stop()
-            # Only now: see [Note: the pair's buffers] in host_comm/local_work.py.
+            # Not before tracking has ended: see [Note: the pair's buffers] in
+            # host_comm/local_work.py.
             self._load.start()
             self.memory_marks = len(self._recorder.stream.marks)
 
     def ordinary(self) -> Ordinary:
-        """The ordinary step: where time is modelled the one with which the program settled, else
-        the last ones that were timed.
+        """Return the ordinary step, with the steps whose durations count.
+
+        Where time is modelled this is the step with which the program settled, else the last ones
+        that were timed.
 
         Raises:
             UsageError: the program did not repeat itself.
@@ -207,11 +211,11 @@ class CaptureControl:
         stream = self._recorder.stream
         steps, calls = steps_of(stream), calls_per_step(stream.owners)
         warm_up = self._graphs.steps(calls)
-        # A program that ends with its warm-up has shown nothing else.
+        # If a program ends with its warm-up, these steps are all there is.
         warm_up = warm_up if len(steps) - warm_up >= SETTLED else 0
         kind = self._kind or _kind_at_the_end(steps[warm_up:], stream, self._least_steps)
         alike = [s for s in steps[warm_up:] if s.kind == kind]
-        # Steps after it were watched for unusual ones only.
+        # Later steps only served to find unusual ones.
         if self._emulation is not None and self._settled_at:
             alike = [s for s in alike if s.number <= self._settled_at]
         elif len(alike) > self._samples:
@@ -226,8 +230,10 @@ class CaptureControl:
 
 
 def _kind_at_the_end(steps: Sequence[Step], stream: NodeStream, least: int = SETTLED) -> str:
-    """The ordinary kind of a program that ended before it had settled: its last steps are equal, or
-    one kind has come ``least`` times."""
+    """Return the ordinary kind of a program that ended before it had settled.
+
+    It must have come ``least`` times. Raises :class:`UsageError` otherwise.
+    """
     counts = Counter(s.kind for s in steps)
     kind = most_ordinary(steps) if steps else ""
     if not steps or counts[kind] < least:
@@ -241,8 +247,10 @@ def _kind_at_the_end(steps: Sequence[Step], stream: NodeStream, least: int = SET
 
 
 class CoRunControl:
-    """Ends the program where all ranks of its slice end theirs. Its steps are known from ranks that
-    ran alone, and so is its memory."""
+    """Ends the program after as many optimizer calls as all ranks of its slice make.
+
+    Its steps and its memory are already known from ranks that ran alone.
+    """
 
     def __init__(self, recorder: Recorder, *, marks: int, samples: int) -> None:
         self._recorder, self._marks, self._samples = recorder, marks, samples
@@ -251,22 +259,25 @@ class CoRunControl:
         self.followed: RankTrace | None = None
 
     def optimizer_begins(self) -> None:
-        """Passed on to the recorder."""
+        """Tell the recorder."""
         self._recorder.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """Count, and stop the program where its slice does."""
+        """Count the call, and stop the program where all ranks of its slice stop."""
         self._recorder.optimizer_ended(optimizer)
         if len(self._recorder.stream.marks) >= self._marks:
             raise StopProgram
         self._recorder.resume()
 
     def end_memory(self) -> None:
-        """It was not followed."""
+        """Do nothing: memory is not tracked in a slice."""
 
     def ordinary(self) -> Ordinary:
-        """The ordinary steps among its last ones. Raises :class:`UsageError` where the program
-        ended before."""
+        """Return the ordinary step, sampled in the last steps of its kind.
+
+        Raises:
+            UsageError: the program ended before its slice did.
+        """
         stream = self._recorder.stream
         if len(stream.marks) < self._marks:
             raise UsageError(

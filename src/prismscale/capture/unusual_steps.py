@@ -1,4 +1,4 @@
-"""Periodic events of a captured job: read beside the traces, matched between ranks, stored."""
+"""Reads the unusual steps beside the traces, matches them between ranks, stores them as events."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from prismscale.graph.verify import verify
 
 
 def find_events(captures: Path, traces: Mapping[int, RankTrace]) -> list[PeriodicEvent]:
-    """What the captured ranks did only now and then.
+    """Return the periodic events of the captured ranks.
 
     Raises:
         FormatError: damaged files beside the traces.
     """
     found = {}
     for rank, trace in traces.items():
-        # A rank that ended early does what the one does that it was found equal to.
+        # A rank that ended early does the same as the rank that it was found equal to.
         path = unusual_path(captures, trace.captured_as)
         if path.exists():
             found[rank] = load_traces(path)
@@ -51,16 +51,16 @@ def store_events(
     """Make a graph of each event and write them to ``folder``.
 
     Args:
-        events: by what the ranks did.
+        events: the periodic events.
         traces: by captured rank, its ordinary program.
         representative_R: for every rank the captured rank whose trace it runs.
         groups: the groups of every rank.
-        emulated: of captured ranks, where the device was not there: what they wrote.
-        folder: takes a graph for each.
+        emulated: records of captured ranks on a null device, with their checkpoint writes.
+        folder: takes a graph for each event.
 
     Returns:
-        The events, and a sentence for each whose ranks do not fit together: some were watched for
-        fewer steps than others, or call different things.
+        The stored events, and a sentence for each event whose ranks do not fit together: some were
+        watched for fewer steps than others, or call different communications.
 
     Raises:
         StorageError: a file cannot be written.
@@ -87,7 +87,10 @@ def store_events(
 
 
 def _written_bytes(emulated: Sequence[Emulated], calls: int, number: int) -> int:
-    """What a rank writes of checkpoints in a step of ``calls`` optimizer calls, at most."""
+    """Return the most checkpoint bytes that a rank writes in step ``number``.
+
+    A step has ``calls`` optimizer calls.
+    """
     written = (
         sum(c.n_bytes for c in rank.checkpoints if c.after_optimizer_calls // calls + 1 == number)
         for rank in emulated

@@ -1,8 +1,8 @@
-"""Everything that captured ranks did, step by step: for mistakes that come in one step only.
+"""Writes out all steps of captured ranks, to find mistakes that occur in one step only.
 
-A trace is one ordinary step that repeats. What a rank did otherwise in some step, it is not; that
-lies beside the trace. Here the steps are written out one after the other, as far as they were
-watched, and a rank that did anything unusual stands for itself.
+A trace is one ordinary step that repeats. A rank's unusual steps are not in it but in a file beside
+it. Here the steps are written out one after the other, as far as they were watched, and each rank
+that was watched represents itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from prismscale.graph.trace import RankTrace
 def deviating_step(
     captures: Path, traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> int | None:
-    """The first step in which a captured rank communicates otherwise than the one that stands for
-    it, though their ordinary steps are the same; None where there is none.
+    """Return the first step in which a captured rank and its representative differ, or None.
+
+    They differ in their communications, though their ordinary steps are the same.
 
     Raises:
         FormatError: damaged files beside the traces.
@@ -56,7 +57,7 @@ def deviating_step(
 
 
 def _communications(step: RankTrace) -> bytes:
-    """What a step calls, in its order; equal for equal calls."""
+    """Encode the communications of a step in program order; equal for equal calls."""
     nodes = np.flatnonzero(step.communicates_N)
     columns = (step.op_N, step.group_index_N, step.peer_N, step.bytes_N)
     return b"|".join(np.ascontiguousarray(column[nodes]).tobytes() for column in columns)
@@ -72,10 +73,10 @@ def whole_programs(
     representative_R: NDArray[np.int64],
     groups: GroupTable,
 ) -> JobGraph:
-    """The graph of all ranks with every step that was watched written out in its prologue.
+    """Return the graph of all ranks with every watched step written out in its prologue.
 
     Args:
-        captures: what captured ranks left.
+        captures: folder of the captured ranks' files.
         traces: by captured rank.
         representative_R: for every rank the captured rank whose trace it runs.
         groups: the groups of every rank.
@@ -99,7 +100,7 @@ def _unusual(captures: Path, trace: RankTrace) -> Sequence[RankTrace]:
 
 
 def _watched(traces: Mapping[int, RankTrace], rank: int) -> int:
-    """Steps that are known of a rank, or of the one that it was found equal to."""
+    """Return the number of watched steps of a rank, or of the rank that it was found equal to."""
     trace = traces[rank]
     return traces.get(trace.captured_as, trace).facts.watched_steps
 

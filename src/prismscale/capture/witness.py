@@ -1,10 +1,10 @@
-"""Ranks that do what a captured one did: known for it after one steady step.
+"""Recognises a rank that runs the same program as a captured rank, after one steady step.
 
 The prologue of a trace ends with a steady step: the body is the step that was found equal to it.
-A rank that has done, node by node, what is in another's prologue has therefore been compared
-through a whole steady step. Where time is modelled, that is all there is to learn from it: its
-durations are the same by the same model, so far and from then on. Where time is measured, every
-captured rank lends its own durations to its class, and nobody follows.
+A rank whose nodes so far equal another rank's prologue, node by node, has therefore been compared
+through a whole steady step. Where time is modelled, nothing more can be learned from the rank: by
+the same model its durations are the same, so far and from then on. Where time is measured, every
+captured rank contributes its own durations to its class, and no rank ends early.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COLUMNS = (*PROGRAM_COLUMNS, "prologue_ns")
 
 
 class Witness:
-    """Compares a rank with those whose traces are in a folder, also while they appear there."""
+    """Compares a rank with all traces in a folder, including those that appear there later."""
 
     def __init__(self, folder: Path, device: CaptureDevice) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Witness:
         self._traces: dict[Path, RankTrace] = {}
 
     def recognise(self, stream: NodeStream, groups: Sequence[GroupRecord]) -> RankTrace | None:
-        """The rank whose prologue is exactly what was recorded until this mark, if there is one."""
+        """Return the trace whose prologue equals everything recorded up to this mark, or None."""
         alike = [t for t in self._others() if t.n_prologue == len(stream.nodes)]
         if not alike:
             return None
@@ -55,8 +55,11 @@ class Witness:
 
 
 def begins_as(trace: RankTrace, so_far: TraceColumns, group_sizes: Sequence[int]) -> bool:
-    """Whether ``so_far``, all of it prologue, is the prologue of ``trace``: kinds, operations,
-    lanes, bytes, peers, edges, group sizes (by group index) and durations."""
+    """Return whether ``so_far``, all of it prologue, equals the prologue of ``trace``.
+
+    Compares kinds, operations, lanes, bytes, peers, edges, group sizes (by group index) and
+    durations.
+    """
     n = so_far.n_nodes
     n_preds = int(so_far.pred_start_N1[-1])
     return (
@@ -76,13 +79,13 @@ def in_place_of(
     known_groups: Sequence[GroupRecord],
     memory: MemoryRecord | None,
 ) -> RankTrace:
-    """``trace`` as that of ``rank``, which did the same: groups and memory are its own."""
+    """Return ``trace`` as the trace of ``rank``, which did the same, with its groups and memory."""
     return replace(
         trace,
         rank=rank,
         groups=tuple(groups),
         known_groups=tuple(known_groups),
         memory=memory,
-        # One that was itself found equal left no log of what it launched.
+        # A trace's own rank may have been found equal, too; it left no log of its launches.
         facts=replace(trace.facts, equivalent_to=trace.captured_as),
     )

@@ -1,15 +1,15 @@
-"""The law of fused attention, for one call or many at once.
+"""Time model of fused attention, for one call or many at once.
 
-Queries are cut into blocks of 128 rows, which the multiprocessors share; a block reads the keys
-that the mask leaves, one block of keys after another. In the backward pass blocks of keys read
-queries, and there are five products where the forward has two (FlashAttention-2, arXiv 2307.08691,
-section 3.1.2). Each block also takes as long as ``length_overhead`` more keys to get going and to
-write its result, and ``causal_overhead`` more under a causal mask, whose diagonal is computed
-whole. Exponentials cost as much as ``head_overhead`` more elements of a head. Idle multiprocessors
-of the last wave cost a share of a wave (``wave_rounding``), and no call is faster than its longest
-block. Moving queries, keys, values and results hardly overlaps with that.
+Queries are cut into blocks of 128 rows, which are distributed over the multiprocessors; a block
+reads the keys that the mask leaves, one block of keys after another. In the backward pass blocks of
+keys read queries, and there are five products where the forward has two (FlashAttention-2, arXiv
+2307.08691, section 3.1.2). Each block also takes as long as ``length_overhead`` more keys to start
+up and to write its result, and ``causal_overhead`` more under a causal mask, whose diagonal blocks
+are computed whole. Exponentials cost as much as ``head_overhead`` more elements of a head. Idle
+multiprocessors of the last wave cost a share of a wave (``wave_rounding``), and no call is faster
+than its longest block. Moving queries, keys, values and results hardly overlaps with computing.
 
-What lasts is slower than a burst: see ``POWER_RESERVE``.
+A sustained load is slower than a burst: see ``POWER_RESERVE``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ BACKWARD_FACTOR = 2.5
 CAUSAL = 0.5
 """Share of the scores that a causal mask leaves."""
 POWER_RESERVE = 1.33
-"""How much more of its burst lasts than of a product's: softmax keeps the tensor cores waiting.
-Read off SimuMax's attention of 32,768 tokens and more on a B200: 0.8 of cuDNN's burst."""
+"""Attention sustains a larger share of its burst speed than a product does, by this factor, because
+softmax keeps the tensor cores waiting. Taken from SimuMax's attention of 32,768 tokens and more on
+a B200: 0.8 of cuDNN's burst."""
 _BLOCK = 128
 _HEAD_SIZES = np.array([64, 96, 128, 192, 256])
-"""Kernels are compiled for these; others are padded."""
+"""Head sizes that kernels are compiled for; others are padded."""
 _MEMORY_SHARPNESS, _LONGEST_SHARPNESS = 1.3, 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShapes:
-    """Shapes of calls; each field has one element a call."""
+    """Shapes of calls; each field has one element per call."""
 
     batch_heads: NDArray[np.float64]
     length: NDArray[np.float64]
@@ -47,9 +48,9 @@ class AttentionShapes:
     head_size: NDArray[np.float64]
     value_size: NDArray[np.float64]
     share: NDArray[np.float64]
-    """Of the scores, that the mask leaves."""
+    """Share of the scores that the mask leaves."""
     n_bytes: NDArray[np.float64]
-    """Read and written."""
+    """Bytes read and written."""
 
 
 def attention_times_ns(
@@ -61,18 +62,18 @@ def attention_times_ns(
     backward: bool,
     splits_keys: bool = False,
 ) -> NDArray[np.float64]:
-    """Times of calls.
+    """Compute the times of calls.
 
     Args:
         profile: the GPU.
-        roofline: of the implementation.
-        products: of the element type: the peak, and what of it lasts.
-        shapes: of the calls.
-        backward: the gradient of the call.
-        splits_keys: a block's keys may be shared out, as programs for inference do.
+        roofline: the roofline of the implementation.
+        products: the products of the element type, for its peak and the sustained share of it.
+        shapes: the shapes of the calls.
+        backward: whether the calls are backward passes.
+        splits_keys: whether a block's keys may be distributed, as programs for inference do.
 
     Returns:
-        One time a call, in ns.
+        One time per call, in ns.
     """
     blocked, read = (shapes.keys, shapes.length) if backward else (shapes.length, shapes.keys)
     diagonal = np.where(shapes.share == CAUSAL, _BLOCK / 2 + roofline.causal_overhead, 0.0)
@@ -94,7 +95,7 @@ def attention_times_ns(
 
 
 def lasting_share(products: GemmRoofline) -> float:
-    """Speed that lasts, relative to that of a burst."""
+    """Return the sustained speed, relative to that of a burst."""
     if products.sustained_cap is None:
         return 1.0
     wanted = products.efficiency / (POWER_RESERVE * products.sustained_cap)
@@ -102,7 +103,7 @@ def lasting_share(products: GemmRoofline) -> float:
 
 
 def _padded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The next size that kernels are compiled for; larger ones stay as they are."""
+    """Round up to the next size that kernels are compiled for; larger sizes stay as they are."""
     places = np.searchsorted(_HEAD_SIZES, sizes)
     known = _HEAD_SIZES[np.minimum(places, len(_HEAD_SIZES) - 1)]
     return np.where(places < len(_HEAD_SIZES), known, sizes).astype(float)

@@ -1,8 +1,9 @@
-"""How long communications take after their last arrival.
+"""Models of how long a communication takes after its last member has arrived.
 
-:class:`CollectiveModel` is the seam. :class:`AnalyticCollectiveModel` evaluates the algorithms of
-:mod:`prismscale.cost.algorithms` and takes the cheapest, as a communication library's tuner does;
-:class:`TableCollectiveModel` interpolates measurements; :class:`NullCollectiveModel` costs nothing.
+They implement :class:`CollectiveModel`. :class:`AnalyticCollectiveModel` evaluates the algorithms
+of :mod:`prismscale.cost.algorithms` and takes the cheapest, as a communication library's tuner
+does; :class:`TableCollectiveModel` interpolates measurements; :class:`NullCollectiveModel` always
+returns 0.
 
 Array axes: ``K`` group rank, ``G`` groups of a family.
 """
@@ -34,46 +35,47 @@ _TIMES_KEPT = 65_536
 
 
 class LinkUse(NamedTuple):
-    """How busy a communication keeps the links while it lasts, 0 to 1."""
+    """How busy a communication keeps the links while it runs, from 0 to 1."""
 
     intra: float
-    """NVLink of a device, in each direction that it uses."""
+    """Use of one device's NVLink, in each direction that the communication uses."""
     inter: float
-    """The network cards of a node."""
+    """Use of one node's network cards."""
 
 
 class CollectiveModel(Protocol):
-    """Answers how long a communication takes."""
+    """Gives the duration of a communication."""
 
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Time after the last arrival, for each of ``G`` groups.
+        """Return the time after the last arrival, for each of ``G`` groups.
 
-        ``ranks_KG`` holds the members' global ranks. An array that was passed once must not be
-        changed afterwards: what is known about it is kept.
+        ``ranks_KG`` holds the members' global ranks. The caller must not change the array
+        afterwards, because models cache the placements of an array that they have seen.
         """
         ...
 
 
 class NullCollectiveModel:
-    """Communication that takes no time: what is left is computation and waiting."""
+    """Null implementation: communication takes no time; only computation and waiting are left."""
 
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Zero for every group."""
+        """Return zero for every group."""
         return np.zeros(ranks_KG.shape[1], dtype=np.int64)
 
 
 class AnalyticCollectiveModel:
-    """The cheapest algorithm that the cluster tunes, by latency and bandwidth of its links.
+    """Takes the cheapest of the algorithms that the cluster tunes, by its links.
 
-    Monotone in bytes, and never slower for more bandwidth: a minimum of functions that are both.
+    The time is monotone in bytes and never longer with more bandwidth: it is a minimum of functions
+    that have both properties.
 
-    The groups of one family, which ``ranks_KG`` holds, communicate at the same time, as those of an
-    SPMD program do: where a node has fewer network cards than they ask for, or a pod's uplinks are
-    oversubscribed, they share them.
+    ``ranks_KG`` holds the groups of one family. They are taken to communicate at the same time, as
+    in an SPMD program: they share the network cards of a node that has fewer than they ask for, and
+    the uplinks of a pod where these are oversubscribed.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -83,13 +85,13 @@ class AnalyticCollectiveModel:
         self._time_ns = lru_cache(maxsize=_TIMES_KEPT)(self._cheapest_ns)
 
     def __reduce__(self) -> tuple[type[AnalyticCollectiveModel], tuple[Cluster]]:
-        # Durations go to other processes with their model; what it has cached stays here.
+        # The model is sent to other processes together with the durations, without its caches.
         return type(self), (self.cluster,)
 
     def duration_ns(
         self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """See :meth:`CollectiveModel.duration_ns`. A group of one takes no time.
+        """See :meth:`CollectiveModel.duration_ns`. A group of one rank takes no time.
 
         Raises:
             UsageError: the cluster tunes no algorithm for ``op``.
@@ -97,7 +99,7 @@ class AnalyticCollectiveModel:
         return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
 
     def time_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
-        """Time after the last arrival of one group placed as ``at``."""
+        """Return the time after the last arrival of one group with the placement ``at``."""
         return self._time_ns(op, n_bytes, at)
 
     def _cheapest_ns(self, op: CollectiveOp, n_bytes: int, at: TopologyFootprint) -> int:
@@ -107,8 +109,10 @@ class AnalyticCollectiveModel:
         return round(cost.total_ns)
 
     def link_use(self, op: CollectiveOp, n_bytes: int, ranks_KG: NDArray[np.int64]) -> LinkUse:
-        """How busy a communication of the groups of a family, all at once, keeps the links: of the
-        groups that do most. A group of one uses none."""
+        """Return how busy the links are while all groups of a family communicate at once.
+
+        Each of the two figures is the largest over the groups. A group of one rank uses no link.
+        """
         placements, _ = self._placements.of(ranks_KG)
         uses = [self._use(op, n_bytes, at) for at in placements if at.size > 1]
         if not uses:
@@ -149,13 +153,13 @@ class AnalyticCollectiveModel:
 
 
 class TableCollectiveModel:
-    """Measured times, interpolated; another model answers for what was not measured.
+    """Interpolates measured times; another model answers for what was not measured.
 
-    Between two measured sizes time is linear in the logarithms. Below the smallest size it stays at
-    the smallest size's time; above the largest it grows with the bytes, at the largest size's
-    bandwidth. Where a larger message was measured as faster than a smaller one (noise), the smaller
-    one's time holds for both. A group size or node count that was not measured goes to
-    ``fallback``.
+    Between two measured sizes the interpolation is linear in the logarithms of size and time. Below
+    the smallest size the time stays at the smallest size's; above the largest it grows with the
+    bytes, at the largest size's bandwidth. Where a larger message was measured as faster than a
+    smaller one (noise), the smaller one's time holds for both. For a group size or node count that
+    was not measured, ``fallback`` answers.
     """
 
     def __init__(self, cluster: Cluster, measured: Measured, fallback: CollectiveModel) -> None:
@@ -176,7 +180,7 @@ class TableCollectiveModel:
         placements, _ = self._placements.of(ranks_KG)
         if all(self._curve(op, at) is not None for at in placements):
             return self._placements.spread(ranks_KG, lambda at: self._time_ns(op, n_bytes, at))
-        # A family mixes placements only when it was laid across uneven nodes: one model for all.
+        # A family mixes placements only on uneven nodes. One model then answers for all its groups.
         return self._fallback.duration_ns(op, n_bytes, ranks_KG)
 
     def _curve(self, op: CollectiveOp, at: TopologyFootprint) -> MeasuredCurve | None:
@@ -188,8 +192,11 @@ class TableCollectiveModel:
 
 
 class RescaledCollectives:
-    """Another model's times on a cluster whose links became faster or slower: times what this makes
-    of the analytic model's time. For measured times, which links do not explain."""
+    """Another model's times, rescaled to a cluster whose links became faster or slower.
+
+    Each time is multiplied by the ratio of the analytic model's times on the two clusters. This
+    serves measured times, which do not follow from the figures of the links.
+    """
 
     def __init__(self, model: CollectiveModel, before: Cluster, after: Cluster) -> None:
         self._model = model
@@ -208,7 +215,7 @@ class RescaledCollectives:
 
 
 def collective_model(cluster: Cluster) -> CollectiveModel:
-    """The model of ``cluster``: its measurements where it has some, else the analytic model."""
+    """Return the model of ``cluster``: its measurements if it has any, else the analytic model."""
     analytic = AnalyticCollectiveModel(cluster)
     if cluster.measured is None:
         return analytic

@@ -1,15 +1,14 @@
 """Time of a GPU kernel from its signature, without the GPU.
 
-:class:`KernelModel` is the seam: the null device asks it once for each distinct call. It is
-answered from a profile of rooflines and constants (:class:`ModelledKernels`), from figures that
-were measured on a GPU (:mod:`prismscale.cost.kernel_measured`), or with one constant
-(:class:`ConstantKernels`).
+The null device asks a :class:`KernelModel` once for each distinct call. The model takes the time
+from a profile of rooflines and constants (:class:`ModelledKernels`), from measurements on a GPU
+(:mod:`prismscale.cost.kernel_measured`), or returns one constant (:class:`ConstantKernels`).
 
-``torch.compile``: what inductor generates arrives as one call for each kernel, with its bytes.
+``torch.compile``: each kernel that inductor generates arrives as one call that states its bytes.
 Where compiled regions run eagerly, their pointwise operators arrive one by one. With ``fused=True``
-each of them costs its share of one pass over memory by the kernel that they would be fused into.
-This is an approximation: which operators inductor would fuse is not reconstructed, and the share is
-that of a Llama block (``bench/fusion.py``).
+each of these operators costs its share of one pass over memory by the fused kernel. This is an
+approximation: which operators inductor would fuse is not reconstructed, and the share is that of a
+Llama block (``bench/fusion.py``).
 """
 
 from __future__ import annotations
@@ -43,41 +42,41 @@ _NEVER_FUSED = ("_chunk_cat", "split_with_sizes_copy")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelCost:
-    """What one call costs, and how well that is known."""
+    """Cost of one call, with the source of the figures and their error."""
 
     device_ns: int
-    """On its stream; 0 for calls that launch nothing."""
+    """Time on the call's stream; 0 for calls that launch nothing."""
     host_ns: int
-    """On the thread that issues it."""
+    """Time of the thread that issues the call."""
     source: str
-    """``modelled``, ``scaled`` (a model fitted on another GPU), ``measured`` or ``default``."""
+    """``modelled``, ``scaled`` (by a model fitted on another GPU), ``measured`` or ``default``."""
     error: float | None
-    """Relative error (p90) of calls of this kind on held-out measurements; None: not known."""
+    """Relative error (p90) of calls of this kind on held-out measurements; None if not known."""
     kind: str
-    """Kind of kernel: see :mod:`prismscale.cost.kernel_kinds`."""
+    """Kind of kernel; see :mod:`prismscale.cost.kernel_kinds`."""
 
 
 class KernelModel(Protocol):
-    """Models the cost of calls."""
+    """Gives the cost of calls."""
 
     def cost(self, signature: str) -> KernelCost:
-        """The cost of the call that ``signature`` describes.
+        """Return the cost of the call that ``signature`` describes.
 
         Raises:
-            FormatError: not a signature.
+            FormatError: ``signature`` is not a kernel signature.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConstantKernels:
-    """The null implementation: every call costs the same, and says that nobody knows."""
+    """Null implementation: every call costs the same, with source ``default`` and no error."""
 
     device_ns: int = 5_000
     host_ns: int = 5_000
 
     def cost(self, signature: str) -> KernelCost:
-        """The constant, whatever the call."""
+        """Return the constant cost, whatever the call."""
         return KernelCost(
             device_ns=self.device_ns,
             host_ns=self.host_ns,
@@ -89,18 +88,21 @@ class ConstantKernels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelledKernels:
-    """Costs from a GPU's profile."""
+    """Computes costs from a GPU's kernel profile."""
 
     profile: KernelProfile
     fused: bool = False
-    """Pointwise work of compiled regions counts as one pass; see the module's description."""
+    """Whether the pointwise work of compiled regions counts as one pass; see the module."""
 
     def cost(self, signature: str) -> KernelCost:
-        """The model's figure; operators in no table cost their bytes, with source ``default``."""
+        """Return the modelled cost.
+
+        An operator in no table costs its bytes, with source ``default``.
+        """
         return self.cost_of_call(parse_signature(signature))
 
     def cost_of_call(self, call: KernelCall) -> KernelCost:
-        """As :meth:`cost`, for a signature that was read already."""
+        """Return :meth:`cost` of a signature that is already parsed."""
         kind = kind_of(call)
         device_ns, launches = _device_cost(self.profile, call, kind)
         host = self.profile.host
@@ -118,7 +120,7 @@ class ModelledKernels:
             error=self.profile.errors.get(TRITON if call.namespace == TRITON else kind),
             kind=kind,
         )
-        # A library's kernel is one already: Apex's norms, and what inductor has generated.
+        # A library's kernel is already fused: Apex's norms, and the kernels of inductor.
         is_apart = call.is_library or call.base in _NEVER_FUSED
         if self.fused and kind in FUSED_KINDS and not is_apart:
             return _share_of_a_pass(cost)
@@ -126,10 +128,10 @@ class ModelledKernels:
 
 
 def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
-    """The model of ``gpu`` (``h100-sxm``).
+    """Load the kernel model of ``gpu``, for example ``h100-sxm``.
 
     Raises:
-        UsageError: no such GPU; lists those that are known.
+        UsageError: there is no such GPU; the message lists the known ones.
     """
     return ModelledKernels(profile=KernelProfile.load(gpu), fused=fused)
 
@@ -142,7 +144,7 @@ def _has_rule(profile: KernelProfile, call: KernelCall, kind: str) -> bool:
 
 
 def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
-    """Time on the device and kernels started."""
+    """Return the time on the device in ns, and the number of kernels launched."""
     if kind in ("view", "graph_launch"):
         return 0.0, 0
     if kind == "transfer":

@@ -1,7 +1,8 @@
-"""Attention of a call: its shapes, and which implementation runs it.
+"""Attention calls: their shapes, and the implementation that runs them.
 
-Forward: two products, ``2·B·H·L·S·(D + Dv)`` operations, of which a mask leaves a share: half, if
-it is causal, or what a block mask says. What they take: :mod:`prismscale.cost.attention_blocks`.
+The forward pass is two products, ``2·B·H·L·S·(D + Dv)`` operations, of which a mask leaves a share:
+half if it is causal, or the share of a block mask. :mod:`prismscale.cost.attention_blocks` models
+their time.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from prismscale.cost.kernel_signature import KernelCall
 from prismscale.errors import UsageError
 
 _FAMILIES = {
-    # Backward without rows of its own: within a tenth of cuDNN's (arXiv 2407.08608, figure 6).
+    # Its backward pass has no measured rows and takes cuDNN's roofline: the two are within a tenth
+    # of each other (arXiv 2407.08608, figure 6).
     "flash_attn_3": ("flash_3", "cudnn"),
     "flash": ("flash",),
     "efficient": ("efficient",),
     "cudnn": ("cudnn",),
     "flex": ("flex",),
-    # Transformer Engine's, with cuDNN.
+    # Transformer Engine's attention, which uses cuDNN.
     "fused_attn": ("cudnn",),
 }
-"""Rooflines of the families of attention, the best first, by a part of the operator's name."""
+"""Rooflines of each family of attention, best match first, by a part of the operator's name."""
 
 
 def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
-    """Time of a fused attention call; ``kind`` is ``attention`` or ``attention_backward``."""
+    """Return the time of a fused attention call of kind ``attention`` or ``attention_backward``."""
     backward = kind == "attention_backward"
     scores = _scores(call, backward)
     roofline = attention_roofline(profile, call.base, scores.dtype, backward=backward)
@@ -59,7 +61,7 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
 def attention_roofline(
     profile: KernelProfile, operator: str, dtype: str, *, backward: bool
 ) -> AttentionRoofline:
-    """What ``operator`` runs: its own roofline, or the next one that the profile has."""
+    """Return the roofline of ``operator``: its own, or the next best one that the profile has."""
     names = next((_FAMILIES[name] for name in _FAMILIES if name in operator), ())
     suffix = "_backward" if backward else ""
     precisions = ("_fp8" if dtype.startswith("Float8") else f"_{dtype.lower()}", "")
@@ -71,7 +73,7 @@ def attention_roofline(
 
 
 def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float, float]:
-    """Operations of a call: without those that a mask leaves out, and with them."""
+    """Return the operations of a call, without those that a mask leaves out and with them."""
     scores = _scores(call, backward)
     flops = scores.flops * (BACKWARD_FACTOR if backward else 1.0)
     return flops, flops / scores.share if scores.share else 0.0
@@ -79,7 +81,7 @@ def attention_flops(call: KernelCall, *, backward: bool = False) -> tuple[float,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
-    """The matrices of scores that a call computes."""
+    """The score matrices that a call computes."""
 
     batch_heads: int
     length: int
@@ -87,12 +89,12 @@ class _Scores:
     head_size: int
     value_size: int
     share: float
-    """Of the scores, that the mask leaves."""
+    """Share of the scores that the mask leaves."""
     dtype: str
 
     @property
     def flops(self) -> float:
-        """Of the two products of the forward pass."""
+        """Operations of the two products of the forward pass."""
         scores = self.batch_heads * self.length * self.keys * self.share
         return 2.0 * scores * (self.head_size + self.value_size)
 
@@ -103,7 +105,7 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
         share = CAUSAL if is_causal else 1.0
         dtype = operand_dtype(call)
     else:
-        # The backward's first input is the gradient of the output, except for flex attention.
+        # A backward call's first input is the gradient of the output, except in flex attention.
         query = 1 if backward and "flex" not in call.base else 0
         q, k, v = call.inputs[query : query + 3]
         batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
@@ -121,11 +123,11 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
 
 
 def share_left(call: KernelCall) -> float:
-    """Of the scores, that the mask leaves.
+    """Return the share of the scores that the mask leaves.
 
-    flex_attention's mask is a program that the signature does not show. Where it could be asked,
-    the signature has the share of blocks in thousandths; where not, half is assumed: language
-    models use it for causal masks.
+    The mask of flex_attention is a program that the signature does not show. Where it could be
+    evaluated, the signature states the share of blocks in thousandths. Elsewhere half is assumed,
+    because language models use flex_attention for causal masks.
     """
     density = call.arguments.get("density", (-1,))[0]
     if density >= 0:
@@ -135,7 +137,7 @@ def share_left(call: KernelCall) -> float:
 
 
 def _extent(call: KernelCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, int, int]:
-    """Batch × heads, query length, key length.
+    """Return batch × heads, query length and key length.
 
     The operators under ``scaled_dot_product_attention`` take (batch, heads, length, head size); the
     ``_flash_attention`` and ``_efficient_attention`` ones (batch, length, heads, head size), or

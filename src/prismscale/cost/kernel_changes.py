@@ -1,7 +1,7 @@
-"""Kernels at hoped-for costs: what-ifs at the seam of :class:`~prismscale.cost.kernel.KernelModel`.
+"""What-ifs on kernel costs, as changes of a :class:`~prismscale.cost.kernel.KernelModel`.
 
-A change says which calls it touches and what these cost then. Everybody who costs a call asks one
-model, so a stored run that is costed anew and a live rank take the same times.
+A change says which calls it touches and what these calls then cost. All costs come from one changed
+model, so a stored run that is costed again and a live rank take the same times.
 """
 
 from __future__ import annotations
@@ -23,73 +23,72 @@ PRODUCT_DTYPES = {
     "fp16": "Half",
     "fp32": "Float",
 }
-"""What a product can be computed in, with the element type as C++ spells it."""
+"""Element types that products can be computed in, with their C++ spelling."""
 _FLOATS = ("BFloat16", "Half", "Float")
 _MULTIPLE = 16
 """``torch._scaled_mm`` multiplies 8-bit matrices whose extents are multiples of this."""
 _OPERAND = re.compile(r"(\w+)(\[\d+(?:,\d+)+\].*)")
-"""A matrix, or several: a bias has one extent and stays."""
+"""An operand of two extents or more. A bias has one extent, so it does not match and stays."""
 
 
 class KernelChange(Protocol):
-    """Some calls cost something else."""
+    """A change of the cost of some calls."""
 
     def touches(self, call: KernelCall) -> bool:
-        """Whether ``call`` is one of them."""
+        """Return whether the cost of ``call`` changes."""
         ...
 
     def cost(self, signature: str, model: KernelModel) -> KernelCost:
-        """The cost of a call that is touched, from ``model``, which knows nothing of the change."""
+        """Return the changed cost of a touched call, from the unchanged ``model``."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFactor:
-    """Kernels whose kind or operator a pattern names take so much longer, or shorter."""
+    """A factor on the device time of kernels whose kind or operator matches a pattern."""
 
     pattern: str
-    """Regular expression for all of a kind (``attention_backward``) or operator (``mm``)."""
+    """Regular expression for a full name: a kind (``attention_backward``) or operator (``mm``)."""
     factor: float
-    """On the time on the device; what issuing the kernel takes stays."""
+    """Factor on the device time; the host time of issuing the kernel stays."""
 
     def touches(self, call: KernelCall) -> bool:
-        """Whether the pattern fits one of the call's names."""
+        """Return whether the pattern matches one of the call's names."""
         kind = kind_of(call)
         names = (kind, kind.replace("_", " "), call.base, call.name)
         return any(re.fullmatch(self.pattern, name) for name in names)
 
     def cost(self, signature: str, model: KernelModel) -> KernelCost:
-        """The model's, times the factor."""
+        """Return the model's cost with the factor on the device time."""
         cost = model.cost(signature)
         return replace(cost, device_ns=round(cost.device_ns * self.factor))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFactor:
-    """Issuing calls takes the host so much longer, or shorter: another processor, or another pace
-    of Python."""
+    """A factor on the host time of issuing calls: another processor, or another pace of Python."""
 
     factor: float
 
     def touches(self, call: KernelCall) -> bool:
-        """Every call is issued."""
+        """Return true, because every call is issued by the host."""
         return True
 
     def cost(self, signature: str, model: KernelModel) -> KernelCost:
-        """The model's, with the factor on the host's time."""
+        """Return the model's cost with the factor on the host time."""
         cost = model.cost(signature)
         return replace(cost, host_ns=round(cost.host_ns * self.factor))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductDtype:
-    """Matrix products in another element type. Casting to it is in no figure."""
+    """Matrix products in another element type. The cost of casting to it is not included."""
 
     name: str
     """A key of :data:`PRODUCT_DTYPES`."""
 
     def touches(self, call: KernelCall) -> bool:
-        """Products of floats that have another type now, and extents that the new one can take."""
+        """Return whether the call is a product of floats of another type, with extents that fit."""
         if kind_of(call) != "gemm":
             return False
         if call.is_library and operand_dtype(call) in NARROW.values():
@@ -103,10 +102,10 @@ class ProductDtype:
         return self.name != "fp8" or all(extent % _MULTIPLE == 0 for extent in extents)
 
     def cost(self, signature: str, model: KernelModel) -> KernelCost:
-        """The model's of the same product in the other type.
+        """Return the model's cost of the same product in the other type.
 
         Raises:
-            UsageError: the GPU has no rule for it.
+            UsageError: the GPU's profile has no rule for that type.
         """
         cost = model.cost(self._rewritten(signature))
         if cost.source == "default":
@@ -133,20 +132,20 @@ class ProductDtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangedKernels:
-    """A model with one change."""
+    """A kernel model with one change on top."""
 
     model: KernelModel
     change: KernelChange
 
     def cost(self, signature: str) -> KernelCost:
-        """The changed cost of a call that is touched, else the model's."""
+        """Return the changed cost of a touched call, or the model's cost of any other."""
         if not self.change.touches(parse_signature(signature)):
             return self.model.cost(signature)
         return self.change.cost(signature, self.model)
 
 
 def changed_kernels(model: KernelModel, changes: Sequence[KernelChange]) -> KernelModel:
-    """``model`` with all changes, each on top of those before it."""
+    """Return ``model`` with all changes, each on top of those before it."""
     for change in changes:
         model = ChangedKernels(model=model, change=change)
     return model

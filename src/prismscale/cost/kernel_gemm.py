@@ -1,4 +1,4 @@
-"""Matrix products of a call: which, of what element type, and what they cost together."""
+"""The matrix products that a call runs, their element type, and their time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HALF = 2
 NARROW = {8: "Float8_e4m3fn", 4: "Float4_e2m1fn_x2"}
 """Element types of narrow floats, by their bits."""
 TF32, TF32_BITS, FLOAT_BITS = "TF32", 19, 32
-"""Of floats of 32 bits, those that tensor cores multiply, in 19."""
+"""TF32 is the 19-bit type in which tensor cores multiply floats of 32 bits."""
 STATED_DTYPES = {**NARROW, TF32_BITS: TF32, FLOAT_BITS: "Float"}
-"""By the bits that a library's call states; 16 leaves it to the operands."""
+"""Element types by the bits that a library's call states; for 16 the operands decide."""
 TRITON = "triton"
-"""Namespace of its kernels."""
+"""Namespace of Triton's kernels."""
 _HALVES = ("BFloat16", "Half")
 
 
@@ -36,12 +36,12 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2 * self.batch * self.m * self.n * self.k
 
 
 def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
-    """Time of a matrix product or convolution."""
+    """Return the time of a matrix product or convolution."""
     dtype = operand_dtype(call)
     roofline = roofline_of(profile, dtype)
     library = profile.libraries.get(call.namespace)
@@ -49,7 +49,7 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
         roofline = library.of(roofline)
     products = products_of(call)
     busy = [p for p in products if p.flops]
-    # Each product has its own launch in what follows; a library's kernel may do several at once.
+    # ``products_ns`` counts one launch per product; a library's kernel may do several at once.
     (launches,) = call.arguments.get("launches", (len(products),))
     time_ns = roofline.base_ns * (launches - len(busy))
     if not busy:
@@ -66,40 +66,43 @@ def gemm_call_ns(profile: KernelProfile, call: KernelCall) -> float:
 
 
 def _has_wide_results(call: KernelCall, products: list[Product]) -> bool:
-    """Whether results are of 32 bits; those of a library's call are among its inputs."""
+    """Return whether results have 32 bits; a library's call lists its results among its inputs."""
     results = sum(product.batch * product.m * product.n for product in products)
     wide = (t.elements for t in (*call.inputs, *call.outputs) if t.dtype == "Float")
     return sum(wide) >= results
 
 
 def operand_dtype(call: KernelCall) -> str:
-    """Element type that a product's or an attention's operands are multiplied in.
+    """Return the element type in which the operands of a product or attention are multiplied.
 
-    The second input is a factor of the product, and one of queries, keys and values. Libraries keep
-    floats of 8 and 4 bits as bytes, and say so with an argument.
+    The second input is always an operand: a factor of the product, or one of queries, keys and
+    values. Libraries keep floats of 8 and 4 bits as bytes, and state the bits in an argument.
     """
     if call.is_library and (bits := call.arguments.get("bits", (16,))[0]) in STATED_DTYPES:
         return STATED_DTYPES[bits]
     if call.namespace == TRITON:
-        # Which of its tensors are factors is not known: 16 bits are said, wherever they come from.
+        # Which tensors are factors is not known, only that factors have 16 bits, even if no input
+        # has.
         return next((t.dtype for t in call.inputs if t.dtype in _HALVES), _HALVES[0])
     dtype = call.inputs[1].dtype if len(call.inputs) > 1 else "Float"
     return TF32 if dtype == "Float" and call.flag("tf32") else dtype
 
 
 def factor_bytes(dtype: str) -> float:
-    """Bytes of one number of a product's factors; torch counts two of 4 bits as one element."""
+    """Return the bytes of one number of a factor; torch counts two 4-bit numbers as one element."""
     return 0.5 if dtype == NARROW[4] else item_bytes(dtype)
 
 
 def roofline_of(profile: KernelProfile, dtype: str) -> GemmRoofline:
-    """The roofline of an element type; types without one take that of float32."""
+    """Return the roofline of an element type; types without one take that of float32."""
     return own_roofline(profile, dtype) or profile.gemm["Float"]
 
 
 def own_roofline(profile: KernelProfile, dtype: str) -> GemmRoofline | None:
-    """The element type's own, where it has one. Tensor cores multiply TF32 at half the rate of 16
-    bits."""
+    """Return the element type's own roofline, or None if it has none.
+
+    Tensor cores multiply TF32 at half the rate of 16-bit floats.
+    """
     halves = profile.gemm.get(_HALVES[0])
     if dtype == TF32 and dtype not in profile.gemm and halves is not None:
         return replace(halves, peak_flops=halves.peak_flops / 2)
@@ -107,7 +110,7 @@ def own_roofline(profile: KernelProfile, dtype: str) -> GemmRoofline | None:
 
 
 def products_of(call: KernelCall) -> list[Product]:
-    """The matrix products that ``call`` runs, one after another."""
+    """Return the matrix products that ``call`` runs, one after another."""
     if call.is_library and "extents" in call.arguments:
         return _stated(call.arguments["extents"])
     base = call.base
@@ -127,13 +130,13 @@ def products_of(call: KernelCall) -> list[Product]:
 
 
 def _stated(extents: tuple[int, ...]) -> list[Product]:
-    """Four numbers a product: batch, M, N, K."""
+    """Parse stated extents, four numbers per product: batch, M, N, K."""
     rows = zip(*[iter(extents)] * 4, strict=True)
     return [Product(batch=batch, m=m, n=n, k=k) for batch, m, n, k in rows]
 
 
 def _generated(call: KernelCall) -> Product:
-    """Of a template that inductor filled in: factors first, the result (an argument) last."""
+    """Return the product of a template that inductor filled in; its last input is the result."""
     first, second, out = call.inputs[0], call.inputs[1], call.inputs[-1]
     if "convolution" in call.base:
         return _convolution(out, second)
@@ -147,9 +150,9 @@ def _operands(call: KernelCall) -> tuple[TensorShape, TensorShape]:
 
 
 def _grouped(call: KernelCall) -> Product:
-    """Mixture-of-experts products: rows (or inner elements) are shared out between the groups.
+    """Return a mixture-of-experts product, whose rows (or inner elements) the groups share.
 
-    How many each group gets is data; the tiles are counted as if all got the same.
+    The number that each group gets is data, so tiles are counted as if all groups got the same.
     """
     first, second, out = call.inputs[0], call.inputs[1], call.outputs[0]
     if len(second.sizes) == 3:
@@ -163,7 +166,7 @@ def _grouped(call: KernelCall) -> Product:
 
 
 def _convolutions(call: KernelCall) -> list[Product]:
-    """Convolutions as implicit matrix products: the gradient is two of the forward's size."""
+    """Return convolutions as implicit matrix products; the gradient is two of the forward size."""
     if "backward" in call.base:
         grad, _, weight = call.inputs[:3]
         return [_convolution(grad, weight)] * len([t for t in call.outputs[:2] if t.elements])

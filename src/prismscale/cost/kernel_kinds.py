@@ -1,14 +1,14 @@
-"""Which kind of kernel an operator runs: operators of one kind share a roofline.
+"""The kind of kernel that an operator runs: operators of one kind share a roofline.
 
 Everything that ATen calls elementwise is ``pointwise``, or ``broadcast`` where operands differ in
 shape or layout, which costs an index computation for every element. Copies between layouts are
-``strided_copy``. Softmax of more than 1,024 elements is another kernel than of fewer. An operator
-that is in no table is ``unknown``: it is costed by the bytes it touches and reported as such. An
-operator of a library's stand-in names its kind in its overload; norms of Transformer Engine
-(``fused_norm``) read their operands once more seldom than torch's.
+``strided_copy``. Softmax of more than 1,024 elements uses another kernel than softmax of fewer. An
+operator that is in no table is ``unknown``: it is costed by the bytes it touches and reported as
+such. An operator of a library's stand-in names its kind in its overload; norms of Transformer
+Engine (``fused_norm``) read their operands one time fewer than torch's.
 
-What inductor generates says in its name what it is: ``inductor::triton_poi_fused_mul_0``. Such a
-call carries its bytes (``traffic_bytes``).
+A kernel that inductor generates states its kind in its name: ``inductor::triton_poi_fused_mul_0``.
+Such a call states its bytes (``traffic_bytes``).
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ _TABLE: Mapping[str, str] = {
     "embedding": "embedding _embedding_bag _embedding_bag_forward_only",
     "embedding_backward": "embedding_dense_backward _embedding_bag_dense_backward",
     "index": """index index_select gather take take_along_dim index_put _index_put_impl
-        _unsafe_index _unsafe_index_put index_add index_copy index_fill scatter scatter_add
-        scatter_reduce masked_select masked_scatter nonzero put repeat_interleave roll flip
-        bincount histc one_hot searchsorted bucketize""",
+        _unsafe_index _unsafe_index_put index_add index_reduce index_copy index_fill scatter
+        scatter_add scatter_reduce masked_select masked_scatter nonzero put repeat_interleave roll
+        flip bincount histc one_hot searchsorted bucketize""",
     "sort": "sort argsort topk kthvalue msort _unique2 unique_consecutive unique_dim",
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "copy": """copy clone cat stack contiguous _to_copy constant_pad_nd repeat tile _copy_from
@@ -114,7 +114,8 @@ _TABLE: Mapping[str, str] = {
 
 GENERATED = "inductor::"
 _GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": "scan"}
-"""By the second word of a generated kernel's name; the others (``red``, ``per``) are reductions."""
+"""Kinds by the second word of a generated kernel's name; all others (``red``, ``per``) are
+reductions."""
 
 _GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
@@ -126,7 +127,7 @@ STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
     "fused_norm",
     "fused_norm_backward",
 }
-"""What the overload of a library's operator can say that it is."""
+"""Kinds that the overload of a library's operator may name."""
 KINDS = STAND_IN_KINDS | {
     "broadcast",
     "convolution",
@@ -135,20 +136,23 @@ KINDS = STAND_IN_KINDS | {
     "transfer",
     "unknown",
 }
-"""Every kind of kernel that :func:`kind_of` names."""
+"""All kinds of kernels that :func:`kind_of` returns."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")
 _SHORT_SOFTMAX = 1024
-"""Elements that one warp keeps in registers (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
+"""Most elements that one warp keeps in registers
+(aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
 
 def is_generated(name: str) -> bool:
-    """Whether inductor has generated the kernel, and does not launch one that it was given."""
+    """Return whether inductor generated the kernel, instead of launching one it was given."""
     return _GENERATED_NAME.match(name) is not None
 
 
 def kind_of(call: KernelCall) -> str:
-    """The kind of ``call``: a key of a profile's tables, or ``view``, ``transfer``, ``peer``,
-    ``unknown``."""
+    """Return the kind of ``call``.
+
+    It is a key of a profile's tables, or ``view``, ``transfer``, ``peer`` or ``unknown``.
+    """
     if _crosses_the_bus(call):
         return "transfer"
     if any(tensor.on_peer for tensor in (*call.inputs, *call.outputs)):
@@ -175,7 +179,7 @@ def _refined(kind: str, call: KernelCall) -> str:
     if kind == "pointwise" and len({(t.sizes, t.strides) for t in tensors}) > 1:
         return "broadcast"
     if kind == "copy" and any(t.strides is not None for t in tensors):
-        # A copy between equal layouts runs through memory as if both were contiguous.
+        # A copy between equal layouts moves through memory as if both were contiguous.
         is_straight = call.base == "copy" and len({(t.sizes, t.strides) for t in tensors}) == 1
         return "copy" if is_straight else "strided_copy"
     if kind == "softmax" and call.inputs and _width(call) > _SHORT_SOFTMAX:
@@ -190,10 +194,10 @@ def _width(call: KernelCall) -> int:
 
 
 def _crosses_the_bus(call: KernelCall) -> bool:
-    """A copy with one end in host memory; reading a number is one.
+    """Return whether the call copies to or from host memory; reading a number counts as a copy.
 
-    Scalars that ride along with a kernel (``x * 2``) are also marked as of the CPU; only copies
-    move them over the bus.
+    Scalar operands of other kernels (``x * 2``) are also marked as on the CPU; only copies move
+    them over the bus.
     """
     if call.base == "_local_scalar_dense":
         return True

@@ -1,4 +1,4 @@
-"""Kernel times that were measured on a GPU, by signature, in place of the model's.
+"""Kernel times measured on a GPU, by signature, which replace the model's.
 
 The table is a JSON file::
 
@@ -26,7 +26,7 @@ from prismscale.typed_files import decode, read_json
 
 VERSION = 1
 LONGEST_NS = 2**56
-"""Of a kernel: as of any node in our files."""
+"""Longest time of a kernel, the same limit as for any node in prismscale's files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class MeasuredKernel:
     """One distinct call as a GPU ran it."""
 
     signature: str
-    """Of the call; an operator's name alone (``mine::scale``) stands for all calls of it."""
+    """Signature of the call, or an operator's name alone (``mine::scale``) for all calls of it."""
     device_ns: int
-    """Median."""
+    """Median time on the device."""
     host_ns: int
-    """Median time that issuing it took."""
+    """Median host time of issuing the call."""
     spread: float
     """Half the distance between the 5th and 95th percentile, relative to the median."""
 
@@ -54,17 +54,17 @@ class KernelTable:
     """Measurements of one GPU."""
 
     device: str
-    """As ``torch.cuda.get_device_name`` says."""
+    """Name that ``torch.cuda.get_device_name`` returns."""
     torch: str
     date: str
     kernels: tuple[MeasuredKernel, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why a signature could not be measured, by signature."""
+    """Reasons why signatures could not be measured, by signature."""
     version: int = VERSION
 
     @cached_property
     def by_signature(self) -> Mapping[str, MeasuredKernel]:
-        """The measurements, to look one up."""
+        """The measurements by signature."""
         return {kernel.signature: kernel for kernel in self.kernels}
 
     def save(self, path: Path) -> None:
@@ -76,8 +76,8 @@ class KernelTable:
         """Read what :meth:`save` wrote.
 
         Raises:
-            UsageError: no such file.
-            FormatError: another kind of file, a damaged one, or one of another version.
+            UsageError: there is no such file.
+            FormatError: the file is of another kind or version, or damaged.
         """
         if not path.exists():
             raise UsageError(f"cannot read kernel table '{path}': there is no such file")
@@ -93,16 +93,19 @@ class KernelTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredKernels:
-    """A table's figures where it has them, another model's elsewhere."""
+    """Takes costs from a table where it has them, and from another model elsewhere."""
 
     table: KernelTable
     otherwise: KernelModel
     fused: bool = False
-    """Kinds of kernels that a compiler fuses keep the other model's cost: one by one they would
-    cost what they do not cost together."""
+    """Whether kinds of kernels that a compiler fuses keep the other model's cost. Their measured
+    single costs do not add up to the cost of the fused kernel."""
 
     def cost(self, signature: str) -> KernelCost:
-        """The measured cost (source ``measured``, error its spread), or the other model's."""
+        """Return the measured cost, with source ``measured`` and its spread as the error.
+
+        Calls without a measurement take the other model's cost.
+        """
         known = self.table.by_signature
         kernel = known.get(signature) or known.get(signature.partition(FIELD)[0])
         if kernel is None:
@@ -121,21 +124,21 @@ class MeasuredKernels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelCostSource:
-    """Where a job's costs come from, apart from the GPU that it is for."""
+    """Source of a job's kernel costs, apart from the target GPU."""
 
     table: str = ""
     """File of measurements that replace the model's figures; empty for none."""
     fused: bool = False
-    """Elementwise work costs what it does in the kernels that torch.compile makes of it."""
+    """Whether elementwise work costs what it does in the kernels that torch.compile makes of it."""
     changes: tuple[KernelChange, ...] = ()
-    """What-ifs on top of both."""
+    """What-ifs on top of model and table."""
 
     def model(self, device: Device) -> KernelModel:
-        """The model of ``device`` with these costs.
+        """Return the kernel model of ``device`` with these costs.
 
         Raises:
-            UsageError: no such GPU or file, or the table is another GPU's.
-            FormatError: not a kernel table.
+            UsageError: there is no such GPU or file, or the table is another GPU's.
+            FormatError: the file is not a kernel table.
         """
         return changed_kernels(self._unchanged(device), self.changes)
 
@@ -154,7 +157,7 @@ class KernelCostSource:
 
 
 def _factors(calibration: Calibration | None) -> tuple[KernelChange, ...]:
-    """On all that a model answers."""
+    """Return a calibration's factors, for all costs that a model answers."""
     if calibration is None:
         return ()
     kernels = KernelFactor(pattern=".*", factor=calibration.kernels)

@@ -1,9 +1,9 @@
-"""Kernels bound by memory: bytes over bandwidth, on top of the time of an empty kernel.
+"""Time model of memory-bound kernels: bytes over bandwidth, plus the time of an empty kernel.
 
 ``base + bytes / (efficiency · bandwidth)`` is the usual saturation curve: half of the bandwidth is
-reached where the two terms are equal. Operands that fit into the level-2 cache together come from
-there, because the kernel before has just written or read them. A kernel that loads one element at a
-time is no faster than its elements.
+reached where the two terms are equal. Operands that fit into the L2 cache together come from there,
+because the kernel before has just written or read them. A kernel that loads one element at a time
+is limited by its number of elements.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ from prismscale.cost.kernel_signature import KernelCall, TensorShape
 from prismscale.cost.kernel_tiles import bend
 
 ELEMENT_SHARPNESS = 3.0
-"""Of the bend from a limit by bytes to one by elements."""
+"""Sharpness of the bend from a limit by bytes to one by elements."""
 CACHE_HOLDS, CACHE_LOSES = 0.55, 0.9
-"""Operands of less than this share of the cache lie in it, those of more come from memory."""
+"""Bytes as shares of the cache: up to the first all operands are in the cache, from the second on
+all come from memory."""
 _CACHED_WIDTH = 4096
-"""Elements of a row up to which torch's norms find it in a cache when they read it again."""
+"""Longest row, in elements, that torch's norms find in a cache when they read it again."""
 _INDEX_LAUNCHES = {"nonzero": 8, "bincount": 14, "histc": 16}
-"""Kernels of operators that count, or look for the largest, before they write."""
+"""Launches of operators that count, or look for the maximum, before they write."""
+_ADDS = ("index_add", "index_reduce", "scatter_add", "scatter_reduce")
+"""Scatters that combine what they write with their target."""
 _SORTED_LAUNCHES = 15
-"""Of a scatter that adds: it sorts its indices, to add in their order."""
+"""Launches of a scatter that adds: it sorts its indices to add in their order."""
 _SCALAR_LAUNCHES = 4
-"""Of one that writes a number from the host, which has to get to the device first."""
-# Tensors, blocks and elements of a block that one launch of ATen's multi_tensor_apply takes, by
-# number of lists (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+"""Launches of a scatter that writes a number from the host: the number is copied to the device
+first."""
+# Tensors (by number of lists), blocks, and elements per block that one launch of ATen's
+# multi_tensor_apply takes (aten/src/ATen/native/cuda/MultiTensorApply.cuh).
 _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _BLOCKS_PER_LAUNCH = 320
 _ELEMENTS_PER_BLOCK = 65_536
 
 
 def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[float, int]:
-    """Device time of a call of ``kind``, and how many kernels it starts."""
+    """Return the device time in ns of a call of ``kind``, and the number of kernels it launches."""
     roofline = profile.memory[kind]
     launches = _launches(roofline, call, kind)
     moved = bytes_moved(call, kind) * roofline.passes
@@ -52,14 +56,14 @@ def memory_call_ns(profile: KernelProfile, call: KernelCall, kind: str) -> tuple
 
 
 def transfer_ns(profile: KernelProfile, call: KernelCall) -> float:
-    """Time of a copy between host and device."""
+    """Return the time of a copy between host and device."""
     n_bytes = min((t.elements * t.item_bytes for t in call.inputs), default=0)
     roofline = profile.transfer
     return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
 
 
 def peer_ns(profile: KernelProfile, call: KernelCall) -> float:
-    """Time of a kernel or copy that reads or writes memory of another GPU of the node."""
+    """Return the time of a kernel or copy that accesses memory of another GPU of the node."""
     n_bytes = max(t.n_bytes for t in (*call.inputs, *call.outputs) if t.on_peer)
     roofline = profile.peer or profile.transfer
     return roofline.base_ns + 1e9 * n_bytes / roofline.bandwidth_bytes_per_s
@@ -80,7 +84,7 @@ def _launches(roofline: MemoryRoofline, call: KernelCall, kind: str) -> int:
 
 
 def _uncached(cache: Cache | None, n_bytes: float) -> float:
-    """What a byte costs relative to one from memory, where a call moves ``n_bytes``."""
+    """Return the cost of a byte relative to one from memory, in a call that moves ``n_bytes``."""
     if cache is None:
         return 1.0
     held = (CACHE_LOSES - n_bytes / cache.bytes) / (CACHE_LOSES - CACHE_HOLDS)
@@ -89,7 +93,7 @@ def _uncached(cache: Cache | None, n_bytes: float) -> float:
 
 
 def _of_rows(roofline: MemoryRoofline, call: KernelCall) -> float:
-    """Bytes that go with the rows of the first operand, and with their width."""
+    """Return the further bytes that the rows of the first operand cost, by number and width."""
     if not call.inputs or not call.inputs[0].sizes or not (roofline.row_bytes + roofline.rereads):
         return 0.0
     first = call.inputs[0]
@@ -108,7 +112,7 @@ def _efficiency(roofline: MemoryRoofline, call: KernelCall) -> float:
 
 
 def _is_transposed(call: KernelCall) -> bool:
-    """Whether neighbours in the result are no neighbours in a large operand."""
+    """Return whether neighbours in the result are not neighbours in a large operand."""
     if not call.outputs or call.is_library:
         return False
     inner = _inner_dim(call.outputs[0])
@@ -117,7 +121,7 @@ def _is_transposed(call: KernelCall) -> bool:
 
 
 def _inner_dim(tensor: TensorShape) -> int | None:
-    """The dimension, counted from the last, along which elements are neighbours in memory."""
+    """Return the dimension, counted from the last as 1, along which memory is contiguous."""
     strides = tensor.strides
     for back, size in enumerate(reversed(tensor.sizes), start=1):
         if size > 1 and (strides is None or strides[-back] == 1):
@@ -126,9 +130,11 @@ def _inner_dim(tensor: TensorShape) -> int | None:
 
 
 def _loads_elements(call: KernelCall, kind: str) -> bool:
-    """Whether ATen's kernel loads one element at a time and not a vector of them: operands that
-    differ in shape, layout or element type, and copies into a wider type. Libraries and inductor
-    load vectors and convert them."""
+    """Return whether ATen's kernel loads one element at a time instead of vectors.
+
+    It does so where operands differ in shape, layout or element type, and in copies into a wider
+    type. Libraries and inductor load vectors and convert them.
+    """
     if call.is_library:
         return False
     if kind in ("broadcast", "strided_copy"):
@@ -144,7 +150,7 @@ def _widens(call: KernelCall) -> bool:
 
 
 def bytes_moved(call: KernelCall, kind: str) -> int:
-    """Bytes that a call reads and writes once; what inductor generates says how many."""
+    """Return the bytes that a call reads and writes once; inductor's kernels state theirs."""
     if "traffic_bytes" in call.arguments:
         return call.arguments["traffic_bytes"][0]
     if call.is_library:
@@ -160,12 +166,12 @@ def bytes_moved(call: KernelCall, kind: str) -> int:
 
 
 def _adds_to_its_target(call: KernelCall) -> bool:
-    """Whether a scatter adds to what is there, so that equal indices wait for each other."""
-    return call.flag("accumulate") or call.base in ("index_add", "scatter_add", "index_reduce")
+    """Return whether a scatter adds to its target, so that equal indices wait for each other."""
+    return call.flag("accumulate") or call.base in _ADDS
 
 
 def _multi_tensor_launches(call: KernelCall) -> int:
-    """Kernels that a call over lists of tensors is split into."""
+    """Return the number of kernels that a call over lists of tensors is split into."""
     lists = _lists(call)
     first = call.inputs[: max(1, len(call.inputs) // lists)]
     blocks = sum(math.ceil(t.elements / _ELEMENTS_PER_BLOCK) for t in first)
@@ -185,13 +191,13 @@ def _read(call: KernelCall, kind: str) -> tuple[TensorShape, ...]:
         # A lookup reads what it returns, not the whole table.
         return (*inputs[1:], *call.outputs)
     if call.base.startswith("nll_loss"):
-        # One number of each row of the input, which the gradient needs the shape of alone.
+        # A loss reads one number of each row of the input; its gradient needs only the shape.
         return inputs[2:] if "backward" in call.base else inputs[1:]
     return inputs
 
 
 def _scattered(call: KernelCall) -> int:
-    """Indices, values, and the elements of the target that they are written to."""
+    """Return the bytes of indices, values, and the elements of the target that are written."""
     target, *rest = call.inputs
     positions = [t for t in rest if t.dtype in ("Long", "Int", "Bool")]
     values = rest[-1] if rest else target
@@ -203,7 +209,7 @@ def _scattered(call: KernelCall) -> int:
 
 
 def _lists(call: KernelCall) -> int:
-    """How many tensor lists a foreach call takes; they arrive as one row of tensors."""
+    """Return the number of tensor lists of a foreach call; they arrive as one row of tensors."""
     if call.base.startswith("_fused_"):
         return 5 if len(call.inputs) % 5 == 0 else 4
     if "addc" in call.base:
@@ -214,7 +220,10 @@ def _lists(call: KernelCall) -> int:
 
 
 def _written_in_place(call: KernelCall) -> int:
-    """The optimizer writes parameters and two moments of (params, grads, moment, moment, step)."""
+    """Return the bytes written to the first list, and by an optimizer also to its two moments.
+
+    An optimizer's lists are (params, grads, moment, moment, step).
+    """
     lists = _lists(call)
     per_list = len(call.inputs) // lists
     first = sum(t.n_bytes for t in call.inputs[:per_list])

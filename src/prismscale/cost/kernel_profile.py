@@ -1,17 +1,16 @@
-"""What is known of one GPU's kernels: the constants of the rooflines in ``kernel_gemm`` and the
-rest.
+"""The kernel profile of one GPU: the constants of its rooflines and of its host costs.
 
 A profile is a TOML file of this package (``cost/kernels/*.toml``). Every constant is either fitted
 on public measurements, taken from a publication, or estimated; ``sources`` says which. A GPU that
-nobody measured is *scaled*: it takes the efficiencies of another one, and its own data sheet's
-peaks, bandwidth, multiprocessors and power; its errors are wider.
+nobody measured is *scaled*: it takes the efficiencies of another GPU, and the peaks, bandwidth,
+multiprocessors and power of its own data sheet; its errors are wider.
 
-Power: tensor cores that have fewer watts for each FLOP/s of their peak reach a smaller share of it.
-The share of the highest clock's peak goes with the watts for each FLOP/s to the power of
-``POWER_EXPONENT`` for milliseconds and ``SUSTAINED_EXPONENT`` for hours. Power falls with the third
-power of the clock as long as the voltage falls with it, and in proportion below that: exponents
-between 1/3 and 1, less where something else than power is the limit, more where a part of the power
-goes to what no clock slows down.
+Power: tensor cores that have fewer watts per FLOP/s of their peak reach a smaller share of it. The
+share of the peak at the highest clock is proportional to the watts per FLOP/s, raised to
+``POWER_EXPONENT`` for loads of milliseconds and to ``SUSTAINED_EXPONENT`` for loads of hours. Power
+falls with the third power of the clock as long as the voltage falls with it, and linearly below
+that, which gives exponents between 1/3 and 1. They are smaller where something other than power is
+the limit, and larger where a part of the power does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ from prismscale.errors import UsageError, did_you_mean
 from prismscale.typed_files import decode, parse
 
 POWER_EXPONENT = 0.25
-"""Between A100, H100 and B200, two at a time, by constants of an early fit: 0.22 to 0.30."""
+"""The constants of an early fit give 0.22 to 0.30 between A100, H100 and B200, two at a time."""
 SUSTAINED_EXPONENT = 1.27
-"""Between the B200 and the H100, of which sustained products were measured: see
+"""Fitted between the B200 and the H100, whose sustained products were measured: see
 ``tools/fit/fit_products.py``."""
 _PROFILES = ("prismscale.cost", "kernels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmRoofline:
-    """Matrix products of one element type; see :mod:`prismscale.cost.kernel_tiles`."""
+    """Roofline of matrix products of one element type; see :mod:`prismscale.cost.kernel_tiles`."""
 
     peak_flops: float
     """Dense peak of the data sheet, FLOP/s."""
     efficiency: float
-    """Share of the peak that tiles without end would reach, for a short time."""
+    """Share of the peak that infinitely large tiles would reach for a short time."""
     k_overhead: float
     """Inner steps (elements of K) that a tile's prologue and epilogue cost."""
     tile_overhead: float = 18.0
     """Elements of reuse at which a tile reaches half of ``efficiency``."""
     wave_rounding: float = 1.0
-    """Share of a started wave of tiles that is paid though multiprocessors idle."""
+    """Share of the idle part of the last wave of tiles that still costs time."""
     memory_efficiency: float = 0.85
     """Share of the memory bandwidth that products reach."""
     cache_factor: float = 3.0
     """Bandwidth of the L2 cache, relative to that of the memory."""
     base_ns: float = 2_000
     sustained_cap: float | None = None
-    """Share of the peak that the power limit lets last; None: no limit."""
+    """Share of the peak that the power limit sustains; None: no limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1.2 or self.peak_flops <= 0:
@@ -66,21 +65,23 @@ class GemmRoofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductLibrary:
-    """How the products of a library differ from cuBLAS's, whatever the element type. It does not
-    split K."""
+    """How a library's matrix products differ from cuBLAS's, for all element types.
+
+    Such a library does not split K.
+    """
 
     speed: float
-    """Of large tiles, relative to cuBLAS's."""
+    """Speed of large tiles, relative to cuBLAS's."""
     k_overhead: float
     memory_efficiency: float
-    """As a :class:`GemmRoofline` has them."""
+    """This and ``k_overhead`` replace those of the :class:`GemmRoofline`."""
 
     def __post_init__(self) -> None:
         if min(self.speed, self.memory_efficiency) <= 0:
             raise UsageError("speed and memory_efficiency of a library must be positive")
 
     def of(self, roofline: GemmRoofline) -> GemmRoofline:
-        """The library's roofline, where ``roofline`` is cuBLAS's."""
+        """Return the library's roofline, where ``roofline`` is cuBLAS's."""
         return replace(
             roofline,
             efficiency=roofline.efficiency * self.speed,
@@ -91,22 +92,22 @@ class ProductLibrary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRoofline:
-    """Fused attention; see :mod:`prismscale.cost.attention_blocks`."""
+    """Roofline of fused attention; see :mod:`prismscale.cost.attention_blocks`."""
 
     efficiency: float
-    """Share of the element type's peak that heads and sequences without end would reach."""
+    """Share of the element type's peak that infinitely large heads and sequences would reach."""
     head_overhead: float = 0.0
-    """Elements of a head that the exponential of a score costs."""
+    """Cost of a score's exponential, in elements of a head."""
     length_overhead: float = 0.0
-    """Keys that a block of queries costs on top of those it reads."""
+    """Cost of a block of queries beside the keys that it reads, in keys."""
     causal_overhead: float = 0.0
-    """More of them under a causal mask."""
+    """Further cost of a block under a causal mask, in keys."""
     causal_factor: float = 1.0
-    """Relative throughput under a mask, of the work that is left."""
+    """Relative throughput under a mask, on the work that the mask leaves."""
     wave_rounding: float = 1.0
-    """Share of a started wave of blocks that is paid though multiprocessors idle."""
+    """Share of the idle part of the last wave of blocks that still costs time."""
     memory_efficiency: float = 0.9
-    """Share of the memory bandwidth."""
+    """Share of the memory bandwidth that attention reaches."""
     base_ns: float = 5_000
 
     def __post_init__(self) -> None:
@@ -120,28 +121,28 @@ class AttentionRoofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRoofline:
-    """Kernels bound by memory; see :func:`prismscale.cost.kernel_memory.memory_ns`."""
+    """Roofline of memory-bound kernels; see :mod:`prismscale.cost.kernel_memory`."""
 
     efficiency: float
     """Share of the memory bandwidth that large tensors reach."""
     base_ns: float
-    """Of one kernel that does nothing."""
+    """Time of one kernel that does nothing."""
     launches: int = 1
-    """Kernels that one call starts."""
+    """Kernels that one call launches."""
     passes: float = 1.0
     """Times that the call's bytes cross the memory bus."""
     row_bytes: float = 0.0
-    """Bytes that each row of the first operand costs beside its own."""
+    """Further bytes that each row of the first operand costs."""
     rereads: float = 0.0
-    """Times that rows of 8,192 elements and more, which no cache holds, are read again; from 4,096
-    on a part of it."""
+    """Times that rows of 8,192 elements and more are read again, because no cache holds them. From
+    4,096 to 8,192 elements this number grows from 0."""
     elements_per_s: float = 0.0
-    """Most that kernels reach which load one element at a time, because operands differ in shape or
-    the result is of a wider element type; 0: as many as the bandwidth lets through."""
+    """Highest rate of kernels that load one element at a time, because operands differ in shape or
+    the result has a wider element type; 0: the bandwidth is the only limit."""
     transposed: float = 1.0
-    """Share of ``efficiency`` that is left where the rows of operands lie across each other."""
+    """Share of ``efficiency`` that is left where an operand is transposed against the result."""
     accumulating: float = 1.0
-    """Share of ``efficiency`` that is left where a scatter adds to what is there."""
+    """Share of ``efficiency`` that is left where a scatter adds to its target."""
 
     def __post_init__(self) -> None:
         if min(self.efficiency, self.transposed, self.accumulating) <= 0:
@@ -152,10 +153,10 @@ class MemoryRoofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """The level-2 cache, from which a kernel reads what the one before it has written."""
+    """The L2 cache, from which a kernel reads what the kernel before it has written."""
 
     bytes: float
-    """Of the data sheet."""
+    """Size on the data sheet."""
     speed: float
     """Bandwidth relative to that of the memory."""
 
@@ -166,7 +167,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferCost:
-    """Copies between a device and the host, or another device."""
+    """Cost of copies between a device and the host, or another device."""
 
     bandwidth_bytes_per_s: float
     base_ns: float
@@ -174,23 +175,23 @@ class TransferCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCost:
-    """Time of the thread that runs the program, per call."""
+    """Time per call of the thread that runs the program."""
 
     op_ns: float
-    """Python, dispatcher, autograd and one launch."""
+    """Time of a call with one launch: Python, dispatcher, autograd and the launch."""
     view_ns: float
-    """A call that launches nothing."""
+    """Time of a call that launches nothing."""
     launch_ns: float
-    """Each launch after a call's first."""
+    """Time of each launch after a call's first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelProfile:
-    """One GPU."""
+    """The constants of one GPU's kernels."""
 
     name: str
     device: str
-    """As ``torch.cuda.get_device_name`` says."""
+    """Name that ``torch.cuda.get_device_name`` returns."""
     multiprocessors: int
     memory_bandwidth_bytes_per_s: float
     host: HostCost
@@ -198,26 +199,27 @@ class KernelProfile:
     gemm: Mapping[str, GemmRoofline]
     """By element type as C++ spells it (``BFloat16``)."""
     attention: Mapping[str, AttentionRoofline]
-    """By implementation (``flash``, ``flash_3``, ``cudnn``, ``efficient``, ``flex``), with ``_fp8``
-    or the element type in small letters where that has constants of its own, and ``_backward``."""
+    """By implementation (``flash``, ``flash_3``, ``cudnn``, ``efficient``, ``flex``), followed by
+    ``_fp8`` or the element type in lower case where that has constants of its own, and by
+    ``_backward`` for the backward pass."""
     memory: Mapping[str, MemoryRoofline]
-    """By kind."""
+    """By kind of kernel."""
     libraries: Mapping[str, ProductLibrary] = field(default_factory=dict)
-    """Whose products are not cuBLAS's, by the namespace of their operators (``triton``)."""
+    """Libraries with products of their own, by the namespace of their operators (``triton``)."""
     cache: Cache | None = None
     """None: every operand comes from memory."""
     peer: TransferCost | None = None
-    """Of memory of another GPU of the node; None: over the bus, as to the host."""
+    """Access to the memory of another GPU of the node; None: over the bus, as to the host."""
     power_watts: float | None = None
-    """Limit of the data sheet; None: not known, and taken to grow with the peak."""
+    """Power limit on the data sheet; None: not known, and taken to grow with the peak."""
     clock_headroom: float = 1.0
-    """Highest clock relative to the one that the data sheet's peaks are for."""
+    """Highest clock, relative to the clock to which the data sheet's peaks refer."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """Relative error by kind: p90 on measurements that were not fitted, or an estimate; ``triton``
-    is that of all kernels that were read off their source."""
+    """Relative error by kind: p90 on measurements that were not fitted, or an estimate. The key
+    ``triton`` is for all kernels whose work is read off their Triton source."""
     scaled_from: str | None = None
     own_products: tuple[str, ...] = ()
-    """Element types whose products were measured, where the rest is scaled."""
+    """Element types whose products were measured on this GPU, where the rest is scaled."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -227,17 +229,17 @@ class KernelProfile:
             raise UsageError("a profile needs the rooflines gemm.Float and memory.unknown")
 
     def burst(self) -> KernelProfile:
-        """The GPU for as long as its power limit is not felt: a benchmark of single kernels."""
+        """Return the profile without power limit, for benchmarks too short to be slowed by it."""
         gemm = {dtype: replace(r, sustained_cap=None) for dtype, r in self.gemm.items()}
         return replace(self, gemm=gemm)
 
     def cold(self) -> KernelProfile:
-        """The GPU whose cache was emptied before each kernel, as some benchmarks do."""
+        """Return the profile without cache: some benchmarks empty it before each kernel."""
         return replace(self, cache=None)
 
     @staticmethod
     def names() -> tuple[str, ...]:
-        """GPUs that :meth:`load` knows."""
+        """Return the names of the GPUs that :meth:`load` knows."""
         files = resources.files(_PROFILES[0]).joinpath(_PROFILES[1]).iterdir()
         return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
 
@@ -246,7 +248,7 @@ class KernelProfile:
         """Read the profile of ``gpu``.
 
         Raises:
-            UsageError: no such GPU; lists those that are known.
+            UsageError: there is no such GPU; the message lists the known ones.
         """
         if gpu not in cls.names():
             raise UsageError(f"no kernel profile for GPU '{gpu}'; {did_you_mean(gpu, cls.names())}")
@@ -255,7 +257,7 @@ class KernelProfile:
 
     @classmethod
     def from_toml(cls, text: str, *, origin: str = "kernel profile") -> KernelProfile:
-        """Read a profile from TOML text; one with ``scaled_from`` and no rooflines is scaled.
+        """Read a profile from TOML text; a text with ``scaled_from`` holds a :class:`ScaledGpu`.
 
         Raises:
             FormatError: not TOML, or a key is missing, unknown, or of the wrong type or range.
@@ -268,7 +270,7 @@ class KernelProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaledGpu:
-    """A GPU by its data sheet, relative to a measured one."""
+    """A GPU that is described by its data sheet, relative to a measured GPU."""
 
     name: str
     device: str
@@ -276,13 +278,13 @@ class ScaledGpu:
     multiprocessors: int
     memory_bandwidth_bytes_per_s: float
     peak_flops: Mapping[str, float]
-    """By element type as C++ spells it; types that are left out keep the other GPU's."""
+    """By element type as C++ spells it; types that are left out keep the other GPU's peak."""
     power_watts: float | None = None
-    """None: not known, and taken to grow with the peak."""
+    """Power limit; None: not known, and taken to grow with the peak."""
     clock_headroom: float = 1.0
-    """Highest clock relative to the one that the data sheet's peaks are for."""
+    """Highest clock, relative to the clock to which the data sheet's peaks refer."""
     exponentials: float = 1.0
-    """How many for each FLOP of a product, relative to the other GPU."""
+    """Exponentials per FLOP of a product, relative to the other GPU."""
     gemm: Mapping[str, GemmRoofline] = field(default_factory=dict)
     """Products that were measured on this GPU, by element type."""
     attention: Mapping[str, AttentionRoofline] = field(default_factory=dict)
@@ -290,17 +292,17 @@ class ScaledGpu:
     memory: Mapping[str, MemoryRoofline] = field(default_factory=dict)
     """Kernels that were measured on this GPU, by kind."""
     libraries: Mapping[str, ProductLibrary] = field(default_factory=dict)
-    """Whose products were measured on this GPU."""
+    """Libraries whose products were measured on this GPU."""
     cache_bytes: float | None = None
-    """Of its level-2 cache; None: the other GPU's."""
+    """Size of the L2 cache; None: the other GPU's."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """By kind, where this GPU's own are known."""
+    """Errors by kind, where this GPU's own are known."""
     peer: TransferCost | None = None
-    """None, here and below: the other GPU's."""
+    """None, here and for ``transfer``: the other GPU's."""
     transfer: TransferCost | None = None
     host: HostCost | None = None
     error_factor: float = 2.0
-    """How much wider the errors are than the other GPU's."""
+    """Factor on the other GPU's errors."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -308,7 +310,7 @@ class ScaledGpu:
             raise UsageError(f"exponentials is {self.exponentials}; it must be positive")
 
     def profile(self) -> KernelProfile:
-        """The other GPU's efficiencies on this one's peaks, shifted by what power allows."""
+        """Return the other GPU's efficiencies, shifted for power, on this one's peaks."""
         other = KernelProfile.load(self.scaled_from)
         scaled = {dtype: self._products(other, dtype) for dtype in other.gemm}
         return replace(
@@ -345,7 +347,7 @@ class ScaledGpu:
         }
 
     def _memory(self, other: KernelProfile) -> dict[str, MemoryRoofline]:
-        """What loads one element at a time is as fast as there are multiprocessors."""
+        """Scale the rate of loading one element at a time with the number of multiprocessors."""
         more = self.multiprocessors / other.multiprocessors
         return {
             kind: replace(roofline, elements_per_s=roofline.elements_per_s * more)
@@ -359,8 +361,11 @@ class ScaledGpu:
         )
 
     def _cache_shift(self, other: KernelProfile, dtype: str) -> float:
-        """Caches are built for the tensor cores that they feed: their bandwidth goes with the peak,
-        as it does from A100 to B200 (11 to 14 bytes for 1,000 FLOP), not with the memory's."""
+        """Return the factor on the other GPU's ratio of cache bandwidth to memory bandwidth.
+
+        Caches are built for the tensor cores that they feed: their bandwidth grows with the peak,
+        as from A100 to B200 (11 to 14 bytes per 1,000 FLOP), and not with the memory's.
+        """
         theirs = other.gemm[dtype].peak_flops
         peaks = self.peak_flops.get(dtype, theirs) / theirs
         return peaks * other.memory_bandwidth_bytes_per_s / self.memory_bandwidth_bytes_per_s
@@ -377,7 +382,7 @@ class ScaledGpu:
         )
 
     def _shift(self, other: KernelProfile, dtype: str, exponent: float) -> float:
-        """What the share of the data sheet's peak is multiplied with."""
+        """Return the factor on the share of the data sheet's peak that the other GPU reaches."""
         headroom = self.clock_headroom / other.clock_headroom
         if self.power_watts is None or other.power_watts is None:
             return headroom

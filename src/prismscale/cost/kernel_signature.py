@@ -1,4 +1,4 @@
-"""What one call on a GPU was: its operator, the shapes it read and wrote, its integer arguments.
+"""Signatures of GPU calls: the operator, the shapes read and written, and the integer arguments.
 
 The text is made by the null device (``describe_call`` in its ``csrc/signature.cpp``): four fields
 separated by the unit separator, U+001F::
@@ -9,8 +9,9 @@ Tensor lists are flattened. A tensor is ``dtype[sizes]``, then ``@strides`` wher
 contiguous, then ``!cpu`` where it lies in host memory, or ``!peer`` where it lies in that of
 another GPU. A tensor that is not there is ``none``.
 
-Kernels of a library's stand-in say themselves how they are costed. Their overload is the kind of
-kernel, and three arguments have its extents: see ``prismscale.devices.null.libraries.launches``::
+A kernel of a library's stand-in states how it is costed. Its overload is the kind of kernel, and
+three arguments hold its extents, launches and bits: see
+``prismscale.devices.null.libraries.launches``::
 
     transformer_engine::generic_gemm.gemm ␟ … ␟ ␟ extents=1,4096,12288,4096;launches=1;bits=16
 """
@@ -37,7 +38,7 @@ TORCH_DTYPES = {
     "Float4_e2m1fn_x2": "float4_e2m1fn_x2",
     "Char": "int8",
 }
-"""Torch's names of the element types of products, by C++'s."""
+"""Torch's names of the element types of matrix products, by their C++ names."""
 _ITEM_BYTES = {
     "Bool": 1,
     "Byte": 1,
@@ -68,11 +69,11 @@ class TensorShape:
     strides: tuple[int, ...] | None = None
     on_cpu: bool = False
     on_peer: bool = False
-    """In the memory of another GPU of the node."""
+    """Whether the tensor is in the memory of another GPU of the node."""
 
     @property
     def elements(self) -> int:
-        """Number of elements that the tensor shows."""
+        """Number of elements of the tensor, expanded dimensions included."""
         return math.prod(self.sizes)
 
     @property
@@ -82,7 +83,7 @@ class TensorShape:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in memory behind it: an expanded dimension (stride 0) is there once."""
+        """Bytes in memory behind the tensor; an expanded dimension (stride 0) counts once."""
         if self.strides is None:
             return self.elements * self.item_bytes
         if 0 in self.sizes:
@@ -93,18 +94,18 @@ class TensorShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelCall:
-    """One distinct call."""
+    """One distinct call, as its signature describes it."""
 
     name: str
-    """With namespace and overload: ``aten::add.Tensor``."""
+    """Operator with namespace and overload: ``aten::add.Tensor``."""
     inputs: tuple[TensorShape, ...] = ()
     outputs: tuple[TensorShape, ...] = ()
     arguments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Integers and flags as tuples of one, integer lists as they are."""
+    """Integer arguments: integers and flags as tuples of one, integer lists as tuples."""
 
     @property
     def base(self) -> str:
-        """The operator's name without overload and mark of working in place: ``add``.
+        """The operator's name without overload and without the in-place underscore: ``add``.
 
         Operators of other libraries than ATen keep their namespace: ``fused::scale``.
         """
@@ -118,34 +119,34 @@ class KernelCall:
 
     @property
     def overload(self) -> str:
-        """``Tensor`` of ``aten::add.Tensor``; empty where there is none."""
+        """The overload, ``Tensor`` in ``aten::add.Tensor``; empty where there is none."""
         return self.name.partition(".")[2]
 
     @property
     def is_library(self) -> bool:
-        """Of another library than ATen."""
+        """Whether the operator is from another library than ATen."""
         return "::" in self.base
 
     @property
     def in_place(self) -> bool:
-        """Writes into its first argument."""
+        """Whether the operator writes into its first argument."""
         return self.name.partition(".")[0].endswith("_")
 
     def flag(self, name: str) -> bool:
-        """A boolean argument; one that was left out is false."""
+        """Return a boolean argument; one that was left out is false."""
         return self.arguments.get(name, (0,))[:1] == (1,)
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element; the 8-bit and narrower floats count 1."""
+    """Return the bytes of one element; the 8-bit and narrower floats count 1."""
     return _ITEM_BYTES.get(dtype, 1)
 
 
 def parse_signature(text: str) -> KernelCall:
-    """Read a signature text.
+    """Parse the text of a signature.
 
     Raises:
-        FormatError: not a signature; names the part that cannot be read.
+        FormatError: ``text`` is not a signature; the message names the part that cannot be read.
     """
     fields = text.split(FIELD)
     if len(fields) != 4 or not fields[0]:

@@ -1,17 +1,18 @@
-"""The law of matrix products, for one product or many at once.
+"""Time model of matrix products, for one product or many at once.
 
-A product of ``batch`` matrices M × K and K × N is cut into output tiles, which the multiprocessors
-share. A tile of m × n is computed at ``i / (i + tile_overhead)`` of the asymptotic speed, where
-``i = m·n/(m + n)`` is how often it uses what it loads; its inner loop takes ``k_overhead`` more
-steps than K to get going and to write the result. Idle multiprocessors of the last wave cost a
-share of a wave (``wave_rounding``): all of it where every tile takes as long as the others, none
-where the library splits the rest over everybody or where the clock rises meanwhile. All tiles read
-their operands from the L2 cache. Small products split K over several tiles and add the parts. The
-library picks the fastest tiling, and so does :func:`products_ns`.
+A product of ``batch`` matrices M × K and K × N is cut into output tiles, which are distributed over
+the multiprocessors. A tile of m × n is computed at ``i / (i + tile_overhead)`` of the asymptotic
+speed, where ``i = m·n/(m + n)`` is how often the tile reuses what it loads. Its inner loop takes
+``k_overhead`` more steps than K to start up and to write the result. Idle multiprocessors of the
+last wave cost a share of a wave (``wave_rounding``): all of it where all tiles take equally long,
+none where the library splits the rest over all multiprocessors or where the clock rises meanwhile.
+All tiles read their operands from the L2 cache. Small products split K over several tiles and add
+the parts. The library picks the fastest tiling, and so does :func:`products_ns`.
 
-Nothing is faster than its bytes, and what lasts is not faster than the power limit allows: no more
-than ``sustained_cap`` of the peak. Benchmarks of single kernels end before that limit is felt, so
-they are held against :meth:`~prismscale.cost.kernel_profile.KernelProfile.burst`.
+No product is faster than its bytes can move. A sustained load is not faster than the power limit
+allows: no more than ``sustained_cap`` of the peak. Benchmarks of single kernels end before that
+limit takes effect, so they are compared with
+:meth:`~prismscale.cost.kernel_profile.KernelProfile.burst`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _K_STEP = 64
 """Parts of a split K are a multiple of this."""
 _PART_BYTES = 4
 MEMORY_SHARPNESS, POWER_SHARPNESS = 6.0, 3.5
-"""Of the bends where bytes, and where power, take over; the second is fitted on SimuMax's rows."""
+"""Sharpness of the bends where bytes, and where power, become the limit; the second is fitted on
+SimuMax's rows."""
 
 WIDE_RESULT = 1.05
-"""Time of a product of 16-bit factors whose result is added up in 32 bits, relative to others: the
-median of 75 gradients of weights that SimuMax measured on a B200."""
+"""Relative time of a product of 16-bit factors with a result accumulated in 32 bits: the median of
+75 gradients of weights that SimuMax measured on a B200."""
 
 
 def products_ns(
@@ -48,18 +50,18 @@ def products_ns(
     *,
     splits: bool = True,
 ) -> NDArray[np.float64]:
-    """Times of products.
+    """Compute the times of products.
 
     Args:
         profile: the GPU.
-        roofline: of the factors' element type.
-        extents: batch, M, N and K, one column a product; none of them is 0.
-        n_bytes: of each product's factors and result.
-        item_bytes: of one number of a factor.
+        roofline: the roofline of the factors' element type.
+        extents: batch, M, N and K, one column per product; none of them is 0.
+        n_bytes: bytes of each product's factors and result.
+        item_bytes: bytes of one number of a factor.
         splits: whether the library splits K where that is faster.
 
     Returns:
-        One time a product, in ns.
+        One time per product, in ns.
     """
     options = _OPTIONS if splits else _WHOLE
     busy = _busy_s(profile, roofline, extents, item_bytes, options)
@@ -78,7 +80,7 @@ def _busy_s(
     item_bytes: float,
     options: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Seconds that the fastest tiling of ``options`` takes."""
+    """Return the seconds that the fastest tiling of ``options`` takes."""
     batch, rows, columns, inner = extents[:, :, None]
     m, n, split = options
     reuse = m * n / (m + n)
@@ -99,6 +101,6 @@ def _busy_s(
 def bend(
     seconds: tuple[NDArray[np.float64], NDArray[np.float64]], sharpness: float
 ) -> NDArray[np.float64]:
-    """The longer of two times, rounded off where they are alike."""
+    """Return the longer of two times, smoothed upwards where the two are close."""
     longer, shorter = np.maximum(*seconds), np.minimum(*seconds)
     return longer * (1 + (shorter / longer) ** sharpness) ** (1 / sharpness)

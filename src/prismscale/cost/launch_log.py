@@ -1,14 +1,14 @@
-"""What the nodes of a trace are made of, so that they can be costed anew without a new capture.
+"""The launches behind each node of a trace, from which nodes are costed again without a capture.
 
 On the null device a node stands for many kernel launches, and its duration follows from their
-costs. A :class:`LaunchLog` holds the launches of one captured rank in program order, and for each
-node which of them it stands for. With other costs (another GPU, a table of measured kernels,
-another ``--compute-scale``) :func:`recost` gives every node's duration as a capture with these
-costs would have it, to the nanosecond. Two things would differ in such a capture: a program that
-asks again and again whether an event is done asks more often of a slower device, and one that reads
-the clock may act on it.
+costs. A :class:`LaunchLog` holds the launches of one captured rank in program order, and the range
+of launches that each node stands for. With other costs (another GPU, a table of measured kernels,
+another ``--compute-scale``) :func:`recost` computes the duration that every node would have in a
+capture with these costs, to the nanosecond. Two kinds of program would behave differently in such a
+capture: one that polls an event polls more often on a slower device, and one that reads the clock
+may act on it.
 
-The file ``launches-<rank>.parquet`` lies beside the trace. It holds one row of lists.
+The file ``launches-<rank>.parquet`` lies beside the trace. It holds a single row of lists.
 
 Array axes: ``E`` entries (launches in program order), ``N`` nodes of the trace that are
 computation, ``S`` signatures.
@@ -38,38 +38,42 @@ from prismscale.graph.parquet import (
 )
 
 REPLAYED = "replayed "
-"""Before the signature of a launch that a CUDA graph makes: it costs the host nothing."""
+"""Prefix of the signature of a launch that a CUDA graph makes: it costs the host nothing."""
 GRAPH_LAUNCH = "cuda::graph_launch"
-"""Operator that the launch of a whole graph is costed as: it costs the host only."""
+"""Operator in the signature of a whole CUDA graph's launch: it costs the host only."""
 HOST_ONLY = -1
-"""Signature and lane of an entry that is the host's own work and launches nothing."""
+"""Signature and lane of an entry that is work of the host and launches nothing."""
 LONGEST_NS = 2**40
-"""18 minutes: sums over all entries of a file stay exact."""
+"""Limit on an entry's host work, 18 minutes: sums over all entries of a file stay exact."""
 
 
 class NodePath(IntEnum):
-    """Which of three durations a node has. ``d`` and ``h`` are what an entry costs the device and
-    the host; the formulas are those of ``csrc/spans.h``."""
+    """Which of three formulas gives a node's duration.
+
+    ``d`` and ``h`` are an entry's cost on the device and on the host. The formulas are those of
+    ``csrc/spans.h``.
+    """
 
     WORK = 0
-    """The stream's work: the sum of ``d`` over its entries."""
+    """Work of the stream: the sum of ``d`` over the node's entries."""
     LAUNCH = 1
-    """The way over the host: the longest, over all its entries, of the host's time from ``since``
-    up to that launch and the ``d`` of that entry and those after it."""
+    """Launch path, from the host to the end of the stream's work: the maximum, over the node's
+    entries, of the sum of ``h`` from ``since`` through that entry plus the sum of ``d`` of that
+    entry and those after it."""
     HOST = 2
-    """The host's work: the sum of ``h``, whatever the lane."""
+    """Work of the host: the sum of ``h`` over the entries of all lanes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputedPart:
-    """What a backward pass computes a second time, between two points of a program."""
+    """A part of the program that a backward pass computes a second time."""
 
     first_entry: int
     stop_entry: int
     first_node: int
-    """Position in the trace; communications from here on …"""
+    """Position, as in :attr:`LaunchLog.node_N`, from which communications belong to the part."""
     stop_node: int
-    """… and before this one are part of it."""
+    """Position after the part's last node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +85,13 @@ class LaunchLog:
     signature_E: NDArray[np.int32]
     """Index into :attr:`signatures`, or :data:`HOST_ONLY`."""
     lane_E: NDArray[np.int32]
-    """Which stream it was launched on, counted from 1 in order of first use, or
-    :data:`HOST_ONLY`."""
+    """Stream of the launch, counted from 1 in order of first use, or :data:`HOST_ONLY`."""
     host_only_ns_E: NDArray[np.int64]
-    """What the host's own work took; 0 for launches, whose cost is that of their signature."""
+    """Duration of host work that launches nothing; 0 for launches, which cost what their signature
+    costs."""
     node_N: NDArray[np.int32]
-    """Position in the trace (prologue, then body), ascending."""
+    """Position of the node in the trace (prologue, then body), ascending. The log of a run leaves
+    the prologue out, so its positions count from the beginning of the body."""
     path_N: NDArray[np.int32]
     """:class:`NodePath` of each node."""
     lane_N: NDArray[np.int32]
@@ -94,32 +99,32 @@ class LaunchLog:
     since_N: NDArray[np.int32]
     """Entry from which a launch path counts the host's time; at most :attr:`first_N`."""
     first_N: NDArray[np.int32]
-    """First entry. Entries of other lanes may lie between first and stop: they do not count,
-    except for a node of the host, which counts them all."""
+    """The node's first entry. Entries of other lanes may lie between first and stop: only a node of
+    the host counts them."""
     stop_N: NDArray[np.int32]
-    """Entry after the last."""
+    """Entry after the node's last."""
     recomputed: tuple[RecomputedPart, ...] = ()
 
     @property
     def n_entries(self) -> int:
-        """How many launches, and other work of the host."""
+        """Number of entries: launches, and other work of the host."""
         return len(self.signature_E)
 
     @property
     def is_recomputed_E(self) -> NDArray[np.bool_]:
-        """Which entries a backward pass makes a second time."""
+        """Whether each entry is part of what a backward pass computes a second time."""
         is_recomputed_E = np.zeros(self.n_entries, dtype=bool)
         for part in self.recomputed:
             is_recomputed_E[part.first_entry : part.stop_entry] = True
         return is_recomputed_E
 
     def for_trace(self, *, prologue_stop: int, body_start: int, body_stop: int) -> LaunchLog:
-        """This log, whose nodes are positions in a capture's stream, as that of the trace.
+        """Return this log of a capture's stream as the log of the trace: its nodes are renumbered.
 
         Args:
             prologue_stop: stream positions below this are the trace's prologue, in this order.
-            body_start: the trace's body begins at this position of the stream …
-            body_stop: … and ends before this one.
+            body_start: stream position of the first node of the trace's body.
+            body_stop: stream position after the last node of the trace's body.
         """
         in_body_N = (self.node_N >= body_start) & (self.node_N < body_stop)
         kept_N = (self.node_N < prologue_stop) | in_body_N
@@ -127,7 +132,7 @@ class LaunchLog:
         nodes["node_N"] -= np.where(in_body_N[kept_N], body_start - prologue_stop, 0).astype(
             np.int32
         )
-        # Entries that no node counts, before and after, are dropped.
+        # Drop the entries at the beginning and at the end that no node counts.
         stop = int(nodes["stop_N"].max(initial=0))
         start = int(nodes["since_N"].min(initial=stop))
         for name in ("since_N", "first_N", "stop_N"):
@@ -147,7 +152,7 @@ class LaunchLog:
     def _parts(
         self, start: int, stop: int, prologue_stop: int, body_start: int, body_stop: int
     ) -> Iterator[RecomputedPart]:
-        """Those that lie in the body, in the log and positions of :meth:`for_trace`."""
+        """Yield the recomputed parts of the body, with the entries and positions of the new log."""
         for part in self.recomputed:
             if body_start <= part.first_node and part.stop_node <= body_stop:
                 moved = body_start - prologue_stop
@@ -162,14 +167,13 @@ class LaunchLog:
 def costs(
     log: LaunchLog, model: KernelModel, slowness: float = 1.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Device and host nanoseconds of each signature (S), as a capture with ``model`` takes them.
+    """Return the device and host cost in ns of each signature (S), as a capture would use them.
 
     Args:
         log: its signatures are costed.
-        model: models calls.
-        slowness: time of everything over what the model says. Each signature's cost is rounded,
-            as in a capture: a node's duration times ``slowness`` can be off by half a nanosecond
-            for each of its launches.
+        model: the kernel model of the capture.
+        slowness: factor on all costs. Each signature's cost is rounded, as in a capture. Scaling
+            a node's duration instead could be off by half a nanosecond for each of its launches.
     """
     found = [_cost(model, signature) for signature in log.signatures]
     device_ns_S = [round(cost.device_ns * slowness) for cost in found]
@@ -178,7 +182,7 @@ def costs(
 
 
 def kinds(log: LaunchLog, model: KernelModel) -> list[str]:
-    """Kind of kernel of each signature (S)."""
+    """Return the kind of kernel of each signature (S)."""
     return [_cost(model, signature).kind for signature in log.signatures]
 
 
@@ -196,8 +200,10 @@ def recost(
     *,
     recomputes: bool = True,
 ) -> NDArray[np.int64]:
-    """Durations of the log's nodes (N) in nanoseconds, with these costs of its signatures (S);
-    without ``recomputes``, what a backward pass makes a second time costs nothing."""
+    """Compute the durations of the log's nodes (N) in ns from costs of its signatures (S).
+
+    Without ``recomputes``, what a backward pass makes a second time costs nothing.
+    """
     launches_E = log.signature_E != HOST_ONLY
     device_ns_E = np.zeros(log.n_entries, dtype=np.int64)
     device_ns_E[launches_E] = device_ns_of_signature[log.signature_E[launches_E]]
@@ -221,8 +227,11 @@ def recost(
 def sums_over_nodes(
     log: LaunchLog, values_VS: NDArray[np.float64], *, recomputes: bool = True
 ) -> NDArray[np.float64]:
-    """Sums (V, N) over the launches of each node on a stream, given values of each signature; 0 for
-    the host's nodes. Without ``recomputes``, what a backward pass makes a second time counts 0."""
+    """Sum ``V`` values of each signature over the launches of each node: an array (V, N).
+
+    Nodes of the host get 0. Without ``recomputes``, what a backward pass makes a second time
+    counts 0.
+    """
     order_E, first_N, stop_N = _by_lane(log)
     signature_E = log.signature_E[order_E]
     counts_E = signature_E != HOST_ONLY
@@ -239,8 +248,11 @@ def sums_over_nodes(
 def _by_lane(
     log: LaunchLog,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Entries by lane, and in program order within each, so that those of one node are neighbours;
-    the first entry of each node (N) in that order, and the one after its last."""
+    """Order the entries by lane, and in program order within each lane.
+
+    In this order the entries of a node are contiguous. Also returns, for each node (N), the place
+    of its first entry in this order and the place after its last.
+    """
     order_E = np.argsort(log.lane_E, kind="stable")
     place_E = log.lane_E[order_E] * np.int64(log.n_entries + 1) + order_E
     lane_start_N = log.lane_N * np.int64(log.n_entries + 1)
@@ -252,8 +264,11 @@ def _by_lane(
 def _most(
     values_E: NDArray[np.int64], first_N: NDArray[np.int64], stop_N: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The largest of ``values_E[first:stop]`` of each node (N); anything for a node of none."""
-    # reduceat takes the ranges between neighbouring bounds: every second one is a node's.
+    """Return the maximum of ``values_E[first:stop]`` of each node (N).
+
+    For a node without entries the value is arbitrary.
+    """
+    # reduceat reduces between each two neighbouring bounds: every second range is a node's.
     bounds = np.stack([first_N, stop_N], axis=1).ravel()
     padded = np.append(values_E, 0)
     return np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0, dtype=np.int64)
@@ -273,7 +288,7 @@ def save_launch_log(log: LaunchLog, path: Path) -> None:
     """Write ``log`` to ``path``.
 
     Raises:
-        StorageError: it cannot be written; what was there before is still there.
+        StorageError: the file cannot be written; a file that was there before is unchanged.
     """
     columns = {}
     for name in _SCHEMA.names:
@@ -291,7 +306,8 @@ def load_launch_log(path: Path) -> LaunchLog:
     """Read what :func:`save_launch_log` wrote.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+        UsageError: there is no such file.
+        FormatError: the file is damaged, foreign, or of another version.
     """
     table, header = read_table(path, _SCHEMA, kind="launch log")
     columns = {}
@@ -308,7 +324,7 @@ def load_launch_log(path: Path) -> LaunchLog:
 
 
 def _recomputed(header: Header) -> Iterator[RecomputedPart]:
-    # Logs of before do not say.
+    # Logs of earlier versions do not name recomputed parts.
     rows = header.rows("recomputed", (int,) * 4) if header.has("recomputed") else []
     for row in rows:
         part = RecomputedPart(
@@ -320,7 +336,7 @@ def _recomputed(header: Header) -> Iterator[RecomputedPart]:
 
 
 def _check(path: Path, log: LaunchLog) -> None:
-    """Refuse what :func:`recost` could stumble over."""
+    """Refuse numbers with which :func:`recost` would fail or compute nonsense."""
     for names in (_ENTRY_COLUMNS, _NODE_COLUMNS):
         if len({len(getattr(log, name)) for name in names}) != 1:
             raise FormatError(f"{path}: columns {', '.join(names)} differ in length")

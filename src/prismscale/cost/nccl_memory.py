@@ -1,24 +1,24 @@
-"""What NCCL holds on a GPU, outside torch's allocator: the buffers of its connections.
+"""Device memory that NCCL holds outside torch's allocator: the buffers of its connections.
 
-A communicator connects on demand, and keeps what it has. Every channel of a connection has a buffer
-for each of NCCL's three protocols (``init.cc``: 4 MiB for Simple, 512 KiB for LL, 4,800 KiB for
-LL128), and CUDA maps device memory in pages of 2 MiB. Over NVLink that is 12 MiB at the receiver
-and a page at the sender: all-to-all among 8 H100 takes 3.28 GB on each (32 channels to 7 peers,
-NVIDIA/nccl issue 1685, from which the page at the sender was inferred). Over a network card both
-sides have buffers.
+A communicator connects on demand and keeps its connections. Every channel of a connection has a
+buffer for each of NCCL's three protocols (``init.cc``: 4 MiB for Simple, 512 KiB for LL, 4,800 KiB
+for LL128), and CUDA maps device memory in pages of 2 MiB. Over NVLink that is 12 MiB at the
+receiver and a page at the sender: all-to-all among 8 H100 takes 3.28 GB on each (32 channels to 7
+peers, NVIDIA/nccl issue 1685, from which the page at the sender was inferred). Over a network card
+both sides have buffers.
 
-Collectives use rings and trees. Of both, a GPU's neighbours in its node are the same two. Sends and
-receives have channels of their own to each peer in the node, and one pool to peers in others
-(``NCCL_SHARED_STEPS`` x 128 KiB for each channel).
+Collectives use rings and trees; in both a GPU has the same two neighbours in its node. Sends and
+receives have channels of their own to each peer in the node, and one pool for all peers in other
+nodes (``NCCL_SHARED_STEPS`` x 128 KiB for each channel).
 
-NVLink SHARP, on GPUs that multicast, has a buffer besides: for each member in the node and each of
+NVLink SHARP, on GPUs that multicast, has a further buffer: for each member in the node and each of
 its channels two of ``NCCL_STEPS`` = 8 chunks, and a page of credits (``nvls.cc``; logs of 8 H100:
-"nvlsTotalSize 268435456"). NCCL sets it up when it first reduces to all with it, in groups of more
-than two GPUs in a node.
+"nvlsTotalSize 268435456"). NCCL sets it up at the first all-reduce with NVLink SHARP, in groups of
+more than two GPUs in a node.
 
-What is assumed: 4 channels where a group has one GPU in a node; rings and trees that cross nodes on
-equally many GPUs; that the first ``all_reduce`` of such a group takes NVLink SHARP, that gathers
-and scatters, whose buffers are not registered, do not
+Assumptions: a group with one GPU in a node has 4 channels there; rings and trees cross nodes on
+equally many GPUs; the first ``all_reduce`` of a group uses NVLink SHARP where the group can;
+gathers and scatters do not use it, because their buffers are not registered.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ LL128_BYTES = 4800 << 10
 SHARED_STEPS = 16
 SHARED_CHUNK_BYTES = 128 << 10
 MESSAGE_CHANNELS = 32
-"""Of sends and receives, to each peer."""
+"""Channels of sends and receives to each peer."""
 NETWORK_CHANNELS = 4
-"""Of collectives, where a group has one GPU in a node."""
+"""Channels of collectives in a group with one GPU in a node."""
 MOST_CHANNELS = 64
-"""That NCCL ever uses."""
+"""Largest number of channels that NCCL uses."""
 SHARP_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharpSettings:
-    """NVLink SHARP, which sums in the switch."""
+    """Settings of NVLink SHARP, which sums in the switch."""
 
     channels: int
-    """In a group within one node."""
+    """Channels in a group within one node."""
     channels_across: int
-    """In a group over several nodes."""
+    """Channels in a group over several nodes."""
     chunk_bytes: int = 128 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NcclSettings:
-    """What decides how much a connection takes."""
+    """The settings that decide how much memory a connection takes."""
 
     channels: int
-    """Of collectives among GPUs of a node."""
+    """Channels of collectives among GPUs of a node."""
     gpus_per_node: int
     simple_bytes: int = 4 * MIB
     sharp: SharpSettings | None = None
-    """None where GPUs do not multicast, or the program has switched it off."""
+    """None where GPUs do not multicast, or the program has switched NVLink SHARP off."""
 
     def __post_init__(self) -> None:
         if self.channels < 1 or self.gpus_per_node < 1 or self.simple_bytes < 1:
@@ -75,17 +75,17 @@ class NcclSettings:
 
     @property
     def buffer_bytes(self) -> int:
-        """All protocols' buffers of one channel of a connection."""
+        """Bytes of all protocols' buffers of one channel of a connection."""
         return _pages(self.simple_bytes + LL_BYTES + LL128_BYTES)
 
     @property
     def receive_bytes(self) -> int:
-        """A channel that receives over NVLink."""
+        """Bytes of a channel that receives over NVLink."""
         return self.buffer_bytes + PAGE_BYTES
 
     @property
     def both_bytes(self) -> int:
-        """A channel that sends to and receives from a peer over NVLink."""
+        """Bytes of a channel that sends to and receives from a peer over NVLink."""
         return self.receive_bytes + PAGE_BYTES
 
 
@@ -96,12 +96,13 @@ def settings_from_environment(
     *,
     sharp: SharpSettings | None = None,
 ) -> NcclSettings:
-    """Settings of a GPU that uses so many ``channels``, as ``NCCL_BUFFSIZE``,
-    ``NCCL_MIN_NCHANNELS``, ``NCCL_MAX_NCHANNELS``, ``NCCL_NVLS_ENABLE`` and ``NCCL_NVLS_CHUNKSIZE``
-    change them.
+    """Return the settings of a GPU with ``channels`` channels, as NCCL's variables change them.
+
+    The variables are ``NCCL_BUFFSIZE``, ``NCCL_MIN_NCHANNELS``, ``NCCL_MAX_NCHANNELS``,
+    ``NCCL_NVLS_ENABLE`` and ``NCCL_NVLS_CHUNKSIZE``.
 
     Raises:
-        UsageError: one of them is not a number.
+        UsageError: a variable that must be a number is not.
     """
     most = _number(environment, "NCCL_MAX_NCHANNELS", MOST_CHANNELS)
     least = _number(environment, "NCCL_MIN_NCHANNELS", 1)
@@ -132,23 +133,23 @@ class Communicator:
     """The global rank whose memory this is."""
     has_rings: bool = False
     reduces: bool = False
-    """Whether it has summed for all."""
+    """Whether an all-reduce has run."""
     sends_to: set[int] = field(default_factory=set)
     receives_from: set[int] = field(default_factory=set)
 
     def connect_rings(self, *, reduces: bool = False) -> None:
-        """A collective runs: one that sums for all, or another."""
+        """Note that a collective runs; ``reduces`` says whether it is an all-reduce."""
         self.has_rings = True
         self.reduces = self.reduces or reduces
 
     def connect_messages(self, *, sends_to: Sequence[int], receives_from: Sequence[int]) -> None:
-        """Sends and receives run, with these global ranks."""
+        """Note that sends and receives with these global ranks run."""
         self.sends_to.update(sends_to)
         self.receives_from.update(receives_from)
 
     @property
     def n_bytes(self) -> int:
-        """What is held on this rank's GPU."""
+        """Bytes that NCCL holds for this group on this rank's GPU."""
         rings = self._ring_bytes() if self.has_rings else 0
         return rings + self._sharp_bytes() + self._message_bytes()
 
@@ -186,7 +187,7 @@ class Communicator:
         return n_bytes + pools * pool
 
     def _is_near(self, rank: int) -> bool:
-        """Whether ``rank`` is in this one's node."""
+        """Return whether ``rank`` is in this rank's node."""
         gpus = self.settings.gpus_per_node
         return rank // gpus == self.rank // gpus
 

@@ -1,4 +1,4 @@
-"""Kernels of the GPU that a cluster names: one that is known, or one by its data sheet."""
+"""The kernel profile of a cluster's GPU: that of a known GPU, or one scaled by its data sheet."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prismscale.cost.kernel_signature import TORCH_DTYPES
 from prismscale.errors import UsageError, did_you_mean
 
 _OF_NO_KERNEL = ("name", "memory_bytes", "scaled_from", "calibration")
-"""Keys of a device on which no kernel's modelled time depends."""
+"""Fields of a device on which no kernel's modelled time depends."""
 
 
 def gpu_key(device: Device) -> str:
-    """The known GPU that ``device`` is, or is scaled from.
+    """Return the key of the known GPU that ``device`` is, or is scaled from.
 
     Raises:
-        UsageError: no such GPU.
+        UsageError: there is no such GPU.
     """
     profiles = KernelProfile.names()
     known = {name: key for name, key in Cluster.presets_by_gpu().items() if key in profiles}
@@ -38,14 +38,15 @@ def gpu_key(device: Device) -> str:
 
 
 def profile_of(device: Device) -> KernelProfile:
-    """The kernels of ``device``.
+    """Return the kernel profile of ``device``.
 
-    Those of a known GPU, where the device's figures are its preset's. Where they differ, the known
-    GPU's efficiencies on peaks, bandwidth, multiprocessors, cache and power as the device has them
+    Where the device's figures equal those of the known GPU's preset, this is the known GPU's
+    profile. Where they differ, the known GPU's efficiencies apply to the device's own peaks,
+    bandwidth, multiprocessors, cache and power
     (:class:`~prismscale.cost.kernel_profile.ScaledGpu`), with errors twice as wide.
 
     Raises:
-        UsageError: no such GPU.
+        UsageError: there is no such GPU.
     """
     key = gpu_key(device)
     known, profile = Cluster.load(key).device, KernelProfile.load(key)
@@ -74,8 +75,11 @@ def profile_of(device: Device) -> KernelProfile:
 
 
 def _peaks(device: Device, known: Device, profile: KernelProfile) -> Mapping[str, float]:
-    """What the device has of each of the known GPU's peaks. A profile's peaks may differ in their
-    last digits from the cluster's."""
+    """Return the device's peak for each element type of the known GPU's profile.
+
+    The profile's peaks are scaled by a ratio, because they may differ in their last digits from
+    those of the cluster's file.
+    """
     found = {}
     for spelled, roofline in profile.gemm.items():
         dtype = TORCH_DTYPES.get(spelled, spelled)
@@ -86,9 +90,9 @@ def _peaks(device: Device, known: Device, profile: KernelProfile) -> Mapping[str
 
 
 def kernel_model_of(device: Device, *, fused: bool = False) -> ModelledKernels:
-    """The model of ``device``'s kernels.
+    """Return the kernel model of ``device``.
 
     Raises:
-        UsageError: no such GPU.
+        UsageError: there is no such GPU.
     """
     return ModelledKernels(profile=profile_of(device), fused=fused)

@@ -1,4 +1,4 @@
-"""Where the members of process groups sit: the part of a group that decides its collectives' time.
+"""Placement of process groups on nodes and pods, on which the time of their collectives depends.
 
 Array axes: ``K`` group rank, ``G`` groups of a family.
 """
@@ -22,28 +22,30 @@ class TopologyFootprint:
     """Shape of one group on the nodes. Groups of equal shape take equal time."""
 
     size: int
-    """Members."""
+    """Members of the group."""
     nodes: int
     """Nodes that hold at least one member."""
     most: int
-    """Members on the fullest node."""
+    """Members on the node that holds most of them."""
     least: int
-    """Members on the emptiest of its nodes."""
+    """Members on the node that holds fewest of them, but at least one."""
     sharing: int = 1
-    """Groups of the family that leave the node which most of them leave, this one among them: they
-    communicate at the same time and share its network cards. 1 for a group of one node."""
+    """Groups of the family, this one included, that communicate out of one of this group's nodes:
+    the node with most such groups. They communicate at the same time and share its network cards.
+    1 for a group on one node."""
     pods: int = 1
     """Pods that hold at least one member; 1 where the cluster describes no fabric."""
     in_pod: int = 0
     """Members in the pod that holds most of them; 0 where the group stays in one pod."""
     pod_sharing: int = 1
-    """Groups of the family that leave the pod which most of them leave: they share its uplinks."""
+    """Groups of the family that communicate out of one of the group's pods: the pod with most such
+    groups. They share its uplinks."""
 
 
 def place(
     ranks_KG: NDArray[np.int64], devices_per_node: int, nodes_per_pod: int = 0
 ) -> tuple[tuple[TopologyFootprint, ...], NDArray[np.int64]]:
-    """The distinct placements of ``G`` groups, and the index of each group's own (length ``G``).
+    """Return the distinct placements of ``G`` groups, and each group's index into them (``[G]``).
 
     ``nodes_per_pod`` 0 means that all nodes are of one pod.
     """
@@ -77,22 +79,26 @@ def _footprint(size: int, shape: NDArray[np.int64]) -> TopologyFootprint:
 
 
 def _spread_over(place_KG: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Of each group: places (nodes or pods) that hold members, members on the fullest and on the
-    emptiest, and groups of more than one place that share the place which most of them share."""
+    """Count, for each group, the places (nodes or pods) that hold members, and what they hold.
+
+    Returns:
+        For each group: its places; the members on its fullest and on its emptiest place; and the
+        most groups that share one of its places, counting groups of more than one place.
+    """
     size, n_groups = place_KG.shape
     node_KG = np.sort(place_KG, axis=0)
     starts_KG = np.ones((size, n_groups), dtype=bool)
     np.not_equal(node_KG[1:], node_KG[:-1], out=starts_KG[1:])
     nodes_G = starts_KG.sum(axis=0)
 
-    # Read group after group, each run of equal nodes reaches to the start of the next one.
+    # With the groups one after another, a run of equal nodes ends where the next one begins.
     start_at = np.flatnonzero(starts_KG.T.ravel())
     run_lengths = np.diff(start_at, append=size * n_groups)
     first_run_G = np.cumsum(nodes_G) - nodes_G
     most_G = np.maximum.reduceat(run_lengths, first_run_G)
     least_G = np.minimum.reduceat(run_lengths, first_run_G)
 
-    # A place is shared by the groups that have a run of members there and others elsewhere.
+    # A place is shared by the groups that have a run of members there and other members elsewhere.
     run_place = node_KG.T.ravel()[start_at]
     leaves = np.repeat(nodes_G > 1, nodes_G)
     _, at, count = np.unique(run_place[leaves], return_inverse=True, return_counts=True)
@@ -102,7 +108,7 @@ def _spread_over(place_KG: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
 
 
 class PlacementCache:
-    """Placements by identity of the rank table: a job asks about few tables, many times."""
+    """Caches placements by the identity of the rank table: a job uses few tables, many times."""
 
     def __init__(self, devices_per_node: int, nodes_per_pod: int = 0) -> None:
         self._devices_per_node = devices_per_node
@@ -112,10 +118,10 @@ class PlacementCache:
     def of(
         self, ranks_KG: NDArray[np.int64]
     ) -> tuple[tuple[TopologyFootprint, ...], NDArray[np.int64]]:
-        """:func:`place` of a table that does not change.
+        """Return :func:`place` of a table that does not change.
 
         Raises:
-            UsageError: not a table of group ranks by groups, or a group without members.
+            UsageError: the array is not a table of group ranks by groups, or has empty groups.
         """
         known = self._known.get(id(ranks_KG))
         if known is not None:
@@ -123,7 +129,7 @@ class PlacementCache:
         if ranks_KG.ndim != 2 or ranks_KG.shape[0] == 0:
             raise UsageError(f"ranks of shape {ranks_KG.shape}; expected [group rank, group]")
         placements, index_G = place(ranks_KG, self._devices_per_node, self._nodes_per_pod)
-        # The table is kept alive with the entry, so that its id cannot come to name another one.
+        # The entry keeps the table alive, so that its id cannot be reused for another table.
         self._known[id(ranks_KG)] = _KnownFootprints(ranks_KG, placements, index_G)
         if len(self._known) > _FAMILIES_KEPT:
             self._known.popitem(last=False)
@@ -132,7 +138,7 @@ class PlacementCache:
     def spread(
         self, ranks_KG: NDArray[np.int64], time_ns: Callable[[TopologyFootprint], int]
     ) -> NDArray[np.int64]:
-        """``time_ns`` of every group's placement, asked once for each distinct one."""
+        """Return ``time_ns`` of every group's placement, called once per distinct placement."""
         placements, index_G = self.of(ranks_KG)
         if len(placements) == 1:
             return np.full(len(index_G), time_ns(placements[0]), dtype=np.int64)

@@ -1,16 +1,16 @@
-"""How unsteady a fleet is: a *variability profile*.
+"""A *variability profile*: how much the durations of a fleet's kernels and communications vary.
 
-A profile is TOML, of this package (``cost/variability_profiles/*.toml``) or of the user's. A
-cluster preset names one. Durations that a model answered are varied by it:
+A profile is a TOML file, of this package (``cost/variability_profiles/*.toml``) or of the user. A
+cluster preset names one. It varies the durations that a model answered:
 
 - *temporal*: one kernel, or one communication, from one execution to the next;
-- *spatial*: devices that are slower than others, and links, for as long as the run lasts;
+- *spatial*: devices and links that are slower than others for the whole run;
 - *links*: communications, by the links that they cross (:data:`SCOPES`), with a tail;
-- *stalls*: a node that stops for a moment, and, rarely, one that stops for seconds;
-- *regimes*: what all ranks of a step share.
+- *stalls*: a node that stops for a moment, or, rarely, for seconds;
+- *regimes*: variation that all ranks of a step share.
 
 Coefficients of variation (CV) are shares: 0.02 is 2 %. The median of every factor is 1, so that a
-profile widens a forecast without choosing another device.
+profile widens a forecast without changing its typical device.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from prismscale.typed_files import decode, encode, parse, read
 
 _PACKAGE = ("prismscale.cost", "variability_profiles")
 DEFAULT = "default"
-"""Stands for every kind of kernel that a profile does not name."""
+"""Key for all kinds of kernels that a profile does not name."""
 NVLINK, RAIL, PODS = SCOPES = ("nvlink", "rail", "pods")
-"""Within a node; between nodes of one pod, card to card; between pods."""
+"""Scopes of links: within a node; between nodes of one pod, card to card; between pods."""
 SHORTEST_STEP_S = 0.15
-"""Of the steps whose noise was measured: shorter ones are taken to vary as much."""
+"""The shortest step whose noise was measured; shorter ones are taken to vary as much."""
 MOST_CV = 0.5
-"""A larger one is no device's: GPUs of one fleet vary by 14 % at most (PRISM)."""
+"""Largest allowed CV. No device exceeds it: GPUs of one fleet vary by 14 % at most (PRISM)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelVariation:
-    """Kernels of one kind."""
+    """Variation of the kernels of one kind."""
 
     temporal_cv: float = 0.0
     """From one execution to the next, on one device."""
     spatial_cv: float = 0.0
-    """Between devices, for as long as the run lasts."""
+    """Between devices, constant during a run."""
 
     def __post_init__(self) -> None:
         _require_shares(self, "temporal_cv", "spatial_cv")
@@ -51,18 +51,18 @@ class KernelVariation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkVariation:
-    """Communications of one scope."""
+    """Variation of the communications of one scope."""
 
     temporal_cv: float = 0.0
-    """Of one communication, from one execution to the next."""
+    """From one execution of a communication to the next."""
     pair_cv: float = 0.0
-    """Between pairs of devices (or of network cards), for as long as the run lasts; a collective
-    goes at the pace of its slowest."""
+    """Between pairs of devices (or of network cards), constant during a run; a collective takes the
+    pace of its slowest pair."""
     tail_probability: float = 0.0
-    """Of one execution, to be far slower than usual."""
+    """Probability that one execution is far slower than usual."""
     tail_factor: float = 1.0
-    """How many times its usual time it then takes on average; beyond half of that the excess is
-    exponential."""
+    """Mean time of such an execution over its usual time. Half of the excess over 1 is fixed, the
+    other half is the mean of an exponential distribution."""
 
     def __post_init__(self) -> None:
         _require_shares(self, "temporal_cv", "pair_cv", "tail_probability")
@@ -72,17 +72,16 @@ class LinkVariation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StallVariation:
-    """Nodes that stop for a moment: the operating system, garbage collection, a page that is
-    missing."""
+    """Nodes that stop for a moment: operating system, garbage collection, page faults."""
 
     per_node_hour: float = 0.0
     mean_s: float = 0.0
-    """Of one stall; their lengths are exponential."""
+    """Mean length of a stall; lengths are exponential."""
     long_per_job_hour: float = 0.0
-    """Long ones, seconds in which the whole job waits for one of its nodes. In public logs they
-    come by the hour, and not more often in larger jobs; what they are, nobody wrote down."""
+    """Rate of long stalls, in which the whole job waits for one of its nodes for seconds. In public
+    logs they come per hour, and not more often in larger jobs; their cause is not recorded."""
     long_mean_s: float = 0.0
-    """Of a long one; exponential too."""
+    """Mean length of a long stall; lengths are exponential."""
 
     def __post_init__(self) -> None:
         for name in ("per_node_hour", "long_per_job_hour"):
@@ -97,37 +96,39 @@ class StallVariation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegimeVariation:
-    """What all ranks of a step share: clocks under one power limit, the room's temperature, the
-    network's load."""
+    """Variation that all ranks of a step share.
+
+    Its causes are clocks under one power limit, the room's temperature, and the network's load.
+    """
 
     cv_of_one_second: float = 0.0
-    """Of the mean pace over one second. Over longer times it averages out: a step of ``t`` seconds
-    varies by this over the square root of ``t``."""
+    """CV of the mean pace over one second. Over longer times it averages out: a step of ``t``
+    seconds varies by this CV over the square root of ``t``."""
     drift_cv: float = 0.0
-    """Of the pace from one step of a run to another, however long the steps are."""
+    """CV of the pace from one step of a run to another, however long the steps are."""
     day_amplitude: float = 0.0
-    """Of the pace over a day, as a sine: runs at noon are slower than runs at night."""
+    """Amplitude of the pace over a day, a sine: runs at noon are slower than runs at night."""
     communication_cv: float = 0.0
-    """Of all communication between nodes in one step together."""
+    """CV of all communication between nodes in one step together."""
 
     def __post_init__(self) -> None:
         _require_shares(self, "cv_of_one_second", "drift_cv", "day_amplitude", "communication_cv")
 
     def step_cv(self, step_s: float) -> float:
-        """Of a step that takes so many seconds, within one run."""
+        """Return the CV, within one run, of a step that takes ``step_s`` seconds."""
         counted_s = max(step_s, SHORTEST_STEP_S)
         return float((self.cv_of_one_second**2 / counted_s + self.drift_cv**2) ** 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariabilityProfile:
-    """How unsteady a fleet is."""
+    """Variation of a fleet's kernels, links, nodes and steps."""
 
     name: str
     kernels: Mapping[str, KernelVariation] = field(default_factory=dict)
-    """By kind of kernel; :data:`DEFAULT` for those that are not named."""
+    """By kind of kernel; :data:`DEFAULT` for kinds that are not named."""
     node_share: float = 0.0
-    """Share of the variance between devices that devices of one node have in common."""
+    """Share of the variance between devices that the devices of one node have in common."""
     links: Mapping[str, LinkVariation] = field(default_factory=dict)
     """By scope."""
     pod_nodes: int = 32
@@ -151,16 +152,16 @@ class VariabilityProfile:
             raise UsageError(f"pod_nodes is {self.pod_nodes}; a pod has 1 node or more")
 
     def kernel(self, kind: str) -> KernelVariation:
-        """Of one kind of kernel."""
+        """Return the variation of one kind of kernel."""
         return self.kernels.get(kind, self.kernels.get(DEFAULT, KernelVariation()))
 
     def link(self, scope: str) -> LinkVariation:
-        """Of one scope."""
+        """Return the variation of one scope of links."""
         return self.links.get(scope, LinkVariation())
 
     @staticmethod
     def presets() -> tuple[str, ...]:
-        """Names that :meth:`load` knows."""
+        """Return the names of the presets that :meth:`load` knows."""
         package, folder = _PACKAGE
         files = resources.files(package).joinpath(folder).iterdir()
         return tuple(sorted(f.name[:-5] for f in files if f.name.endswith(".toml")))
@@ -170,13 +171,14 @@ class VariabilityProfile:
         """Read a preset by name, or a TOML file by path.
 
         Raises:
-            UsageError: no such preset or file.
-            FormatError: a damaged file, or figures that no fleet has; names the key.
+            UsageError: there is no such preset or file.
+            FormatError: the file is damaged, or has figures that no fleet has; the message names
+                the key.
         """
         given = str(name_or_path)
         if given in cls.presets():
             package, folder = _PACKAGE
-            text = resources.files(package).joinpath(folder, f"{given}.toml").read_text()
+            text = resources.files(package).joinpath(folder, f"{given}.toml").read_text("utf-8")
             return cls.from_toml(text, origin=f"variability profile {given}")
         path = Path(given)
         if path.suffix != ".toml" and not path.is_file():
@@ -196,12 +198,12 @@ class VariabilityProfile:
         return decode(cls, parse(text, origin), origin)
 
     def to_toml(self) -> str:
-        """The text that :meth:`from_toml` reads back as an equal profile."""
+        """Return a text that :meth:`from_toml` reads back as an equal profile."""
         return encode(self)
 
 
 def _named(table: dict[str, Any], stem: str) -> dict[str, Any]:
-    """A user's file need not repeat its own name."""
+    """Add the file's stem as the name, which a user's file need not state."""
     return {"name": stem, **table}
 
 

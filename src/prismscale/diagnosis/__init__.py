@@ -1,1 +1,1 @@
-"""Why a job does not go on: where every rank stands, who waits for whom, and who began it."""
+"""Explains why a job hangs: where each rank stands, which ranks it waits for, and the cause."""

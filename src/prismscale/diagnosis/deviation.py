@@ -1,9 +1,9 @@
-"""Ranks that do otherwise than their likes, found by comparing what all of them called.
+"""Finds ranks that deviate from similar ranks, by comparing the calls of all ranks.
 
-Every rank's calls are a word of tokens (which of its groups, what, with which peer). Ranks of one
-program have one word, as far as they came. Where words that began alike part, those that fewer
-ranks go on with deviate there. Stages of a pipeline are no likes of each other: only ranks are
-compared that communicate in common groups, directly or by way of others.
+The calls of a rank form a word of tokens (which of its groups, which call, which peer). Ranks with
+the same program have the same word, as far as they came. Where two words with the same beginning
+differ, the continuation of fewer ranks is the deviation. Stages of a pipeline are not similar to
+each other: only ranks are compared that communicate in common groups, directly or through others.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prismscale.formats.flight_recorder.rank_calls import (
 )
 
 GroupRole = tuple[str, int, int]
-"""Description, size, and which of the rank's groups with these."""
+"""A group's description, its size, and its index among the rank's groups with both equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """One call, as ranks of one program share it."""
+    """One call, in a form that is equal on all ranks with the same program."""
 
     role: GroupRole
     shape: int
@@ -39,13 +39,13 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deviation:
-    """Where some ranks part from their likes."""
+    """The point at which some ranks deviate from similar ranks."""
 
     ranks: tuple[int, ...]
     likes: tuple[int, ...]
-    """Those that did the same until then, and are more."""
+    """The similar ranks: equal up to this point, and more in number."""
     at: int
-    """How many calls they have in common."""
+    """Number of calls that both have in common."""
     own: Sequence[Token]
     usual: Sequence[Token]
     own_sites: Sequence[int]
@@ -59,11 +59,11 @@ class _Word:
     sites: tuple[int, ...]
     ranks: list[int]
     stage: int
-    """Of its ranks: see :func:`_stages`."""
+    """Part of the job that the ranks belong to; see :func:`_stages`."""
 
 
 def deviations(record: FlightRecord, involved: Iterable[int]) -> list[Deviation]:
-    """The latest deviations of ranks among ``involved``."""
+    """Return the latest deviations of ranks in ``involved``."""
     words = _words(record)
     asked = set(involved)
     found = [
@@ -98,9 +98,10 @@ def _words(record: FlightRecord) -> list[_Word]:
 
 
 def _stages(record: FlightRecord) -> dict[int, int]:
-    """For each rank, which part of the job it belongs to: ranks that communicate in groups, of
-    their own or by way of others. In a pipeline a group of all ranks does not count: its stages
-    meet there, too."""
+    """Return the part of the job that each rank belongs to: ranks connected by common groups.
+
+    With a pipeline, a group of all ranks does not count, because all stages meet in it.
+    """
     called: dict[int, set[int]] = {}
     is_pipeline = False
     groups: set[RecordedGroup] = set()
@@ -120,7 +121,7 @@ def _stages(record: FlightRecord) -> dict[int, int]:
 
 
 def group_roles(groups: Sequence[RecordedGroup]) -> tuple[GroupRole, ...]:
-    """What each group of a rank is to it."""
+    """Return the role of each group of a rank."""
     seen: Counter[tuple[str, int]] = Counter()
     roles = []
     for group in groups:
@@ -131,7 +132,7 @@ def group_roles(groups: Sequence[RecordedGroup]) -> tuple[GroupRole, ...]:
 
 
 def _common_beginnings(record: FlightRecord) -> dict[tuple[GroupRole, bool], int]:
-    """The first number of each kind of call that no rank's recorder has forgotten."""
+    """Return, for each kind of call, the first number that is still in the record of every rank."""
     begins: dict[tuple[GroupRole, bool], int] = {}
     seen: set[tuple[int, tuple[GroupRole, ...]]] = set()
     for calls in map(record.ranks.__getitem__, record.ranks):
@@ -184,7 +185,7 @@ def _tokens(
 
 
 def _deviation(word: _Word, words: Sequence[_Word]) -> Deviation | None:
-    """The latest place at which fewer ranks go on as ``word`` does."""
+    """Find the latest position after which fewer ranks go on as ``word`` does than otherwise."""
     by_place: dict[int, list[_Word]] = {}
     reach = []
     for other in words:
@@ -214,7 +215,7 @@ def _deviation(word: _Word, words: Sequence[_Word]) -> Deviation | None:
 
 
 def _common(a: Sequence[Token], b: Sequence[Token]) -> int:
-    """How many tokens two words have in common at their beginning."""
+    """Return the length of the common beginning of two words."""
     if a is b:
         return len(a)
     for n, (x, y) in enumerate(zip(a, b, strict=False)):

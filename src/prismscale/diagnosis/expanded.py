@@ -1,4 +1,4 @@
-"""The flight record that a job would leave: of every rank, from the classes of its graph."""
+"""Builds the flight record that a job would leave: every rank's, from its graph's classes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ RECORDED_AS = {
     CollectiveOp.REDUCE_SCATTER: "_reduce_scatter_base",
     CollectiveOp.BARRIER: "all_reduce_barrier",
 }
-"""Where torch's recorder has another name than the operation."""
+"""Names of torch's recorder where they differ from the operation's name."""
 _SPLIT_INPUT = (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
 _SPLIT_OUTPUT = (CollectiveOp.REDUCE_SCATTER, CollectiveOp.SCATTER)
 DEFAULT_GROUP = "default_pg"
 
 
 def expanded_record(graph: JobGraph, standings: Sequence[ClassStanding]) -> FlightRecord:
-    """What every rank would have recorded where its class stands so.
+    """Return what every rank would have recorded, given where its class stands.
 
     Args:
         graph: the job.
-        standings: by class.
+        standings: one for each class.
     """
     tables = _Tables()
     columns = [
@@ -55,15 +55,15 @@ def expanded_record(graph: JobGraph, standings: Sequence[ClassStanding]) -> Flig
 
 @dataclass(frozen=True, kw_only=True)
 class _ExpandedRanks(Mapping[int, RankCalls]):
-    """Ranks as they are asked for."""
+    """Lazy mapping from rank to its calls."""
 
     graph: JobGraph
     columns: Sequence[CallColumns]
-    """By class."""
+    """Calls by class."""
 
     @cached_property
     def _groups(self) -> list[list[RecordedGroup]]:
-        """By family and group."""
+        """Groups by family, then by group of the family."""
         world, number, found = self.graph.world_size, 0, []
         for family in self.graph.families:
             named = []
@@ -100,14 +100,14 @@ class _ExpandedRanks(Mapping[int, RankCalls]):
 
 
 class _Tables:
-    """What all ranks share."""
+    """Tables of call shapes and call sites that all ranks share."""
 
     def __init__(self) -> None:
         self.shapes: dict[CallShape, int] = {}
         self.sites: dict[str, int] = {}
 
     def columns(self, trace: RankTrace, standing: ClassStanding) -> CallColumns:
-        """The calls of one class."""
+        """Return the calls of one class."""
         nodes = standing.node_C
         group_N, peer_N = (column[nodes].astype(np.int32) for column in as_sent(trace))
         shapes = [self._shape(trace, node) for node in nodes.tolist()]
@@ -142,7 +142,7 @@ class _Tables:
 
 
 def _numbered(group_N: NDArray[np.int32], is_p2p: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The how-many-th of its kind in its group each call is, from 1."""
+    """Number the calls of each kind (message or collective) in each group, from 1."""
     counts: dict[tuple[int, bool], int] = {}
     numbers = []
     for key in zip(group_N.tolist(), is_p2p.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What a run's graph says that a rank calls, beside what its flight record says that it did."""
+"""Compares the calls in a rank's flight record with those of its program in a run's graph."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedCall:
-    """A call as graph and record both have it."""
+    """A call, in a form common to graph and flight record."""
 
     ranks: tuple[int, ...]
-    """Of its group."""
+    """Global ranks of its group."""
     op: CollectiveOp
     peer: int
     n_bytes: int | None
-    """None where members may differ, or the record does not say."""
+    """None where members may differ in size, or where the record does not tell."""
 
     def is_same(self, other: ExpectedCall) -> bool:
-        """Whether both are one call, as far as both say."""
+        """Whether both can be the same call; an unknown size matches any."""
         if (self.ranks, self.op, self.peer) != (other.ranks, other.op, other.peer):
             return False
         return None in (self.n_bytes, other.n_bytes) or self.n_bytes == other.n_bytes
@@ -59,12 +59,12 @@ class ExpectedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextCall:
-    """Where a rank stands in the program of a run."""
+    """The next call of a rank in its program, and what the rank called instead, if anything."""
 
     words: str
     site: str
     differs: str = ""
-    """What the rank called in place of it, with the line; empty where it called nothing more."""
+    """The rank's call in its place, with its line; empty where it made no further call."""
 
 
 class ExpectedCalls:
@@ -73,7 +73,7 @@ class ExpectedCalls:
     def __init__(self, graph: JobGraph, record: FlightRecord) -> None:
         """
         Raises:
-            UsageError: the record is of a job of another size.
+            UsageError: the record has more ranks than the run.
         """
         if record.world_size > graph.world_size:
             raise UsageError(
@@ -83,8 +83,10 @@ class ExpectedCalls:
         self._graph, self._record = graph, record
 
     def next_call(self, rank: int) -> NextCall | None:
-        """The first call of the program that a rank did not make; None where its record does not
-        follow the program at all."""
+        """Return the first call of the program that a rank did not make.
+
+        Returns None where the rank's record does not follow the program at all.
+        """
         calls = self._record.ranks.get(rank)
         if calls is None:
             return None
@@ -161,7 +163,7 @@ class ExpectedCalls:
         own: Sequence[ExpectedCall],
         is_whole: bool,
     ) -> int | None:
-        """Where in the program the record begins: where most of its calls fit."""
+        """Return the program position at which the record begins: where most of its calls fit."""
         if is_whole:
             return 0
         body = len(program) - n_prologue
@@ -178,14 +180,14 @@ class ExpectedCalls:
 
 
 def _place(n: int, n_prologue: int, body: int) -> int | None:
-    """The stored call of the ``n``-th one of ``prologue, body, body, …``."""
+    """Return the index of the stored call that is ``n``-th in ``prologue, body, body, …``."""
     if n < n_prologue:
         return n
     return n_prologue + (n - n_prologue) % body if body else None
 
 
 def _n_bytes(shape: CallShape) -> int | None:
-    """The larger of input and output."""
+    """Return the bytes of input or output, whichever is larger."""
     item = _ITEM_BYTES.get(shape.dtypes[0]) if shape.dtypes else None
     if item is None:
         return None

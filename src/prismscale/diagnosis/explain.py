@@ -1,4 +1,4 @@
-"""From a graph that stands still to a finding, with a flight record of every rank."""
+"""Explains a hang in a graph: makes a finding, and writes a flight record of every rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prismscale.graph.job_graph import JobGraph
 
 
 def explain(graph: JobGraph, hang: Mapping[int, int], folder: Path) -> HangFinding:
-    """Who begins the standstill of ``graph``; what every rank called last goes to ``folder``.
+    """Find out which ranks cause ``graph`` to hang. Writes each rank's last calls to ``folder``.
 
     Args:
-        graph: may be illegal. Ranks that hang have classes of their own.
-        hang: by rank, the steady step at whose beginning it stops.
-        folder: takes the flight records; nothing is written if all ranks go on.
+        graph: may be illegal. Each rank in ``hang`` has a class of its own.
+        hang: by rank, the steady step at the beginning of which it stops.
+        folder: where flight records are written. None are written if all ranks go on.
 
     Raises:
         StorageError: a file cannot be written.
@@ -34,10 +34,10 @@ def explain(graph: JobGraph, hang: Mapping[int, int], folder: Path) -> HangFindi
 
 @contextmanager
 def explained(graph: JobGraph, folder: Path) -> Iterator[None]:
-    """A mismatch or deadlock that is found in ``graph`` meanwhile says who began it.
+    """Add the cause to mismatches and deadlocks that the body finds in ``graph``.
 
     Raises:
-        MismatchError, StuckError: the same ones, with the finding and where the records lie.
+        MismatchError, StuckError: those of the body, with the finding and the records' folder.
     """
     try:
         yield
@@ -49,10 +49,10 @@ def explained(graph: JobGraph, folder: Path) -> Iterator[None]:
 
 
 def refuse_standstill(graph: JobGraph, folder: Path) -> None:
-    """Refuse a graph of whole programs whose ranks stop somewhere.
+    """Refuse a graph of whole programs in which ranks hang.
 
     Raises:
-        MismatchError: says who began it.
+        MismatchError: some ranks hang; it names the cause.
     """
     finding = explain(graph, {}, folder)
     if finding.cause is not Cause.NOTHING:
@@ -60,7 +60,7 @@ def refuse_standstill(graph: JobGraph, folder: Path) -> None:
 
 
 def sentences(finding: HangFinding, folder: Path) -> str:
-    """The finding and where its flight records lie."""
+    """Return the finding in words, with the folder of its flight records."""
     return (
         f"{finding.text()}\nWhat each rank called last: {folder}, for torchfrtrace and "
         "prismscale diagnose"

@@ -1,4 +1,4 @@
-"""The verdict on a job at a standstill: which ranks began it, with what, at which line."""
+"""The verdict on a job that hangs: which ranks caused it, with which call, at which line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prismscale.formats.flight_recorder.rank_calls import CallShape, FlightRecor
 from prismscale.sim.stuck import what_ranks, who_waits
 
 MOST_COMPARED = 512
-"""Ranks that are compared with a run."""
+"""Maximum number of ranks that are compared with a run."""
 MOST_WAITS = 6
-"""Lines about who waits where."""
+"""Maximum number of lines about waiting ranks."""
 
 
 class Cause(Enum):
-    """What began a standstill."""
+    """The cause of a hang."""
 
     NOTHING = "nothing waits"
     LEFT_OUT = "left out a call"
@@ -35,21 +35,21 @@ class Cause(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HangFinding:
-    """Who began a standstill."""
+    """Which ranks caused a hang, and how."""
 
     cause: Cause
     culprits: tuple[int, ...] = ()
     site: str = ""
-    """The line of the call that is missing, added or other than its likes'."""
+    """The line of the call that is missing, added or different from that of similar ranks."""
     stands_at: str = ""
     """The line of the culprits' last call."""
     explanation: str = ""
     waits: tuple[str, ...] = ()
-    """Who waits, where, in words; those that most wait for first."""
+    """Which ranks wait in which call, in words; the calls in which most ranks wait first."""
     n_waiting: int = 0
 
     def text(self) -> str:
-        """Some lines for people."""
+        """Return a few lines for the user."""
         if self.cause is Cause.NOTHING:
             return self.explanation
         lines = [self.explanation]
@@ -60,11 +60,11 @@ class HangFinding:
 
 
 def diagnose(record: FlightRecord, expected: ExpectedCalls | None = None) -> HangFinding:
-    """Who began the standstill that ``record`` was left by.
+    """Find the cause of the hang that left ``record``.
 
     Args:
-        record: what every rank called last.
-        expected: what a run of the same job says that they call.
+        record: the last calls of every rank.
+        expected: the ranks' programs in a run of the same job.
     """
     waiting = waiting_of(record)
     if not waiting.pending:
@@ -84,7 +84,7 @@ def diagnose(record: FlightRecord, expected: ExpectedCalls | None = None) -> Han
 
 
 def _placed(finding: HangFinding, expected: ExpectedCalls) -> HangFinding:
-    """The same, with where in the run's program the first culprit stands."""
+    """Add to ``finding`` where the first culprit stands in the run's program."""
     call = expected.next_call(finding.culprits[0])
     if call is None or finding.cause in (Cause.NO_RECORD, Cause.NOTHING):
         return finding
@@ -96,7 +96,7 @@ def _placed(finding: HangFinding, expected: ExpectedCalls) -> HangFinding:
 def _of_program(
     waiting: Waiting, involved: set[int], expected: ExpectedCalls | None
 ) -> HangFinding | None:
-    """Ranks that do otherwise than a run of the same job says."""
+    """Find ranks that deviate from their program in a run of the same job."""
     if expected is None:
         return None
     found = [
@@ -118,7 +118,7 @@ def _of_program(
 
 
 def _involved(waiting: Waiting) -> set[int]:
-    """Ranks that somebody waits for, or that disagree."""
+    """Return the ranks that others wait for, and those that disagree about a call."""
     disagree = {
         rank for m in waiting.mismatches for them in m.members_by_shape.values() for rank in them
     }
@@ -166,7 +166,8 @@ def _cause(record: FlightRecord, d: Deviation) -> Cause:
     if own[0].role == usual[0].role and _op(record, own[0]) == _op(record, usual[0]):
         if own[0].peer != usual[0].peer:
             return Cause.OTHER_CALL
-        # From another line it is another call, and what once came next is a call left out.
+        # A call from another line is another call. If ``own[0]`` once came right after
+        # ``usual[0]``, then ``usual[0]`` was left out.
         same_line = d.own_sites[d.at] == d.usual_sites[d.at]
         if same_line and not _followed(d.usual, usual[0], own[0], d.at):
             return Cause.SIZE
@@ -180,13 +181,15 @@ def _cause(record: FlightRecord, d: Deviation) -> Cause:
 
 
 def _followed(word: Sequence[Token], first: Token, second: Token, before: int) -> bool:
-    """Whether ``second`` once came after ``first``: in an earlier step, which has the same calls as
-    the one in which nobody came further."""
+    """Whether ``second`` came right after ``first`` in an earlier step.
+
+    Earlier steps have the same calls as the step in which no rank came further.
+    """
     return any(word[n] == first and word[n + 1] == second for n in range(max(before - 1, 0)))
 
 
 def _of_mismatch(record: FlightRecord, waiting: Waiting) -> HangFinding | None:
-    """Members of a group called different things, and no likes tell who is right."""
+    """Find members of a group whose calls differ, where no similar ranks tell who is right."""
     if not waiting.mismatches:
         return None
     m = min(waiting.mismatches, key=lambda m: m.seq)
@@ -218,11 +221,11 @@ def _site_of(record: FlightRecord, mismatch: Mismatch, shape: CallShape) -> str:
 
 
 def _of_roots(record: FlightRecord, waiting: Waiting) -> HangFinding | None:
-    """Ranks that others wait for, and that wait for nobody."""
+    """Find ranks that others wait for and that wait for no rank themselves."""
     roots = {r for r in waiting.all_awaited if not waiting.awaited.get(r)}
     if not roots:
         return None
-    # Those without a record first: whoever died keeps the others.
+    # Ranks without a record come first, because a rank that died blocks the others.
     silent = sorted(roots - record.ranks.keys())
     culprits = tuple(silent or sorted(roots))
     call = _awaited_call(waiting, culprits)
@@ -243,7 +246,7 @@ def _of_roots(record: FlightRecord, waiting: Waiting) -> HangFinding | None:
 
 
 def _of_circle(record: FlightRecord, waiting: Waiting) -> HangFinding:
-    """Everybody waits for somebody who waits."""
+    """Find ranks that wait for each other in a circle."""
     circle = _circle(waiting)
     parts = [f"rank {rank} in {waiting.pending[rank][0].sentence()}" for rank in circle[:8]]
     first = waiting.pending[circle[0]][0]
@@ -259,7 +262,7 @@ def _of_circle(record: FlightRecord, waiting: Waiting) -> HangFinding:
 
 
 def _circle(waiting: Waiting) -> list[int]:
-    """Ranks each of which waits for the next, and the last for the first."""
+    """Return ranks of which each waits for the next, and the last for the first."""
     path: list[int] = []
     rank = min(waiting.pending)
     while rank not in path:
@@ -272,8 +275,11 @@ def _circle(waiting: Waiting) -> list[int]:
 
 
 def _awaited_call(waiting: Waiting, culprits: Iterable[int]) -> PendingCall:
-    """The first call to which one of ``culprits`` did not come; of several, the one for which most
-    wait. Who waits in an earlier call than others has recorded fewer before it."""
+    """Return the earliest awaited call that one of ``culprits`` did not make.
+
+    Of several, it is the one in which most ranks wait. A call is earlier if the ranks that wait in
+    it have recorded fewer calls before it.
+    """
     wanted = set(culprits)
     counts: Counter[tuple[str, int]] = Counter()
     found: dict[tuple[str, int], PendingCall] = {}

@@ -1,9 +1,9 @@
-"""How far every class of a job comes before nobody can go on.
+"""Finds how far every class of a job comes before no class can go on.
 
-The engine re-times jobs that end. This walk asks for no times: a node is done when its predecessors
-are, and a communication when all its members have come to it and call the same. It goes on beside
-what never ends, as a host does that issues ahead of its device, so that what is queued behind the
-standstill is seen, too.
+The engine re-times jobs that end. This walk needs no times: a node is done when its predecessors
+are done, and a communication when all its members have reached it and make the same call. Nodes
+that do not depend on a blocked one go on, as a host issues ahead of its device. So calls that are
+queued behind the hang are found, too.
 
 Array axis: ``N`` positions of a class's stream ``prologue, body, body, …``.
 """
@@ -25,12 +25,12 @@ from prismscale.graph.trace import HOST, RankTrace
 from prismscale.graph.verify import Use
 
 STEPS_BEYOND = 2
-"""Steps after those that the longest prologue holds."""
+"""Number of steps to walk after those in the longest prologue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassStanding:
-    """The communications that a class has called, in their order (``C``)."""
+    """The communications that a class has called, in order (axis ``C``)."""
 
     node_C: NDArray[np.int64]
     """Stored nodes of its trace."""
@@ -40,27 +40,27 @@ class ClassStanding:
 
 @dataclass(kw_only=True, slots=True)
 class _ClassWalk:
-    """One class on its way."""
+    """Progress of one class in the walk."""
 
     rank_class: RankClass
     node_N: list[int]
     waits_N: list[int]
-    """Predecessors that are not done."""
+    """Number of predecessors that are not done."""
     first_follower_N1: list[int]
     followers: list[int]
     meeting_N: list[tuple[ChannelKey, int] | None]
-    """Of communications: which use of which channel."""
+    """For communications: the channel, and the running number of its use."""
     stop: int
-    """Where the program ends, or its rank stops for ever."""
+    """Position at which the program ends, or at which its rank hangs."""
     done_N: list[bool] = field(default_factory=list)
 
 
 def stand_still(graph: JobGraph, hang: Mapping[int, int]) -> list[ClassStanding]:
-    """Where every class of ``graph`` stands in the end.
+    """Return where every class of ``graph`` stands in the end.
 
     Args:
-        graph: need not be legal. Ranks that hang have classes of their own.
-        hang: by rank, the steady step (from 0) at whose beginning it stops.
+        graph: may be illegal. Each rank in ``hang`` has a class of its own.
+        hang: by rank, the steady step (from 0) at the beginning of which it stops.
     """
     steps = _steps(graph, hang)
     walks = [
@@ -93,14 +93,14 @@ def stand_still(graph: JobGraph, hang: Mapping[int, int]) -> list[ClassStanding]
 
 
 def _steps(graph: JobGraph, hang: Mapping[int, int]) -> list[int]:
-    """Bodies after each class's prologue, so that all come to the same step."""
+    """Return the number of bodies for each class, so that all classes reach the same step."""
     held = [_held(c.trace) for c in graph.classes]
     total = max(held) + STEPS_BEYOND + max(hang.values(), default=0)
     return [total - n for n in held]
 
 
 def _held(trace: RankTrace) -> int:
-    """Steps that a prologue holds."""
+    """Return the number of steps in a prologue."""
     return trace.facts.calls_in_prologue // trace.facts.calls_per_step
 
 
@@ -172,7 +172,7 @@ def _agree(walks: list[_ClassWalk], sides: Mapping[int, int]) -> bool:
 
 
 def _standing(walk: _ClassWalk) -> ClassStanding:
-    """What the host has called: everything before the first thing of its own that is not done."""
+    """Return what the host has called: everything before its first own node that is not done."""
     trace = walk.rank_class.trace
     host = trace.lanes.index(HOST) if HOST in trace.lanes else -1
     reached = walk.stop

@@ -1,8 +1,8 @@
-"""Who waits for whom, from the records of all ranks.
+"""Derives which ranks wait for which others from the records of all ranks.
 
-A call that is not complete waits for the members of its group that have not made it. One that all
-members have made waits for those whose stream has not come to it. Members that made another call in
-its place will never make it: a *mismatch*.
+An incomplete call waits for the members of its group that have not made it. If all members have
+made it, it waits for those whose stream has not reached it. Members that made another call in its
+place will never make it; this is a *mismatch*.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prismscale.formats.flight_recorder.rank_calls import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingCall:
-    """The first call of a group that one rank, or several, could not end."""
+    """The first call in a group that a rank did not complete."""
 
     group: RecordedGroup
     seq: int
@@ -33,18 +33,18 @@ class PendingCall:
     site: str
     state: CallState
     peer: int = -1
-    """Of a send or receive: the other's global rank."""
+    """For a send or receive: global rank of the other end; else -1."""
     at: int = 0
-    """How many calls of the rank were recorded before it."""
+    """Number of the rank's recorded calls before it."""
 
     def sentence(self) -> str:
-        """For messages."""
+        """Return the call in words, for messages."""
         return f"{self.shape.sentence()} in group {self.group.label()} ({self.site})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """A call in place of which members of its group made others."""
+    """A call for which members of its group made different calls."""
 
     group: RecordedGroup
     seq: int
@@ -53,28 +53,28 @@ class Mismatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The waits of a job at a standstill."""
+    """The waits in a job that hangs."""
 
     record: FlightRecord
     pending: dict[int, tuple[PendingCall, ...]] = field(default_factory=dict)
-    """By rank that waits."""
+    """Pending calls by waiting rank."""
     awaited: dict[int, frozenset[int]] = field(default_factory=dict)
-    """By rank that waits: whom it waits for."""
+    """Awaited ranks by waiting rank."""
     mismatches: tuple[Mismatch, ...] = ()
 
     @cached_property
     def all_awaited(self) -> frozenset[int]:
-        """Every rank for which somebody waits."""
+        """Every rank that some rank waits for."""
         return frozenset().union(*self.awaited.values())
 
 
 def waiting_of(record: FlightRecord) -> Waiting:
-    """Who waits for whom in ``record``."""
+    """Return which ranks wait for which others in ``record``."""
     return _Waits(record).found()
 
 
 class _Waits:
-    """Looks at each group and call once, however many ranks wait in it."""
+    """Examines each call of each group once, however many ranks wait in it."""
 
     def __init__(self, record: FlightRecord) -> None:
         self._record = record
@@ -102,7 +102,7 @@ class _Waits:
         )
 
     def _pending(self, calls: RankCalls) -> Iterator[PendingCall]:
-        """The first call in each group that did not end; of messages the first with each peer."""
+        """Yield the first incomplete call in each group; for messages the first with each peer."""
         columns, seen = calls.columns, set()
         for n in np.flatnonzero(columns.state_N < CallState.COMPLETED).tolist():
             group_index, peer = int(columns.group_N[n]), int(columns.peer_N[n])
@@ -135,7 +135,11 @@ class _Waits:
         return self._absent[key]
 
     def _look_at(self, group: RecordedGroup, seq: int) -> frozenset[int]:
-        """Members that have not made a call, or whose stream has not come to it."""
+        """Return the members that a call waits for.
+
+        These are members that have not made it, and the smaller side of a mismatch. If there are
+        none, these are members whose stream has not reached the call.
+        """
         absent, behind = set(), set()
         shapes: dict[CallShape, list[int]] = {}
         for member in group.ranks:
@@ -159,8 +163,11 @@ class _Waits:
         return frozenset(absent or behind)
 
     def _lacks_answer(self, rank: int, call: PendingCall) -> bool:
-        """Whether the peer of a message has no unfinished call that answers it, or one that its
-        stream has not come to, as this rank's has."""
+        """Whether the message must wait for its peer.
+
+        This is so if the peer has no unfinished call that answers it, or if that call differs in
+        size, or if the peer's stream has not reached it although this rank's stream has.
+        """
         other = self._calls.get(call.peer)
         if other is None or (call.peer, call.group) not in self._places:
             return True
@@ -191,7 +198,7 @@ class _Waits:
 
 
 class _GroupCalls:
-    """The collectives of one group in a record."""
+    """The collectives of one group in a rank's record."""
 
     def __init__(self, columns: CallColumns, group_index: int) -> None:
         self.columns = columns
@@ -200,7 +207,7 @@ class _GroupCalls:
         self.last_seq = max(self._at, default=0)
 
     def position(self, seq: int) -> int | None:
-        """Where a collective stands among the rank's calls."""
+        """Return a collective's index among the rank's calls; None if it is not recorded."""
         return self._at.get(seq)
 
 
@@ -208,7 +215,7 @@ UNEVEN = ("all_to_all", "scatter", "gather", "all_gather_v", "reduce_scatter_v")
 
 
 def _differ(shapes: dict[CallShape, list[int]]) -> bool:
-    """Whether members of one group called what cannot meet."""
+    """Whether calls of one group's members do not match each other."""
     if len({shape.op for shape in shapes}) > 1:
         return True
     if any(shape.op.startswith(UNEVEN) for shape in shapes):

@@ -1,7 +1,7 @@
-"""A run's graph as its scenario has it: at other costs of its kernels, and with its what-ifs.
+"""A run's graph under its scenario: with the scenario's kernel costs and its what-ifs.
 
-A run folder keeps the graph as it was captured. What a scenario changes in traces is changed
-whenever they are read, by whoever reads them; nodes keep their numbers.
+A run folder keeps the graph as it was captured. Every reader applies the scenario's changes when it
+reads the traces. Nodes keep their numbers.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from prismscale.graph.verify import verify
 
 @dataclass(frozen=True, kw_only=True)
 class Alteration:
-    """What a scenario changes in the traces of a run."""
+    """The changes that a scenario makes to the traces of a run."""
 
     scenario: Scenario
     root: Path
     """The run folder."""
     stored: Scenario | None = None
-    """By whose costs of kernels the traces were stored; None: by the scenario's."""
+    """Scenario whose kernel costs the stored traces have; None: :attr:`scenario`'s."""
 
     def graph(self, graph: JobGraph) -> JobGraph:
-        """The graph as it would be.
+        """Return the graph with all changes of the scenario.
 
         Raises:
-            UsageError: what cannot be told without another capture.
-            GraphError: members of a group would no longer agree.
+            UsageError: a change needs another capture.
+            GraphError: the members of a group would no longer agree.
         """
         return self.ordered(self.costed(graph))
 
     def costed(self, graph: JobGraph) -> JobGraph:
-        """The graph with its computation at the scenario's costs."""
+        """Return the graph with its computation at the scenario's costs."""
         own = {id(c.trace): c.trace for c in graph.classes}
         found = self.costed_traces(own)
         return _with_traces(graph, own, found, check=not self.scenario.hoped.recomputes)
 
     def ordered(self, graph: JobGraph) -> JobGraph:
-        """The graph with the edges of communications that block computation."""
+        """Return the graph with added edges for communications that block computation."""
         if not self.scenario.hoped.overlaps:
             return graph
         own = {id(c.trace): c.trace for c in graph.classes}
@@ -58,7 +58,7 @@ class Alteration:
         return _with_traces(graph, own, found)
 
     def costed_traces(self, traces: Mapping[int, RankTrace]) -> dict[int, RankTrace]:
-        """Traces with their computation at the scenario's costs, by the same keys.
+        """Return the traces with their computation at the scenario's costs, by the same keys.
 
         Raises:
             UsageError: see :meth:`graph`.
@@ -73,7 +73,7 @@ class Alteration:
 
     @cached_property
     def recosting(self) -> Recosting:
-        """How a null run's computation is costed."""
+        """Costs the computation of a null run's traces again, from their launch logs."""
         scenario, hoped = self.scenario, self.scenario.hoped
         return Recosting(
             captures=self.root / scenario.captures,
@@ -90,7 +90,7 @@ def _with_traces(
     *,
     check: bool = False,
 ) -> JobGraph:
-    """``graph`` whose classes have other traces; those that share one go on sharing it."""
+    """Return ``graph`` with other traces in its classes; classes that share a trace still do."""
     if all(found[key] is trace for key, trace in own.items()):
         return graph
     classes = tuple(replace(c, trace=found[id(c.trace)]) for c in graph.classes)
@@ -101,14 +101,16 @@ def _with_traces(
 
 
 def labelled_nodes(trace: RankTrace, pattern: str) -> NDArray[np.bool_]:
-    """Computations (N) of a measured trace whose label a regular expression names: a phase of the
-    program, or a kernel of an imported trace."""
+    """Return which nodes (N) of a measured trace are computations whose label matches ``pattern``.
+
+    The label is a phase of the program, or a kernel of an imported trace.
+    """
     is_meant = [re.fullmatch(pattern, label) is not None for label in trace.labels]
     return np.array(is_meant)[trace.label_N] & ~trace.communicates_N
 
 
 def _scaled(trace: RankTrace, scenario: Scenario) -> RankTrace:
-    """A measured trace with what-ifs on its kernels."""
+    """Apply the what-ifs on kernels to a measured trace."""
     hoped = scenario.hoped
     if not all(isinstance(change, KernelFactor) for change in hoped.kernels):
         raise UsageError(

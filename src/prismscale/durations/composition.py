@@ -1,8 +1,8 @@
-"""Which kernels the durations of a null run are made of.
+"""The kinds of kernels that the durations of a null run consist of.
 
-A node of a null run stands for many kernels of several kinds. How unsteady it is follows from
-theirs: what a slow device does to it is their mean, weighted by time; what chance does to it
-shrinks with their number.
+A node of a null run stands for many kernels of several kinds, and its variability follows from
+theirs. A slow device slows the node by the mean over its kernels, weighted by time. Random
+variation of single kernels averages out with their number.
 
 Array axes: ``B`` body nodes, ``K`` kinds of kernels.
 """
@@ -24,34 +24,34 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composition:
-    """Of the body of one trace."""
+    """Shares of kernel kinds in the body nodes of one trace."""
 
     kinds: tuple[str, ...]
     share_BK: Floats
-    """Time of the kernels of each kind over the node's duration. They add up to 1 where a stream
-    works, to less on the way over the host, to 0 for the host's own work and for communication."""
+    """Time of the kernels of each kind over the node's duration. The shares of a node add up to 1
+    for work of a stream, to less for a launch path, to 0 for host work and communication."""
     square_BK: Floats
-    """Sum of the squares of each kernel's share: kernels that vary on their own by a CV each make
-    the node vary by that times the root of this. 0 but for a stream's work: the way over the host
-    holds the same kernels once more."""
+    """Sum of the squares of each kernel's share of the node. If kernels vary independently, each by
+    the same CV, the node varies by that CV times the square root of this sum. It is 0 except for
+    work of a stream, because a launch path holds the same kernels once more."""
 
 
 def compositions(graph: JobGraph, recosting: Recosting) -> tuple[Composition, ...]:
-    """The composition of every class of a null run.
+    """Return the composition of every class of a null run.
 
     Args:
-        graph: of a null run.
-        recosting: how its computation is costed.
+        graph: the null run's graph.
+        recosting: costs its computation.
 
     Raises:
-        UsageError: logs that are not there.
-        FormatError: damaged files.
+        UsageError: a log is missing.
+        FormatError: a file is damaged.
     """
     known: dict[int, Composition] = {}
     for rank_class in graph.classes:
         trace = rank_class.trace
         if id(trace) not in known:
-            # Captured members of a class launch the same kernels; the first one speaks for all.
+            # Captured members of a class launch the same kernels, so the first log is enough.
             known[id(trace)] = _composition(next(recosting.logs(trace)), trace, recosting)
     return tuple(known[id(c.trace)] for c in graph.classes)
 
@@ -66,7 +66,7 @@ def _composition(log: LaunchLog, trace: RankTrace, recosting: Recosting) -> Comp
         sums_over_nodes(log, is_kind_KS * ns_S, recomputes=recomputes).T
         for ns_S in (device_ns_S, np.square(device_ns_S, dtype=np.float64))
     )
-    # What a way over the host takes may end before the last of its kernels would.
+    # A launch path may be shorter than the sum of its kernels.
     total_N = np.maximum(time_NK.sum(axis=1), ns_N)[:, np.newaxis]
     works_N = (log.path_N == NodePath.WORK)[:, np.newaxis]
     share_BK, square_BK = (np.zeros((trace.n_body, len(names))) for _ in range(2))

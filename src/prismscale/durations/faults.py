@@ -1,4 +1,4 @@
-"""Ranks that are slow, or that stop."""
+"""Faults of a job: ranks that are slow, and ranks that hang."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from prismscale.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
-    """Ranks that are slow, or that stop."""
+    """The slow and the hanging ranks of a job, by rank."""
 
     slow: Mapping[int, float] = field(default_factory=dict)
     """Factor on a rank's computation."""
     hang: Mapping[int, int] = field(default_factory=dict)
-    """Steady step (from 0) at whose beginning a rank stops for ever."""
+    """Steady step (counted from 0) at whose beginning a rank stops for ever."""
 
     def __post_init__(self) -> None:
         for rank, factor in self.slow.items():
@@ -29,13 +29,13 @@ class Faults:
                 raise UsageError(f"--hang {rank}@step{step}: steps are counted from 0")
 
     def factors(self, world_size: int) -> NDArray[np.float64]:
-        """Factor on the computation of every rank."""
+        """Return the factor on the computation of every rank."""
         factor_R = np.ones(world_size)
         factor_R[list(self.slow)] = list(self.slow.values())
         return factor_R
 
     def check(self, world_size: int) -> None:
-        """Refuse ranks that do not exist."""
+        """Raise :class:`UsageError` if a named rank does not exist."""
         for rank in (*self.slow, *self.hang):
             if not 0 <= rank < world_size:
                 raise UsageError(f"rank {rank} does not exist; ranks are 0 … {world_size - 1}")

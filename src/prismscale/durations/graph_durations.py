@@ -1,8 +1,8 @@
 """Durations for every node of a job graph: measured computation, modelled communication.
 
-A run has one interpretation (a :class:`~prismscale.durations.source.DurationSource`): what was
-captured, on the cluster and with the faults that the run names. Every command evaluates this one or
-draws around it.
+A run has one :class:`~prismscale.durations.source.DurationSource`: the captured durations, on the
+cluster and with the faults that the run names. Every command evaluates this source or draws random
+variation around it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from prismscale.graph.pooling import first_own_step
 class GraphDurations:
     """Durations of a graph's nodes, by class.
 
-    Computation: the trace's samples, median over steps (``sampled=False``), or step by step in the
-    order of capture (``sampled=True``: what a live rank's peers replay, so that their step-to-step
-    variation is the real one; see [Note: own steps] in ``graph/pooling.py``). Communication: what
-    the trace holds where it was measured, else the collective model's.
+    Computation takes the trace's samples: the median over steps (``sampled=False``), or step by
+    step in the order of capture (``sampled=True``). A live rank's peers replay the latter, so that
+    their step-to-step variation is the real one; see [Note: own steps] in ``graph/pooling.py``.
+    Communication takes the trace's duration where it was measured, else the collective model's.
     """
 
     graph: JobGraph
@@ -41,15 +41,15 @@ class GraphDurations:
     compute_scale: float = 1.0
     """Factor on all computation: how much faster or slower the target computes."""
     links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    """Ranks whose places all groups of a family are taken to have (``[K, 1]``), by family; others
-    have their own."""
+    """Ranks (``[K, 1]``), by family, whose places in the cluster all groups of the family are taken
+    to have. Groups of a family that is not listed have their own places."""
     shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    """What modelled communications take longer because they share links (``[B]``), by class; see
+    """Time that sharing links adds to modelled communications (``[B]``), by class; see
     :mod:`prismscale.sim.shared_links`."""
 
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
-        # In this order: each table is made with those above it.
+        # The order matters: each table is computed from those above it.
         self._communication = [self._communication_ns(c) for c in self.graph.classes]
         self._made = [self._really_made(c) for c in self.graph.classes]
         self._factors = [self._slow_factors(c) for c in self.graph.classes]
@@ -59,15 +59,15 @@ class GraphDurations:
 
     @property
     def n_samples(self) -> int:
-        """Steps after which durations repeat, in the class with the most; 1 where none differ."""
+        """Steps after which the durations of the class with most steps repeat; 1 if none differ."""
         return max((len(samples) for samples in self._bodies), default=1)
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
-        """Durations of the prologue, by template node."""
+        """Return the durations of the prologue, by template node."""
         return self._prologues[class_index]
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body in ``step``."""
+        """Return the durations of the body in ``step``, by body node."""
         samples = self._bodies[class_index]
         body = self._slowed(class_index, step % len(samples))
         hanging = self._hangs[class_index].get(step)
@@ -78,15 +78,17 @@ class GraphDurations:
         return [body[0] + stopped, *body[1:]]
 
     def _slowed(self, class_index: int, row: int) -> Sequence[Duration]:
-        """A row of the class's samples, with the factors of its slow members."""
+        """Return a row of the class's samples, with the factors of its slow members."""
         body, factor_M = self._bodies[class_index][row], self._factors[class_index]
         if factor_M is None:
             return body
         return slowed(body, self.graph.classes[class_index].trace.computes_B, factor_M)
 
     def samples(self) -> StepSamples:
-        """All rows as one table, for whoever recombines steps; the factors of slow ranks are not in
-        it. Classes with fewer rows repeat theirs."""
+        """Return all rows as one table, from which forecasts recombine steps.
+
+        The factors of slow ranks are not applied. Classes with fewer rows repeat them.
+        """
         n_steps = self.n_samples
         stage_R, replica_R = pipeline_places(self.graph)
         return StepSamples(
@@ -101,18 +103,18 @@ class GraphDurations:
         )
 
     def is_modelled(self, class_index: int, node: int) -> bool:
-        """Whether a communication of the body takes its time from the model alone."""
+        """Return whether a communication of the body takes its time from the model alone."""
         return not self.graph.classes[class_index].trace.body_ns_SB[:, node].any()
 
     def communication_ns(self, class_index: int, node: int) -> NDArray[np.int64]:
-        """Duration of a communication by group of its family."""
+        """Return the duration of a communication, by group of its family."""
         return np.atleast_1d(self._communication[class_index][node])
 
     def _communication_ns(self, rank_class: RankClass) -> dict[int, Duration]:
         trace, out = rank_class.trace, {}
         ops, sizes = trace.op_N.tolist(), trace.bytes_N.tolist()
         channels = ClassChannels(self.graph, rank_class)
-        # A step makes the same few communications thousands of times.
+        # A step repeats the same few communications thousands of times.
         cache: dict[tuple[ChannelKey, int, int], Duration] = {}
         for node in trace.communications(0, trace.n_nodes):
             what = (channels.of(node), ops[node], sizes[node])
@@ -126,8 +128,11 @@ class GraphDurations:
         return out
 
     def _really_made(self, rank_class: RankClass) -> frozenset[int]:
-        """Steady communications that were timed with all who take part, close together as on the
-        target, where the links of all groups are alike: a model has nothing to add."""
+        """Find the body's communications whose measured duration needs no model.
+
+        All their participants were timed together, as close together as on the target, and the
+        model's time is the same for all groups.
+        """
         trace, known = rank_class.trace, self._communication[rank_class.index]
         together = trace.co_measured_with
         if not together:
@@ -143,7 +148,10 @@ class GraphDurations:
         return _compact(self.model.duration_ns(CollectiveOp(op), n_bytes, table))
 
     def places(self, channel: ChannelKey) -> NDArray[np.int64]:
-        """Ranks whose places those have who meet at a channel (``[K, G]``)."""
+        """Return the ranks (``[K, G]``) whose places the participants of a channel take.
+
+        These are the participants' own ranks, unless :attr:`links_of` lists their family.
+        """
         own = self.graph.families[channel.family].ranks_KG
         table = self.links_of.get(channel.family, own)
         return table[[channel.source, channel.destination]] if channel.is_p2p else table
@@ -171,13 +179,13 @@ class GraphDurations:
     def _body_samples(self, rank_class: RankClass) -> list[list[Duration]]:
         trace = rank_class.trace
         rows = trace.body_ns_SB
-        # Over all samples, before they become one row or are dealt out to members.
+        # The mean is over all samples: below they become one row, or are distributed over members.
         mean = np.rint(rows.mean(axis=0)).astype(np.int64)
         if not self.sampled or (rows == rows[:1]).all():
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
             return [self._row(rank_class, rows, mean, trace.n_prologue)]
-        # See [Note: own steps] in graph/pooling.py: each member's own rows first, then the next
-        # one's.
+        # See [Note: own steps] in graph/pooling.py: a member replays its own rows first, then those
+        # of the next member.
         steps_M = first_own_step(trace, rank_class.members_M)
         return [
             self._row(rank_class, rows[(steps_M + k) % len(rows)], mean, trace.n_prologue)
@@ -191,15 +199,18 @@ class GraphDurations:
         mean_ns: NDArray[np.int64],
         offset: int,
     ) -> list[Duration]:
-        """Durations of some nodes, by member or (``M`` is 1) of all; ``mean_ns`` is their mean over
-        all samples."""
+        """Return the durations of the nodes from ``offset`` on.
+
+        ``durations_MB`` has a row per member, or one row for all members. ``mean_ns`` is the mean
+        of each node over all samples.
+        """
         kinds = rank_class.trace.kind_N[offset : offset + len(mean_ns)].tolist()
         known = self._communication[rank_class.index]
         is_share = rank_class.trace.facts.has_own_share
         made = self._made[rank_class.index]
         out: list[Duration] = []
         for i, (kind, duration) in enumerate(zip(kinds, durations_MB[0].tolist(), strict=True)):
-            # All members of a group share a communication's duration: that of the first row.
+            # All members of a group share one duration of a communication: that of the first row.
             if kind != NodeKind.COMPUTE and is_share and offset + i not in made:
                 out.append(_lifted(duration, int(mean_ns[i]), known[offset + i]))
             elif kind != NodeKind.COMPUTE:
@@ -213,7 +224,7 @@ class GraphDurations:
 
 
 def _table(rank_class: RankClass, rows: list[list[Duration]], n_steps: int) -> ClassSamples:
-    """Rows of durations by node: ``[T, 1]`` where all members (or groups) take the same."""
+    """Convert rows of durations to a table by node: ``[T, 1]`` where one value serves all."""
     own = [rows[k % len(rows)] for k in range(n_steps)]
     body_ns = tuple(_stacked([row[b] for row in own]) for b in range(rank_class.trace.n_body))
     computes = rank_class.trace.computes_B.tolist()
@@ -236,10 +247,11 @@ def _stacked(values: Sequence[Duration]) -> NDArray[np.int64]:
 
 
 def _lifted(share_ns: int, mean_ns: int, modelled: Duration) -> Duration:
-    """A communication whose own share took ``share_ns`` this time and ``mean_ns`` on average.
+    """Raise a rank's measured share of a communication to the modelled time, where that is longer.
 
-    On average it takes no less than the links allow; how it scatters is what was measured. (The
-    larger of the two each time would be longer than both.)
+    The share took ``share_ns`` in this sample and ``mean_ns`` on average. The result's mean is at
+    least the modelled time, and its scatter is the measured one. (The larger of share and modelled
+    time in each sample would have a mean above both.)
     """
     if mean_ns == 0:
         return modelled
@@ -248,6 +260,6 @@ def _lifted(share_ns: int, mean_ns: int, modelled: Duration) -> Duration:
 
 
 def _compact(duration_G: NDArray[np.int64]) -> Duration:
-    """One int where all groups take the same time: the engine then never expands it."""
+    """Return one int where all groups take the same time: the engine then never expands it."""
     first = int(duration_G[0])
     return first if bool((duration_G == first).all()) else duration_G

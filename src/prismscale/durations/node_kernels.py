@@ -1,4 +1,4 @@
-"""The kernels that stretches of a null device's work are made of, from the logs of launches."""
+"""The kernels of each node that a null device recorded, taken from the launch logs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from prismscale.durations.recosting import Recosting
 from prismscale.graph.trace import RankTrace
 
 NamedKernel = tuple[str, int]
-"""The operator (``aten::mm``) and nanoseconds."""
+"""A kernel's operator (``aten::mm``) and its duration in ns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKernels:
-    """Looks the kernels of a trace's body up."""
+    """Looks up the kernels of the nodes of a trace's body."""
 
     recosting: Recosting
     _known: dict[int, dict[int, tuple[NamedKernel, ...]]] = field(default_factory=dict)
 
     def of(self, trace: RankTrace, node: int) -> tuple[NamedKernel, ...]:
-        """The kernels of body node ``node``, in the order of their launch; empty for communication,
-        for the host's work, and for its way to a launch."""
+        """Return the kernels of body node ``node``, in launch order.
+
+        Communications, host work and launch paths have none.
+        """
         known = self._known.get(id(trace))
         if known is None:
             log = next(iter(self.recosting.logs(trace)))

@@ -1,7 +1,8 @@
-"""A null run's computation with other costs, without a new capture.
+"""Recomputes the durations of a null run for other kernel costs, without a new capture.
 
-Each captured rank left a log of its launches beside its trace. What a class takes is made of the
-logs of its captured members as it was made of their traces: the longest of each node.
+Each captured rank left a log of its launches beside its trace. The durations of a class are derived
+from the logs of its captured members in the same way as from their traces: each node takes the
+longest duration over these members.
 """
 
 from __future__ import annotations
@@ -27,55 +28,55 @@ from prismscale.graph.trace import NO_GROUP, RankTrace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostSettings:
-    """Where a null run's costs of kernels come from, apart from the GPU that it is for."""
+    """Source of a null run's kernel costs, apart from the target GPU."""
 
     kernels: str = ""
-    """File of measured kernel times that go before the model's; empty for none."""
+    """File of measured kernel times that replace the model's; empty for none."""
     fused: bool = False
-    """Elementwise work is costed as torch.compile fuses it."""
+    """Whether elementwise work costs what it does when torch.compile fuses it."""
 
     def model(self, device: Device, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
-        """What those of ``device`` cost, with what-ifs on top.
+        """Return the kernel model of ``device``, with the what-ifs ``changes`` on top.
 
         Raises:
-            UsageError: a GPU or file that is not known.
+            UsageError: the GPU or the file is not known.
         """
         source = KernelCostSource(table=self.kernels, fused=self.fused, changes=changes)
         return source.model(device)
 
 
 def launches_path(captures: Path, rank: int) -> Path:
-    """Where the log of a captured rank's launches lies."""
+    """Return the path of a captured rank's launch log."""
     return captures / f"launches-{rank}.parquet"
 
 
 def trace_path(captures: Path, rank: int) -> Path:
-    """Where the trace of a captured rank lies."""
+    """Return the path of a captured rank's trace."""
     return captures / f"rank-{rank}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recosting:
-    """Gives traces their computation at other costs.
+    """Costs the computation of traces again, at other kernel costs.
 
-    What a run stored and what is costed anew are compared with each other, so both must be of the
-    same prices. A rank whose stored durations today's prices do not give is refused.
+    Stored durations are compared with recomputed ones, so both must come from the same version of
+    the kernel costs. A rank is refused if today's costs do not reproduce its stored durations.
     """
 
     captures: Path
     """Folder of the traces and of the logs beside them."""
     model: KernelModel
     stored_model: KernelModel
-    """What gave the stored traces their computation."""
+    """Kernel model that gave the stored traces their computation."""
     recomputes: bool = True
-    """False: what a backward pass computes a second time leaves, its communications included."""
+    """False removes what a backward pass computes a second time, communications included."""
 
     def trace(self, trace: RankTrace) -> RankTrace:
-        """``trace`` at these costs.
+        """Return ``trace`` with its computation at the costs of :attr:`model`.
 
         Raises:
-            UsageError: logs that are not there, or are of another trace.
-            FormatError: damaged files.
+            UsageError: a log is missing, or belongs to another trace.
+            FormatError: a file is damaged.
         """
         rows, logs = [], list(self.logs(trace))
         for log in logs:
@@ -86,10 +87,11 @@ class Recosting:
         return costed if self.recomputes else _without(costed, recomputed_nodes(costed, logs[0]))
 
     def logs(self, trace: RankTrace) -> Iterator[LaunchLog]:
-        """Of the captured ranks that a class's durations were made of.
+        """Yield the logs of the captured ranks from which a class has its durations.
 
         Raises:
-            UsageError: logs that are not there. FormatError: damaged files.
+            UsageError: a log is missing.
+            FormatError: a file is damaged.
         """
         for rank in dict.fromkeys(trace.facts.longest_of or (trace.captured_as,)):
             if rank not in self._known:
@@ -112,7 +114,10 @@ class Recosting:
         return log
 
     def _refuse_other_prices(self, log: LaunchLog, stored: RankTrace) -> None:
-        """Prices move between versions of this program, and so does a file of measured kernels."""
+        """Raise if :attr:`stored_model` does not reproduce the stored durations.
+
+        Kernel costs change between versions of this program, and so may a file of measured kernels.
+        """
         durations_ns_N = recost(log, *costs(log, self.stored_model))
         stored_ns, today_ns = stored.body_ns_SB[0], _body_ns(log, stored, durations_ns_N)
         if np.array_equal(stored_ns, today_ns):
@@ -126,7 +131,7 @@ class Recosting:
 
 
 def recomputed_nodes(trace: RankTrace, log: LaunchLog) -> NDArray[np.bool_]:
-    """Communications (N) that a backward pass makes a second time."""
+    """Return which nodes (N) are communications that a backward pass makes a second time."""
     is_recomputed_N = np.zeros(trace.n_nodes, dtype=bool)
     for part in log.recomputed:
         first, stop = trace.n_prologue + part.first_node, trace.n_prologue + part.stop_node
@@ -135,8 +140,10 @@ def recomputed_nodes(trace: RankTrace, log: LaunchLog) -> NDArray[np.bool_]:
 
 
 def _without(trace: RankTrace, leaving_N: NDArray[np.bool_]) -> RankTrace:
-    """``trace`` where some communications are made no more. Their nodes stay, as computation of no
-    time, so that nodes keep their numbers."""
+    """Return ``trace`` without some of its communications.
+
+    Their nodes stay, as computation that takes no time, so that nodes keep their numbers.
+    """
     if not leaving_N.any():
         return trace
     values = {"kind": NodeKind.COMPUTE, "op": 0, "group_index": NO_GROUP, "peer": -1, "bytes": 0}
@@ -150,7 +157,7 @@ def _without(trace: RankTrace, leaving_N: NDArray[np.bool_]) -> RankTrace:
 def _body_ns(
     log: LaunchLog, trace: RankTrace, durations_ns_N: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Durations of the body; the log counts nodes from its beginning."""
+    """Return durations of the body; the log numbers nodes from the body's beginning."""
     if len(log.node_N) and int(log.node_N[-1]) >= trace.n_body:
         raise UsageError(
             f"rank {trace.rank}: the log of launches is of another trace; run the program again "

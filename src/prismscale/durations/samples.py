@@ -1,8 +1,8 @@
-"""Durations of several recorded steps of one job, ready to be replayed or recombined.
+"""Durations of several recorded steps of one job, to be replayed or recombined.
 
-The graph holds the structure once; :class:`StepSamples` holds, for each node, what it lasted in
-each recorded step on each recorded rank. A communication is stored once for all its members, by
-group, so whoever recombines steps draws it once for everybody.
+The graph holds the structure once; :class:`StepSamples` holds the duration of each node in each
+recorded step on each recorded rank. The duration of a communication is stored once for all members
+of a group, so a recombined step draws it once for all of them.
 
 Array axes: ``T`` recorded steps, ``C`` columns (recorded ranks of a class), ``M`` members of a
 class, ``G`` groups of a family, ``B`` body nodes, ``R`` ranks, ``D`` draws.
@@ -25,12 +25,12 @@ from prismscale.graph.pipeline import pipeline_places
 from prismscale.graph.trace import RankTrace
 
 NO_MICROBATCH = -1
-"""Microbatch of a node that belongs to none, or to one that the recording does not tell."""
+"""Microbatch of a node that belongs to none, or whose microbatch the recording does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeSignature:
-    """What nodes have in common whose durations may be pooled (PRISM: duration pools)."""
+    """Key of a duration pool (PRISM): the durations of nodes with equal signatures may be mixed."""
 
     label: str
     kind: NodeKind
@@ -42,7 +42,7 @@ class NodeSignature:
     """Name of the process group; empty for computation."""
     group_size: int
     group_stride: int
-    """Distance between its first two ranks, which tells the links that it crosses; 0 for
+    """Distance between the group's first two ranks, which tells the links that it crosses; 0 for
     computation and groups of one."""
     stage: int
     """Pipeline stage; -1 unknown."""
@@ -52,21 +52,22 @@ class NodeSignature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassSamples:
-    """Durations of one class."""
+    """Recorded durations of one class."""
 
     body_ns: tuple[NDArray[np.int64], ...]
-    """By body node. Computation: ``[T, C]``, by column. Communication: ``[T, G]``, by group of the
-    family; ``[T, 1]`` stands for the same in all groups. Of a communication only the speaker's copy
-    is read (group rank 0's class, or the sender): the others hold zeros ``[T, 1]``."""
+    """One array per body node. Computation: ``[T, C]``, by column. Communication: ``[T, G]``, by
+    group of the family, or ``[T, 1]`` where all groups take the same. A communication is read from
+    one class only (that of group rank 0, or of the sender); the other classes hold zeros
+    ``[T, 1]``."""
     column_M: NDArray[np.int64]
-    """The column whose durations a member has: its own, or that of the rank that stands for it."""
+    """Column of each member: its own, or that of the recorded rank that stands for it."""
     microbatch_B: NDArray[np.int32]
     """Microbatch of each body node, :data:`NO_MICROBATCH` where it has none."""
     prologue_ns: tuple[int, ...] = ()
 
     @property
     def n_columns(self) -> int:
-        """Recorded ranks of the class."""
+        """Number of recorded ranks of the class."""
         return int(self.column_M.max()) + 1
 
 
@@ -74,7 +75,7 @@ class StepChoice(Protocol):
     """Which recorded step each duration of a recombined step comes from."""
 
     def steps(self, class_index: int, node: int) -> NDArray[np.int64]:
-        """Step indices, broadcastable to ``[D, M]`` (computation) or ``[D, G]`` (communication)."""
+        """Return step indices that broadcast to ``[D, M]`` (computation) or ``[D, G]``."""
         ...
 
 
@@ -89,7 +90,7 @@ class StepSamples:
     stage_R: NDArray[np.int64]
     """Pipeline stage of each rank; -1 unknown."""
     replica_R: NDArray[np.int64]
-    """Which copy of the pipeline each rank belongs to: ranks of one replica share microbatches."""
+    """Pipeline replica of each rank; ranks of one replica share microbatches."""
     observed_step_ns_T: NDArray[np.int64] | None = None
     """Step times as recorded, where the recording covers every rank."""
 
@@ -111,26 +112,28 @@ class StepSamples:
 
     @property
     def n_steps(self) -> int:
-        """Recorded steps."""
+        """Number of recorded steps."""
         return len(self.step_ids)
 
     def durations(self, step_index: int) -> RecombinedDurations:
-        """The durations of one recorded step: ``simulate(graph, durations, steps=1)`` replays it.
+        """Return the durations of one recorded step; ``simulate(graph, …, steps=1)`` replays it.
 
         Raises:
-            UsageError: no such step.
+            UsageError: there is no such step.
         """
         if not 0 <= step_index < self.n_steps:
             raise UsageError(f"step index {step_index}; recorded are 0 … {self.n_steps - 1}")
         return RecombinedDurations(samples=self, choice=_OneStep(step_index))
 
     def recombined(self, choice: StepChoice) -> RecombinedDurations:
-        """Durations whose every node may come from another step: with a draw axis if ``choice``
-        has one."""
+        """Return durations in which each node's may come from another step.
+
+        They have a draw axis if ``choice`` has one.
+        """
         return RecombinedDurations(samples=self, choice=choice)
 
     def select(self, step_indices: Sequence[int]) -> StepSamples:
-        """Only some of the steps, in the given order."""
+        """Return the samples of only some of the steps, in the given order."""
         rows = np.asarray(step_indices, dtype=np.int64)
         observed = self.observed_step_ns_T
         return replace(
@@ -145,13 +148,13 @@ class StepSamples:
     def recorded_as(
         self, step_ids: Sequence[int], observed_step_ns_T: NDArray[np.int64]
     ) -> StepSamples:
-        """The same durations under the recording's own step numbers, with its step times."""
+        """Return the same durations with the recording's own step numbers and step times."""
         return replace(
             self, step_ids=tuple(step_ids), observed_step_ns_T=observed_step_ns_T.astype(np.int64)
         )
 
     def signature(self, class_index: int, node: int) -> NodeSignature:
-        """Pool key of body node ``node`` of a class: equal on equal work of all ranks and steps."""
+        """Return the pool key of body node ``node``; equal work on any rank or step has one key."""
         rank_class = self.graph.classes[class_index]
         trace = rank_class.trace
         i = trace.n_prologue + node
@@ -173,9 +176,9 @@ class StepSamples:
 
     @staticmethod
     def from_graph(graph: JobGraph) -> StepSamples:
-        """Samples of a graph whose traces carry several steps (``body_ns_SB``), one column a class.
+        """Return the samples of a graph whose traces hold several steps (``body_ns_SB``).
 
-        Classes recorded over different numbers of steps are cut to the smallest.
+        Each class has one column. Classes with different numbers of steps are cut to the smallest.
         """
         n_steps = min(c.trace.n_samples for c in graph.classes)
         stage_R, replica_R = pipeline_places(graph)
@@ -198,8 +201,8 @@ def _class_samples(
     stacked_TBC = np.stack([t.body_ns_SB[:n_steps] for t in traces], axis=-1)
     return ClassSamples(
         body_ns=tuple(
-            # A communication lasts what the quickest of its recorded members saw: what the others
-            # saw beyond it is waiting.
+            # A communication takes the time that its quickest recorded member saw: the others saw
+            # waiting on top of it.
             stacked_TBC[:, b] if computes else stacked_TBC[:, b].min(axis=-1, keepdims=True)
             for b, computes in enumerate(first.computes_B.tolist())
         ),
@@ -211,17 +214,17 @@ def _class_samples(
 
 @dataclass(frozen=True, kw_only=True)
 class RecombinedDurations:
-    """Durations of a step put together from recorded ones (a ``DurationSource``)."""
+    """Durations of a step that is composed of recorded ones (a ``DurationSource``)."""
 
     samples: StepSamples
     choice: StepChoice
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
-        """Durations of the prologue: the same in every draw."""
+        """Return the durations of the prologue, the same in every draw."""
         return self.samples.classes[class_index].prologue_ns
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body, the same in every simulated step."""
+        """Return the durations of the body, the same in every simulated step."""
         own = self.samples.classes[class_index]
         kinds = self._kinds(class_index)
         out: list[Duration] = []

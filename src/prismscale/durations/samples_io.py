@@ -1,4 +1,4 @@
-"""Step samples on disk, beside their graph: what forecasts of an import or a run start from.
+"""Step samples on disk, beside their graph. Forecasts of an import or a run start from them.
 
 ``samples.parquet`` has one row for each body node of each class, in order: its microbatch and its
 durations ``[steps, columns]``, flattened.
@@ -41,7 +41,7 @@ def save_samples(samples: StepSamples, folder: Path) -> None:
     """Write the graph and its samples into ``folder``, which is created if need be.
 
     Raises:
-        StorageError: a file cannot be written, or would be larger than readers take.
+        StorageError: a file cannot be written, or would be larger than readers accept.
     """
     save_graph(samples.graph, folder)
     arrays = [ns_TX.ravel() for c in samples.classes for ns_TX in c.body_ns]
@@ -64,12 +64,12 @@ def save_samples(samples: StepSamples, folder: Path) -> None:
             for c in samples.classes
         ],
     }
-    # After the graph: where there are samples, there is what they belong to.
+    # Written after the graph, so that samples on disk always have their graph.
     write_table(folder / SAMPLES_FILE, table, kind="samples", header=header)
 
 
 def has_samples(folder: Path) -> bool:
-    """True where :func:`load_samples` finds something to read."""
+    """Return whether ``folder`` has a samples file for :func:`load_samples` to read."""
     return (folder / SAMPLES_FILE).exists()
 
 
@@ -77,7 +77,8 @@ def load_samples(folder: Path) -> StepSamples:
     """Read what :func:`save_samples` wrote.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or not of this graph.
+        UsageError: there is no such file.
+        FormatError: the file is damaged, foreign, or of another graph.
     """
     graph = load_graph(folder)
     path = folder / SAMPLES_FILE
@@ -118,7 +119,7 @@ def load_samples(folder: Path) -> StepSamples:
 def _shaped(
     path: Path, graph: JobGraph, rank_class: RankClass, flat: ClassSamples, n_steps: int
 ) -> ClassSamples:
-    """Durations as ``[T, X]``, after checking that X fits the class or the family."""
+    """Reshape durations to ``[T, X]``, after a check that X fits the class or the family."""
     trace = rank_class.trace
     body: list[NDArray[np.int64]] = []
     for node, ns in enumerate(flat.body_ns):

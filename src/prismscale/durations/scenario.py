@@ -1,8 +1,8 @@
-"""On which cluster, how fast and with which faults a run's graph is timed.
+"""The scenario of a run: the cluster, compute speed, faults and what-ifs for timing its graph.
 
-A run keeps its scenario beside its graph, and every command reads the graph with it: what changed
-after the capture is said once. Each part may be changed again when a run is read, without a new
-capture, as long as the sequence of communications stays what it was.
+A run keeps its scenario beside its graph, and every command reads the two together, so a change
+made after the capture is stated once. Each part may be changed again when a run is read, without a
+new capture, as long as the sequence of communications stays the same.
 """
 
 from __future__ import annotations
@@ -28,64 +28,66 @@ from prismscale.typed_files import decode
 
 SCHEMA = "prismscale.scenario/1"
 RECORDED, NONE = WITHOUT_PROFILE = ("recorded", "none")
-"""What can be said of variability besides a profile: as recorded, or none at all."""
+"""Values of ``--variability`` other than a profile: as recorded, or none at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a graph's durations depend on besides the graph."""
+    """Everything that a graph's durations depend on besides the graph."""
 
     cluster: Cluster
     compute_scale: float = 1.0
     """Factor on all computation."""
     faults: Faults = field(default_factory=Faults)
     kernel_costs: CostSettings | None = None
-    """What gave the graph its computation, on a null device; None where that was measured."""
+    """Source of the computation's costs on a null device; None where computation was measured."""
     captures: str = ""
-    """Folder of the traces that the graph was made of, in the run folder."""
+    """Folder, in the run folder, of the traces from which the graph was made."""
     what_ifs: tuple[str, ...] = ()
     """See :mod:`prismscale.durations.what_if.forms`."""
     variability: VariabilityProfile | None = None
-    """How unsteady what a model answered is; None: forecasts vary it by a constant, or not at
-    all."""
+    """Variability of durations that a model answered. None: forecasts vary them by a constant, or
+    not at all."""
 
     def __post_init__(self) -> None:
         check_compute_scale(self.compute_scale)
-        # Here, so that what means nothing is refused before anything runs.
+        # Parsed here, so that a meaningless what-if is refused before anything runs.
         WhatIfs.parse(self.what_ifs)
 
     @property
     def hoped(self) -> WhatIfs:
-        """What the what-ifs mean."""
+        """The what-ifs, parsed."""
         return WhatIfs.parse(self.what_ifs)
 
     def kernel_model(self, changes: tuple[KernelChange, ...] = ()) -> KernelModel:
-        """What a null run's kernels cost, with what-ifs on top.
+        """Return the kernel model of a null run, with the what-ifs ``changes`` on top.
 
         Raises:
-            UsageError: the computation was measured, or a GPU or file that is not known.
+            UsageError: the computation was measured, or the GPU or a file is not known.
         """
         if self.kernel_costs is None:
             raise UsageError("the computation of this run was measured: it has no log of kernels")
         return self.kernel_costs.model(self.cluster.device, changes)
 
     def costs_kernels_as(self, other: Scenario) -> bool:
-        """Whether kernels cost the same."""
+        """Return whether kernels cost the same in both scenarios, what-ifs aside."""
         return (self.kernel_costs, self.cluster.device) == (
             other.kernel_costs,
             other.cluster.device,
         )
 
     def durations(self, graph: JobGraph, *, counted: bool | None = None) -> GraphDurations:
-        """The durations of ``graph``, which is as :mod:`prismscale.durations.altered` leaves it:
-        step by step as captured, but for a job that hangs, whose steps are counted.
+        """Return the durations of ``graph`` in this scenario.
+
+        Steps take the captured steps' durations in turn. In a job that hangs, steps are counted
+        instead, and each takes the median of the captured ones.
 
         Args:
-            graph: of the run.
-            counted: whether steps are counted; None: where the job hangs.
+            graph: the run's graph, as :mod:`prismscale.durations.altered` changes it.
+            counted: whether steps are counted; None: only where the job hangs.
 
         Raises:
-            UsageError: a slow or hung rank that the job does not have.
+            UsageError: a slow or hung rank is not in the job.
         """
         hoped = self.hoped
         is_counted = bool(self.faults.hang) if counted is None else counted
@@ -108,12 +110,12 @@ class Scenario:
         what_ifs: Sequence[str] | None = None,
         variability: str | None = None,
     ) -> Scenario:
-        """The same scenario but for what is given.
+        """Return this scenario with the given parts replaced.
 
         Raises:
-            UsageError: a value that cannot be, or kernel times or a variability profile where no
-                kernels were modelled.
-            FormatError: a damaged variability profile.
+            UsageError: a value is invalid, or kernel times or a variability profile are given for a
+                run whose kernels were not modelled.
+            FormatError: the variability profile is damaged.
         """
         found = self
         if variability is not None:
@@ -171,10 +173,10 @@ class Scenario:
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Read what :meth:`save` wrote.
+        """Read a scenario that :meth:`save` wrote.
 
         Raises:
-            FormatError: not such a file.
+            FormatError: the file holds no scenario.
         """
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
@@ -189,7 +191,7 @@ class Scenario:
 
 
 def check_compute_scale(factor: float) -> None:
-    """Refuse a factor that no machine has. Raises :class:`UsageError`."""
+    """Raise :class:`UsageError` for a factor that no machine has."""
     if not 0 < factor < 1e4:
         raise UsageError(f"--compute-scale is {factor}; allowed: above 0, below 10,000")
 
@@ -210,9 +212,9 @@ def _read(table: Any, origin: str) -> Scenario:
         faults=decode(Faults, {"slow": table["slow"], "hang": table["hang"]}, origin),
         kernel_costs=None if costs is None else decode(CostSettings, costs, origin),
         captures=str(table["captures"]),
-        # Files of before have none.
+        # Files of earlier versions have no what-ifs.
         what_ifs=tuple(map(str, table.get("what_ifs", ()))),
-        # Runs of versions that had no profiles do not name one.
+        # Files of versions without variability profiles have no such key.
         variability=_profile(table.get("variability"), origin),
     )
 

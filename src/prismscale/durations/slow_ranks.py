@@ -1,4 +1,4 @@
-"""Slow ranks as people write them: ``RANK=FACTOR``, of one rank or a range, in a row or a file."""
+"""Parses ``--slow``: ``RANK=FACTOR`` for one rank or a range, on the command line or in a file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from prismscale.graph.parquet import MAX_WORLD_SIZE
 
 
 def slow_ranks(texts: Iterable[str]) -> dict[int, float]:
-    """``17=1.3``, ``8-15=1.3``, or ``@FILE`` of such lines, as factors by rank.
+    """Parse ``17=1.3``, ``8-15=1.3``, or ``@FILE`` with such lines, into factors by rank.
 
     Raises:
-        UsageError: something else, or a file that cannot be read.
+        UsageError: a text has another form, or a file cannot be read.
     """
     found: dict[int, float] = {}
     for text in texts:
@@ -34,7 +34,7 @@ def slow_ranks(texts: Iterable[str]) -> dict[int, float]:
 
 
 def slow_lines(ranks: Sequence[Sequence[int]], factors: Sequence[float]) -> str:
-    """What ``--slow @FILE`` reads: ranks of each node, in a row, and its factor."""
+    """Format the consecutive ranks of each node and its factor as lines for ``--slow @FILE``."""
     return "".join(
         f"{own[0]}-{own[-1]}={factor:.9g}\n" for own, factor in zip(ranks, factors, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Periodic events in a run folder: a graph of each, and a table of when they come."""
+"""Periodic events in a run folder: a graph for each event, and a table of when they occur."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TABLE = "periodic.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventFacts:
-    """What is known of an event besides its graph."""
+    """Facts about a periodic event besides its graph."""
 
     numbers: tuple[int, ...]
-    """The steps in which it was seen, from 1."""
+    """Steps in which the event was seen, counted from 1."""
     every: int
-    """Steps from one to the next; 0: it came once."""
+    """Steps from one occurrence to the next; 0 if it occurred once."""
     site: str
-    """The line from which it communicates; empty where it does not."""
+    """Source line from which the event communicates; empty where it does not."""
     checkpoint_bytes: int = 0
-    """What a captured rank writes in it at most."""
+    """Most checkpoint bytes that any captured rank writes in the event."""
 
     def __post_init__(self) -> None:
         if not self.numbers or min(self.numbers) < 1 or self.every < 0:
@@ -39,13 +39,13 @@ class EventFacts:
 
     @property
     def schedule(self) -> Schedule:
-        """When it comes."""
+        """When the event occurs."""
         return Schedule(numbers=self.numbers, every=self.every)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredEvent:
-    """An event, and the graph of a job in which it and an ordinary step come in turn."""
+    """An event, and the graph of a job in which it alternates with an ordinary step."""
 
     facts: EventFacts
     graph: JobGraph
@@ -59,15 +59,15 @@ def save_events(events: Sequence[StoredEvent], folder: Path) -> None:
     """
     for n, event in enumerate(events):
         save_graph(event.graph, folder / str(n))
-    # The table comes last: it names what is there.
+    # The table is written last, so that every event it lists has its graph.
     write_json(folder / TABLE, {"events": [asdict(e.facts) for e in events]})
 
 
 def load_events(folder: Path) -> list[StoredEvent]:
-    """Read what :func:`save_events` wrote; nothing where a run has no periodic events.
+    """Read what :func:`save_events` wrote; an empty list where a run has no periodic events.
 
     Raises:
-        FormatError: damaged files.
+        FormatError: a file is damaged.
     """
     path = folder / TABLE
     if not path.is_file():

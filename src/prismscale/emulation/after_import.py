@@ -1,8 +1,8 @@
-"""Changes to modules that the program imports when it likes.
+"""Changes modules that the program may import at any time.
 
-Libraries of checkpoints are large, and most programs import none. So what has to be changed in one
-is changed at once where it is loaded already, and else right after its own code has run, before
-anybody can take a name from it.
+Checkpoint libraries are large, and most programs import none of them. So a module that is already
+loaded is changed at once. Any other is changed right after its own code has run, before other code
+can take a name from it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 Change = Callable[[Any, ExitStack], None]
-"""Changes a module, and leaves on the stack what puts it back."""
+"""Changes a module, and pushes onto the stack the callbacks that restore it."""
 
 
 @contextmanager
 def changed(changes: Mapping[str, Change]) -> Iterator[None]:
-    """Meanwhile, the modules named in ``changes`` are changed, whenever they are imported."""
+    """While the block runs, change the modules named in ``changes``, whenever they are imported."""
     with ExitStack() as undo:
         for name, change in changes.items():
             if name in sys.modules:
@@ -33,7 +33,7 @@ def changed(changes: Mapping[str, Change]) -> Iterator[None]:
 
 
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> Any:
-    """Set an attribute of a module or class, to be put back later; returns what it was."""
+    """Set an attribute of a module or class until ``undo`` closes; return its old value."""
     before = vars(owner)[name]
     setattr(owner, name, value)
     undo.callback(setattr, owner, name, before)
@@ -41,7 +41,7 @@ def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> Any:
 
 
 class _Watcher(MetaPathFinder):
-    """Finds nothing itself: changes what the other finders find."""
+    """A meta path finder that finds nothing itself: it changes what the other finders find."""
 
     def __init__(self, changes: Mapping[str, Change], undo: ExitStack) -> None:
         self._changes, self._undo = changes, undo
@@ -50,11 +50,11 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, whose loader makes the change at its end."""
+        """Return the module's own spec, with a loader that makes the change at its end."""
         change = self._changes.get(fullname)
         if change is None or fullname == self._searched:
             return None
-        # Another watcher among the finders asks this one again.
+        # The finders may include another watcher, which asks this one again.
         self._searched = fullname
         try:
             found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))

@@ -1,7 +1,7 @@
-"""From the many spellings of a collective's arguments to the parts of one record.
+"""Reads the many spellings of a collective's arguments into the fields of one record.
 
 Every torch entry point has several overloads (a tensor or a list, an options object or a plain
-reduction, one list or a list of lists). The functions here read them; nothing is copied.
+reduction, one list or a list of lists). The functions here accept them all and copy no tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
 SUM = ReduceOp(ReduceOp.SUM)
-"""What a reduction is when the program does not say."""
+"""The reduction of a collective for which the program names none."""
 
 _nbytes = attrgetter("nbytes")
 _MERGEABLE = frozenset(
@@ -32,7 +32,7 @@ _MERGEABLE = frozenset(
 
 
 def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
-    """A tensor, a list of tensors, or a list of lists of tensors as one flat tuple."""
+    """Return a tensor, a list of tensors, or a list of lists of tensors as one flat tuple."""
     if isinstance(value, torch.Tensor):
         return (value,)
     if len(value) == 1 and not isinstance(value[0], torch.Tensor):
@@ -43,7 +43,7 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def byte_count(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes of payload; for a sparse tensor, of its indices and values."""
+    """Return the bytes of payload; for a sparse tensor, those of its indices and values."""
     try:
         return sum(map(_nbytes, tensors))
     except RuntimeError:  # torch defines no byte count for sparse tensors
@@ -55,17 +55,17 @@ def _sparse_nbytes(tensor: torch.Tensor) -> int:
 
 
 def reduction(options: Any, op: Any = None) -> ReduceOp:
-    """The reduction in an options object, a ``ReduceOp``, or one of its enum values."""
+    """Return the reduction in an options object, a ``ReduceOp``, or one of its enum values."""
     value = op if op is not None else options
     if value is None:
         return SUM
     value = getattr(value, "reduceOp", value)
-    # An enum value passes for a ReduceOp in isinstance, but lacks its fields.
+    # An enum value passes isinstance(value, ReduceOp), but lacks its fields.
     return value if type(value) is ReduceOp else ReduceOp(value)
 
 
 def root_of(options: Any, root: int | None) -> int:
-    """The root's group rank from an options object or a plain argument."""
+    """Return the root's group rank from an options object or a plain argument."""
     if root is not None:
         return root
     if isinstance(options, int):
@@ -79,9 +79,9 @@ def is_async(options: Any) -> bool:
 
 
 def splits_of(sizes: Iterable[int], *, keep: bool) -> Sequence[int]:
-    """The split sizes of an all_to_all, given as a list, a tuple or an array.
+    """Return the split sizes of an all_to_all, given as a list, a tuple or an array.
 
-    They are thousands of numbers: a list is copied only to ``keep`` it, where the program could
+    They may be thousands of numbers, so a list is copied only with ``keep``: the program could then
     change it before the communication ends.
     """
     if isinstance(sizes, list | tuple):
@@ -90,7 +90,7 @@ def splits_of(sizes: Iterable[int], *, keep: bool) -> Sequence[int]:
 
 
 def merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
-    """The batch that coalesced calls make: neighbours of the same operation become one record.
+    """Return coalesced calls as one batch; neighbours of the same operation become one record.
 
     Point-to-point communications, all_to_all, gather, scatter and barrier stay separate.
     """

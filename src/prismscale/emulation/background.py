@@ -1,10 +1,10 @@
-"""What a program does beside its training: asynchronous checkpoints, metrics of a helper thread.
+"""Communications beside training: asynchronous checkpoints, metrics of a helper thread.
 
-A thread or process that writes a checkpoint agrees with its peers over communications of its own,
-on the host and in its own time; so does a thread to which a program on GPUs gives its bookkeeping
-(OLMo-core reduces metrics so). When they happen is a matter of chance, and no step waits for them.
-They are therefore answered at once and are in no trace: a captured rank does not record them, and a
-live rank does not look for them.
+A thread or process that writes a checkpoint agrees with its peers through communications of its
+own, on the host and in its own time. So does a thread to which a GPU program hands its bookkeeping
+(OLMo-core reduces metrics this way). Their timing is a matter of chance, and no step waits for
+them. They are therefore answered at once and appear in no trace: a captured rank does not record
+them, and a live rank does not expect them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_background() -> bool:
 
 @contextmanager
 def in_background() -> Iterator[None]:
-    """What this thread does meanwhile is none of the program's steps."""
+    """Mark what this thread does in the block as background work, part of no training step."""
     _here.depth = getattr(_here, "depth", 0) + 1
     try:
         yield
@@ -38,16 +38,16 @@ def in_background() -> Iterator[None]:
 
 
 class BackgroundAnswers:
-    """Passes the program's communications on; answers those in the background itself."""
+    """Passes the program's communications on and answers background communications itself."""
 
     def __init__(self, hook: CommunicationHook, fill: Callable[[Collective], None]) -> None:
-        """``fill`` defines a communication's outputs, as if peers did what this rank does."""
+        """``fill`` defines a communication's outputs as if peers did what this rank does."""
         self._hook = hook
         self._fill = fill
         self._program: threading.Thread | None = None
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """Nobody records what happens in the background."""
+        """Answer a background batch at once, unrecorded; pass any other batch on."""
         if not (is_background() or self._is_bookkeeping(batch)):
             return self._hook.communicate(batch)
         for collective in batch:
@@ -55,12 +55,14 @@ class BackgroundAnswers:
         return completed(tuple(t for c in batch for t in c.outputs))
 
     def _is_bookkeeping(self, batch: Sequence[Collective]) -> bool:
-        """Whether a helper thread of a program on GPUs lets tensors of the host be exchanged. The
-        program's thread is the one that communicates first, which need not be Python's main one."""
+        """Whether a helper thread of a GPU program communicates host tensors.
+
+        The program's own thread is the first that communicates; it need not be the main thread.
+        """
         caller = threading.current_thread()
         if self._program is None:
             self._program = caller
-        # Autograd's threads, which are not Python's, do the program's own work.
+        # Autograd's threads, which Python did not start, do the program's own work.
         is_helper = caller is not self._program and not isinstance(caller, threading._DummyThread)
         return is_helper and torch.accelerator.is_available() and all(map(_is_on_host, batch))
 

@@ -17,29 +17,30 @@ _SITE_PACKAGES = os.sep + "site-packages" + os.sep
 _OURS_AND_TORCH = (
     str(Path(torch.__file__).parent) + os.sep,
     str(Path(__file__).parents[1]) + os.sep,
-    # Its wrapper is around what torch has deprecated.
+    # torch's deprecated functions run inside a wrapper of this package.
     typing_extensions.__file__,
     "<",
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _MOST_CALLERS = 64
-"""Between a payload rule and the program's own function lie about twenty frames of ours and of
-torch's process group, and a few of the framework's."""
+"""Most frames that :func:`callers` yields. Between a payload rule and the program's own function
+lie about twenty frames of ours and of torch's process group, and a few of the framework's."""
 _is_users: dict[str, bool] = {}
 
 
 def call_site() -> str:
-    """``file:line`` of the innermost frame that is neither torch's, ours, nor the standard
-    library's; empty where there is none (a helper thread).
+    """Return ``file:line`` of the innermost frame of the user's code.
 
-    The path is relative to the working folder, or to ``site-packages``, where it lies there.
+    That is code of neither torch, prismscale nor the standard library. The answer is empty if there
+    is no such frame (a helper thread). The path is relative to the working folder or to
+    ``site-packages`` if it lies in one of them.
     """
     frame = users_frame(sys._getframe(1))
     return line_of(frame) if frame is not None else ""
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame from ``frame`` outwards that is the user's; None where none is."""
+    """Return the innermost frame of the user's code from ``frame`` outwards; None if none is."""
     while frame is not None:
         name = frame.f_code.co_filename
         users = _is_users.get(name)
@@ -54,12 +55,12 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType) -> str:
-    """``file:line``, as people are shown it."""
+    """Return ``file:line`` in the form shown to people."""
     return f"{_shorten(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """``frame`` and who called it: as far as torch's own code lies between it and a caller."""
+    """Yield ``frame`` and its callers, far enough to reach beyond torch's own frames."""
     for _ in range(_MOST_CALLERS):
         if frame is None:
             return

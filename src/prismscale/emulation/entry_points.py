@@ -1,7 +1,7 @@
-"""The entry points of a process group, and the one way from them to the hook.
+"""The entry points of a process group, and the single path from them to the hook.
 
-Each communication method of ``ProcessGroup`` is here once, under its torch 2.13 name and under the
-older ones, so that callers in C++ (DDP's Reducer, functional collectives, ``_broadcast_coalesced``)
+Each communication method of ``ProcessGroup`` is here once, under its torch 2.13 name and its older
+names, so that callers in C++ (DDP's Reducer, functional collectives, ``_broadcast_coalesced``)
 and in Python all end up in :meth:`EntryPoints._issue`.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
-from time import perf_counter_ns  # by name: a program's ``time`` may be logical
+from time import perf_counter_ns  # bound by name: ``time`` may answer logical time
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class _Batch:
         self.work: Work | None = None
 
     def add(self, collective: Collective) -> EmulatedWork:
-        """Keep it for later; waiting for it before the window closes does nothing."""
+        """Add a communication. Waiting for it before the batch is issued does nothing."""
         self.collectives.append(collective)
         return EmulatedWork(collective.outputs, self._wait)
 
@@ -52,12 +52,13 @@ class _Batch:
 
 
 def _is_of_a_tracer(group: object) -> bool:
-    """True where torch.compile, as it traces, runs a communication of a constant.
+    """Return True if torch.compile runs this communication on a constant while it traces.
 
-    A tensor made of numbers (``torch.tensor([n])``) has a value for tracers, who run what is called
-    on it beside what they write down. How often they do that depends on which of their caches are
-    warm, so one rank of a job would be seen to communicate more often than another. The compiled
-    region issues the communication itself. Dynamo's own messages between ranks have a group apart.
+    A tensor made of numbers (``torch.tensor([n])``) has a value at trace time, so a tracer executes
+    the calls on it in addition to recording them. How often it does depends on which of its caches
+    are warm, so one rank of a job would appear to communicate more often than another. The compiled
+    region issues the communication itself. Dynamo's own messages between ranks use a group of their
+    own, for which the answer is False.
     """
     if TracingContext.try_get() is None:
         return False
@@ -66,7 +67,7 @@ def _is_of_a_tracer(group: object) -> bool:
 
 
 def _entry(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes when the program called, before anything else: all of ``method`` is the emulation's."""
+    """Note the time of the program's call first: all time in ``method`` is the emulation's."""
 
     @wraps(method)
     def enter(self: EntryPoints, *arguments: Any, **options: Any) -> Any:
@@ -84,11 +85,11 @@ class EntryPoints:
     _batch: _Batch | None = None
     _sequence_number: int = 0
     _called_ns: int = 0
-    """When the program last entered, on the monotonic clock."""
+    """Time of the program's last call into this group, on the monotonic clock."""
 
     @property
     def handle(self) -> GroupHandle:
-        """The group as hooks see it; a group without one registers itself here."""
+        """The group as hooks see it; a subclass registers a group that has no handle yet."""
         assert self._handle is not None
         return self._handle
 
@@ -120,7 +121,7 @@ class EntryPoints:
             output_splits=output_splits,
             tag=tag,
             asynchronous=asynchronous,
-            # Calls of a batch are answered later.
+            # A call inside a batch is answered later, when the batch ends.
             called_ns=self._called_ns if self._batch is None else 0,
         )
         if self._batch is not None:
@@ -314,8 +315,10 @@ class EntryPoints:
 
     @_entry
     def exchange(self, like: torch.Tensor, n_bytes: int, *, asynchronous: bool) -> Any:
-        """all_to_all of ``n_bytes`` by a library's own kernels on the device of ``like``. What its
-        outputs hold is the library's business."""
+        """all_to_all of ``n_bytes`` by a library's own kernels on the device of ``like``.
+
+        The library itself defines the values of its outputs.
+        """
         nothing = (like[:0],)
         return self._issue(
             CollectiveOp.ALL_TO_ALL, nothing, nothing, n_bytes, asynchronous=asynchronous
@@ -347,8 +350,11 @@ class EntryPoints:
 
     @_entry
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receive from whoever sends: recorded, and answered by ``Work.source_rank()``, as the
-        member before this one, because nobody sends here."""
+        """Receive from any member.
+
+        No peer really sends, so the source is taken to be the member before this one, both in the
+        record and in ``Work.source_rank()``.
+        """
         source = (self.handle.group_rank - 1) % self.handle.size
         work = self.recv(tensors, source, tag)
         if isinstance(work, EmulatedWork):
@@ -363,7 +369,7 @@ class EntryPoints:
 
     @_entry
     def symm_mem_barrier(self, channel: int) -> None:
-        """Of a symmetric memory's handle: orders streams of all members, and no host."""
+        """Barrier of a symmetric memory's handle: orders all members' streams, blocks no host."""
         op = CollectiveOp.SYMM_MEM_BARRIER
         self._issue(op, (), (), 0, tag=channel, asynchronous=False).wait()
 

@@ -27,7 +27,7 @@ class GroupHandle:
     group_rank: int
     """This rank's position in :attr:`ranks`."""
     name: str
-    """What the program calls it (``group_desc`` or mesh axis); may be empty."""
+    """The program's name for the group (``group_desc`` or mesh axis); may be empty."""
     backend: str
     """The backend the program asked for, for example ``nccl``."""
 
@@ -76,15 +76,17 @@ class Collective:
     asynchronous: bool = False
     """True where the program keeps the Work and waits for it later (or never)."""
     called_ns: int = 0
-    """When the program called, on the monotonic clock: what comes after is the emulation's. 0 where
-    that is not known."""
+    """Time of the program's call, on the monotonic clock; time after it is the emulation's. 0 if
+    unknown."""
     site: str = ""
-    """The program's line that calls, where that is not the one that runs now."""
+    """``file:line`` of the program's call, set if the stack may no longer show it; else empty."""
 
     @property
     def is_of_library(self) -> bool:
-        """Whether kernels of a library exchange bytes themselves, and pass the group no tensor: see
-        :meth:`prismscale.emulation.entry_points.EntryPoints.exchange`."""
+        """Whether a library's own kernels exchange the bytes and pass no tensor to the group.
+
+        See :meth:`prismscale.emulation.entry_points.EntryPoints.exchange`.
+        """
         return self.n_bytes > 0 and not any(t.numel() for t in (*self.inputs, *self.outputs))
 
 
@@ -104,28 +106,31 @@ Answer = Callable[[Sequence[Collective]], Work]
 
 
 class OpenCapture(Protocol):
-    """A CUDA graph that is being captured: what the program does now happens at each replay."""
+    """A CUDA graph under capture: what the program does now happens at each replay."""
 
     def communicate(self, batch: Sequence[Collective], answer: Answer) -> Work:
-        """Let each replay have ``answer`` to ``batch``; a batch that never sees the device, or that
-        the capturing streams do not issue, has it now."""
+        """Arrange that each replay calls ``answer`` with ``batch``.
+
+        A batch in host memory, or issued on a stream that does not capture, is answered now.
+        """
         ...
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make ``call`` at each replay, in this place."""
+        """Run ``call`` at each replay, at this point of the graph."""
         ...
 
 
 class Captures:
-    """Whether this process captures a graph; set by a device that has graphs."""
+    """State of CUDA graph capture in this process."""
 
     under_way: ClassVar[OpenCapture | None] = None
+    """The capture under way, set by a device that has graphs; None if there is none."""
     fill: ClassVar[Callable[[Collective], None] | None] = None
-    """Defines a communication's outputs, as if peers did what this rank does; None: nobody can."""
+    """Defines a communication's outputs as if peers did what this rank does; None: not possible."""
 
 
 def in_its_place(call: Callable[[], None]) -> None:
-    """Make ``call`` now, or where replays of the graph that is being captured come to it."""
+    """Run ``call`` now or, during a graph capture, at this point of each replay."""
     if Captures.under_way is None:
         call()
     else:
@@ -133,7 +138,7 @@ def in_its_place(call: Callable[[], None]) -> None:
 
 
 class GroupObserver(Protocol):
-    """Told about process groups as the program creates them."""
+    """Is notified of process groups as the program creates them."""
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
@@ -143,7 +148,7 @@ class GroupObserver(Protocol):
 
 
 class GroupObservers:
-    """Several that are told, in order."""
+    """Passes each notification on to several observers, in order."""
 
     def __init__(self, *observers: GroupObserver) -> None:
         self._observers = observers
@@ -151,6 +156,6 @@ class GroupObservers:
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Tell all of them."""
+        """Notify all observers."""
         for observer in self._observers:
             observer.group_created(ranks, name, backend, group_index)

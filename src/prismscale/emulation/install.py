@@ -3,8 +3,8 @@
 The seam: torch builds every group in one place (``distributed_c10d._new_process_group_helper``)
 from names that it looks up in its own module: ``ProcessGroup``, ``ProcessGroupGloo``,
 ``ProcessGroupNCCL``, …, ``TCPStore``, and, for every other backend, the plugin table of
-``Backend``. :func:`install` rebinds these names and leaves torch's files alone. What follows from
-this choice, against registering one more backend as a plugin:
+``Backend``. :func:`install` rebinds these names and leaves torch's files alone. Compared with
+registering one more backend as a plugin, this choice has these consequences:
 
 * every backend name works and ``get_backend()`` answers what the program asked for;
 * ``type(group) is ProcessGroup`` holds inside torch, so ``batch_isend_irecv`` coalesces exactly
@@ -14,7 +14,7 @@ this choice, against registering one more backend as a plugin:
 
 Names that a build lacks (a CPU-only torch has no ``ProcessGroupNCCL``) are added, and removed on
 exit. A rebound object is replaced in every loaded module that holds it, since modules import names
-by value. torch's ``fake`` backend is left alone: its groups never communicate, here as there.
+by value. torch's ``fake`` backend is left alone: its groups never communicate, emulated or not.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _FLAGS = (
 )
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _NCCL_VERSION = (2 << 32) | (28 << 16) | 9
-"""2.28.9, answered to torch.cuda.nccl.version() where this torch has no NCCL."""
+"""Version 2.28.9, which torch.cuda.nccl.version() answers where this torch has no NCCL."""
 _MISSING = object()
 
 
 class Groups:
-    """The groups of one installation: numbers those this rank belongs to, reports all."""
+    """The groups of one installation: numbers this rank's groups, reports all to the observer."""
 
     def __init__(
         self, environment: RankEnvironment, hook: CommunicationHook, observer: GroupObserver | None
@@ -63,7 +63,7 @@ class Groups:
         self._n_groups = 0
 
     def created(self, group: Any, ranks: Sequence[int], name: str, backend: str) -> None:
-        """torch created a group of ``ranks``; ``group`` is torch's marker if this rank is out."""
+        """Note a new group of ``ranks``; ``group`` is torch's marker if this rank is no member."""
         members = tuple(ranks)
         group_index = None
         if isinstance(group, EmulatedProcessGroup):
@@ -81,10 +81,10 @@ class Groups:
             self._observer.group_created(members, name, backend, group_index)
 
     def adopt(self, group: EmulatedProcessGroup) -> GroupHandle:
-        """Handle of a group that did not come through :meth:`created`.
+        """Return the handle of a group that did not come through :meth:`created`.
 
-        ``shrink_group`` makes one past torch's helper: it is numbered here. A silent group never
-        shows to a hook: it has no number.
+        ``shrink_group`` creates a group without torch's helper: it is numbered here. A silent group
+        never reaches a hook, so it has no number (-1).
         """
         world = distributed_c10d._world
         positions = sorted(world.pg_group_ranks[group].items(), key=lambda pair: pair[1])
@@ -105,12 +105,14 @@ def install(
     observer: GroupObserver | None = None,
     keys: Callable[[str], rendezvous_store.KeySpace] | None = None,
 ) -> Iterator[Groups]:
-    """Let ``torch.distributed`` believe in ``environment``; ``hook`` answers every communication,
-    and ``keys`` makes the keys of a store's address, where peers are there to write some.
+    """Let ``torch.distributed`` run as the rank that ``environment`` describes.
 
-    On exit the process group is destroyed if the program left it, and torch, ``os.environ`` and
+    ``hook`` answers every communication. ``keys`` makes the key space of a store's address; it is
+    given where peers exist that write keys.
+
+    On exit the process group is destroyed if the program left it open. torch, ``os.environ`` and
     ``sys.excepthook`` are as before, so that ranks can run one after another in one process.
-    Raises :class:`UsageError` where a process group already exists or emulation is in force.
+    Raises :class:`UsageError` if a process group already exists or a rank is already emulated.
     """
     if EmulatedProcessGroup.registry is not None:
         raise UsageError(
@@ -127,18 +129,19 @@ def install(
             undo.enter_context(rebound(name, replacement))
         for flag in _FLAGS:
             undo.enter_context(_attribute(distributed_c10d, flag, True))
-        # None where this torch has no NCCL; torch warns about it each time a group is made.
+        # It is None where this torch has no NCCL, and torch then warns at each new group.
         timeout = getattr(distributed_c10d, "default_pg_nccl_timeout", None) or _NCCL_TIMEOUT
         undo.enter_context(_attribute(distributed_c10d, "default_pg_nccl_timeout", timeout))
         if not hasattr(torch._C, "_nccl_version"):
             undo.enter_context(_attribute(torch._C, "_nccl_version", lambda: _NCCL_VERSION))
             undo.enter_context(_attribute(torch._C, "_nccl_version_suffix", lambda: b""))
         if not hasattr(dist, "set_timeout"):
-            # Programs written for a later torch call it.
+            # Programs written for a later torch call this function.
             undo.enter_context(_attribute(dist, "set_timeout", _accept_timeout))
         undo.enter_context(_answered_plugins())
         undo.enter_context(_attribute(stub_backends.EmulatedMPI, "world", _whoami(environment)))
-        # Only inside torch's group factory: elsewhere the base class is the right name for both.
+        # Rebound in the module of torch's group factory only: elsewhere ``ProcessGroup`` must stay
+        # the base class of emulated groups and torch's own.
         undo.enter_context(_attribute(distributed_c10d, "ProcessGroup", EmulatedProcessGroup))
         undo.enter_context(_attribute(EmulatedProcessGroup, "registry", groups))
         undo.callback(_destroy_groups)
@@ -146,7 +149,7 @@ def install(
 
 
 def _replacements(groups: Groups) -> dict[str, Any]:
-    """What each of torch's names means while a rank is emulated."""
+    """Return the replacement of each torch name while a rank is emulated."""
     helper = distributed_c10d._new_process_group_helper
     return {
         "ProcessGroupGloo": stub_backends.EmulatedGloo,
@@ -211,16 +214,20 @@ def _plain_name(group_desc: str | None) -> str:
 
 
 def _no_split_source(*parent_and_device: Any) -> None:
-    """Communicators are not derived from one another; ``split_group`` needs none."""
+    """Return None: no communicator is derived from another, and ``split_group`` needs none."""
 
 
 def _unwrapped(wrapped_pg: Any, *arguments: Any, **named: Any) -> Any:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL compares peers' collectives; there are no peers."""
+    """Return the group itself.
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch's wrapper compares peers' collectives, and there are
+    no peers.
+    """
     return wrapped_pg
 
 
 def _accept_timeout(timeout: timedelta, group: Any = None) -> None:
-    """An emulated communication never times out."""
+    """Ignore the timeout: an emulated communication never times out."""
 
 
 def _whoami(environment: RankEnvironment) -> tuple[int, int]:
@@ -247,7 +254,7 @@ def _answered_plugins() -> Iterator[None]:
         with _attribute(dist.Backend, "_plugins", answered):
             yield
     finally:
-        # Modules imported meanwhile have registered their backends and will not do so again.
+        # Modules imported in the meantime have registered backends and will not do so again.
         original.update(dict.items(answered))
 
 
@@ -281,7 +288,7 @@ def rebound(name: str, replacement: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        # Scanned again: modules imported meanwhile hold the replacement.
+        # Scan again: modules imported in the meantime hold the replacement.
         _replace_everywhere(name, replacement, original)
 
 

@@ -1,4 +1,4 @@
-"""Names for communications that are the same on every member."""
+"""Gives each communication a name that is the same on every member of its group."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import MOST_TAGS, CollectiveOp
 
 _LOOK_AT_TAGS = frozenset({"gloo", "mpi", "ucc"})
-"""Backends whose messages of one pair may overtake each other, if their tags differ."""
+"""Backends that match by tag: messages of one pair with different tags may overtake each other."""
 
 
 def tag_of(collective: Collective) -> int:
-    """What tells a message from others of its pair; 0 where the backend looks at no tags."""
+    """Return the tag that tells messages of one pair apart; 0 if the backend ignores tags."""
     return collective.tag % MOST_TAGS if collective.group.backend in _LOOK_AT_TAGS else 0
 
 
 def peer_of(collective: Collective) -> int:
-    """As a trace has it: see :attr:`prismscale.graph.trace.RankTrace.peer_N`."""
+    """Return the peer as a trace stores it: see :attr:`prismscale.graph.trace.RankTrace.peer_N`."""
     group = collective.group
     if not collective.op.is_p2p:
         return collective.root
@@ -26,7 +26,7 @@ def peer_of(collective: Collective) -> int:
 
 
 class InstanceIds:
-    """Names for communications: group, kind, running number. It observes groups."""
+    """Names communications by group, channel and running number. It is a group observer."""
 
     def __init__(self) -> None:
         self._groups: dict[int, str] = {}
@@ -36,7 +36,7 @@ class InstanceIds:
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Two groups may hold the same ranks: the how-many-th is part of the name."""
+        """Name the group by its ranks and a count, since several groups may hold the same ranks."""
         if group_index is None:
             return
         n = self._occurrences.get(ranks, 0)
@@ -44,12 +44,15 @@ class InstanceIds:
         self._groups[group_index] = f"{zlib.crc32(repr(ranks).encode()):08x}-{n}"
 
     def group(self, group_index: int) -> str:
-        """The name of a group."""
+        """Return the name of a group."""
         return self._groups[group_index]
 
     def channel(self, collective: Collective) -> str:
-        """The name of those that meet in order: a group's collectives, or the messages of a pair
-        in one direction, with one tag where the backend looks at tags (NCCL does not)."""
+        """Return the name of the communication's channel, within which members match in order.
+
+        A channel is a group's collectives, or the messages of a pair in one direction; of one tag,
+        if the backend looks at tags (NCCL does not).
+        """
         group, channel = collective.group, "c"
         if collective.op.is_p2p:
             ends = (group.group_rank, collective.root)
@@ -60,7 +63,7 @@ class InstanceIds:
         return f"{self._groups[group.group_index]}.{channel}"
 
     def name(self, collective: Collective) -> str:
-        """The name of this use of its channel."""
+        """Return the communication's name: its channel and the number of this use, counted here."""
         stem = self.channel(collective)
         n = self._uses.get(stem, 0)
         self._uses[stem] = n + 1

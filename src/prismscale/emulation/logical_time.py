@@ -1,5 +1,7 @@
-"""``time`` that answers logical time: a program's own timers read what a cluster's would, and its
-sleeping is not waited for."""
+"""Lets ``time`` answer logical time.
+
+A program's own timers read what they would on the cluster, and its sleeps are not waited for.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from typing import Any
 Now = Callable[[], int]
 """Logical time in nanoseconds since some origin."""
 LONGEST_SLEEP_S = 0.02
-"""Of a thread that only logical time passes for: others get on meanwhile."""
+"""Longest real sleep of the program's thread, for which logical time passes: other threads need
+some real time to make progress."""
 WAITERS = frozenset({"asyncio", "concurrent", "multiprocess", "multiprocessing"})
-"""Packages that wait for other processes and threads in real time, and look at the clock to see
-whether a timeout is over: by logical time, which stands still meanwhile, none ever is.
-``threading``, ``queue`` and ``subprocess`` took their clock from ``time`` when they were
+"""Packages that wait for other processes and threads in real time, and read the clock to check a
+timeout. By logical time, which stands still meanwhile, no timeout would ever expire. ``threading``,
+``queue`` and ``subprocess`` need no entry: they took their clock from ``time`` when they were
 imported."""
 
 
 @contextmanager
 def answering_time(now_ns: Now, pass_ns: Callable[[int], None]) -> Iterator[None]:
-    """Let ``time.time``, ``perf_counter``, ``monotonic`` and their ``_ns`` forms answer logical
-    time, continuing from now; :data:`WAITERS` read real time. When this thread sleeps, ``pass_ns``
-    lets as many nanoseconds of it pass; other threads sleep in real time."""
+    """Let the clocks of ``time`` answer logical time, continuing from now.
+
+    These are ``time.time``, ``perf_counter``, ``monotonic`` and their ``_ns`` forms;
+    :data:`WAITERS` read real time. When this thread sleeps, ``pass_ns`` lets as many nanoseconds of
+    logical time pass; other threads sleep in real time.
+    """
     real: dict[str, Callable[..., Any]] = {"sleep": time.sleep}
     for name in ("time", "perf_counter", "monotonic"):
         for suffix, unit in (("", 1e9), ("_ns", 1)):
@@ -64,7 +70,7 @@ def _sleep(
             return
         began_ns = now_ns()
         really(min(seconds, LONGEST_SLEEP_S))
-        # On a clock that real time moves too, some has passed.
+        # If real time moves this clock too, part of the sleep has already passed.
         pass_ns(max(0, began_ns + round(seconds * 1e9) - now_ns()))
 
     return sleep

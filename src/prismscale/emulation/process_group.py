@@ -26,16 +26,16 @@ from prismscale.emulation.work import completed
 from prismscale.errors import PrismscaleError
 
 _Base: Any = dist.ProcessGroup
-"""Untyped, because the stub's overloads give one argument a different name each time."""
+"""Untyped, because the overloads in torch's type stub name the same argument differently."""
 
 
 class GroupRegistry(Protocol):
-    """Numbers the groups of this rank and knows who answers for them."""
+    """Numbers the groups of this rank and holds the hook that answers their communications."""
 
     hook: CommunicationHook
 
     def adopt(self, group: EmulatedProcessGroup) -> GroupHandle:
-        """The handle of a group that torch created by another way than ``new_group``."""
+        """Return the handle of a group that torch did not create through ``new_group``."""
         ...
 
 
@@ -53,12 +53,14 @@ class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
     """
 
     registry: ClassVar[GroupRegistry | None] = None
-    """Of the installation in force; torch gives a constructor no way to receive it."""
+    """Registry of the installation in force. A class variable, because torch calls the constructor
+    and passes no registry."""
     objects_on_host: ClassVar[bool] = False
-    """Pickled objects travel in host memory, whatever the backend: a device without bytes."""
+    """True on a device whose memory holds no bytes: pickled objects then travel in host memory,
+    whatever the backend."""
 
     def __init__(self, *arguments: Any) -> None:
-        """``(store, rank, size)`` or ``(rank, size)``, as ``ProcessGroup`` takes them."""
+        """Take ``(store, rank, size)`` or ``(rank, size)``, as ``ProcessGroup`` does."""
         *store, rank, size = arguments
         # The base's constructor with a store cannot build a Python subclass.
         super().__init__(rank, size)
@@ -101,7 +103,7 @@ class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
             backend.group = weakref.ref(self)
             super()._register_backend(device, backend_type, backend.anchor)
             if not _is_present(device) and "cpu" not in self._backends:
-                # The device that this backend serves is not on this machine: cpu stands in.
+                # This machine lacks the device that the backend serves: cpu stands in for it.
                 self._register_backend(torch.device("cpu"), backend_type, backend)
         else:
             self._hook = _SilentHook()
@@ -118,7 +120,10 @@ class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
         return backend
 
     def getBackendName(self) -> str:
-        """What C++ is told. DDP's logger casts the backend of a group named ``gloo`` to gloo's."""
+        """Return the backend name that C++ callers see.
+
+        It is never ``gloo``: DDP's logger would cast the backend of such a group to gloo's class.
+        """
         return "emulated"
 
     def name(self) -> str:
@@ -141,13 +146,13 @@ class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
         return self._sequence_number
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Accepted; an emulated communication never times out."""
+        """Ignore the timeout: an emulated communication never times out."""
 
     def shutdown(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no work runs in the background."""
 
     def abort(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no work runs in the background."""
 
     def split_group(
         self,
@@ -158,7 +163,7 @@ class EmulatedProcessGroup(EntryPoints, _Base):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> EmulatedProcessGroup | None:
-        """The group of ``new_ranks`` (ranks of this group); None where this rank is not in it."""
+        """Return the group of ``new_ranks`` (ranks of this group); None if this rank is outside."""
         ranks = sorted(new_ranks)
         if self.rank() not in ranks:
             return None

@@ -12,8 +12,9 @@ would have written is answered by these rules, in this order:
    would set; it reads as ``b"1"``.
 4. **Analogous key.** A key that equals one this rank wrote, but for the rank number in it, reads
    as this rank's own value.
-5. Anything else would wait for ever: ``get`` and ``wait`` raise :class:`UsageError` with the key
-   and the line of the program that waits; ``check`` answers False.
+5. **Unknown key.** A real store would wait for ever: ``get`` and ``wait`` raise
+   :class:`UsageError` with the key and the line of the program that waits; ``check`` answers
+   False.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class KeySpace:
         self._queues: dict[str, list[bytes]] = {}
 
     def add(self, key: str, amount: int) -> int:
-        """Raise a counter, see rule 2."""
+        """Add to a counter and return its value by rule 2."""
         before = self._counters.get(key)
         if before is None and key in self._values:
             # A number that this rank wrote as text: an ordinary value, not a shared counter.
@@ -60,7 +61,7 @@ class KeySpace:
         return (before or 0) * self._world_size + amount * (self._rank + 1)
 
     def read(self, key: str) -> bytes:
-        """The value by the module's rules.
+        """Return the value of a key by the module's rules.
 
         Raises:
             UsageError: no rule answers.
@@ -79,7 +80,7 @@ class KeySpace:
         return self.lookup(key) is not None
 
     def write(self, key: str, value: bytes) -> None:
-        """Set a key of this rank's own."""
+        """Set a key that this rank writes."""
         self._values[key] = value
 
     def extend(self, key: str, value: bytes) -> None:
@@ -99,16 +100,16 @@ class KeySpace:
         self._queues.setdefault(key, []).append(value)
 
     def pop(self, key: str) -> bytes:
-        """Take from a queue; what only absent ranks would push raises as :meth:`read`."""
+        """Take from a queue. An empty one is read as a key, and raises as :meth:`read` does."""
         queue = self._queues.get(key)
         return queue.pop(0) if queue else self.read(key)
 
     def queued(self, key: str) -> int:
-        """Entries in a queue."""
+        """Return the number of entries in a queue."""
         return len(self._queues.get(key, ()))
 
     def lookup(self, key: str) -> bytes | None:
-        """The value by rules 1 to 4, None where no rule answers."""
+        """Return the value of a key by rules 1 to 4, or None if no rule answers."""
         if key in self._values:
             return self._values[key]
         if key in self._counters:
@@ -126,12 +127,12 @@ class KeySpace:
         return None
 
     def remove(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Forget a key; return whether it was there."""
         removed = self._values.pop(key, None) is not None
         return self._counters.pop(key, None) is not None or removed
 
     def names(self) -> list[str]:
-        """All keys that this rank wrote."""
+        """Return all keys that this rank wrote."""
         return [*self._values, *self._counters]
 
 
@@ -144,10 +145,10 @@ class EmulatedStore(Store):
     """A ``torch.distributed.Store`` on a :class:`KeySpace`."""
 
     _made: ClassVar[Callable[[str], KeySpace] | None] = None
-    """Makes the keys of an address; None outside of an emulation."""
+    """Makes the key space of an address; None outside an emulation."""
     _spaces: ClassVar[dict[str, KeySpace]] = {}
     _alive: ClassVar[list[EmulatedStore]] = []
-    """C++ holders (PrefixStore) keep the C++ half of a store alive, not the Python half."""
+    """Keeps Python halves of stores alive: C++ holders (PrefixStore) keep only the C++ halves."""
 
     def __init__(self, address: str = "") -> None:
         super().__init__()
@@ -172,7 +173,7 @@ class EmulatedStore(Store):
         return self._space.read(key)
 
     def add(self, key: str, value: int) -> int:
-        """Raise a counter by the module's rules."""
+        """Add to a counter and return its value by the module's rules."""
         return self._space.add(key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
@@ -184,7 +185,7 @@ class EmulatedStore(Store):
         return all(self._space.has(key) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return when every key is answered; where peers are absent, at once or never."""
+        """Return once every key has a value; where peers are absent, return at once or raise."""
         for key in keys:
             self._space.read(key)
 
@@ -193,7 +194,7 @@ class EmulatedStore(Store):
         return self._space.compare_set(key, _bytes(expected), _bytes(desired))
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Forget a key; return whether it was there."""
         return self._space.remove(key)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -206,11 +207,11 @@ class EmulatedStore(Store):
             self.set(key, value)
 
     def num_keys(self) -> int:
-        """Keys that this rank knows."""
+        """Return the number of keys that this rank knows."""
         return len(self._space.names())
 
     def list_keys(self) -> list[str]:
-        """Keys that this rank knows."""
+        """Return the keys that this rank knows."""
         return self._space.names()
 
     def queue_push(self, key: str, value: str | bytes) -> None:
@@ -218,31 +219,31 @@ class EmulatedStore(Store):
         self._space.push(key, _bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take from a queue; what only absent ranks would push raises."""
+        """Take from a queue; raise for an entry that only absent ranks would push."""
         return self._space.pop(key)
 
     def queue_len(self, key: str) -> int:
-        """Entries in a queue."""
+        """Return the number of entries in a queue."""
         return self._space.queued(key)
 
     def has_extended_api(self) -> bool:
-        """append, multi_get and multi_set are there."""
+        """Return True: ``append``, ``multi_get`` and ``multi_set`` exist."""
         return True
 
     def clone(self) -> EmulatedStore:
-        """Another handle on the same keys."""
+        """Return another handle on the same keys."""
         twin = EmulatedStore()
-        # Of the C++ half there is one each.
+        # Each handle has a C++ half of its own.
         twin._space = self._space
         return twin
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Kept; nothing here takes time."""
+        """Keep the timeout; nothing here takes time."""
         self._timeout = timeout
 
     @property
     def timeout(self) -> timedelta:
-        """As set."""
+        """The timeout as set."""
         return self._timeout
 
 
@@ -277,7 +278,7 @@ class EmulatedFileStore(EmulatedStore):
 
 
 class EmulatedHashStore(EmulatedStore):
-    """``HashStore``: keys of this object alone, which no other rank ever had."""
+    """``HashStore``: its keys belong to this object alone; no other rank ever had them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,9 +291,9 @@ class EmulatedHashStore(EmulatedStore):
 def shared_by(
     environment: RankEnvironment, keys: Callable[[str], KeySpace] | None = None
 ) -> Iterator[None]:
-    """Stores created in the block belong to this rank and share keys by address.
+    """Let stores created in the block belong to this rank and share keys by address.
 
-    ``keys`` makes those of an address, where they are not known from this rank alone.
+    ``keys`` makes the key space of an address if this rank alone does not determine it.
     """
     EmulatedStore._made = keys or (lambda address: KeySpace(environment))
     EmulatedHashStore._own = lambda: KeySpace(environment)

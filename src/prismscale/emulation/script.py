@@ -1,5 +1,7 @@
-"""Runs the user's program in this process exactly as ``torchrun`` would: same ``sys.argv``,
-``sys.path``, ``__main__`` and environment."""
+"""Runs the user's program in this process exactly as ``torchrun`` would.
+
+``sys.argv``, ``sys.path``, ``__main__`` and the environment are the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from prismscale.errors import UsageError
 
 
 class StopProgram(BaseException):
-    """Unwinds the program once enough steps were seen.
+    """Unwinds the program once it has run enough steps.
 
     Not an Exception, so that a training loop's ``except Exception`` does not swallow it, while
     ``finally`` blocks still run.
@@ -24,7 +26,7 @@ class StopProgram(BaseException):
 
 
 def ignore_breakpoints() -> None:
-    """Let ``breakpoint()`` do nothing: a rank without a terminal has nobody to ask."""
+    """Make ``breakpoint()`` do nothing: a rank has no terminal at which somebody could answer."""
     os.environ["PYTHONBREAKPOINT"] = "0"
 
 
@@ -46,8 +48,10 @@ class Script:
 
     @classmethod
     def of_words(cls, words: Sequence[str]) -> Script | None:
-        """The program that an interpreter's words name, from ``-m`` or a file on; None for
-        anything else."""
+        """Return the program that an interpreter's arguments name, or None for anything else.
+
+        ``words`` begin at ``-m`` or at the file.
+        """
         if words[0:1] == ["-m"] and len(words) > 1:
             return cls(target=words[1], args=tuple(words[2:]), is_module=True)
         if not words or words[0].startswith("-"):
@@ -56,7 +60,7 @@ class Script:
 
     @property
     def label(self) -> str:
-        """What to call the program in messages."""
+        """The program's name in messages."""
         return f"-m {self.target}" if self.is_module else self.target
 
     @property
@@ -65,13 +69,16 @@ class Script:
         return " ".join([self.label, *map(shlex.quote, self.args)])
 
     def sources(self) -> list[Path]:
-        """Files of the program's own code: those beside the script and packages there, or all of
-        the module's package. What is installed elsewhere is not among them."""
+        """Return the files of the program's own code.
+
+        For a script these are the files beside it and the packages there; for a module, all files
+        of its package. Code that is installed elsewhere is not included.
+        """
         if not self.is_module:
             folder = Path(self.target).resolve().parent
             packages = (p.parent for p in folder.glob("*/__init__.py"))
             return sorted({*folder.glob("*.py"), *(f for p in packages for f in p.rglob("*.py"))})
-        # Of a top-level name only: to find a submodule would run its package.
+        # The top-level name only: finding a submodule would run its package.
         found = PathFinder.find_spec(self.target.partition(".")[0], [os.getcwd(), *sys.path])
         if found is None:
             return []
@@ -81,7 +88,7 @@ class Script:
         return sorted(f for folder in folders for f in folder.rglob("*.py"))
 
     def mentions(self, words: Iterable[str]) -> bool:
-        """Whether one of ``words`` stands in the program's own code."""
+        """Return whether one of ``words`` occurs in the program's own code."""
         found = [word.encode() for word in words]
         texts = (file.read_bytes() for file in self.sources())
         return any(word in text for text in texts for word in found)

@@ -1,7 +1,7 @@
-"""Finds training steps and their phases without being told: hooks on every optimizer's step, and on
-what begins a backward pass.
+"""Finds training steps and their phases without help from the program.
 
-What makes a step of these calls: :mod:`prismscale.capture.step_kinds`.
+It hooks every optimizer's step, and the calls that begin a backward pass.
+:mod:`prismscale.capture.step_kinds` decides which of these calls make up a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prismscale.errors import UsageError
 
 
 class StepListener(Protocol):
-    """Told about optimizer calls."""
+    """Is notified of optimizer calls."""
 
     def optimizer_begins(self) -> None:
         """An optimizer is about to update parameters."""
@@ -38,14 +38,14 @@ class StepListener(Protocol):
 
 @contextmanager
 def watch_steps(listener: StepListener, marker: str | None = None) -> Iterator[None]:
-    """Tell ``listener`` about each optimizer call, or about each return of ``marker``.
+    """Notify ``listener`` of each optimizer call, or of each return of ``marker``.
 
     Args:
-        listener: who is told.
-        marker: ``module:function`` that the program calls once a step, in place of optimizers.
+        listener: is notified.
+        marker: ``module:function`` that the program calls once a step; replaces optimizer calls.
 
     Raises:
-        UsageError: a marker that cannot be found.
+        UsageError: the marker cannot be found.
     """
     if marker is not None:
         undo = _wrap_marker(listener, marker)
@@ -54,7 +54,7 @@ def watch_steps(listener: StepListener, marker: str | None = None) -> Iterator[N
         finally:
             undo()
         return
-    # An optimizer that is captured in a graph does its step at each replay.
+    # An optimizer that is captured in a CUDA graph does its step at each replay.
     before = register_optimizer_step_pre_hook(lambda *_: in_its_place(listener.optimizer_begins))
     after = register_optimizer_step_post_hook(
         lambda optimizer, *_: in_its_place(partial(listener.optimizer_ended, id(optimizer)))
@@ -90,39 +90,39 @@ def _wrap_marker(listener: StepListener, marker: str) -> Callable[[], None]:
 
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-"""Phases of a step, as captures call them."""
+"""Names of a step's phases in captures."""
 
 
 class BackwardListener(Protocol):
-    """Told about backward passes."""
+    """Is notified of backward passes."""
 
     def backward_begins(self) -> None:
         """A backward pass is about to run."""
         ...
 
     def backward_ended(self) -> None:
-        """It has run."""
+        """The backward pass has run."""
         ...
 
 
 @contextmanager
 def watch_backward(listener: BackwardListener) -> Iterator[None]:
-    """Tell ``listener`` of backward passes: replaces the object through which Python code runs
-    autograd's engine.
+    """Notify ``listener`` of backward passes.
 
-    ``torch.autograd.backward`` and ``grad`` go through it, and programs that call the engine
-    themselves (Megatron's pipelines, whose outputs have given up their data). A pass that runs
-    within another is a part of it.
+    Replaces the object through which Python code runs autograd's engine.
+    ``torch.autograd.backward`` and ``grad`` use it, and so do programs that call the engine
+    themselves (Megatron's pipelines, whose outputs have released their data). A pass that runs
+    within another is part of it.
     """
     variable: Any = torch.autograd.Variable
     original = variable._execution_engine
     passes = _Passes(listener)
     delayed = _DelayedGradients(passes)
 
-    # A process has one engine, whichever object it is called by. Compilers ask for the type.
+    # A process has one engine, whichever object calls it. Compilers check the object's type.
     class WatchedEngine(torch._C._ImperativeEngine):
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-            """A pass from its beginning to its end."""
+            """Run a backward pass, and note its beginning and its end."""
             delayed.watch()
             in_its_place(passes.begin)
             try:
@@ -139,7 +139,7 @@ def watch_backward(listener: BackwardListener) -> Iterator[None]:
 
 
 class _Passes:
-    """Those that run now. One that runs within another may do so on one of autograd's threads."""
+    """Counts the open backward passes. A nested one may run on one of autograd's threads."""
 
     def __init__(self, listener: BackwardListener) -> None:
         self._listener = listener
@@ -160,10 +160,11 @@ _DELAYING_MODULE, _DELAYING_CLASS = "transformer_engine.pytorch.module._common",
 
 
 class _DelayedGradients:
-    """Gradients of weights that Transformer Engine's layers put off, and that the program asks for
-    outside autograd (Megatron's ``delay_wgrad_compute``): parts of a backward pass, too.
+    """Notes the computation of weight gradients that Transformer Engine's layers have delayed.
 
-    The library may be imported late, but it puts nothing off before a backward pass has begun.
+    The program asks for them outside autograd (Megatron's ``delay_wgrad_compute``); they count as
+    backward passes, too. The library may be imported late, but it delays nothing before a backward
+    pass has begun.
     """
 
     def __init__(self, passes: _Passes) -> None:
@@ -171,7 +172,7 @@ class _DelayedGradients:
         self._undo: Callable[[], None] | None = None
 
     def watch(self) -> None:
-        """Replace the function that computes them, once it is there."""
+        """Replace the function that computes them, once the library is imported."""
         if self._undo is not None:
             return
         store: Any = getattr(sys.modules.get(_DELAYING_MODULE), _DELAYING_CLASS, None)
@@ -191,37 +192,36 @@ class _DelayedGradients:
         self._undo = partial(setattr, store, "pop", original)
 
     def leave(self) -> None:
-        """Put it back."""
+        """Restore the function."""
         if self._undo is not None:
             self._undo()
 
 
 class RecomputationListener(Protocol):
-    """Told when a backward pass computes something again."""
+    """Is notified when a backward pass recomputes part of the forward pass."""
 
     def recomputation_begins(self) -> None:
-        """What follows on this thread was computed before."""
+        """From here on, this thread recomputes."""
         ...
 
     def recomputation_ended(self) -> None:
-        """What follows is the backward pass again."""
+        """From here on, this thread runs the backward pass itself again."""
         ...
 
 
 @contextmanager
 def watch_recomputation(listener: RecomputationListener) -> Iterator[None]:
-    """Tell ``listener`` of activation checkpointing, whoever wrote it: rebinds how
-    ``torch.enable_grad`` is entered and left.
+    """Notify ``listener`` of activation checkpointing, whichever library does it.
 
-    Gradients are off while autograd runs a backward pass. Who computes a part of the forward pass
-    again there turns them on for it: ``torch.utils.checkpoint`` of both kinds, Megatron's and
-    DeepSpeed's.
+    Rebinds the methods that enter and leave ``torch.enable_grad``. Gradients are off while autograd
+    runs a backward pass; code that recomputes a part of the forward pass there turns them on for
+    it: ``torch.utils.checkpoint`` of both kinds, Megatron's and DeepSpeed's.
     """
     kind = torch.enable_grad
     enter, leave = kind.__enter__, kind.__exit__
     depth = threading.local()
-    """How many of them are open within a backward pass: one begins in another where layers that are
-    checkpointed hold others."""
+    """Number of recomputations open on this thread. They nest where checkpointed layers contain
+    others."""
 
     def entering(self: Any) -> None:
         enter(self)

@@ -15,12 +15,13 @@ from prismscale.processes.variables import variables_set
 
 _MAX_PORT = 65_535
 UNREPORTED = {"WANDB_MODE": "disabled"}
-"""No service is told of steps that no cluster ran, unless the user's own environment says so."""
+"""Variables that keep services from being told of steps that no cluster ran. The user's own
+environment has priority."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnvironment:
-    """Which rank of which job the program believes to be.
+    """The rank and the job that the program believes it runs as.
 
     Raises :class:`UsageError` for a rank outside the world or a world size that does not fill
     its nodes.
@@ -36,8 +37,8 @@ class RankEnvironment:
     """``TORCHELASTIC_RUN_ID``, torchrun's ``--rdzv-id``."""
     max_restarts: int = 0
     shares_device: bool = False
-    """There is one GPU here for any rank of a node: all see it as device 0. ``LOCAL_RANK`` is what
-    programs choose their device by, so it is 0, as where each process is shown one GPU only."""
+    """True if all ranks of a node share one GPU here, as device 0. Programs choose their device by
+    ``LOCAL_RANK``, so it is then 0, as where each process sees one GPU only."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -61,7 +62,7 @@ class RankEnvironment:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on this rank's node."""
+        """Number of ranks on this rank's node."""
         return min(self.local_world_size, self.world_size)
 
     @property
@@ -71,16 +72,16 @@ class RankEnvironment:
 
     @property
     def node_rank(self) -> int:
-        """This rank's node; torchrun calls it the group rank."""
+        """Index of this rank's node; torchrun calls it the group rank."""
         return self.rank // self.ranks_per_node
 
     @property
     def n_nodes(self) -> int:
-        """Nodes of the job."""
+        """Number of nodes of the job."""
         return self.world_size // self.ranks_per_node
 
     def variables(self) -> dict[str, str]:
-        """Every variable that torchrun sets for a worker, by name, and :data:`UNREPORTED`."""
+        """Return all variables that torchrun sets for a worker, and :data:`UNREPORTED`, by name."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -106,5 +107,5 @@ class RankEnvironment:
         }
 
     def applied(self) -> AbstractContextManager[None]:
-        """Set the variables in ``os.environ``; put back what was there on exit."""
+        """Set the variables in ``os.environ``; restore the former values on exit."""
         return variables_set(self.variables())

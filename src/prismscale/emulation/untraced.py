@@ -1,8 +1,8 @@
-"""Frames that torch.compile leaves alone: the emulation's own.
+"""Keeps torch.compile from tracing the emulation's own frames.
 
-torch's process groups and CUDA are C++, at which dynamo breaks a graph. Ours are Python: a call
-from code that runs between two compiled regions (FSDP's hooks of a model that is compiled as a
-whole) would be traced and compiled itself, which takes long and ends some programs.
+torch's process groups and CUDA are C++, at which dynamo breaks a graph. Ours are Python: dynamo
+would trace and compile a call to them from code that runs between two compiled regions (FSDP's
+hooks in a model that is compiled as a whole). That takes long and ends some programs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from prismscale.emulation.after_import import Change
 
 PACKAGE = Path(__file__).parents[1]
 TRACED = PACKAGE / "devices" / "null" / "libraries"
-"""Stand-ins for libraries' Python, which is traced as theirs is."""
+"""Stand-ins for libraries' Python code. They are traced, as the libraries' own code is."""
 
 
 def changes() -> dict[str, Change]:
-    """What to change in torch once it is imported."""
+    """Return the change to make in torch once it is imported."""
     return {"torch._dynamo.trace_rules": _skip_our_own}
 
 
@@ -38,7 +38,7 @@ def _skip_our_own(trace_rules: Any, undo: ExitStack) -> None:
 
 
 def _untraced(folder: Path) -> Iterator[Path]:
-    """Files and folders of ``folder`` without what is traced."""
+    """Yield the files and folders of ``folder`` that are not traced."""
     for path in sorted(folder.iterdir()):
         if path in TRACED.parents:
             yield from _untraced(path)

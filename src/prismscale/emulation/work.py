@@ -3,8 +3,8 @@
 Two kinds of code wait for a communication. Python code, functional collectives and FSDP call
 ``Work.wait()``, which reaches :meth:`EmulatedWork.wait` (through a trampoline when C++ calls it).
 DDP's Reducer instead takes ``Work.get_future()`` inside the backward pass and waits for the future
-in C++, where no Python method is asked: a future that completes only when somebody *Python* waits
-for it would block for ever. So a pending future is completed by whichever comes first:
+in C++, which calls no Python method: a future that completes only when *Python* code waits for it
+would block for ever. So a pending future is completed by whichever comes first:
 
 * ``wait``, ``value`` or ``done`` of the future, of a future chained to it with ``then``, or
   ``wait`` of the work: at that moment, as a real wait would;
@@ -37,7 +37,7 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class LazyFuture(torch.futures.Future[Any]):
-    """A future whose wait is somebody's business: it calls ``complete`` before it blocks."""
+    """A future that calls ``complete`` before a wait for it blocks."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class LazyFuture(torch.futures.Future[Any]):
         self._on_devices = devices
 
     def done(self) -> bool:
-        """Whether the value is there; never blocks."""
+        """Return whether the value is there. Never blocks."""
         if not super().done() and (self._is_done is None or self._is_done()):
             self._complete()
         return super().done()
 
     def wait(self) -> Any:
-        """Complete, then the value."""
+        """Complete, then return the value."""
         self._complete()
         return super().wait()
 
     def value(self) -> Any:
-        """Complete, then the value."""
+        """Complete, then return the value."""
         self._complete()
         return super().value()
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> LazyFuture:
-        """A future of ``callback(self)`` that completes this one when it is waited for."""
+        """Return a future of ``callback(self)``. A wait for it completes this future first."""
         child = LazyFuture(self._complete, self._is_done, self._on_devices)
 
         def run(_: torch.futures.Future[Any]) -> None:
@@ -81,14 +81,15 @@ class LazyFuture(torch.futures.Future[Any]):
 
 
 class EmulatedWork(Work):
-    """A communication in flight, or done.
+    """A communication in flight, or completed.
 
-    ``outputs`` are what ``result()`` and the future hold. ``on_wait(timeout)`` is called once, at
-    the first wait, and returns when the communication has completed for this rank; None where
-    nothing is left to wait for. ``is_done`` answers a poll without blocking; None means that a
-    poll finds the communication completed. Several threads may wait: all return at its end, and a
-    poll of one finds it under way while another waits. ``inputs`` live until the wait, or
-    (``keeps_inputs``) as long as the handle, as ``outputs`` do.
+    ``outputs`` are the tensors of ``result()`` and of the future. The first wait calls
+    ``on_wait(timeout)``, once; it returns when the communication has completed for this rank. It is
+    None if nothing is left to wait for. ``is_done`` answers a poll without blocking; if it is None,
+    a poll finds the communication completed. Several threads may wait, and all of them return when
+    the communication has completed; a poll by one thread while another waits answers False.
+    ``inputs`` live until the wait or, with ``keeps_inputs``, as long as the handle. ``outputs``
+    always live as long as the handle.
     """
 
     def __init__(
@@ -122,9 +123,9 @@ class EmulatedWork(Work):
                 try:
                     on_wait(timeout if timeout > _NO_TIMEOUT else None)
                 finally:
-                    # Also where the program is ended in it: nobody polls on.
+                    # Also if on_wait ends the program: nothing polls after that.
                     self._is_over = True
-                # What it holds in its closure goes with it.
+                # This frees what its closure holds.
                 self._is_done = None
                 if not self._keeps_inputs:
                     self._inputs = ()
@@ -135,45 +136,45 @@ class EmulatedWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Poll without blocking."""
+        """Return whether the communication has completed. Never blocks."""
         if self._is_over:
             return True
-        # Another thread waits: its outputs are not there before it returns.
+        # Another thread is in on_wait: the outputs are undefined until it returns.
         if self._on_wait is None:
             return False
         is_done = self._is_done
         return is_done is None or is_done()
 
     def is_success(self) -> bool:
-        """Whether it has completed; emulated communications do not fail."""
+        """Return whether it has completed: emulated communications do not fail."""
         return self.is_completed()
 
     def exception(self) -> None:
-        """Emulated communications do not fail."""
+        """Return None: emulated communications do not fail."""
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The output tensors, after completion."""
+        """Wait for completion and return the output tensors."""
         self.wait()
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """Order what follows after the communication."""
+        """Order all later work after the communication."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Order what follows on the current stream after the communication."""
+        """Order later work on the current stream after the communication."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Group rank of the sender of a receive."""
+        """Return the group rank of the sender of a receive."""
         return self.source
 
     def _source_rank(self) -> int:
         return self.source
 
     def get_future(self) -> LazyFuture:
-        """A future of the list of outputs; the module's docstring says when it completes."""
+        """Return a future of the list of outputs; the module docstring says when it completes."""
         if self._future is not None:
             return self._future
         on_cuda = {t.device for t in self._outputs if t.device.type == "cuda"}
@@ -195,14 +196,14 @@ class EmulatedWork(Work):
 
 
 def completed(outputs: Sequence[torch.Tensor] = ()) -> EmulatedWork:
-    """A communication that has already completed."""
+    """Return the handle of a communication that has already completed."""
     return EmulatedWork(outputs)
 
 
 def in_flight(
     batch: Sequence[Collective], on_wait: OnWait, is_done: Callable[[], bool] | None = None
 ) -> EmulatedWork:
-    """The handle of an asynchronous ``batch``, with the tensors that its backend keeps alive."""
+    """Return the handle of an asynchronous ``batch``; it holds what the backend keeps alive."""
     return EmulatedWork(
         tuple(t for c in batch for t in c.outputs),
         on_wait,
@@ -213,7 +214,7 @@ def in_flight(
 
 
 def collect_all(futures: list[torch.futures.Future[Any]]) -> LazyFuture:
-    """``torch.futures.collect_all`` that completes its parts when it is waited for."""
+    """``torch.futures.collect_all`` whose future completes its parts when it is waited for."""
     parts = list(futures)
 
     def complete() -> None:

@@ -1,7 +1,7 @@
-"""How often machines fail: published figures of fleets, by component.
+"""How often machines fail: published failure rates of fleets, by component.
 
-A fleet is TOML, of this package (``forecast/fleets/*.toml``) or of the user's. Rates are
-interruptions of training per node and day: that of a job grows with its nodes.
+A fleet is a TOML file, of this package (``forecast/fleets/*.toml``) or of the user. Rates are
+interruptions of training per node and day, so a job's rate grows with its number of nodes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NO_FAILURES = "none"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingComponent:
-    """One thing that fails."""
+    """Failure rate of one component."""
 
     per_1000_node_days: float
     replaces_node: bool = True
-    """The node is taken out and another put in its place; otherwise the job only starts again."""
+    """Whether the node is taken out and replaced. If not, the job only starts again."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.per_1000_node_days <= 1e5:
@@ -49,7 +49,7 @@ class Fleet:
 
     @property
     def per_1000_node_days(self) -> float:
-        """Of all components together."""
+        """Failures of all components together."""
         return sum(c.per_1000_node_days for c in self.components.values())
 
     @property
@@ -65,7 +65,7 @@ class Fleet:
 
     @staticmethod
     def of_mtbf(hours: float) -> Fleet:
-        """One figure for everything."""
+        """Return a fleet with one failure rate for everything."""
         if not hours > 0:
             raise UsageError(f"mtbf_hours is {hours}; it must be more than 0")
         rate = FailingComponent(per_1000_node_days=24_000 / hours)
@@ -83,11 +83,12 @@ class Fleet:
         """Read a preset by name, or a TOML file by path.
 
         Raises:
-            UsageError: no such preset or file. FormatError: a damaged file; names the key.
+            UsageError: no such preset or file.
+            FormatError: a damaged file; the message names the key.
         """
         if name_or_path in cls.presets():
             package, folder = _PACKAGE
-            text = resources.files(package).joinpath(folder, f"{name_or_path}.toml").read_text()
+            text = resources.files(package).joinpath(folder, f"{name_or_path}.toml").read_text("utf-8")
             return decode(cls, parse(text, name_or_path), f"fleet {name_or_path}")
         path = Path(name_or_path)
         if path.suffix != ".toml" and not path.is_file():

@@ -1,4 +1,4 @@
-"""What can be promised of a step: quantiles with their confidence, the chance of a slow one."""
+"""Guarantees for a step: quantiles with their confidence, and the probability of a slow step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prismscale.errors import UsageError
 
 LEVEL = 0.95
-"""Of all confidence intervals."""
+"""Confidence level of all intervals."""
 RESAMPLES = 1_000
 RUN_RESAMPLES = 400
 
@@ -29,17 +29,16 @@ class Estimate:
 def quantile_estimates(
     step_ns_D: NDArray[np.int64], at: Sequence[float], *, seed: int = 0
 ) -> dict[float, Estimate]:
-    """Quantiles of the step time with bootstrap percentile intervals, in ns.
+    """Return quantiles of the step time in ns, with bootstrap percentile intervals.
 
-    The interval says what more draws would still change; that the pools themselves are samples is
-    not in it.
+    The interval says how much more draws would still change. It does not include that the pools
+    themselves are samples.
 
     Args:
-        step_ns_D: step times; ``[A, T]`` where T steps are of one run each: then runs are drawn
-            again as a whole.
+        step_ns_D: step times; ``[A, T]`` for A runs of T steps each: then whole runs are resampled.
 
     Raises:
-        UsageError: no draws, or a probability outside (0, 1).
+        UsageError: there are no draws, or a probability lies outside (0, 1).
     """
     if step_ns_D.size == 0 or any(not 0 < q < 1 for q in at):
         raise UsageError(f"{step_ns_D.size} draws, quantiles {list(at)}: they lie between 0 and 1")
@@ -51,7 +50,8 @@ def quantile_estimates(
     found = {}
     for q in at:
         k = min(int(q * n), n - 1)
-        # A resample is n uniform ranks; the k-th smallest of n uniforms is a Beta variable.
+        # A resample is n uniform positions in ``ordered``; the k-th smallest of n uniforms is a
+        # Beta variable.
         ranks = (rng.beta(k + 1, n - k, RESAMPLES) * n).astype(np.int64)
         low, high = np.quantile(ordered[ranks], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         found[q] = Estimate(value=float(np.quantile(ordered, q)), low=float(low), high=float(high))
@@ -74,11 +74,13 @@ def _quantiles_of_runs(
 
 
 def slowdown_probability(step_ns_D: NDArray[np.int64], factor: float) -> Estimate:
-    """P(step > factor × median), with Wilson's score interval. Steps ``[A, T]`` of runs count as
-    many as are unrelated (Kish's design effect).
+    """Return P(step > factor × median), with Wilson's score interval.
+
+    Steps of one run are related, so steps ``[A, T]`` of runs count as an equivalent number of
+    independent steps (Kish's design effect).
 
     Raises:
-        UsageError: no draws, or a factor that is not positive.
+        UsageError: there are no draws, or the factor is not positive.
     """
     if step_ns_D.size == 0 or factor <= 0:
         raise UsageError(f"{step_ns_D.size} draws, factor {factor}: it must be more than 0")
@@ -90,7 +92,7 @@ def slowdown_probability(step_ns_D: NDArray[np.int64], factor: float) -> Estimat
 
 
 def _design_effect(is_slow_AT: NDArray[np.bool_]) -> float:
-    """Variance of a share over that of as many unrelated steps."""
+    """Return the variance of a share over that of as many independent steps."""
     share = float(is_slow_AT.mean())
     if is_slow_AT.ndim < 2 or len(is_slow_AT) < 2 or share in (0.0, 1.0):
         return 1.0

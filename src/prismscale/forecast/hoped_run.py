@@ -1,4 +1,4 @@
-"""A stored run beside what it would be: steps, where they go, and how they are distributed."""
+"""A stored run compared with its what-ifs: steps, where their time goes, and how they vary."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class HopedStage:
     name: str
     ranks: int
     breakdown: Breakdown
-    """Of its first rank."""
+    """Breakdown of the stage's first rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """A job, as it is or as it would be."""
+    """A job, as it is or with its what-ifs."""
 
     step_ns: int
-    """Without variation."""
+    """Step time without variation."""
     stages: tuple[HopedStage, ...]
     quantile_ns: Mapping[float, float]
-    """Of the drawn steps."""
+    """Quantiles of the drawn steps."""
     notes: tuple[str, ...]
 
     @property
@@ -55,7 +55,7 @@ class HopedRun:
     after: Side
     effects: tuple[Effect, ...]
     alone_ns: tuple[int, ...]
-    """The step with each what-if alone, in their order."""
+    """Step time with each what-if alone, in the order of the what-ifs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +63,15 @@ class HopedRuns:
     """Evaluates what-ifs on one run."""
 
     load: Callable[[Changes], Recording]
-    """Reads the run with what is to be different."""
+    """Reads the run with some changes."""
     changes: Changes
-    """Of both sides."""
+    """Changes that both sides have."""
     config: MonteCarlo
     method: str = "auto"
     executor: Executor | None = None
 
     def compare(self, what_ifs: Sequence[str], update: StageUpdate | None = None) -> HopedRun:
-        """The run without any what-if, and with these.
+        """Compare the run without any what-if and the run with these.
 
         Raises:
             UsageError: none is given, one touches nothing, or one needs another capture.
@@ -80,7 +80,7 @@ class HopedRuns:
             raise UsageError(
                 "no what-if is given; give one, for example 'kernel=attention.* x0.5', or several"
             )
-        # What is wrong with one is said before anything is drawn.
+        # Loaded first, so that a wrong what-if is reported before anything is drawn.
         hoped = self._recording(what_ifs)
         alone = [hoped] if len(what_ifs) == 1 else [self._recording([w]) for w in what_ifs]
         sides = []
@@ -100,7 +100,7 @@ class HopedRuns:
 
     def _side(self, recording: Recording) -> Side:
         model = model_of(recording, method=self.method)
-        # The same seed on both sides: what differs is not chance.
+        # The same seed on both sides, so that differences are not chance.
         config = model.drawn(self.config)
         drawn = draw_steps(
             model.graph, model.source, config, base=model.base, executor=self.executor
@@ -114,7 +114,7 @@ class HopedRuns:
 
 
 def stages_of(base: Base) -> tuple[HopedStage, ...]:
-    """Where the step without variation goes, by pipeline stage."""
+    """Return where the step without variation goes, by pipeline stage."""
     stages = classes_by_stage(base.graph)
     first = {stage: int(min(c.members_M[0] for c in own)) for stage, own in stages.items()}
     timeline = _timeline(base, sorted(first.values()))

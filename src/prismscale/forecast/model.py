@@ -1,5 +1,4 @@
-"""How a run's durations are drawn: the distribution of a graph, around its step without
-variation."""
+"""How a run's durations are drawn: their distribution around the step without variation."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from prismscale.forecast.recording import Recording
 from prismscale.graph.job_graph import JobGraph
 
 ENOUGH_STEPS = 16
-"""Recorded steps of every rank from which on they are recombined as they are; fewer are extended by
-fitted distributions."""
+"""Number of recorded steps of every rank from which on they are recombined as they are. With fewer,
+distributions are fitted to them."""
 AHEAD_OF_FITTED = 4
-"""Steps drawn from distributions where a job must settle first."""
+"""Number of steps to draw from fitted distributions where the job must settle first."""
 METHODS = ("auto", "steps", "fitted")
 RUN_STEPS = 8
-"""Steps that count of each drawn run of a null job: enough to tell runs from steps, and few enough
-for many runs."""
+"""Steps that count in each drawn run of a null-device job. They are enough to tell runs from steps,
+and few enough for many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,32 +38,31 @@ class Model:
     graph: JobGraph
     source: DistributionDraws | ReplayDraws | SteadyDraws | ProfileDraws
     step_ns: int
-    """The step without variation, as ``prismscale run`` shows it."""
+    """Step time without variation, as ``prismscale run`` shows it."""
     base: Base | None = None
-    """What draws go on from; None: they begin at time 0, all ranks together."""
+    """Run that draws continue from. None: they begin at time 0, all ranks together."""
     steps: int | None = None
-    """To draw where nobody says; None: see [Note: drawn steps] in :mod:`.draws.montecarlo`."""
+    """Number of steps to draw where the user does not say. None: see [Note: drawn steps] in
+    :mod:`.draws.montecarlo`."""
     whole: DistributionDraws | None = None
-    """The distributions of the graph that :attr:`graph` was fused from; None where nothing was
-    fused."""
+    """Distributions of the graph that :attr:`graph` was fused from. None if nothing was fused."""
     fused: FusedGraph | None = None
     fitted: tuple[FittedPool, ...] = ()
     counted: int = 1
-    """Steps of each draw that count."""
+    """Number of steps that count in each draw."""
     job: DrawnJob | None = None
-    """The draws of a null run."""
+    """Draws of a null-device run. None for other runs."""
     notes: tuple[str, ...] = ()
 
     def drawn(self, config: MonteCarlo) -> MonteCarlo:
-        """``config`` with as many steps as these draws need, where it does not say."""
+        """Return ``config`` with the number of steps that these draws need, unless it gives one."""
         if config.steps is None:
             return replace(config, steps=self.steps, counted=self.counted)
         # The first step of a run makes its ranks enter the next at different times.
         return replace(config, counted=min(self.counted, max(config.steps - 1, 1)))
 
     def slowed(self, factor_R: NDArray[np.float64]) -> tuple[DrawSource, Base | None]:
-        """The same draws with each rank's computation multiplied by a further factor, and what they
-        go on from then."""
+        """Return the draws, with a further factor on each rank's computation, and their base."""
         if self.job is not None:
             job = self.job.slowed(factor_R)
             if job is None:
@@ -89,15 +87,15 @@ def model_of(
     fused: bool = True,
     variability: str | None = None,
 ) -> Model:
-    """How durations are drawn.
+    """Choose how the durations of a recording are drawn.
 
     Args:
-        method: ``steps``: recorded steps recombined; ``fitted``: distributions fitted to pools;
-        ``auto``: distributions
-            where every rank was recorded, and in fewer than :data:`ENOUGH_STEPS` steps.
-        fused: draw ranks as one that move together.
-        variability: ``none`` holds every duration: all draws are the run's step; ``recorded``
-            leaves a null run's profile aside; None: as the recording says.
+        method: ``steps`` recombines recorded steps; ``fitted`` fits distributions to pools;
+            ``auto`` fits distributions where every rank was recorded, but in fewer than
+            :data:`ENOUGH_STEPS` steps.
+        fused: draw ranks that move together as one.
+        variability: ``none`` holds every duration: all draws are the run's step. ``recorded``
+            ignores the profile of a null-device run. None: as the recording says.
 
     Raises:
         UsageError: an unknown method or variability. FormatError: impossible durations.
@@ -127,7 +125,7 @@ def _still(recording: Recording) -> Model:
 
 
 def _profiled(recording: Recording, modelled: Modelled, *, fused: bool) -> Model:
-    """All durations were modelled: drawn around what the model says, on every rank."""
+    """Draw all ranks around the modelled durations, where all durations were modelled."""
     job = drawn_job(modelled, recording.base, fused=fused)
     name = modelled.profile.name
     notes = [f"durations are modelled, and vary as the profile '{name}' says", *recording.notes]
@@ -147,7 +145,7 @@ def _profiled(recording: Recording, modelled: Modelled, *, fused: bool) -> Model
 
 
 def _assumed(recording: Recording) -> list[str]:
-    """How communication of a captured job varies that was not measured."""
+    """Describe how a captured job's communication varies that was not measured."""
     if not recording.is_captured or recording.cluster is None:
         return []
     varied = recording.variation
@@ -163,7 +161,10 @@ def _assumed(recording: Recording) -> list[str]:
 
 
 def _replayed(recording: Recording) -> Model:
-    """Every rank was recorded: see :mod:`.draws.replay` for what is drawn together."""
+    """Recombine recorded steps, where every rank was recorded.
+
+    See :mod:`.draws.replay` for what is drawn together.
+    """
     samples = recording.samples
     regimes = fit_step_regimes(samples)
     count = len(np.unique(regimes.state_S))
@@ -186,8 +187,10 @@ def _replayed(recording: Recording) -> Model:
 
 
 def _of_captured(recording: Recording, *, fused: bool) -> Model:
-    """Few ranks were recorded and stand for all: whole recorded steps, and the assumed variation of
-    what a model answered."""
+    """Replay whole recorded steps, where a few ranks were recorded and stand for all.
+
+    Modelled communication varies as assumed.
+    """
     samples, base = recording.samples, recording.base
     nodes_of = recording.cluster.devices_per_node if recording.cluster else 1
     small = quotient_of(samples, base, nodes_of)

@@ -1,9 +1,9 @@
-"""PRISM's published experiments (arXiv 2510.15596) on one null run.
+"""PRISM's published experiments (arXiv 2510.15596) on one null-device run.
 
-Its step as a distribution; the chance of slow steps; which class of kernels or communications to
-make steadier (*ablated p95*); one hot node at each pipeline stage; and a fleet of nodes of unequal
-speed, placed. Every figure is what ``forecast``, ``sensitivity`` and ``place`` give with the same
-options.
+They show its step as a distribution; the probability of slow steps; which class of kernels or
+communications to make steadier (*ablated p95*); one hot node at each pipeline stage; and the
+placement of a fleet of nodes of unequal speed. Every figure is what ``forecast``, ``sensitivity``
+and ``place`` give with the same options.
 """
 
 from __future__ import annotations
@@ -37,59 +37,59 @@ from prismscale.progress import StageUpdate
 
 QUANTILES = (0.05, 0.5, 0.95)
 FEWER, FEWEST_DRAWS = 4, 256
-"""How many times fewer draws tell how placements vary, and how many at least."""
+"""How many times fewer draws tell how placements vary, and the smallest number of them."""
 
 Stage = Callable[[str], StageUpdate]
-"""Begins a part of the work, and is told how far it has come."""
+"""Begins a named part of the work and returns the callback for its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiments:
-    """What is asked."""
+    """What the user asks for."""
 
     config: MonteCarlo
     slower: tuple[float, ...] = (1.01, 1.02, 1.05, 1.1)
-    """P(step > this × median)."""
+    """Factors of P(step > factor × median)."""
     hot: tuple[float, ...] = (1.1, 1.2, 1.3, 1.4, 1.5)
     search: Search = field(default_factory=Search)
-    """Of placements."""
+    """How placements are searched."""
 
     @property
     def fewer(self) -> MonteCarlo:
-        """Of placements, which are many."""
+        """Configuration with fewer draws, for placements, of which there are many."""
         draws = max(self.config.draws // FEWER, min(self.config.draws, FEWEST_DRAWS))
         return replace(self.config, draws=draws)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotStage:
-    """One slow node at one stage, without other variation and with."""
+    """The step with one slow node at one stage, with and without other variation."""
 
     stage: int
     factor: float
     step_ns: float
     slowdown: float
-    """Of the step without variation, minus 1."""
+    """Step without variation over that without the slow node, minus 1."""
     p95_ns: float | None
-    """With variation; of the largest factor alone."""
+    """p95 with variation. None except for the largest factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrismStudy:
-    """What one run shows."""
+    """Results of the experiments on one run."""
 
     world_size: int
     profile: str
     step_ns: int
-    """Without variation, as ``prismscale run`` shows it."""
+    """Step time without variation, as ``prismscale run`` shows it."""
     drawn: Draws
     quantiles: dict[float, Estimate]
     slow: dict[float, Estimate]
-    """By factor on the median."""
+    """P(step > factor × median), by factor."""
     spread: RunSpread | None
-    """None where a single run was drawn."""
+    """Variation between and within runs. None where a single run was drawn."""
     classes: Sensitivity
-    """Kernels and communications made steady, by class."""
+    """Effect of making kernels and communications steady, by class."""
     hot: tuple[HotStage, ...]
     placement: PlacementStudy
     tails: tuple[PlacedTail, ...]
@@ -97,12 +97,15 @@ class PrismStudy:
 
     @property
     def growth(self) -> float:
-        """The median step over the one without variation, minus 1."""
+        """Median step over the step without variation, minus 1."""
         return self.quantiles[0.5].value / self.step_ns - 1
 
     @property
     def hot_spread(self) -> float | None:
-        """How much larger the p95 is with the hottest node at the worst stage than at the best."""
+        """p95 with the hottest node at the worst stage over that at the best stage, minus 1.
+
+        None without hot nodes.
+        """
         far = [h.p95_ns for h in self.hot if h.p95_ns is not None]
         return max(far) / min(far) - 1 if far else None
 
@@ -110,10 +113,11 @@ class PrismStudy:
 def prism_study(
     found: Recording, asked: Experiments, stage: Stage, executor: Executor | None = None
 ) -> PrismStudy:
-    """All experiments on one run.
+    """Run all experiments on one run.
 
     Raises:
-        UsageError: not a null run that varies by a profile, or one whose devices are all alike.
+        UsageError: it is not a null-device run that varies by a profile, or its devices are all
+            alike.
     """
     slots = node_slots(found.samples, ranks_of_a_node(found))
     model = model_of(found, fused=keeps_nodes_whole(found, slots))
@@ -145,7 +149,7 @@ def prism_study(
         progress=stage("freeze"),
     )
     placement, hot = subject.by_steps(asked.search, list(asked.hot), stage("search"))
-    # Of one run, steps are all that can be told apart.
+    # With a single run, there are only steps to compare.
     has_runs = drawn.by_run_AT.shape[1] > 1 and len(drawn.by_run_AT) > 1
     steps = drawn.by_run_AT if has_runs else drawn.step_ns_D
     return PrismStudy(
@@ -165,7 +169,7 @@ def prism_study(
 
 
 def _placed(found: Recording, model: Model, slots: NodeSlots, seed: int) -> PlacedJob:
-    """The run on as many nodes as it has, as unequal as its profile says."""
+    """Return the run on as many nodes as it has, which are as unequal as its profile says."""
     count, per_node = len(slots.ranks), len(slots.ranks[0])
     return PlacedJob(
         recording=found,
@@ -183,7 +187,10 @@ def _hot_stages(
     update: StageUpdate,
     executor: Executor | None,
 ) -> tuple[HotStage, ...]:
-    """The same with variation, for the hottest: how far placement decides the p95."""
+    """Add the p95 with variation for the largest factor.
+
+    It shows how far placement decides the p95.
+    """
     hottest = max((h.factor for h in hot), default=0.0)
     varied = [h for h in hot if h.factor == hottest]
     slots = range(len(subject.slots.ranks))

@@ -1,4 +1,4 @@
-"""What a forecast starts from: a run, captured or imported, as ``prismscale run`` reads it."""
+"""Input of a forecast: a captured or imported run, as ``prismscale run`` reads it."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from prismscale.sim.timeline import simulate
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is to be different from the run's own scenario; None: nothing."""
+    """Changes to the run's own scenario. None: the scenario's value stays."""
 
     cluster: str | None = None
     compute_scale: float | None = None
     slow: Mapping[int, float] | None = None
     kernels: str | None = None
-    """File of measured kernel times, for a null run."""
+    """File of measured kernel times, for a null-device run."""
     what_ifs: tuple[str, ...] | None = None
     """See :mod:`prismscale.durations.what_if.forms`."""
     variability: str | None = None
-    """``none``, ``recorded``, or a variability profile for a null run: a preset's name or a TOML
-    file."""
+    """``none``, ``recorded``, or a variability profile for a null-device run. A profile is a
+    preset's name or a TOML file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,23 +60,23 @@ class Recording:
     samples: StepSamples
     base: Base
     is_captured: bool = False
-    """Recorded on some ranks, which stand for all; otherwise every rank was recorded."""
+    """Whether a few ranks were recorded and stand for all. False: every rank was recorded."""
     modelled: frozenset[tuple[int, int]] = frozenset()
-    """(class, body node) of communication whose time is a model's."""
+    """(class, body node) pairs of communication whose duration comes from a model."""
     variation: Variation = field(default_factory=Variation)
-    """How unsteady that is."""
+    """How much modelled communication varies."""
     cluster: Cluster | None = None
-    """Where the run is to be; None: the import does not say."""
+    """Cluster that the run is timed on. None: the import does not say."""
     events: tuple[EventCost, ...] = ()
-    """What happens only in some steps."""
+    """Events that happen only in some steps, with their cost."""
     effects: tuple[Effect, ...] = ()
     """What each what-if touches."""
     modelled_job: Modelled | None = None
-    """How unsteady a null run is; None: durations vary as recorded."""
+    """Variability of a null-device run. None: durations vary as recorded."""
     is_still: bool = False
-    """Asked to be without variation."""
+    """Whether the user asked for no variation."""
     notes: tuple[str, ...] = ()
-    """Where durations come from, for people."""
+    """Where durations come from, for the user."""
 
 
 def load_recording(
@@ -85,18 +85,18 @@ def load_recording(
     variation: Variation | None = None,
     changes: Changes | None = None,
 ) -> Recording:
-    """The run in a folder, with the scenario that it was made with, but for ``changes``.
+    """Read the run in a folder, with the scenario that it was made with, except for ``changes``.
 
     Args:
         folder: a run folder, or the folder of a graph itself.
         cluster: preset or TOML file in place of the run's own; needed for a graph without a run
             where communication was not measured.
-        variation: how unsteady communication is that was not measured; None is the default.
+        variation: how much communication varies that was not measured; None: the default.
 
     Raises:
-        UsageError: no graph there, a cluster is needed and none was given, or a change that cannot
+        UsageError: there is no graph, no cluster was given where one is needed, or a change cannot
             be made without running the program again.
-        FormatError: damaged files, or those of an older version.
+        FormatError: the files are damaged, or of an older version.
     """
     changes = changes or Changes(cluster=cluster)
     found = _read(folder, variation, changes)
@@ -133,7 +133,7 @@ def _read(folder: Path, variation: Variation | None, changes: Changes) -> Record
 
 
 def _profiled(found: Recording, alteration: Alteration) -> Recording:
-    """The same recording, as unsteady as the scenario's profile says."""
+    """Return the recording with the variability of the scenario's profile, if it has one."""
     scenario = alteration.scenario
     profile = scenario.variability
     if profile is None or scenario.kernel_costs is None:
@@ -149,7 +149,7 @@ def _profiled(found: Recording, alteration: Alteration) -> Recording:
 
 
 def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
-    """The run's own, and with the changes."""
+    """Return the run's own scenario, and the same with the changes."""
     slow, scale, kernels = changes.slow, changes.compute_scale, changes.kernels
     what_ifs = changes.what_ifs
     if run.scenario.is_file():
@@ -185,7 +185,7 @@ def _scenarios(run: RunFolder, changes: Changes) -> tuple[Scenario, Scenario]:
 def recording_of(
     durations: GraphDurations, scenario: Scenario, variation: Variation | None = None
 ) -> Recording:
-    """A captured job with the durations of its scenario."""
+    """Return the recording of a captured job with the durations of its scenario."""
     retimed = retime(durations)
     even = replace(durations, faults=Faults())
     base = Base(
@@ -215,8 +215,11 @@ def _modelled(durations: GraphDurations) -> frozenset[tuple[int, int]]:
 
 
 def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
-    """Each recorded step is re-timed alone, from the moment at which all ranks begin it; the median
-    one is the run's step."""
+    """Return the recording of an import.
+
+    Each recorded step is re-timed alone, from a moment at which all ranks begin it. The median step
+    is the run's step.
+    """
     if changes.kernels is not None:
         raise UsageError("--kernels models a null device's kernels; this is an import")
     if changes.variability not in (None, *WITHOUT_PROFILE):
@@ -231,7 +234,7 @@ def recording_of_import(samples: StepSamples, changes: Changes) -> Recording:
 
 def _hoped_import(samples: StepSamples, changes: Changes) -> Recording:
     scenario = import_scenario(changes.cluster, changes.what_ifs or ())
-    # First, because it says what an import cannot tell at all.
+    # Called first, because it refuses what an import cannot answer at all.
     hoped = hoped_samples(samples, scenario)
     without = recording_of_import(samples, replace(changes, what_ifs=None)).base
     effects = import_effects(samples, scenario, without.durations, without.step_ns)
@@ -272,7 +275,7 @@ def _recording_of_import(samples: StepSamples, changes: Changes, scenario: Scena
 
 
 def _unmeasured(samples: StepSamples) -> frozenset[tuple[int, int]]:
-    """(class, body node) of communications without any recorded time, zero bytes included."""
+    """Return (class, body node) of communication without recorded time, zero bytes included."""
     found = frozenset(
         (rank_class.index, node)
         for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True)
@@ -289,7 +292,7 @@ def _unmeasured(samples: StepSamples) -> frozenset[tuple[int, int]]:
 def _filled(
     samples: StepSamples, missing: frozenset[tuple[int, int]], scenario: Scenario
 ) -> StepSamples:
-    """The same samples; communication in ``missing`` takes what the cluster's model says."""
+    """Return the samples with modelled durations for the communication in ``missing``."""
     durations = scenario.durations(samples.graph)
     classes = list(samples.classes)
     for class_index, node in missing:
@@ -303,7 +306,7 @@ def _filled(
 
 
 def _rescaled(samples: StepSamples, factor: float) -> StepSamples:
-    """Computation times a factor."""
+    """Return the samples with their computation multiplied by a factor."""
     classes = []
     for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True):
         computes = rank_class.trace.computes_B.tolist()

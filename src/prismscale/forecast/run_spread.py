@@ -1,7 +1,7 @@
-"""What differs between runs, and what between the steps of one.
+"""How the step varies between runs, and between the steps of one run.
 
-A run keeps its devices and links; another run of the same job gets others. Who looks at a log sees
-the steps of one run; who plans looks at all of them.
+A run keeps its devices and links; another run of the same job gets others. A log shows the steps of
+one run; a plan has to consider the steps of all runs.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from numpy.typing import NDArray
 from prismscale.forecast.draws.montecarlo import Draws
 
 SPREAD = (0.5, 0.95)
-"""Quantiles whose distance is shared out among sources."""
+"""Quantiles whose distance is divided among the sources of variation."""
 LOG_STEPS = 250
-"""Of a log, where nobody says: about an hour of a large job."""
+"""Steps of a log where the user does not say: about an hour of a large job."""
 LOGS = 1_000
-"""Logs that are composed of drawn steps."""
+"""Number of logs that are composed of drawn steps."""
 LOG_ENDS = (0.05, 0.95)
-"""Of the CV of logs."""
+"""Quantiles of the coefficient of variation (CV) of logs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSpread:
-    """What a log of some steps of one run shows.
+    """Variation that a log of some steps of one run shows.
 
-    A rare long stall is in some logs and not in others, so that the CV over all drawn steps is
-    nobody's: most logs show less, a few much more.
+    A rare long stall is in some logs and not in others. So no log shows the CV over all drawn
+    steps: most logs show less, a few much more.
     """
 
     steps: int
     cv: float
-    """Of the median log."""
+    """CV of the median log."""
     cv_low: float
     cv_high: float
-    """Of one log in twenty, and of all but one in twenty."""
+    """CVs that one log in twenty, and all but one in twenty, stay below."""
     p95: float
-    """How far the p95 of the median log lies above that log's median, as a share."""
+    """How far a log's p95 lies above its median, as a share: the median over logs."""
 
     @classmethod
     def of(cls, step_ns_AT: NDArray[np.int64], steps: int) -> LogSpread:
-        """From drawn runs (A) of several steps (T) each: logs are composed at random of all steps
-        around their own run's median. (Around its mean, one stall would move the other steps.)"""
+        """Compute the spread from drawn runs (A) of several steps (T) each.
+
+        Logs are composed at random of all steps, each taken around its own run's median. (Around
+        the mean, one stall would move the other steps.)
+        """
         off_AT = step_ns_AT - np.median(step_ns_AT, axis=1, keepdims=True)
         around_AT = step_ns_AT.mean() + off_AT / _left_around_median(step_ns_AT.shape[1])
         around_N = around_AT.ravel()
@@ -65,33 +68,36 @@ class LogSpread:
 
 @lru_cache(maxsize=8)
 def _left_around_median(of: int) -> float:
-    """Deviation of ``of`` standard normal variables around the median of themselves, by drawing
-    them: 0.96 for eight."""
+    """Return the standard deviation of ``of`` standard normal variables around their own median.
+
+    It is estimated by drawing them: 0.96 for eight.
+    """
     drawn = np.random.default_rng(0).standard_normal((40_000, of))
     return float((drawn - np.median(drawn, axis=1, keepdims=True)).std())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpread:
-    """Coefficients of variation of the step."""
+    """Coefficients of variation (CV) of the step, within and between runs."""
 
     within_cv: float
-    """From step to step of one run."""
+    """CV from step to step of one run."""
     between_cv: float
-    """Of the mean step, from run to run."""
+    """CV of the mean step from run to run."""
     within_p95: float
     """How far the p95 of the steps of one run lies above their median, as a share."""
     log: LogSpread
-    """What somebody sees who has the log of one run."""
+    """Variation that the log of one run shows."""
 
     @classmethod
     def of(cls, step_ns_AT: NDArray[np.int64], log_steps: int = LOG_STEPS) -> RunSpread:
-        """From drawn runs (A) of several steps (T) each."""
+        """Compute the spread from drawn runs (A) of several steps (T) each."""
         steps = step_ns_AT.shape[1]
         mean = float(step_ns_AT.mean())
         within = float(step_ns_AT.var(axis=1, ddof=1).mean())
         between = max(float(step_ns_AT.mean(axis=1).var(ddof=1)) - within / steps, 0.0)
-        # Steps around their run's mean, which takes a share of their own deviation with it.
+        # Steps around their run's mean, scaled up for the part of their deviation that the mean
+        # takes.
         off_AT = step_ns_AT - step_ns_AT.mean(axis=1, keepdims=True)
         around = mean + off_AT * np.sqrt(steps / (steps - 1))
         middle, far = np.quantile(around, SPREAD)
@@ -105,23 +111,23 @@ class RunSpread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariationShare:
-    """What one source of variation does to a forecast."""
+    """Effect of one source of variation on a forecast."""
 
     name: str
     share: float
-    """Of p95 - p50: 1 minus the square of what is left of it without the source. Independent
-    sources add up in squares, so that shares add up to about 1."""
+    """Share of p95 - p50: 1 minus the square of the fraction of it that is left without the source.
+    Independent sources add up in squares, so shares add up to about 1."""
     p50_ns: float
-    """Of the step without it."""
+    """p50 of the step without the source."""
 
 
 def variation_shares(
     draw: Callable[[str | None], Draws], names: Sequence[str]
 ) -> tuple[VariationShare, ...]:
-    """The share of every source, from the same draws without it.
+    """Return the share of every source, from the same draws without it.
 
     Args:
-        draw: draws without the source of this name; None: with all of them.
+        draw: returns draws without the source of this name; None: with all of them.
     """
     p50, p95 = np.quantile(draw(None).step_ns_D, SPREAD)
     found = []

@@ -1,12 +1,12 @@
-"""Which kernels and collectives to make steadier: what the p95 would be without their variation.
+"""Which kernels and collectives to make steadier: the p95 of the step without their variation.
 
 PRISM (arXiv 2510.15596) ranks by *ablated p95*: freeze one class of durations at its median, draw
 again, and look at the p95. High variation off the critical path gains nothing, and contributions do
 not add up. For the leading few, Sobol indices (:mod:`prismscale.forecast.sobol`) say how much of
 the variance each explains.
 
-All runs use common random numbers: what is not frozen keeps its draws, so differences are not noise
-of the drawing.
+All runs use common random numbers: durations that are not frozen keep their draws, so differences
+are not noise of the drawing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from prismscale.graph.pipeline import pipeline_places
 from prismscale.progress import StageUpdate
 
 Freeze = Callable[[Sequence[str]], DrawSource]
-"""The same draws with some factors frozen."""
+"""Returns the same draws with some factors frozen."""
 
 ALL_STEPS = 0.95
-"""The quantile that counts."""
+"""Quantile of the step time that is compared."""
 OTHERS = "other kernels"
 TOGETHER = 16
-"""Factors that are drawn as one list of tasks."""
+"""Number of factors that are drawn as one list of tasks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ablation:
-    """One factor frozen at its median."""
+    """Effect of freezing one factor at its median."""
 
     name: str
     p50_ns: float
@@ -60,7 +60,7 @@ class Ablation:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """Ablations in order of their gain."""
+    """Ablations, the largest gain first."""
 
     base_p50_ns: float
     base_p95_ns: float
@@ -71,11 +71,14 @@ def factors_of(
     source: DistributionDraws | ReplayDraws | SteadyDraws | ProfileDraws,
     fused: FusedGraph | None = None,
 ) -> tuple[list[str], Freeze]:
-    """What can be frozen: each kernel and collective by name, and each stage's computation. Of a
-    null run kinds of kernels, collectives by group, stages, and the sources of its profile.
+    """Return the names of what can be frozen, and the function that freezes.
+
+    Names are those of each kernel and collective, and of each stage's computation. For a
+    null-device run they are kinds of kernels, collectives by group, stages, and the sources of its
+    profile.
 
     Args:
-        fused: freeze in ``source``, the distributions of its origin, and fuse what is left.
+        fused: freeze in ``source``, the distributions of its origin, and then fuse.
     """
     if isinstance(source, SteadyDraws):
         raise UsageError("--variability none leaves nothing whose variation could be told")
@@ -97,11 +100,11 @@ def ablate(
     executor: Executor | None = None,
     progress: StageUpdate | None = None,
 ) -> Sensitivity:
-    """The p95 with each factor frozen in turn.
+    """Return the p95 with each factor frozen in turn.
 
     Args:
-        base: what draws go on from.
-        unfrozen: draws of ``config`` with nothing frozen, where they are known.
+        base: run that draws continue from.
+        unfrozen: draws of ``config`` with nothing frozen, if they are known.
 
     Raises:
         UsageError: a factor that does not exist.
@@ -138,7 +141,7 @@ def _drawn_frozen(
     executor: Executor | None,
     progress: StageUpdate | None,
 ) -> Iterator[Draws]:
-    """With the factors of each entry of ``asked`` frozen."""
+    """Yield the draws for each entry of ``asked``, with its factors frozen."""
     whole = len(asked) * config.draws
     # Not all at once: the frozen distributions of a large recording take much memory.
     for first in range(0, len(asked), TOGETHER):
@@ -152,7 +155,7 @@ def _drawn_frozen(
 
 
 def _part_of(progress: StageUpdate, before: int, whole: int) -> StageUpdate:
-    """Progress of a part, told as that of the whole."""
+    """Return a callback that reports the progress of a part as that of the whole."""
 
     def update(done: int, total: int) -> None:
         progress(before + done, whole)
@@ -161,7 +164,10 @@ def _part_of(progress: StageUpdate, before: int, whole: int) -> StageUpdate:
 
 
 def distributions_by_factor(source: DistributionDraws) -> Mapping[str, set[int]]:
-    """Indices of the distributions that each factor holds; a distribution may be of several."""
+    """Return the indices of the distributions that belong to each factor.
+
+    A distribution may belong to several.
+    """
     used = set(np.concatenate(source.distribution_CB).tolist())
     found: dict[str, set[int]] = {}
     for i, distribution in enumerate(source.distributions):
@@ -185,7 +191,7 @@ def _distribution_factors(
 
 
 def _replay_names(source: ReplayDraws) -> Mapping[str, set[tuple[int, int]]]:
-    """(class, body node) of each label, and of each stage's computation."""
+    """Return the (class, body node) pairs of each label, and of each stage's computation."""
     samples = source.samples
     found: dict[str, set[tuple[int, int]]] = {}
     stages = len(np.unique(samples.stage_R))
@@ -228,13 +234,13 @@ def _profile_factors(source: ProfileDraws) -> tuple[list[str], Freeze]:
 
 @dataclass(frozen=True, slots=True)
 class _VaryingNode:
-    """A node of a null run that is drawn."""
+    """A node of a null-device run whose duration is drawn."""
 
     at: tuple[int, int]
     """(class, body node)."""
     stage: int
     op: str
-    """Of a communication, else empty."""
+    """Operation of a communication; empty for computation."""
     group: str
 
 
@@ -248,14 +254,17 @@ def _profile_nodes(source: ProfileDraws) -> Iterator[_VaryingNode]:
             i, at = trace.n_prologue + b, (rank_class.index, b)
             if computes:
                 yield _VaryingNode(at=at, stage=stage, op="", group="")
-            elif trace.kind_N[i] != NodeKind.RECV:  # the sender's is drawn
+            elif trace.kind_N[i] != NodeKind.RECV:  # its duration is drawn at the sender
                 op = CollectiveOp(int(trace.op_N[i])).spelling
                 group = trace.groups[int(trace.group_index_N[i])].name or "group"
                 yield _VaryingNode(at=at, stage=stage, op=op, group=group)
 
 
 def _profile_nodes_by_name(source: ProfileDraws) -> Mapping[str, set[tuple[int, int]]]:
-    """(class, body node) of the collectives of each group, and of each stage's computation."""
+    """Return the (class, body node) pairs that share a name.
+
+    These are the collectives of each group, and each stage's computation.
+    """
     nodes = list(_profile_nodes(source))
     has_stages = len({node.stage for node in nodes}) > 1
     found: dict[str, set[tuple[int, int]]] = {}
@@ -268,8 +277,11 @@ def _profile_nodes_by_name(source: ProfileDraws) -> Mapping[str, set[tuple[int, 
 
 
 def classes_of(source: ProfileDraws) -> tuple[list[str], Freeze]:
-    """What can be frozen of a null run, coarsely, as PRISM ranks it: kernels of the kinds that the
-    profile names, all others together, and communications by operation, whatever their group."""
+    """Return what can be frozen of a null-device run, in the coarse classes that PRISM ranks.
+
+    These are kernels of the kinds that the profile names, all other kernels together, and
+    communications by operation, whatever their group.
+    """
     kinds: dict[str, set[str]] = {}
     for kind in source.varying_kinds():
         name = f"{kind.replace('_', ' ')} kernels" if kind in source.profile.kernels else OTHERS

@@ -1,10 +1,11 @@
 """Sobol indices: how much of the step's variance a factor explains.
 
-First order: alone. Total: with all its interactions. Draws are made by pick-freeze (Saltelli et
-al., Computer Physics Communications 181(2), 2010, section 4): the sample matrices A and B are two
-seeds, and a hybrid takes one factor's draws from the other seed and leaves the rest. Estimators:
-table 2, (b) and (f) of the same paper; or those of SALib (``pip install prismscale[sensitivity]``),
-which are the same, from the same draws.
+The first-order index is that of the factor alone, the total index includes all its interactions.
+Draws are made by pick-freeze (Saltelli et al., Computer Physics Communications 181(2), 2010,
+section 4): the sample matrices A and B are two seeds, and a hybrid takes one factor's draws from
+the other seed and leaves the rest. Estimators are those of table 2, (b) and (f) of the same paper.
+SALib's (``pip install prismscale[sensitivity]``) can be chosen instead; they are the same
+estimators on the same draws.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 200
 LEVEL = 0.95
-"""Of confidence intervals."""
+"""Confidence level of intervals."""
 ESTIMATORS = ("own", "salib")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SobolIndex:
-    """How much of the step's variance a factor explains."""
+    """Shares of the step's variance that a factor explains."""
 
     name: str
     first: float
-    """Alone."""
+    """Share that the factor explains alone."""
     total: float
-    """With all its interactions."""
+    """Share that it explains with all its interactions."""
     first_error: float = 0.0
     """Half the width of the 95 % interval."""
     total_error: float = 0.0
@@ -54,13 +55,13 @@ class SobolIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class PickFreeze:
-    """Step times of the sample matrices: ``F`` factors, ``D`` draws."""
+    """Step times of the sample matrices. Axes: ``F`` factors, ``D`` draws."""
 
     names: tuple[str, ...]
     a_D: Floats
     b_D: Floats
     hybrid_FD: Floats
-    """Like A, but one factor as in B."""
+    """Like A, but with one factor as in B."""
 
 
 def sobol_indices(
@@ -71,8 +72,9 @@ def sobol_indices(
     executor: Executor | None = None,
     estimator: str = "own",
 ) -> list[SobolIndex]:
-    """First-order and total indices of some factors. Needs ``2 + factors`` runs of
-    ``config.draws`` draws.
+    """Return first-order and total indices of some factors.
+
+    This needs ``2 + factors`` runs of ``config.draws`` draws.
 
     Args:
         estimator: ``own`` or ``salib``.
@@ -120,8 +122,8 @@ def pick_freeze(
 
 
 def own_estimates(drawn: PickFreeze, seed: int = 0) -> list[SobolIndex]:
-    """Indices with bootstrap intervals."""
-    # Centred, which takes nothing from the expectation and much from the noise.
+    """Return indices with bootstrap intervals."""
+    # Centring does not change the expectation, and removes much of the noise.
     middle = np.concatenate([drawn.a_D, drawn.b_D, drawn.hybrid_FD.ravel()]).mean()
     a, b, hybrid = drawn.a_D - middle, drawn.b_D - middle, drawn.hybrid_FD - middle
     first_F, total_F = _indices(a, b, hybrid)
@@ -136,14 +138,14 @@ def own_estimates(drawn: PickFreeze, seed: int = 0) -> list[SobolIndex]:
 
 
 def salib_estimates(drawn: PickFreeze, seed: int = 0) -> list[SobolIndex]:
-    """The same by SALib (Iwanaga, Usher and Herman, SESMO 4, 2022).
+    """Return the same indices, computed by SALib (Iwanaga, Usher and Herman, SESMO 4, 2022).
 
     Raises:
         UsageError: SALib is not installed.
     """
     analyze = _import_salib()
     problem = {"num_vars": len(drawn.names), "names": list(drawn.names), "bounds": []}
-    # SALib's order: of every draw A, all hybrids, B.
+    # SALib's order: for every draw A, then all hybrids, then B.
     ordered = np.vstack([drawn.a_D, drawn.hybrid_FD, drawn.b_D]).T.ravel()
     if ordered.std() == 0:
         return [SobolIndex(name=name, first=0.0, total=0.0) for name in drawn.names]
@@ -203,11 +205,11 @@ def _mark(source: DistributionDraws, name: str) -> tuple[NDArray[np.bool_], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoSeeds:
-    """Draws of one seed, but of some nodes from another."""
+    """Draws of one seed, except for some nodes, whose draws are of another seed."""
 
     base: DrawSource
     marked: tuple[NDArray[np.bool_], ...]
-    """By class and body node: taken from the other seed."""
+    """By class and body node: True where draws are of the other seed."""
     seed: int
 
     def chunk(self, chunk: Chunk) -> DurationSource:

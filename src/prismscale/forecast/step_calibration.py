@@ -1,12 +1,12 @@
-"""What a user's measured steps say of the models' times: ``prismscale calibrate steps``.
+"""Calibrates the models' times by a user's measured steps: ``prismscale calibrate steps``.
 
-[Note: two figures] A step that was measured says one thing, and much may be the cause. Two figures
-differ from machine to machine and touch every program: the time of kernels (clocks, power, a build
-of the libraries) and the time that issuing them takes the host (processor, versions, the program's
-own Python). Wide jobs tell the first, narrow ones the second. Each moves from 1 as far as the steps
-speak for it against what is known before: least squares of the logarithms of steps and factors,
-relative to their errors. A step that nothing explains counts less (soft L1). Communication keeps
-its model's times: ``prismscale calibrate nccl-tests`` takes what was measured of it.
+[Note: two figures] A measured step is one figure, and many things may be its cause. Two factors
+differ from machine to machine and affect every program: the time of kernels (clocks, power, a build
+of the libraries) and the time that the host takes to issue them (processor, versions, the program's
+own Python). Wide jobs determine the first, narrow ones the second. Each factor moves away from 1 as
+far as the steps speak for it against prior knowledge: a least-squares fit to the logarithms of
+steps and factors, relative to their errors. A step that nothing explains counts less (soft L1).
+Communication keeps its model's times: ``prismscale calibrate nccl-tests`` uses measurements of it.
 """
 
 from __future__ import annotations
@@ -32,44 +32,47 @@ from prismscale.runfolder import RunFolder
 from prismscale.sim.retime import retime
 
 _NINE_OF_TEN = 1.645
-"""Standard deviations of a normal distribution that hold nine tenths of it, to either side."""
+"""Standard deviations to either side that hold nine tenths of a normal distribution."""
 KERNELS_ERROR = 0.12
-"""What nine steps of ten stay within on GPUs whose kernels the model was fitted on (p90 of the
-whole steps of ``prismscale validate steps`` that kernels decide)."""
+"""Error that nine steps of ten stay within, on GPUs whose kernels the model was fitted on. It is
+the p90 of those whole steps of ``prismscale validate steps`` that kernels decide."""
 STEP_ERROR = 0.05
-"""By how much steps of one machine differ from the model when both factors are right, nine of ten:
-SimuMax's scored runs on B200s lie within 4.3 % of their median error."""
+"""Error that nine of ten steps of one machine stay within when both factors are right. SimuMax's
+scored runs on B200s lie within 4.3 % of their median error."""
 PROGRAMS_DIFFER = 0.2
-"""By how much one host's pace differs from program to program: six steps of narrow models on A100s
-took 0.99 to 1.21 of what one pace says (``bench/vtrain_layouts.py``; they are not scored)."""
+"""Difference of one host's pace between programs. Six steps of narrow models on A100s took 0.99 to
+1.21 of what one pace says (``bench/vtrain_layouts.py``; they are not scored)."""
 TOLD = 0.75
-"""Of what is known before: where more of its error is left, steps have not told a factor."""
+"""Share of a factor's prior error. If more of it is left, steps have not determined the factor."""
 
 
 def _deviation(error: float) -> float:
-    """Standard deviation of the logarithm of a factor that is within 1 + ``error`` nine times of
-    ten."""
+    """Return the standard deviation of a factor's logarithm.
+
+    The factor is within 1 + ``error`` nine times of ten.
+    """
     return math.log1p(error) / _NINE_OF_TEN
 
 
 _BEFORE_F = np.array([_deviation(KERNELS_ERROR), _deviation(HOST_SLOWER)])
-"""Deviations of both factors' logarithms from 0 before anything is measured."""
+"""Prior standard deviations of both factors' logarithms around 0."""
 _FIRST_HOSTS = tuple(2.0 ** (n / 2) for n in range(-2, 6))
-"""Factors on the host's time from which the search begins: where the device decides a step, a small
-change of the host's time changes nothing, so that slopes alone would not find it."""
+"""Factors on the host's time from which the search begins. Where the device decides a step, a small
+change of the host's time changes nothing, so slopes alone would not find the factor."""
 _CHANGE = 0.02
-"""Of a factor's logarithm, for slopes."""
+"""Change of a factor's logarithm for finite-difference slopes."""
 _MOST_EVALUATIONS = 12
 MOST_MODELLED = len(_FIRST_HOSTS) + 5 * _MOST_EVALUATIONS
-"""How often a step is modelled at most: in the search, and four times at each place for slopes."""
+"""Largest number of times that a step is modelled. It is once for each start and each place of the
+search, and four times more at each place for slopes."""
 
 StepModel = Callable[[float, float], float]
-"""The step in nanoseconds, given the factors on kernels' and the host's time."""
+"""Returns the step in nanoseconds, given the factors on kernels' time and on the host's time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredJob:
-    """A job whose step was measured, and what a model says of it."""
+    """A job whose step was measured, and the model of its step."""
 
     measured_ns: float
     model: StepModel
@@ -77,34 +80,34 @@ class MeasuredJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCalibration:
-    """What measured steps say."""
+    """Result of a calibration by measured steps."""
 
     calibration: Calibration
     kernels_error: float
-    """Of the factor on kernels, relative, in nine cases of ten."""
+    """Relative error that the factor on kernels stays within in nine cases of ten."""
 
     @property
     def tells_host(self) -> bool:
-        """Whether the steps say more of the host's time than was known."""
+        """Whether the steps tell the host's time better than it was known before."""
         return self.calibration.host_error < TOLD * HOST_SLOWER
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredStep:
-    """The step of a run that is stored, by other factors and without another capture."""
+    """The step of a stored run with other factors, without another capture."""
 
     folder: Path
     step_ns: int
-    """Without variation, as the run has it."""
+    """Step time of the run without variation."""
     median_ns: int
-    """As the run shows it."""
+    """Median step time, as the run shows it."""
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The run's.
+        """The run's scenario.
 
         Raises:
-            UsageError: no run, or one whose computation was measured.
+            UsageError: there is no run, or its computation was measured.
             FormatError: damaged files.
         """
         path = RunFolder(root=self.folder).scenario
@@ -120,16 +123,19 @@ class StoredStep:
 
     @property
     def cluster(self) -> Cluster:
-        """That of the run, with the models' own times."""
+        """The run's cluster without a calibration, so with the models' own times."""
         cluster = self.scenario.cluster
         return replace(cluster, device=replace(cluster.device, calibration=None))
 
     def with_factors(self, kernels: float, host: float) -> float:
-        """The step that the run would show, in nanoseconds, with factors on kernels' and the host's
-        time: the one without variation, times what variation costs the run as it is.
+        """Return the step in ns that the run would show with the given factors.
+
+        They are factors on kernels' and on the host's time. The result is the step without
+        variation, times the ratio by which variation lengthens the stored run's step.
 
         Raises:
-            UsageError: logs that are not there, or of other prices than today's.
+            UsageError: logs are missing, or were captured with other prices of kernels than
+                today's.
         """
         factors = Calibration(kernels=kernels, host=host, host_error=HOST_SLOWER, steps=1)
         device = replace(self.cluster.device, calibration=factors)
@@ -146,7 +152,7 @@ class StoredStep:
 def calibrate_steps(
     steps: Sequence[MeasuredJob], update: Callable[[], None] | None = None
 ) -> StepCalibration:
-    """The factors that measured steps speak for. See [Note: two figures].
+    """Return the factors that measured steps speak for. See [Note: two figures].
 
     Args:
         steps: one or more.
@@ -175,19 +181,27 @@ def calibrate_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """Residuals of steps and factors. Axes: ``N`` steps, then the two factors; ``F`` the factors'
-    logarithms."""
+    """Residuals of the steps, followed by those of the two factors.
+
+    Axes: ``N`` steps, ``F`` logarithms of the factors.
+    """
 
     steps: Sequence[MeasuredJob]
     update: Callable[[], None] | None
     _known: dict[tuple[float, float], NDArray[np.float64]] = field(default_factory=dict)
 
     def residuals(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How far all are from what was measured or known, in standard deviations."""
+        """Return how far steps are from measurement and factors from 1.
+
+        Both are logarithms, in standard deviations.
+        """
         return np.array([*(self._apart(log_F) / _deviation(STEP_ERROR)), *(log_F / _BEFORE_F)])
 
     def slopes(self, log_F: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of the residuals, by central differences: steps are whole nanoseconds."""
+        """Return the slopes of the residuals.
+
+        They are central differences, because steps are whole nanoseconds.
+        """
         columns = []
         for shift in np.eye(2) * _CHANGE:
             above, below = (self.residuals(log_F + s) for s in (shift, -shift))
@@ -195,12 +209,15 @@ class _Search:
         return np.array(columns).T
 
     def cost(self, log_F: NDArray[np.float64]) -> float:
-        """What the search makes small."""
+        """Return the value that the search minimises."""
         return float(np.sum(self.loss(self.residuals(log_F) ** 2)[0]))
 
     def loss(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What squared residuals cost, with both derivatives: soft L1 of steps, for one may be of
-        another program than it says; factors' squares as they are."""
+        """Return the loss of squared residuals, with both derivatives.
+
+        It is soft L1 for steps, because one may be of another program than it says. Factors'
+        squares stay as they are.
+        """
         steps = slice(0, len(self.steps))
         found = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1 + squares[steps])
@@ -210,15 +227,16 @@ class _Search:
     def errors(
         self, log_F: NDArray[np.float64], slopes_NF: NDArray[np.float64]
     ) -> tuple[float, float]:
-        """What both factors stay within, relative, in nine cases of ten; the host's for another
-        program than those that were measured.
+        """Return the relative errors that both factors stay within in nine cases of ten.
+
+        The host's error is for another program than those that were measured.
 
         Args:
-            log_F: the factors that were found.
-            slopes_NF: of the steps' residuals there, weighted as they count.
+            log_F: logarithms of the fitted factors.
+            slopes_NF: slopes of the steps' residuals at these factors, weighted by the loss.
         """
         squares_N = self.residuals(log_F)[: len(self.steps)] ** 2
-        # Steps that are further apart than they should be say less.
+        # Steps that deviate by more than their expected error tell less.
         apart = max(1.0, float(np.mean(self.loss(squares_N)[0])))
         known_FF = slopes_NF.T @ slopes_NF / apart + np.diag(_BEFORE_F**-2)
         error_F = np.expm1(_NINE_OF_TEN * np.sqrt(np.diag(np.linalg.inv(known_FF))))

@@ -13,7 +13,7 @@ from prismscale.forecast.model import model_of
 from prismscale.forecast.recording import Changes, load_recording
 
 DRAWS = 200
-"""Enough for the 95th percentile of what is shown."""
+"""Number of draws: enough for the 95th percentile that is shown."""
 
 
 def step_spread(
@@ -24,14 +24,14 @@ def step_spread(
     executor: Executor | None = None,
     changes: Changes | None = None,
 ) -> StepSpread:
-    """Quantiles of the step of the run in ``folder``, whose graph and scenario are there.
+    """Return quantiles of the step of the run in ``folder``, which holds its graph and scenario.
 
     Args:
-        folder: of the run.
-        draws: how many.
-        seed: equal seeds, equal draws.
-        executor: where they are made; None: in this process.
-        changes: of the run's scenario; None: none.
+        folder: the run folder.
+        draws: number of draws.
+        seed: equal seeds give equal draws.
+        executor: where draws are made; None: in this process.
+        changes: changes to the run's scenario; None: none.
 
     Raises:
         FormatError: damaged files.

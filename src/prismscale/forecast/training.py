@@ -1,12 +1,11 @@
-"""How long a whole training takes, on machines that vary, fail, and are replaced.
+"""How long a whole training takes on machines that vary, fail, and are replaced.
 
-The law that is simulated: work goes on in segments, each followed by a checkpoint that blocks. The
-job fails at random (a Poisson process of all its nodes), loses what it did since the last
-checkpoint, and begins again after a restart, during which it may fail too. Some failures take a
-node out; a spare one takes its place, or the job waits until the first of those in repair comes
-back.
+The simulated law: work is done in segments, each followed by a checkpoint that blocks. The job
+fails at random (a Poisson process of all its nodes). It loses the work since its last checkpoint
+and begins again after a restart, during which it may fail too. Some failures take a node out. A
+spare node takes its place, or the job waits until the first node in repair comes back.
 
-Times in seconds, but for the steps, which are in nanoseconds as everywhere.
+Times are in seconds, except for step times, which are in nanoseconds as everywhere.
 
 Array axes: ``D`` draws of the whole training, ``A`` runs (allocations), ``S`` spare nodes.
 """
@@ -25,34 +24,34 @@ Floats = NDArray[np.float64]
 
 DAY_S = 86_400.0
 MOST_FAILURES = 200_000
-"""Of one training; beyond it the job does not get on."""
+"""Largest number of failures of one training. With more, the job makes no progress."""
 INTERVALS = 2.0 ** np.arange(-3.0, 3.25, 0.25)
-"""Times Daly's, among which the best interval of the simulated law is looked for."""
+"""Multiples of Daly's interval among which the simulated law's best interval is looked for."""
 INTERVAL_DRAWS = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """A training run on machines that fail."""
+    """A training on machines that fail."""
 
     steps: int
     extra_ns: float = 0.0
-    """What periodic events add to a step on average, checkpoints left out."""
+    """Time that periodic events add to a step on average, without checkpoints."""
     nodes: int = 1
     fleet: Fleet | None = None
-    """How often nodes fail; None: never."""
+    """How often nodes fail. None: never."""
     checkpoint_s: float = 60.0
-    """What writing a checkpoint costs."""
+    """Time that writing a checkpoint costs."""
     restart_s: float = 600.0
-    """From a failure to the first step from the last checkpoint."""
+    """Time from a failure to the first step that continues from the last checkpoint."""
     replace_s: float = 0.0
-    """What putting in another node adds to a restart."""
+    """Time that putting in another node adds to a restart."""
     spares: int | None = None
-    """Nodes that stand ready; None: always enough."""
+    """Number of nodes that stand ready. None: always enough."""
     repair_hours: float = 24.0
-    """Until a node that was taken out is a spare again."""
+    """Time until a node that was taken out is a spare again."""
     interval_s: float | None = None
-    """Work between checkpoints; None is Daly's optimum."""
+    """Work between checkpoints. None: Daly's optimum."""
 
     def __post_init__(self) -> None:
         positive = {"steps": self.steps, "nodes": self.nodes, "checkpoint_s": self.checkpoint_s}
@@ -76,19 +75,22 @@ class TrainingPlan:
 
     @property
     def checkpoint_interval_s(self) -> float:
-        """Work between checkpoints that is used."""
+        """Work between checkpoints: the given interval, or Daly's optimum."""
         if self.interval_s is not None:
             return self.interval_s
         return daly_interval_s(self.checkpoint_s, self.job_mtbf_s)
 
 
 def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """First-order optimum √(2 C M) (Young, CACM 17(9), 1974)."""
+    """Return the first-order optimum √(2 C M) (Young, CACM 17(9), 1974)."""
     return float(np.sqrt(2 * checkpoint_s * mtbf_s))
 
 
 def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Higher-order optimum (Daly, Future Generation Computer Systems 22(3), 2006, equation 37)."""
+    """Return the higher-order optimum of the interval between checkpoints.
+
+    Source: Daly, Future Generation Computer Systems 22(3), 2006, equation 37.
+    """
     if np.isinf(mtbf_s):
         return np.inf
     if checkpoint_s >= 2 * mtbf_s:
@@ -99,23 +101,23 @@ def daly_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTime:
-    """How long a training takes, and what the time goes into; all in days, by draw."""
+    """How long a training takes, and where the time goes: times are in days, by draw."""
 
     days_D: Floats
     failures_D: NDArray[np.int64]
     steps_D: Floats
-    """Steps that count, periodic events included, checkpoints left out."""
+    """Time of steps that were not undone, with periodic events and without checkpoints."""
     checkpoints_D: Floats
-    """Writing those that count."""
+    """Time of writing checkpoints that were not undone."""
     redone_D: Floats
-    """Work and checkpoints that a failure undid."""
+    """Time of work and checkpoints that a failure undid."""
     down_D: Floats
-    """Restarts, replacing nodes, waiting for one."""
+    """Time of restarts, of replacing nodes, and of waiting for one."""
     interval_s: float
     """Work between checkpoints."""
 
     def days(self, q: float) -> float:
-        """Quantile of the days."""
+        """Return a quantile of the days."""
         return float(np.quantile(self.days_D, q))
 
 
@@ -127,10 +129,10 @@ def training_time(
     Args:
         step_ns_AT: step times of drawn runs (A), of several steps (T) each; ``[D]`` where every
             step is a run by itself. A training keeps its run's devices, so its mean step is that of
-            a run; its steps add up to a normal variable (central limit theorem).
+            one run. The sum of its steps is a normal variable (central limit theorem).
 
     Raises:
-        UsageError: no draws, or failures that let the job never finish.
+        UsageError: there are no draws, or the job fails so often that it never finishes.
     """
     if step_ns_AT.size == 0:
         raise UsageError("no draws of the step time")
@@ -142,11 +144,13 @@ def training_time(
 
 
 def best_interval_s(work_s: float, plan: TrainingPlan, *, seed: int = 0) -> float:
-    """Work between checkpoints with which the simulated law takes the fewest days on average; all
-    are tried with the same failures.
+    """Return the work between checkpoints with which the simulated training is shortest on average.
+
+    All intervals are tried with the same failures.
 
     Raises:
-        UsageError: nothing fails, so that the longest interval is the best.
+        UsageError: nothing fails, so that the longest interval is the best; or the job never
+            finishes.
     """
     daly_s = daly_interval_s(plan.checkpoint_s, plan.job_mtbf_s)
     if np.isinf(daly_s):
@@ -158,7 +162,7 @@ def best_interval_s(work_s: float, plan: TrainingPlan, *, seed: int = 0) -> floa
         try:
             law = _Law(plan=plan, work_D=work_D, interval_s=interval_s).run(rng)
         except UsageError:
-            continue  # so long that no segment ends
+            continue  # the interval is so long that no segment ends
         tried[interval_s] = float(law.days_D.mean())
     if not tried:
         raise UsageError("the job fails before any checkpoint: it never finishes")
@@ -168,7 +172,10 @@ def best_interval_s(work_s: float, plan: TrainingPlan, *, seed: int = 0) -> floa
 def _mean_steps(
     step_ns_AT: NDArray[np.int64], rng: np.random.Generator, draws: int
 ) -> tuple[Floats, float]:
-    """The mean step of a run, by draw, and the deviation of one step within a run; in seconds."""
+    """Return the mean step of a run, by draw, and the standard deviation of one step within a run.
+
+    Both are in seconds.
+    """
     if step_ns_AT.ndim == 1:
         return np.full(draws, step_ns_AT.mean() / 1e9), float(step_ns_AT.std()) / 1e9
     steps = step_ns_AT.shape[1]
@@ -177,7 +184,7 @@ def _mean_steps(
         return np.full(draws, mean_A.mean()), float(step_ns_AT.std()) / 1e9
     within = float((step_ns_AT / 1e9).var(axis=1, ddof=1).mean())
     observed = float(mean_A.var(ddof=1))
-    # A mean over few steps varies more than the run does.
+    # A mean over few steps varies more than the run's true mean.
     true = max(observed - within / steps, 0.0)
     shrunk = np.sqrt(true / observed) if observed else 0.0
     picked = mean_A[rng.integers(0, len(mean_A), draws)]
@@ -186,7 +193,7 @@ def _mean_steps(
 
 @dataclass(kw_only=True)
 class _Law:
-    """One simulation: all draws go from failure to failure together."""
+    """One simulation of the law. All draws go from failure to failure together."""
 
     plan: TrainingPlan
     work_D: Floats
@@ -196,7 +203,7 @@ class _Law:
         plan, draws = self.plan, len(self.work_D)
         mtbf_s = plan.job_mtbf_s
         segments_D = np.maximum(np.ceil(self.work_D / self.interval_s), 1)
-        # Equal segments: a short last one would be as dear as a long one.
+        # Segments are equal, because a short last one would cost as much as a long one.
         length_D = self.work_D / segments_D
         checkpoints_D = plan.checkpoint_s * (segments_D - 1)
         redone_D, down_D = np.zeros(draws), np.zeros(draws)
@@ -233,7 +240,10 @@ class _Law:
         redone_D: Floats,
         down_D: Floats,
     ) -> NDArray[np.int64]:
-        """Go through all failures; adds what they cost, and returns how many there were."""
+        """Simulate all failures and return their number.
+
+        Their cost is added to ``redone_D`` and ``down_D``.
+        """
         plan, mtbf_s = self.plan, self.plan.job_mtbf_s
         left_D = segments_D.copy()
         restart_D, clock_D = np.zeros_like(length_D), np.zeros_like(length_D)
@@ -258,7 +268,7 @@ class _Law:
             count_D[alive] += 1
             takes_node = rng.random(len(alive)) < (plan.fleet.replacing_share if plan.fleet else 0)
             waits = spares.taken(alive[takes_node], clock_D[alive[takes_node]])
-            # Nothing runs meanwhile that could fail.
+            # While the job waits for a node, nothing runs that could fail.
             idle = np.where(takes_node, plan.replace_s, 0.0)
             idle[takes_node] += waits
             down_D[alive] += idle
@@ -268,14 +278,14 @@ class _Law:
 
 
 class _Spares:
-    """Nodes that stand ready, of every draw: each is away for as long as a repair takes."""
+    """Spare nodes of every draw. A node that was taken is away for as long as a repair takes."""
 
     def __init__(self, plan: TrainingPlan, draws: int) -> None:
         self._repair_s = plan.repair_hours * 3600
         self._ready_DS = None if plan.spares is None else np.zeros((draws, plan.spares))
 
     def taken(self, draws: NDArray[np.int64], now: Floats) -> Floats:
-        """One spare of each of these draws takes a node's place; returns how long each waits."""
+        """Take one spare node in each of these draws, and return how long each draw waits."""
         if self._ready_DS is None:
             return np.zeros(len(draws))
         first = self._ready_DS[draws].argmin(axis=1)

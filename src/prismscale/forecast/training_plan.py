@@ -1,4 +1,4 @@
-"""A training's plan from what the run shows and what was asked for."""
+"""Plans a training from what the run shows and what the user asks for."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from prismscale.forecast.training import TrainingPlan
 from prismscale.sim.event_cost import EventCost
 
 USUAL_FLEET = "llama3-405b"
-"""Whose machines fail as often as the target's, where nobody says."""
+"""Fleet whose failure rates are used where the user gives none."""
 CHECKPOINT_S = 60.0
-"""To write one, where neither the program does nor anybody says."""
+"""Time to write a checkpoint, where neither the program writes any nor the user says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
-    """What is asked of the machines; None: as the run shows, or as usual."""
+    """What the user says about the machines. None: as the run shows, or the usual value."""
 
     nodes: int | None = None
     failures: str | None = None
-    """A fleet's name, a TOML file, or ``none``."""
+    """Name of a fleet, path of a TOML file, or ``none``."""
     mtbf_hours: float | None = None
-    """Between failures of one node, in place of a fleet."""
+    """Mean time between failures of one node, in place of a fleet."""
     checkpoint_s: float | None = None
     restart_s: float = 600.0
     replace_s: float = 0.0
@@ -41,19 +41,19 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """A plan, and where its figures come from."""
+    """A plan, and notes on where its figures come from."""
 
     plan: TrainingPlan
     gpus: int
-    """Devices that are paid for as long as the training lasts."""
+    """Number of devices that are paid for as long as the training lasts."""
     notes: tuple[str, ...]
 
 
 def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedTraining:
-    """The plan of a training of so many steps.
+    """Return the plan of a training of ``steps`` steps.
 
     Raises:
-        UsageError: figures that cannot be, or an unknown fleet. FormatError: a damaged fleet.
+        UsageError: impossible figures, or an unknown fleet. FormatError: a damaged fleet file.
     """
     world_size, cluster = recording.samples.graph.world_size, recording.cluster
     per_node = cluster.devices_per_node if cluster else 1
@@ -64,7 +64,7 @@ def training_plan(recording: Recording, asked: Machines, steps: int) -> PlannedT
     saves = _saving(recording.events)
     checkpoint_s = asked.checkpoint_s
     if checkpoint_s is None:
-        # One that nothing waits for still has to be begun.
+        # A checkpoint that nothing waits for still has to be started.
         checkpoint_s = max(saves.extra_ns / 1e9, 1e-3) if saves else CHECKPOINT_S
     plan = TrainingPlan(
         steps=steps,
@@ -104,6 +104,6 @@ def _fleet(asked: Machines, cluster: Cluster | None) -> Fleet | None:
 
 
 def _saving(events: Sequence[EventCost]) -> EventCost | None:
-    """The event in which the program writes its checkpoints, if it does so again and again."""
+    """Return the recurring event in which the program writes its checkpoints, or None."""
     saving = (e for e in events if e.facts.checkpoint_bytes and e.rate)
     return max(saving, key=lambda e: e.facts.checkpoint_bytes, default=None)

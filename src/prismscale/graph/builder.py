@@ -1,5 +1,8 @@
-"""Nodes become columns: of a recorded stream, and of a :class:`RankTrace` that is written node by
-node, as imports and tests do."""
+"""Converts nodes to the columns of a trace.
+
+The nodes come from a recorded stream, or are added to a :class:`TraceBuilder` one by one, as
+imports and tests do.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ from prismscale.graph.trace import HOST, NO_GROUP, GroupRecord, MemoryRecord, Ra
 
 @dataclass(kw_only=True, slots=True)
 class TraceNode:
-    """One node, before nodes become columns; fields mean what :class:`TraceColumns` says of them.
-    Predecessors are positions among the nodes that it is one of."""
+    """One node before conversion to columns; see :class:`TraceColumns` for the fields.
+
+    Predecessors are positions in the list of nodes that this node belongs to.
+    """
 
     kind: NodeKind
     preds: tuple[int, ...] = ()
@@ -34,12 +39,12 @@ class TraceNode:
 def node_columns(
     nodes: Sequence[TraceNode], preds: Sequence[Sequence[int]]
 ) -> dict[str, NDArray[Any]]:
-    """What describes nodes and their edges, by the names of :class:`TraceColumns`.
+    """Return the columns of nodes and their edges, by the field names of :class:`TraceColumns`.
 
     Args:
         nodes: in program order.
-        preds: of each node, its predecessors' positions in ``nodes``, counted on below 0 for steps
-            before the first node.
+        preds: for each node, the positions of its predecessors in ``nodes``; negative for nodes of
+            earlier steps, counting back from the first node.
     """
     return {
         "kind_N": np.array([n.kind for n in nodes], dtype=np.uint8),
@@ -58,7 +63,7 @@ def node_columns(
 
 
 class Names:
-    """Interned strings in order of first use."""
+    """Interned strings, numbered in order of first use."""
 
     def __init__(self, first: Iterable[str] = ()) -> None:
         self._ids: dict[str, int] = {}
@@ -66,17 +71,20 @@ class Names:
             self.id(name)
 
     def id(self, name: str) -> int:
-        """Index of ``name``, new if need be."""
+        """Return the index of ``name``, adding it if it is new."""
         return self._ids.setdefault(name, len(self._ids))
 
     def all(self) -> tuple[str, ...]:
-        """All names by index."""
+        """Return all names by index."""
         return tuple(self._ids)
 
 
 class TraceBuilder:
-    """Collects nodes in program order. Predecessors are given as positions returned by ``add_*``;
-    a negative position means a node of the previous body: ``pred - body_length``."""
+    """Collects nodes in program order and builds a trace from them.
+
+    Predecessors are given as positions that ``add_*`` returned. A negative position means a node of
+    the previous body: ``pred - body_length``.
+    """
 
     def __init__(
         self, *, rank: int, world_size: int, groups: Sequence[GroupRecord] | None = None
@@ -86,7 +94,7 @@ class TraceBuilder:
         self._groups = tuple(groups or (GroupRecord(ranks=tuple(range(world_size))),))
         self._nodes: list[TraceNode] = []
         self._durations_ns: list[list[int]] = []
-        """Of each node: one, or one per sampled step."""
+        """Durations of each node: one, or one per sampled step."""
         self._n_prologue = 0
         self.lanes = Names([HOST])
         self.labels = Names([""])
@@ -104,7 +112,7 @@ class TraceBuilder:
         lane: str = HOST,
         site: str = "",
     ) -> int:
-        """Append a computation; one duration, or one per sampled step. Returns its position."""
+        """Append a computation with one duration, or one per sampled step; return its position."""
         node = TraceNode(kind=NodeKind.COMPUTE, preds=tuple(preds))
         return self._add(node, durations_ns, label, lane, site)
 
@@ -121,7 +129,10 @@ class TraceBuilder:
         lane: str = "communication",
         site: str = "",
     ) -> int:
-        """Append a communication. ``peer`` is relative for send/recv, the root for rooted ones."""
+        """Append a communication; return its position.
+
+        ``peer`` is relative to this rank for send and recv, and the root of rooted collectives.
+        """
         kinds = {CollectiveOp.SEND: NodeKind.SEND, CollectiveOp.RECV: NodeKind.RECV}
         if op.is_p2p:
             peer %= len(self._groups[group_index].ranks)
@@ -136,7 +147,7 @@ class TraceBuilder:
         return self._add(node, durations_ns, label or op.spelling, lane, site)
 
     def begin_body(self) -> None:
-        """Everything so far was prologue."""
+        """End the prologue. All nodes added so far belong to it."""
         self._n_prologue = len(self._nodes)
 
     def build(
@@ -146,10 +157,10 @@ class TraceBuilder:
         memory: MemoryRecord | None = None,
         facts: CaptureFacts | None = None,
     ) -> RankTrace:
-        """The finished trace.
+        """Build the trace.
 
         Raises:
-            ValueError: body nodes with different numbers of sampled durations.
+            ValueError: body nodes have different numbers of sampled durations.
         """
         prologue = self._n_prologue
         body = self._durations_ns[prologue:]

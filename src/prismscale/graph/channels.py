@@ -1,8 +1,9 @@
-"""Channels: the places where ranks meet.
+"""Channels: the places where ranks meet to communicate.
 
-A group family has one channel for its collectives, and one for each (source, destination) pair of
-group ranks that exchange point-to-point messages, and each of their tags. The n-th use of a channel
-by one side meets the n-th use by every other side: exactly the ordering rule of a process group.
+A group family has one channel for its collectives. It has one more for each (source, destination)
+pair of group ranks that exchange point-to-point messages, and for each tag of theirs. The n-th use
+of a channel by one side meets the n-th use by every other side: exactly the ordering rule of a
+process group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ChannelKey(NamedTuple):
     destination: int
     """Group rank of the receiver; -1 for collectives."""
     tag: int = 0
-    """Of messages: those with other tags may overtake them."""
+    """Tag of the messages. Messages with other tags may overtake them."""
 
     @property
     def is_p2p(self) -> bool:
@@ -32,7 +33,7 @@ class ChannelKey(NamedTuple):
 
 
 class ClassChannels:
-    """The channels that a class's communications use; a step uses few of them thousands of times.
+    """The channels of a class's communications, cached: a step uses few of them thousands of times.
 
     Args:
         graph: the job.
@@ -47,11 +48,12 @@ class ClassChannels:
         self._known: dict[tuple[int, int, int], ChannelKey] = {}
 
     def of(self, node: int) -> ChannelKey:
-        """The channel of communication ``node``.
+        """Return the channel of communication ``node``.
 
         Raises:
-            GraphError: a point-to-point node in a class whose members sit at different positions of
-                the group (they would have different peers).
+            GraphError: the node is point-to-point, and the members of the class have different
+                positions in the group (they would have different peers); or a message is sent to
+                its own rank.
         """
         use = self._use_N[node]
         found = self._known.get(use)
@@ -61,7 +63,7 @@ class ClassChannels:
 
 
 def classes_of(graph: JobGraph, key: ChannelKey) -> tuple[int, ...]:
-    """Classes that must come to a channel, in order of their first position."""
+    """Return the classes that must use a channel, in order of their first position in the group."""
     table = graph.families[key.family].ranks_KG
     ranks = table[:, 0] if not key.is_p2p else table[[key.source, key.destination], 0]
     return tuple(dict.fromkeys(graph.class_of_R[ranks].tolist()))

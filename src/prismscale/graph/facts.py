@@ -1,4 +1,4 @@
-"""How a trace came to be, as far as what is made of it depends on that."""
+"""How a trace was captured, as far as later uses of the trace depend on it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from prismscale.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoRunFacts:
-    """What only ranks that ran side by side, and really communicated, can tell."""
+    """Facts that need ranks which ran side by side and really communicated."""
 
     issue_ns: int
-    """What issuing a communication takes."""
+    """Time that issuing a communication takes from the program's thread."""
     common_jitter: float
-    """Correlation of this rank's jitter with that of the others."""
+    """Correlation of this rank's jitter with the jitter of the other ranks."""
     ranks: tuple[int, ...]
-    """Ranks on this rank's node that really communicated beside it, itself among them."""
+    """Ranks of the same target node that really communicated beside this one, itself included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """Of a trace that is one step: which step of the program it was."""
+    """For a trace that holds a single step: which step of the program it was."""
 
     number: int
-    """From 1."""
+    """Number of the step, counted from 1."""
     work: str
-    """Equal for steps that do the same."""
+    """Hash of the step's work. Steps that do the same have the same hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,29 +35,29 @@ class CaptureFacts:
 
     device: str = ""
     torch: str = ""
-    """Version of torch."""
+    """Version of torch during capture."""
     modelled: bool = False
-    """No duration was measured."""
+    """True if no duration was measured."""
     has_own_share: bool = False
-    """A communication's duration is this rank's part of the work, without its peers'."""
+    """True if a communication's duration is only this rank's share of the work, not its peers'."""
     calls: int = 0
-    """Calls until the capture ended."""
+    """Number of calls until the capture ended."""
     calls_per_step: int = 1
     calls_in_prologue: int = 0
     calls_tracked: int = 0
-    """Calls while memory was followed."""
+    """Number of calls during which memory was tracked."""
     watched_steps: int = 0
-    """Steps that were watched for periodic events."""
+    """Number of steps that were watched for periodic events."""
     unusual_steps: int = 0
-    """How many of the watched steps had one."""
+    """Number of watched steps that differed from the ordinary step."""
     step_starts: tuple[int, ...] = ()
-    """Positions in the prologue at which steps begin, where it holds steady steps written out."""
+    """Positions of step starts in the prologue, if steady steps are written out there."""
     equivalent_to: int | None = None
-    """The captured rank that this one was found to repeat; None: none. Its steps are these."""
+    """Captured rank that this rank was found to repeat, or None. The steps are that rank's."""
     pooled: tuple[int, ...] = ()
-    """Ranks whose sampled steps the trace holds, in this order, equally many of each."""
+    """Ranks whose sampled steps the trace holds, in this order, with equally many steps of each."""
     longest_of: tuple[int, ...] = ()
-    """Where time is modelled, captured ranks: each node has the longest of their durations."""
+    """Captured ranks merged here if time is modelled: each node has their longest duration."""
     co_run: CoRunFacts | None = None
     step: StepFacts | None = None
 

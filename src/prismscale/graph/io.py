@@ -1,8 +1,8 @@
-"""Traces and graphs on disk: Parquet with a JSON header, no pickle, nothing believed.
+"""Traces and graphs on disk: Parquet with a JSON header, no pickle. Readers trust no value.
 
-A graph is one file, ``graph.parquet`` in a folder: the nodes of its distinct traces, and in the
-header who belongs to which class and which groups form a family. Group slots are not stored; they
-follow from families and members, so a file cannot contradict itself about them.
+A graph is one file, ``graph.parquet`` in a folder. It holds the nodes of the distinct traces; its
+header says which ranks belong to which class and which groups form a family. Group slots are not
+stored. They follow from families and members, so a file cannot contradict itself about them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def save_trace(trace: RankTrace, path: Path) -> None:
     """Write one captured rank's trace to ``path``.
 
     Raises:
-        StorageError: it cannot be written; what was there before is still there.
+        StorageError: the file cannot be written. A file that was there before is unchanged.
     """
     groups = StoredGroups()
     table, sections = pack_traces([trace], groups)
@@ -42,10 +42,11 @@ def save_trace(trace: RankTrace, path: Path) -> None:
 
 
 def load_trace(path: Path) -> RankTrace:
-    """Read what :func:`save_trace` wrote.
+    """Read a trace that :func:`save_trace` wrote.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+        UsageError: the file does not exist.
+        FormatError: the file is damaged, foreign, or of another version.
     """
     table, header = read_table(path, SCHEMA, kind="trace")
     traces = unpack_traces(table, header.sections("traces"), read_groups(header))
@@ -58,7 +59,7 @@ def save_traces(traces: Sequence[RankTrace], path: Path) -> None:
     """Write several traces of one job to ``path``.
 
     Raises:
-        StorageError: it cannot be written; what was there before is still there.
+        StorageError: the file cannot be written. A file that was there before is unchanged.
     """
     groups = StoredGroups()
     table, sections = pack_traces(traces, groups)
@@ -67,22 +68,23 @@ def save_traces(traces: Sequence[RankTrace], path: Path) -> None:
 
 
 def load_traces(path: Path) -> list[RankTrace]:
-    """Read what :func:`save_traces` wrote.
+    """Read traces that :func:`save_traces` wrote.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+        UsageError: the file does not exist.
+        FormatError: the file is damaged, foreign, or of another version.
     """
     table, header = read_table(path, SCHEMA, kind="traces")
     return unpack_traces(table, header.sections("traces"), read_groups(header))
 
 
 def save_graph(graph: JobGraph, folder: Path) -> None:
-    """Write ``graph`` into ``folder``, which is created if need be.
+    """Write ``graph`` into ``folder``, which is created if it does not exist.
 
     Raises:
-        StorageError: it cannot be written; what was there before is still there.
+        StorageError: the file cannot be written. A file that was there before is unchanged.
     """
-    # Execution classes outnumber traces: stages of a pipeline differ only by their position.
+    # There are more classes than traces: pipeline stages may differ only by their position.
     distinct = {id(c.trace): c.trace for c in graph.classes}
     number = {key: n for n, key in enumerate(distinct)}
     groups = StoredGroups()
@@ -120,13 +122,14 @@ def _coverage_section(coverage: Coverage) -> dict[str, Any]:
 
 
 def load_graph(folder: Path) -> JobGraph:
-    """Read what :func:`save_graph` wrote.
+    """Read a graph that :func:`save_graph` wrote.
 
-    Indices, lengths and ranges are checked here; whether the graph is legal is the business of
-    :func:`prismscale.graph.verify.verify`.
+    Indices, lengths and ranges are checked here. :func:`prismscale.graph.verify.verify` checks
+    whether the graph is legal.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+        UsageError: the file does not exist.
+        FormatError: the file is damaged, foreign, or of another version.
     """
     table, header = read_table(folder / GRAPH_FILE, SCHEMA, kind="graph")
     groups = read_groups(header)
@@ -150,7 +153,7 @@ def _family(section: Header, index: int, groups: ReadGroups) -> GroupFamily:
     sets = [groups.sets[i] for i in section.runs("sets", 0, len(groups.sets))]
     if not sets or len({len(ranks) for ranks in sets}) != 1:
         raise section.error("sets", "must be groups of one size")
-    # Before the table is built: runs can name one large set very often.
+    # Checked before the table is built, because runs can name one large set very often.
     section.spend("sets", len(sets) * len(sets[0]))
     table = np.ascontiguousarray(np.array(sets, dtype=np.int64).T)
     if len(np.unique(table)) != table.size:
@@ -159,7 +162,7 @@ def _family(section: Header, index: int, groups: ReadGroups) -> GroupFamily:
 
 
 class _SlotFinder:
-    """Finds where ranks sit in a family's table; as large as the table, not as the world."""
+    """Finds the places of ranks in a family's table. It is as large as the table, not the world."""
 
     def __init__(self, family: GroupFamily) -> None:
         self.family = family
@@ -168,8 +171,8 @@ class _SlotFinder:
         self._ranks = flat[self._slots]
 
     def slots(self, members_M: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Each member's flat index into the family's table; None where one has none."""
-        # A rank beyond the largest has no place; the comparison below notices it.
+        """Return each member's flat index into the family's table, or None if one is missing."""
+        # A rank above the largest in the table has no place; the comparison below detects it.
         place = np.minimum(np.searchsorted(self._ranks, members_M), len(self._ranks) - 1)
         return self._slots[place] if np.array_equal(self._ranks[place], members_M) else None
 

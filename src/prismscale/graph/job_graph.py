@@ -1,8 +1,9 @@
-"""The whole job's execution graph: rank classes, group families, and who maps to whom.
+"""The execution graph of the whole job: rank classes, group families, and how they map.
 
-8,192 ranks cost what their classes cost. A :class:`RankClass` is a set of ranks that run the same
-trace in lockstep; a :class:`GroupFamily` is a set of process groups that are populated by the same
-classes in the same positions, so one vector operation answers all of them at once.
+The cost of a job grows with its classes, not with its ranks: 8,192 ranks cost what their classes
+cost. A :class:`RankClass` is a set of ranks that run the same trace in lockstep. A
+:class:`GroupFamily` is a set of process groups whose positions are filled by the same classes, so
+one vector operation serves all of them at once.
 
 Array axes: ``M`` members of a class, ``G`` groups of a family, ``K`` positions in a group (group
 rank).
@@ -26,30 +27,30 @@ class GroupFamily:
     index: int
     name: str
     ranks_KG: NDArray[np.int64]
-    """Global rank by group rank ``K`` and group ``G``."""
+    """Global rank of each member, by group rank ``K`` and group ``G``."""
 
     @property
     def group_size(self) -> int:
-        """Ranks in each group."""
+        """Number of ranks in each group."""
         return int(self.ranks_KG.shape[0])
 
     @property
     def n_groups(self) -> int:
-        """Groups in the family."""
+        """Number of groups in the family."""
         return int(self.ranks_KG.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSlot:
-    """Where the members of a class sit in the family that one of their group indices names."""
+    """Places of the members of a class in the family that belongs to one of their group indices."""
 
     family: int
     slot_M: NDArray[np.int64]
     """Each member's flat index into the family's ``[K, G]`` table: ``group_rank * G + group``."""
     group_M: NDArray[np.int64]
-    """Each member's group, an index into ``G``."""
+    """Each member's group, as an index along axis ``G``."""
     group_rank: int
-    """Group rank shared by all members, or -1 where members differ."""
+    """Group rank that all members have, or -1 if they differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class RankClass:
     members_M: NDArray[np.int64]
     """Global ranks, ascending."""
     slots: tuple[GroupSlot, ...]
-    """By group index of :attr:`trace`."""
+    """One slot for each group index of :attr:`trace`."""
 
     @property
     def size(self) -> int:
@@ -71,13 +72,13 @@ class RankClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What was assumed about a class, and what was checked."""
+    """Which members of a class were checked by capture, and how many were assumed."""
 
     class_index: int
     captured: tuple[int, ...]
-    """Ranks of this class that were captured and found the same."""
+    """Ranks of this class that were captured and found to run the same program."""
     assumed: int
-    """Ranks that share the class without having been captured."""
+    """Number of ranks in the class that were not captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,5 +109,5 @@ class JobGraph:
 
     @property
     def n_rank_nodes(self) -> int:
-        """Nodes of one steady step over all ranks: what a flat graph would hold."""
+        """Number of nodes in one steady step of all ranks: the size of a graph without classes."""
         return sum(c.trace.n_body * c.size for c in self.classes)

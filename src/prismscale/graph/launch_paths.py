@@ -1,8 +1,8 @@
-"""The host's way to a stream's work: a node beside the work itself, on the same lane.
+"""Launch paths: nodes for the host's way to a stream's work, beside the work on the same lane.
 
-A null device has two nodes for a stretch of work on a stream: what the device takes, and the way
-over the host, whose end may come later where kernels are short. Whoever shows or exports one thing
-at a time on a stream takes them as one.
+A null device records two nodes for a stretch of work on a stream. The work node lasts as long as
+the device needs. The *launch path* begins with the host's launches and may end later if kernels are
+short. Code that shows or exports one thing at a time on a stream treats the two as one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, RankTrace
 
 LAUNCH_SUFFIX = f", {HOST}"
-"""Of the label of a launch path, and of the host's own work."""
+"""Suffix of the label of a launch path, and of the label of the host's own work."""
 
 
 def is_launch_path_N(trace: RankTrace) -> NDArray[np.bool_]:
-    """Which nodes are launch paths."""
+    """Return True for nodes that are launch paths."""
     suffixed = np.array([label.endswith(LAUNCH_SUFFIX) for label in trace.labels])
     on_host = np.array([lane == HOST for lane in trace.lanes])
     found: NDArray[np.bool_] = (
@@ -28,8 +28,11 @@ def is_launch_path_N(trace: RankTrace) -> NDArray[np.bool_]:
 
 
 def work_beside_N(trace: RankTrace) -> NDArray[np.int64]:
-    """For each node the work whose launch path it is, which comes just before it on its lane; for
-    all others, and launch paths without work, the node itself."""
+    """Map each launch path to its work, and every other node to itself.
+
+    The work is the node just before the launch path, on the same lane. A launch path without such a
+    node maps to itself.
+    """
     own = np.arange(trace.n_nodes)
     before = own - 1
     is_beside = is_launch_path_N(trace) & (own > 0) & (own != trace.n_prologue)

@@ -1,13 +1,14 @@
-"""Whether two ranks run one program.
+"""Tells whether two ranks run the same program.
 
-[Note: waits for room] A device takes so many launches ahead and no more; a host that is further
-ahead waits for an old one to end. Which one depends on how many kernels came between: a rank whose
-shard of the optimizer holds two parameters more waits a kernel earlier, in the same program. Such
-edges are of a rank's times. They are no reason to tell its program from another's.
+[Note: waits for room] A device's launch queue has a limited depth. A host that is further ahead
+waits for an old launch to end. Which launch that is depends on how many kernels came in between: a
+rank whose shard of the optimizer holds two parameters more waits one kernel earlier in the same
+program. Such edges belong to a rank's timing. They do not make its program a different one.
 
-[Note: before the steps] A rank that compiles reads its caches, and threads that load data start
-when they do: where the host's work is cut, and in what order a stream gets it, differs from run to
-run until steps repeat. No step comes of it. Communications before the steps do count.
+[Note: before the steps] A rank that compiles reads its caches, and data-loading threads start at
+times of their own. So until steps repeat, the points at which the host's work is cut, and the order
+in which a stream receives it, differ from run to run. The steps do not depend on this.
+Communications before the steps do count.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, PROGRAM_COLUMNS, RankTrace
 
 _LATEST = 2
-"""Nodes of a stream between two communications: its work, and the host's path beside it."""
+"""Most nodes of a stream that count as its latest work: the work and its launch path."""
 
 
 def program_fingerprint(trace: RankTrace) -> str:
-    """Hash of the program alone: equal ⇒ ranks may share a class.
+    """Hash the program alone: equal ⇒ ranks may share a class.
 
-    :meth:`RankTrace.fingerprint` without waits for room and, where time is modelled, without what
-    a rank computes before its steps: see [Note: waits for room], [Note: before the steps].
+    If time is measured, this is :meth:`RankTrace.fingerprint`. If time is modelled, it leaves out
+    waits for room and the computation before the steps: see [Note: waits for room],
+    [Note: before the steps].
     """
     if not trace.facts.modelled:
         return trace.fingerprint()
@@ -49,14 +51,14 @@ def program_fingerprint(trace: RankTrace) -> str:
 
 
 def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
-    """Which predecessor entries are waits of the host for room in a launch queue; shape (P).
+    """Return True for predecessor entries (P) by which the host waits for room in a launch queue.
 
-    What a program itself waits for on the host is the latest work of a stream. An edge from older
-    work to a node of the host, or to a launch path, is a wait for room.
+    When the program itself waits on the host, it waits for the latest work of a stream. An edge
+    from older work to a host node or a launch path is therefore a wait for room.
     """
     n_nodes = len(trace.kind_N)
     found = np.zeros(len(trace.pred_distance_P), dtype=bool)
-    # Where time is measured no queue is modelled: all edges are the program's own.
+    # If time is measured, no launch queue is modelled: all edges are the program's own.
     if not trace.facts.modelled or HOST not in trace.lanes:
         return found
     host = trace.lanes.index(HOST)
@@ -71,7 +73,7 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
         & is_computation_N[place_P]
         & is_computation_N[node_P]
     )
-    # A launch path comes after its own work, which is nothing that it waits for.
+    # A launch path comes after its own work in the stream but does not wait for it.
     begins_P = work_beside_N(trace)[node_P]
     for lane in np.unique(lane_P[candidates]).tolist():
         edges = candidates[lane_P[candidates] == lane]
@@ -84,8 +86,10 @@ def waits_for_room(trace: RankTrace) -> NDArray[np.bool_]:
 
 
 def _places(trace: RankTrace, node_P: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Of every predecessor its place among the nodes, and how many bodies it lies back: a body
-    looks back into the one before, which is the same."""
+    """Return each predecessor's stored node, and how many bodies back it lies.
+
+    An edge that leaves the body at its start leads into the body before, which has the same nodes.
+    """
     pred_P = node_P - trace.pred_distance_P
     n_body = max(1, len(trace.kind_N) - trace.n_prologue)
     is_before_P = (node_P >= trace.n_prologue) & (pred_P < trace.n_prologue)

@@ -1,15 +1,15 @@
-"""The vocabulary of a graph node: what kinds of work exist, and what a communication carries."""
+"""The vocabulary of graph nodes: the kinds of work, and the kinds of communication."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
 MOST_TAGS = 4096
-"""Tags of messages that are told apart."""
+"""Number of message tags that are told apart: tags count modulo this number."""
 
 
 class NodeKind(IntEnum):
-    """What a node is. Everything but COMPUTE synchronises with other ranks."""
+    """The kind of a node. Every kind but COMPUTE synchronises with other ranks."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -38,7 +38,8 @@ class CollectiveOp(IntEnum):
     SEND = 9
     RECV = 10
     SYMM_MEM_BARRIER = 11
-    """Of ``torch.distributed._symmetric_memory``: words in each other's memory, without NCCL."""
+    """Barrier of ``torch.distributed._symmetric_memory``: ranks write words into each other's
+    memory, without NCCL."""
 
     @property
     def spelling(self) -> str:
@@ -52,7 +53,7 @@ class CollectiveOp(IntEnum):
 
     @property
     def bytes_must_agree(self) -> bool:
-        """True where every member of the group must pass the same number of bytes."""
+        """True if every member of the group must pass the same number of bytes."""
         return self in (
             CollectiveOp.ALL_REDUCE,
             CollectiveOp.REDUCE_SCATTER,

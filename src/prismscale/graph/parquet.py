@@ -1,8 +1,8 @@
-"""Parquet files of ours: columns, and a JSON header in the footer. Readers believe nothing.
+"""prismscale's Parquet files: columns, and a JSON header in the footer. Readers trust nothing.
 
-The footer carries ``prismscale`` (the header: format, version, and what columns cannot say) and
-``prismscale.sha256`` (its digest); pages carry checksums. So a damaged file is always noticed, and
-a file that was made to harm is refused before anything large is built from it.
+The footer carries ``prismscale`` (the header: format, version, and whatever does not fit columns)
+and ``prismscale.sha256`` (its digest); pages carry checksums. So a damaged file is always noticed,
+and a malicious file is refused before anything large is built from it.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from prismscale.foreign import memory_limited
 VERSION = 3
 HEADER_KEY, DIGEST_KEY = b"prismscale", b"prismscale.sha256"
 MAX_VALUES = 2**28
-"""Values in one file: far above a job of 65,536 ranks, far below the memory of a small machine."""
+"""Most values in one file: far above a job of 65,536 ranks, far below a small machine's memory."""
 _BYTES_A_VALUE = 24
-"""That reading may take: the value, as it is decoded, and beside others."""
+"""Memory that reading may take per value: as stored, as decoded, and joined with others."""
 MAX_UNFOLDED = 2**23
-"""Numbers that the runs of one header may unfold to."""
+"""Most numbers that the runs of one header may unfold to."""
 MAX_HEADER_BYTES = 2**26
 MAX_WORLD_SIZE = 2**20
-"""Ranks of a job."""
+"""Most ranks of a job."""
 
 
 def integers(bits: int) -> pa.DataType:
-    """The type of a list-of-integers column."""
+    """Return the type of a list-of-integers column."""
     kind = {32: pa.int32(), 64: pa.int64()}[bits]
     return pa.list_(pa.field("element", kind, nullable=False))
 
 
 def schema_of(**columns: pa.DataType) -> pa.Schema:
-    """A schema without missing values."""
+    """Return a schema whose columns have no missing values."""
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
 def list_column(rows_start: NDArray[Any], values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A list column from row pointers (length rows + 1) and the concatenated values."""
+    """Build a list column from row pointers (length rows + 1) and the concatenated values."""
     return pa.ListArray.from_arrays(
         column(rows_start, pa.int32()), column(values, kind.value_type), type=kind
     )
 
 
 def column(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A column of numbers, converted to ``kind``.
+    """Build a column of numbers, converted to ``kind``.
 
-    Built on the array's own memory: ``pa.array`` imports pandas, where there is one, to see whether
-    it was given a Series. That takes half a second, and a signal that comes meanwhile is lost.
+    The column uses the array's own memory. ``pa.array`` would import pandas, if it is installed, to
+    see whether it was given a Series. That takes half a second, and a signal that arrives meanwhile
+    is lost.
 
     Raises:
-        StorageError: a number that ``kind`` does not hold.
+        StorageError: ``kind`` cannot hold one of the numbers.
     """
     array = np.ascontiguousarray(values, kind.to_pandas_dtype())
     if array.dtype != values.dtype and not np.array_equal(array, values):
@@ -74,8 +75,8 @@ def write_table(path: Path, table: pa.Table, *, kind: str, header: dict[str, Any
     """Write ``table`` with ``header`` as a file of format ``kind``.
 
     Raises:
-        StorageError: it cannot be written, or is more than readers take; nothing is left
-            half-written.
+        StorageError: the file cannot be written, or the table is larger than readers accept. No
+            half-written file is left.
     """
     if table.nbytes > 8 * MAX_VALUES:
         raise StorageError(
@@ -90,7 +91,7 @@ def write_table(path: Path, table: pa.Table, *, kind: str, header: dict[str, Any
             file, table.schema, compression="zstd", store_schema=False, write_page_checksum=True
         )
         writer.write_table(table)
-        # Before the close, which writes the footer.
+        # This must come before the close, which writes the footer.
         writer.add_key_value_metadata({HEADER_KEY: text, DIGEST_KEY: digest})
         writer.close()
 
@@ -99,8 +100,9 @@ def read_table(path: Path, schema: pa.Schema, *, kind: str) -> tuple[pa.Table, H
     """Read a file of format ``kind`` whose columns are ``schema``.
 
     Raises:
-        UsageError: no such file, or it may not be read.
-        FormatError: damaged, cut short, of another format or version, or absurdly large.
+        UsageError: the file does not exist or cannot be read.
+        FormatError: the file is damaged, cut short, of another format or version, or absurdly
+            large.
     """
     try:
         with path.open("rb") as file:
@@ -140,14 +142,15 @@ def _read(
         )
     if not file.schema_arrow.equals(schema):
         raise FormatError(f"{path} has other columns than a prismscale {kind}; make it again")
-    # By what the footer claims, before any column is read; columns may claim more than that.
+    # The footer's figures are checked before any column is read. The memory limit covers columns
+    # that hold more than the footer says.
     _refuse_bombs(path, file.metadata)
     with memory_limited(_BYTES_A_VALUE * MAX_VALUES):
         return file.read(), header
 
 
 def _refuse_bombs(path: Path, footer: pq.FileMetaData) -> None:
-    # No look at single columns: pyarrow ends the process where one's statistics are damaged.
+    # Single columns are not inspected: pyarrow ends the process if their statistics are damaged.
     groups = (footer.row_group(i) for i in range(footer.num_row_groups))
     n_bytes = sum(group.total_byte_size for group in groups)
     if footer.num_rows > MAX_VALUES or n_bytes > 8 * MAX_VALUES:
@@ -158,14 +161,14 @@ def _refuse_bombs(path: Path, footer: pq.FileMetaData) -> None:
 
 
 def numbers(table: pa.Table, name: str) -> NDArray[Any]:
-    """A plain column as an array that may be kept."""
+    """Return a plain column as an array with memory of its own, which may be kept."""
     found = table[name]
     none = np.zeros(0, found.type.to_pandas_dtype())
     return np.concatenate([none, *map(_values, found.chunks)])
 
 
 def _values(array: pa.Array) -> NDArray[Any]:
-    """The numbers of an array without missing ones, in its own memory; see :func:`column`."""
+    """Return a view of an array's numbers, of which none are missing; see :func:`column`."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.zeros(0, dtype)
@@ -174,7 +177,7 @@ def _values(array: pa.Array) -> NDArray[Any]:
 
 
 def lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A list column as row pointers (length rows + 1) and concatenated values."""
+    """Return a list column as row pointers (length rows + 1) and concatenated values."""
     chunks = table[name].chunks
     lengths = [np.diff(_values(chunk.offsets)) for chunk in chunks]
     values = [_values(chunk.flatten()) for chunk in chunks]
@@ -184,12 +187,12 @@ def lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def to_runs(values: Sequence[int]) -> list[int]:
-    """Whole numbers as runs ``[start, step, count, …]``: a mesh axis is one run, a rank class few.
+    """Encode whole numbers as runs ``[start, step, count, …]``.
 
-    A run of one has step 1.
+    A mesh axis is one run, a rank class a few. A run of one number has step 1.
     """
     n = len(values)
-    # Most groups are a single run, and comparing with a range is far faster than looking.
+    # Most groups are a single run, and comparing with a range is far faster than the loop below.
     step = values[1] - values[0] if n > 1 else 1
     if n and step and tuple(values) == tuple(range(values[0], values[0] + step * n, step)):
         return [values[0], step, n]
@@ -206,19 +209,22 @@ def to_runs(values: Sequence[int]) -> list[int]:
 
 @dataclass(kw_only=True, slots=True)
 class Header:
-    """One object of a file's JSON header. Getters refuse what is missing, foreign or out of range
-    with a :class:`FormatError` that names the file and the place."""
+    """One object of a file's JSON header.
+
+    Getters check values. If one is missing, of the wrong type or out of range, they raise a
+    :class:`FormatError` that names the file and the place.
+    """
 
     path: Path
     place: str
     content: Any
     left: list[int] = field(default_factory=lambda: [MAX_UNFOLDED])
-    """How many numbers all runs of the file may still unfold to (shared by all its sections)."""
+    """How many numbers the runs of the file may still unfold to (shared by all its sections)."""
     unfolded: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
-    """Runs met before: thousands of traces list the same thousands of groups."""
+    """Cache of unfolded runs: thousands of traces list the same thousands of groups."""
 
     def integer(self, key: str, low: int, high: int) -> int:
-        """A whole number in ``[low, high]``."""
+        """Return a whole number in ``[low, high]``."""
         value = self._get(key)
         # ``isinstance`` would take ``true`` for a number.
         if type(value) is not int or not low <= value <= high:
@@ -226,35 +232,35 @@ class Header:
         return value
 
     def text(self, key: str) -> str:
-        """A string."""
+        """Return a string."""
         value = self._get(key)
         if not isinstance(value, str):
             raise self.error(key, "must be a string")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         value = self._list(key)
         if not all(isinstance(v, str) for v in value):
             raise self.error(key, "must be a list of strings")
         return tuple(value)
 
     def mapping(self, key: str) -> dict[str, str]:
-        """A table of strings."""
+        """Return a JSON object whose values are strings."""
         value = self._get(key)
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise self.error(key, "must be a table of strings")
         return value
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """A list of whole numbers in ``[low, high]``."""
+        """Return a list of whole numbers in ``[low, high]``."""
         value = self._list(key)
         if not all(type(v) is int and low <= v <= high for v in value):
             raise self.error(key, f"must be a list of whole numbers from {low} to {high}")
         return tuple(value)
 
     def rows(self, key: str, kinds: tuple[type, ...]) -> list[list[Any]]:
-        """A list of rows whose cells are of ``kinds``."""
+        """Return a list of rows whose cells are of ``kinds``."""
         value = self._list(key)
         for row in value:
             if not isinstance(row, list) or tuple(map(type, row)) != kinds:
@@ -262,32 +268,32 @@ class Header:
         return value
 
     def has(self, key: str) -> bool:
-        """True where ``key`` is there and not null."""
+        """Return True if ``key`` is present and not null."""
         return isinstance(self.content, dict) and self.content.get(key) is not None
 
     def section(self, key: str) -> Header:
-        """A nested object."""
+        """Return a nested object."""
         return self._child(f"{self.place}.{key}", self._get(key))
 
     def sections(self, key: str) -> list[Header]:
-        """A list of nested objects."""
+        """Return a list of nested objects."""
         return [self._child(f"{self.place}.{key}[{n}]", v) for n, v in enumerate(self._list(key))]
 
     def runs(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """Whole numbers in ``[low, high)``, written by :func:`to_runs`."""
+        """Return whole numbers in ``[low, high)`` that :func:`to_runs` wrote."""
         runs = self._list(key)
-        # As text: nothing is checked yet, and JSON holds things that cannot be hashed.
+        # The cache key is text: nothing is checked yet, and some JSON values cannot be hashed.
         name = (low, high, *map(str, runs))
         if name not in self.unfolded:
             self.unfolded[name] = self.unfold(key, runs, low, high)
         return self.unfolded[name]
 
     def many_runs(self, key: str, low: int, high: int) -> list[tuple[int, ...]]:
-        """A list of such sequences."""
+        """Return a list of sequences that :func:`to_runs` wrote, each as :meth:`runs` does."""
         return [self.unfold(key, runs, low, high) for runs in self._list(key)]
 
     def unfold(self, key: str, runs: Any, low: int, high: int) -> tuple[int, ...]:
-        """The numbers of ``runs``, checked before they are built."""
+        """Return the numbers of ``runs``. They are checked before they are built."""
         if not isinstance(runs, list) or len(runs) % 3 or not all(type(r) is int for r in runs):
             raise self.error(key, "must be runs of whole numbers: start, step, count, …")
         pieces: list[Sequence[int]] = []
@@ -301,13 +307,13 @@ class Header:
         return tuple(itertools.chain.from_iterable(pieces))
 
     def spend(self, key: str, count: int) -> None:
-        """Account for ``count`` numbers that are about to be built."""
+        """Count ``count`` numbers that are about to be built; raise if the file has too many."""
         self.left[0] -= count
         if self.left[0] < 0:
             raise self.error(key, f"unfolds to more than {MAX_UNFOLDED:,} numbers")
 
     def error(self, key: str, what: str) -> FormatError:
-        """The error for ``key``."""
+        """Return the error for ``key``."""
         return FormatError(f"{self.path}: {self.place}.{key} {what}; the file must be made again")
 
     def _get(self, key: str) -> Any:
@@ -328,5 +334,5 @@ class Header:
 
 
 def join(rows: Iterable[NDArray[Any]], kind: type) -> NDArray[Any]:
-    """Arrays one after the other; none at all gives an empty one."""
+    """Concatenate arrays; no arrays give an empty one."""
     return np.concatenate([np.zeros(0, dtype=kind), *(np.asarray(r, dtype=kind) for r in rows)])

@@ -1,20 +1,23 @@
-"""What a job does only now and then: every tenth step, every hundredth.
+"""Periodic events: what a job does only in some steps, such as logging or a checkpoint.
 
-Logging, evaluation, a checkpoint. A captured rank that was seen doing something else than its
-ordinary step leaves that *unusual step*, as the body of a trace without a prologue. Ranks differ in
-when they differ (only the first may print); so the steps of all ranks are laid beside each other,
-and a rank that did nothing unusual in a step takes its ordinary one. What comes out is a
-:class:`PeriodicEvent`. A graph in which it is followed by an ordinary step is re-timed like any
-graph; what it takes beyond two ordinary steps is the event's cost.
+If a captured rank was seen to do something else than its ordinary step (logging, evaluation, a
+checkpoint; every tenth step, every hundredth), that *unusual step* is stored as the body of a trace
+without a prologue. Ranks need not differ from their ordinary step in the same steps (perhaps only
+the first rank prints). So the steps of all ranks are put side by side, and a rank that did nothing
+unusual in a step takes its ordinary one. The result is a :class:`PeriodicEvent`. A graph of the
+event followed by an ordinary step is re-timed like any graph. The time beyond two ordinary steps is
+the cost of the event.
 
-[Note: places] Steps of several kinds follow one another in an order that may never have been seen.
-An edge across the border between two steps is therefore kept by its place on its lane: the last
-node of a stream, the second last communication of a group. What an ordinary step finds there in the
-step before it, whichever that is, it comes after.
+[Note: places] Steps of several kinds may follow one another in an order that was never seen. The
+source of an edge across the border between two steps is therefore identified by its place on its
+lane, counted back from the border: the last node of a stream, the second last communication of a
+group. The edge then leads from whatever node has this place in the step before, of whichever kind
+that step is.
 
-[Note: schedule] An event that was seen several times comes as often as its distances allow. One
-that was seen once is assumed to come as often as it took to come the first time, because a program
-counts from its beginning. Logging and evaluation in one step are an event of their own.
+[Note: schedule] The period of an event that was seen several times is the greatest common divisor
+of the distances between its steps. An event that was seen once is assumed to have a period as long
+as the time until it first came, because a program counts from its beginning. Logging and evaluation
+in the same step are an event of their own.
 """
 
 from __future__ import annotations
@@ -35,17 +38,17 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import NODE_COLUMNS, RankTrace
 
 RARE = 20_000
-"""Steps over which it is counted how often events come, and fall together."""
+"""Most steps over which the rates of events, and of their coincidences, are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """When an event comes; see [Note: schedule]."""
+    """The steps in which an event comes; see [Note: schedule]."""
 
     numbers: tuple[int, ...]
     """The steps in which it was seen, from 1, ascending."""
     every: int
-    """Steps from one to the next; 0: it came once, and did not come again when it would have."""
+    """Period in steps; 0 if it came only once and did not come again when it was due."""
 
     @property
     def first(self) -> int:
@@ -53,7 +56,7 @@ class Schedule:
         return self.numbers[0]
 
     def comes_in(self, number: int) -> bool:
-        """Whether step ``number`` is one of its."""
+        """Return whether the event comes in step ``number``."""
         if number < self.first or not self.every:
             return number == self.first
         return (number - self.first) % self.every == 0
@@ -61,33 +64,34 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calendar:
-    """Which event comes in which step.
+    """Maps steps to events.
 
-    Where several would come at once, what then happens was seen if they came together in a step
-    that was: it is that step's event. Otherwise it is the rarest of them, and nobody knows.
+    Several events may be due in one step. If the same events were due together in a step that was
+    seen, the event of that step is taken. Otherwise the rarest of them is taken, and what really
+    happens is unknown.
     """
 
     schedules: tuple[Schedule, ...]
 
     def event_in(self, number: int) -> int | None:
-        """Place of the event in :attr:`schedules`; None for an ordinary step."""
+        """Return the index in :attr:`schedules` of a step's event, or None for an ordinary step."""
         coming = self._coming(number)
         if not coming:
             return None
-        # What came once comes in no other step: nothing is rarer.
+        # An event with period 0 comes in no other step, so nothing is rarer.
         rarest = max(coming, key=lambda n: self.schedules[n].every or RARE)
         return self._seen_together().get(coming, rarest)
 
     def is_known(self, number: int) -> bool:
-        """Whether what comes in a step was seen, alone or so together."""
+        """Return whether the events due in a step were seen: a single one, or this combination."""
         coming = self._coming(number)
         return len(coming) < 2 or coming in self._seen_together()
 
     def rates(self) -> list[float]:
-        """How often each event comes, per step of a long training."""
+        """Return how often each event comes per step of a long training."""
         if not self.schedules:
             return []
-        # After the first of each, what comes repeats every lowest common multiple of steps.
+        # Once each event has come, steps repeat after the lowest common multiple of the periods.
         first = max(s.first for s in self.schedules) + 1
         steps = min(lcm(*(s.every or 1 for s in self.schedules)), RARE)
         counts = Counter(self.event_in(number) for number in range(first, first + steps))
@@ -106,17 +110,17 @@ class Calendar:
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicEvent:
-    """What the whole job does in some of its steps."""
+    """An unusual step of the whole job, and when it comes."""
 
     schedule: Schedule
     traces: Mapping[int, RankTrace]
-    """By captured rank: this step as the body of a trace without a prologue."""
+    """By captured rank, this step as the body of a trace without a prologue."""
 
 
 def periodic_events(
     traces: Mapping[int, RankTrace], found: Mapping[int, Sequence[RankTrace]]
 ) -> list[PeriodicEvent]:
-    """What a job does now and then, in the order in which it was first seen.
+    """Return the periodic events of a job, in the order in which they were first seen.
 
     Args:
         traces: by captured rank, its ordinary program.
@@ -124,7 +128,7 @@ def periodic_events(
     """
     by_number: dict[int, dict[int, RankTrace]] = {}
     work_of: dict[int, list[tuple[int, str]]] = {}
-    # In order of rank: steps in which all do the same then have equal keys.
+    # In order of rank, so that steps in which all ranks do the same have equal keys.
     for rank in sorted(found):
         for step in found[rank]:
             facts = step.facts.step
@@ -150,29 +154,29 @@ def periodic_events(
 
 
 def schedule_of(numbers: Sequence[int], watched: int, unusual: Iterable[int]) -> Schedule:
-    """When an event comes that was seen in the steps ``numbers``.
+    """Return the schedule of an event that was seen in the steps ``numbers``.
 
     Args:
-        numbers: ascending, at least one.
-        watched: steps that were seen.
-        unusual: those of them in which anything unusual was: where two events come at once, neither
-            is seen by itself.
+        numbers: ascending; at least one.
+        watched: number of steps that were watched.
+        unusual: the watched steps in which anything unusual happened. If two events come in the
+            same step, neither is seen by itself.
     """
     first = numbers[0]
     if len(numbers) > 1:
         # See [Note: schedule].
         every = gcd(*(b - a for a, b in pairwise(numbers)))
         return Schedule(numbers=tuple(numbers), every=every)
-    # What follows the optimizer of step n lies in step n + 1.
+    # Work after the optimizer of step n lies in step n + 1: the event came after first - 1 steps.
     every = first - 1
     missed = first + every <= watched and first + every not in set(unusual)
     return Schedule(numbers=(first,), every=0 if missed or every < 1 else every)
 
 
 def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
-    """A rank's step of an event and an ordinary one, as one body."""
+    """Join a rank's step of an event and its ordinary step into one body."""
     both = concatenated([event, ordinary_step(trace)], ordinary_step(trace))
-    # How durations were obtained is the same as in the ordinary step.
+    # Durations were obtained in the same way as those of the ordinary step.
     facts = CaptureFacts(device=trace.facts.device, has_own_share=trace.facts.has_own_share)
     return replace(both, facts=facts)
 
@@ -180,14 +184,15 @@ def with_ordinary_step(event: RankTrace, trace: RankTrace) -> RankTrace:
 def scheduled(
     trace: RankTrace, events: Sequence[RankTrace], calendar: Calendar, until: int
 ) -> RankTrace:
-    """A rank's program with the steps before number ``until`` written out in its prologue, periodic
-    events among them; from then on the ordinary step repeats.
+    """Return a rank's program with the steps before number ``until`` written out in its prologue.
+
+    Periodic events are among these steps. From step ``until`` on the ordinary step repeats.
 
     Args:
         trace: the rank's ordinary program.
-        events: the rank's step of each event.
-        calendar: when each comes.
-        until: number of a step.
+        events: the rank's step of each event, in the order of the calendar's schedules.
+        calendar: when each event comes.
+        until: number of the first step that is not written out.
     """
     parts: list[RankTrace] = []
     for k, number in enumerate(range(ordinary_from(trace), until)):
@@ -201,17 +206,17 @@ def scheduled(
 
 
 def ordinary_from(trace: RankTrace) -> int:
-    """Number of the step that is a trace's first body."""
+    """Return the number of the step that is a trace's first body."""
     return trace.facts.calls_in_prologue // trace.facts.calls_per_step + 1
 
 
 def ordinary_step(trace: RankTrace) -> RankTrace:
-    """The body of a trace, without its prologue, as measured in its first sample."""
+    """Return the body of a trace without its prologue, with the durations of its first sample."""
     return part_of(trace, trace.n_prologue, trace.n_nodes, trace.body_ns_SB[:1])
 
 
 def part_of(trace: RankTrace, start: int, stop: int, body_ns_SB: NDArray[np.int64]) -> RankTrace:
-    """Nodes ``[start, stop)`` as a body without a prologue."""
+    """Return nodes ``[start, stop)`` as the body of a trace without a prologue."""
     rows = slice(start, stop)
     first, last = trace.pred_start_N1[start], trace.pred_start_N1[stop]
     return replace(
@@ -228,14 +233,15 @@ def part_of(trace: RankTrace, start: int, stop: int, body_ns_SB: NDArray[np.int6
 
 
 def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
-    """Bodies without prologues, one after the other, as one body; see [Note: places].
+    """Join bodies without prologues into one body; see [Note: places].
 
-    Names of lanes, labels and sites are those of the longest list of the rank, of which the others
-    are beginnings.
+    The lanes, labels and sites are the longest lists among the parts; the other lists are prefixes
+    of them.
 
     Args:
-        parts: each with edges across its beginning as if ``ordinary`` came before it.
-        ordinary: the ordinary step; also what comes before the first part.
+        parts: bodies of one rank. Edges across the beginning of a part are stored as if
+            ``ordinary`` came before it.
+        ordinary: the ordinary step, which also comes before the first part.
     """
     lane_N = np.concatenate([p.lane_N for p in parts])
     places = _Places(lane_N=lane_N, ordinary=ordinary)
@@ -260,7 +266,7 @@ def concatenated(parts: Sequence[RankTrace], ordinary: RankTrace) -> RankTrace:
 
 
 def _joined(parts: Sequence[RankTrace]) -> dict[str, Any]:
-    """What describes each node, of one part after the other."""
+    """Concatenate the :data:`NODE_COLUMNS` of all parts."""
     return {name: np.concatenate([getattr(p, name) for p in parts]) for name in NODE_COLUMNS}
 
 
@@ -269,32 +275,35 @@ class _Places:
     """Finds nodes by their place on their lane, counted back from a border between two steps."""
 
     lane_N: NDArray[np.int16]
-    """Of all parts."""
+    """Lanes of the nodes of all parts."""
     ordinary: RankTrace
 
     def of_part(self, part: RankTrace, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Number of predecessors of each node of a part that begins at ``start``, and distances."""
+        """Return the predecessor counts and distances of a part that begins at node ``start``."""
         counts = np.diff(part.pred_start_N1).astype(np.int64)
         distances = part.pred_distance_P.astype(np.int64)
         nodes = np.repeat(np.arange(part.n_nodes), counts)
-        # Edges that leave the part at its beginning.
+        # Only edges that leave the part at its beginning change.
         for entry in np.flatnonzero(distances > nodes).tolist():
             node = int(nodes[entry])
             distances[entry] = node + self._back(start, int(distances[entry]) - node)
         return counts, distances
 
     def _back(self, start: int, back: int) -> int:
-        """An edge leads to the node that is ``back`` nodes before the end of an ordinary step.
-        Returns how many nodes before ``start`` the node lies that has its place here."""
+        """Return how many nodes before ``start`` the source of an edge lies.
+
+        In a stream of ordinary steps the source is ``back`` nodes before the border. Here it is the
+        node with the same place on its lane.
+        """
         ordinary = self.ordinary.lane_N
-        # See [Note: places]. First, which place on its lane that is, counted back from the border.
+        # See [Note: places]. The place of the source on its lane, counted back from the border.
         whole, rest = divmod(back - 1, len(ordinary))
         lane = ordinary[len(ordinary) - 1 - rest]
         place = whole * int((ordinary == lane).sum()) + int((ordinary[-1 - rest :] == lane).sum())
         before = np.flatnonzero(self.lane_N[:start] == lane)
         if place <= len(before):
             return start - int(before[-place])
-        # Beyond the first part there are ordinary steps without end.
+        # Before the first part there are ordinary steps without end.
         place -= len(before)
         own = np.flatnonzero(ordinary == lane)
         steps, left = divmod(place - 1, len(own))
@@ -302,7 +311,7 @@ class _Places:
 
 
 def _before_body(trace: RankTrace, parts: Sequence[RankTrace]) -> RankTrace:
-    """The same trace with ``parts`` between its prologue and its body."""
+    """Return the same trace with ``parts`` between its prologue and its body."""
     n, ordinary = trace.n_prologue, ordinary_step(trace)
     whole = concatenated([*parts, ordinary], ordinary)
     longer = whole.n_nodes - trace.n_body
@@ -330,8 +339,10 @@ def _before_body(trace: RankTrace, parts: Sequence[RankTrace]) -> RankTrace:
 
 
 def further_site(event: PeriodicEvent, traces: Mapping[int, RankTrace]) -> str:
-    """The line of the program from which an event communicates and no ordinary step does; empty
-    where it does not communicate otherwise."""
+    """Return the first call site from which an event communicates but no ordinary step does.
+
+    The string is empty if there is no such call site.
+    """
     for rank in sorted(event.traces):
         own, ordinary = event.traces[rank], ordinary_step(traces[rank])
         known = {ordinary.site(i) for i in ordinary.communications(0, ordinary.n_nodes)}

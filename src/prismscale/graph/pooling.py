@@ -1,17 +1,20 @@
-"""One class, several captures: every captured member lends its durations to all.
+"""Pools the durations of all captured ranks of a class.
 
-Two processes of one program differ by per cents on the same machine, and a representative's would
-stand for all. Ranks that were captured as witnesses ran the same program, so their steps are
-samples of the same durations (PrismLLM, section 4.2, calibrates slices against each other).
+Two processes of one program differ by per cents on the same machine, and without pooling the
+representative's durations would stand for the whole class. Ranks that were captured as witnesses
+ran the same program, so their steps are samples of the same durations (PrismLLM, section 4.2,
+calibrates slices against each other).
 
-[Note: own steps] A class whose members were all captured has each one's own steps, and its members
-replay these, not one and the same step: ranks that were timed side by side were late in turn, and
-the job is as slow as whoever is late. Each goes on with the steps of the next, so that ranks whose
-steps belong together stay together. Of members that were not captured it is not known by how much
-one is late when another is not; they replay the same step.
+[Note: own steps] If all members of a class were captured, each member replays its own steps first,
+not the same step as the others: ranks that were timed side by side were late in turn, and the job
+is as slow as whichever rank is late. After its own steps each member continues with those of the
+next captured rank, so that steps which belong together stay together. If some members were not
+captured, it is unknown by how much one is late when another is not, so all members replay the same
+step.
 
-Where time is modelled, members differ only by what they hold (a last shard may be smaller), in
-every step alike. There the longest duration of each node stands for all: the others wait for it.
+If time is modelled, members differ only by what they hold (a last shard may be smaller), and in the
+same way in every step. Then the longest duration of each node stands for the class, because the
+other members wait for the slowest one.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ from prismscale.graph.trace import RankTrace
 def pool_samples(
     traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> dict[int, RankTrace]:
-    """The traces; each representative's holds the sampled steps of all that it stands for.
+    """Return the traces, with the sampled steps of each class pooled in its representative.
 
-    Steps of the representative's own capture come first, then those of the others by rank. The
-    trace's facts name the ranks in this order.
+    Steps of the representative's own capture come first, then those of the other captured ranks in
+    order of rank. The trace's facts name the ranks in this order. If time is modelled, one row
+    holds the longest duration of each node instead.
     """
     pooled = dict(traces)
     members: dict[int, list[RankTrace]] = {}
@@ -44,7 +48,7 @@ def pool_samples(
         if facts.modelled:
             rows = rows.max(axis=0, keepdims=True)
             facts = replace(facts, longest_of=tuple(t.captured_as for t in used))
-        # Only with equally many rows of each can it be told whose a row is.
+        # A row can be assigned to its rank only if all ranks contribute equally many rows.
         elif len({t.n_samples for t in used}) == 1:
             facts = replace(facts, pooled=tuple(t.rank for t in used))
         pooled[rank] = replace(own, body_ns_SB=rows, facts=facts)
@@ -52,14 +56,18 @@ def pool_samples(
 
 
 def _is_as_long(trace: RankTrace, own: RankTrace) -> bool:
-    """Whether nodes have the same places, by which logs of launches name them. What comes before
-    the steps may differ: see [Note: before the steps] in :mod:`prismscale.graph.likeness`."""
+    """Return whether both traces have the same numbers of prologue and body nodes.
+
+    Launch logs name nodes by their position. The nodes before the steps may differ: see
+    [Note: before the steps] in :mod:`prismscale.graph.likeness`.
+    """
     return (trace.n_prologue, trace.n_body) == (own.n_prologue, own.n_body)
 
 
 def first_own_step(trace: RankTrace, members_M: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row of ``body_ns_SB`` at which the steps of each member begin ``[M]``. Where not every member
-    was captured, one 0 for all. See [Note: own steps]."""
+    """Return the row of ``body_ns_SB`` at which each member's own steps begin ``[M]``.
+
+    If not every member was captured, the result is one 0 for all. See [Note: own steps]."""
     pooled, members = trace.facts.pooled, members_M.tolist()
     if not set(pooled).issuperset(members):
         return np.zeros(1, dtype=np.int64)

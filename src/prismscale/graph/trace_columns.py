@@ -1,8 +1,8 @@
 """Traces as columns: one row per node, traces one after the other, groups shared between them.
 
-Every captured rank knows every group of the job, so groups are tabled once: rank sets as runs
-(start, step, count), records as (rank set, name, backend), and each trace's lists as runs of record
-numbers.
+Every captured rank knows every group of the job, so each group is stored once: rank sets as runs
+(start, step, count), records as (rank set, name, backend), and the group lists of each trace as
+runs of record numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PLAIN = {
     "site": pa.int32(),
     "label": pa.int32(),
 }
-"""Columns that :class:`RankTrace` holds as ``NAME_N``."""
+"""Plain columns. :class:`RankTrace` holds the column ``name`` as ``name_N``."""
 SCHEMA = schema_of(**PLAIN, pred_distance=integers(32), duration_ns=integers(64))
 
 
@@ -57,20 +57,20 @@ class StoredGroups:
     _seen: dict[int, tuple[tuple[GroupRecord, ...], list[int]]] = field(default_factory=dict)
 
     def set_id(self, ranks: tuple[int, ...]) -> int:
-        """Number of a rank set."""
+        """Return the number of a rank set."""
         return self.sets.setdefault(ranks, len(self.sets))
 
     def record_runs(self, records: tuple[GroupRecord, ...]) -> list[int]:
-        """Numbers of ``records``, as runs."""
-        # Thousands of groups, often the same tuple in every trace. The tuple is kept beside its
-        # runs because an id is only unique while its object lives.
+        """Return the numbers of ``records`` as runs."""
+        # There are thousands of groups, often in the same tuple for every trace. The tuple is kept
+        # with its runs because an id is unique only while its object lives.
         if id(records) not in self._seen:
             ids = [self.records.setdefault(r, len(self.records)) for r in records]
             self._seen[id(records)] = (records, to_runs(ids))
         return self._seen[id(records)][1]
 
     def header(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         rows = [[self.set_id(r.ranks), r.name, r.backend] for r in self.records]
         within = [[n, r.within] for n, r in enumerate(self.records) if r.within is not None]
         named = {"groups": rows, "within": within} if within else {"groups": rows}
@@ -79,7 +79,7 @@ class StoredGroups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadGroups:
-    """What :meth:`StoredGroups.header` held."""
+    """The groups that :meth:`StoredGroups.header` wrote, as read and checked."""
 
     world_size: int
     sets: list[tuple[int, ...]]
@@ -87,7 +87,7 @@ class ReadGroups:
 
 
 def read_groups(header: Header) -> ReadGroups:
-    """The shared group table. Raises :class:`FormatError`."""
+    """Read the shared group table. Raises :class:`FormatError`."""
     world_size = header.integer("world_size", 1, MAX_WORLD_SIZE)
     sets = header.many_runs("rank_sets", 0, world_size)
     if any(not ranks or len(set(ranks)) != len(ranks) for ranks in sets):
@@ -105,7 +105,7 @@ def read_groups(header: Header) -> ReadGroups:
 def pack_traces(
     traces: Sequence[RankTrace], groups: StoredGroups
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
-    """The node table of ``traces``, and one header section for each."""
+    """Return the node table of ``traces``, and one header section for each trace."""
     columns: dict[str, Any] = {
         name: column(join((getattr(t, f"{name}_N") for t in traces), kind.to_pandas_dtype()), kind)
         for name, kind in PLAIN.items()
@@ -115,7 +115,7 @@ def pack_traces(
         _starts(pred_lengths), join((t.pred_distance_P for t in traces), np.int32), integers(32)
     )
     lengths = join((_sample_counts(t) for t in traces), np.int64)
-    # By node, as rows of the file are.
+    # In order of nodes, like the rows of the file.
     values = join((part for t in traces for part in (t.prologue_ns, t.body_ns_SB.T.ravel())), int)
     columns["duration_ns"] = list_column(_starts(lengths), values, integers(64))
     return pa.table(columns, schema=SCHEMA), [_section(t, groups) for t in traces]
@@ -148,10 +148,10 @@ def _section(trace: RankTrace, groups: StoredGroups) -> dict[str, Any]:
 def unpack_traces(
     table: pa.Table, sections: Sequence[Header], groups: ReadGroups
 ) -> list[RankTrace]:
-    """The traces of a node table.
+    """Build the traces of a node table.
 
     Raises:
-        FormatError: anything that :class:`RankTrace` or the engine could stumble over.
+        FormatError: a value that :class:`RankTrace` or the engine could not handle.
     """
     columns = {name: numbers(table, name) for name in PLAIN}
     pred_start, pred_distance = lists(table, "pred_distance")
@@ -180,7 +180,7 @@ def unpack_traces(
 
 @dataclass(kw_only=True, slots=True)
 class _Rows:
-    """The rows of one trace, not yet believed."""
+    """The rows of one trace, not yet checked."""
 
     section: Header
     columns: dict[str, NDArray[Any]]
@@ -194,8 +194,8 @@ class _Rows:
         n_prologue = section.integer("prologue", 0, n)
         n_records = len(groups.records)
         own = section.runs("groups", 0, n_records)
-        # One tuple for all traces that know the same groups, as captured ranks usually do; the
-        # header keeps what it unfolded, so ids stay unique.
+        # All traces that know the same groups, as captured ranks usually do, share one tuple. The
+        # header keeps the sequences that it unfolded, so ids stay unique.
         known = section.runs("known_groups", 0, n_records)
         if id(known) not in shared:
             shared[id(known)] = tuple(groups.records[i] for i in known)
@@ -256,7 +256,7 @@ class _Rows:
 
 
 def _is_part(trace: RankTrace, index: int) -> bool:
-    """Whether a group that is there for its messages lies in an older one of the program's."""
+    """Return False if a group added for messages is not part of an earlier, created group."""
     group = trace.groups[index]
     if group.within is None:
         return True

@@ -1,4 +1,4 @@
-"""What a legal execution graph is, and who breaks the rules.
+"""Checks that an execution graph is legal, and names the ranks that break a rule.
 
 A graph is legal when
 
@@ -37,7 +37,7 @@ class Use:
     node: int
 
     def signature(self) -> tuple[int, int, int]:
-        """What all sides must agree on: operation, root, bytes (0 where they may differ)."""
+        """Return what all sides must agree on: operation, root, bytes (0 if they may differ)."""
         trace = self.rank_class.trace
         op = CollectiveOp(int(trace.op_N[self.node]))
         n_bytes = int(trace.bytes_N[self.node])
@@ -46,16 +46,17 @@ class Use:
         return (op, int(trace.peer_N[self.node]), n_bytes if op.bytes_must_agree else 0)
 
     def sentence(self) -> str:
-        """For messages: the rank and what it does."""
+        """Return the rank and its call as a clause for error messages."""
         rank = int(self.rank_class.members_M[0])
         return f"rank {rank} calls {self.rank_class.trace.describe(self.node)}"
 
 
 def verify(graph: JobGraph) -> None:
-    """Check every rule.
+    """Check every rule of a legal graph.
 
     Raises:
-        GraphError: rules 1-3. MismatchError: rules 4-6, naming rank, group and call site.
+        GraphError: the graph breaks one of rules 1-3.
+        MismatchError: the graph breaks one of rules 4-6; names rank, group and call site.
     """
     if (graph.class_of_R < 0).any() or sum(c.size for c in graph.classes) != graph.world_size:
         raise GraphError("classes do not partition the ranks of the job")
@@ -108,7 +109,7 @@ def _verify_channel(
             )
     sequences = [by_class[index] for index in expected]
     for ours, theirs in itertools.pairwise(sequences):
-        # What they have in common first: a difference there tells more than a number of calls.
+        # Calls of both sides come first: a difference there says more than a number of calls.
         for n, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             if a.signature() != b.signature():
                 raise MismatchError(
@@ -125,7 +126,7 @@ def _verify_channel(
 
 
 def _hint(part: str) -> str:
-    """What else than a mistake may be behind it."""
+    """Return a possible cause besides a mistake in the program, for the end of a message."""
     if part == "body":
         return ""
     return (

@@ -1,6 +1,6 @@
-"""What a slice's communications took, from the logs of its ranks.
+"""Durations of a slice's communications, from the logs of its ranks.
 
-Logs are on the monotonic clock, which is one for all processes of a machine.
+Logs use the monotonic clock, which is the same for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class Entry:
     """One communication, as one member of it saw it."""
 
     channel: str
-    """Those of one channel meet in order; see :class:`InstanceIds`."""
+    """Communications of one channel meet in order; see :class:`InstanceIds`."""
     name: str
-    """The same on every member."""
+    """Name of the communication, the same on every member."""
     kind: str
-    """Those of one kind take about as long as each other."""
+    """Communications of one kind take about the same time."""
     members: int
-    """How many take part."""
+    """Number of ranks that take part."""
     is_message: bool
     receives: bool
     arrived_ns: int = 0
     ended_ns: int = 0
-    """0 while it has not."""
+    """0 until the communication has ended."""
     is_met: bool = False
-    """The program waited for the end, and this is when it ran again."""
+    """True if the program waited for the end: ``ended_ns`` is when it ran again."""
     is_exact: bool = True
-    """False where the communication was over when the program came to wait: it ended earlier."""
+    """False if the communication was over when the program came to wait: it ended earlier."""
 
     def ended(self, now_ns: int, how: End) -> None:
-        """A program that waits notices the end later than gloo does: that is what counts."""
+        """Note the end. A waiting program notices it later than gloo, and its time is kept."""
         if how is not End.NOTICED or not self.ended_ns:
             self.ended_ns = now_ns
             self.is_met, self.is_exact = how is End.MET, how is not End.FOUND
@@ -46,19 +46,18 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """When a communication ended for the first of its members, and how long after its last
-    arrival."""
+    """A communication's end on the first member, and its duration since the last arrival."""
 
     ended_ns: int
     took_ns: int
 
 
 def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
-    """What each communication took, by name: from its last arrival to its first end (of a message:
-    as received). Where nobody met the end, the median of its kind.
+    """Duration of each communication, by name: from its last arrival to its first end.
 
-    ``logs`` hold each rank's entries in the order of arrival. What was not met by all its members
-    is left out.
+    A message ends where it is received. If no member knows the exact end, the duration is the
+    median of its kind, but no longer than observed. ``logs`` hold each rank's entries in the order
+    of arrival. A communication is left out if a member never arrived or nobody noted its end.
     """
     met: dict[str, list[tuple[Entry, int]]] = defaultdict(list)
     for log in logs:
@@ -73,7 +72,7 @@ def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
         if len(seen) < seen[0][0].members or not ends:
             continue
         exact = [e.ended_ns for e in ends if e.is_exact]
-        # The first to notice: the others had to wake up as well.
+        # The first member to notice counts: the others had to wake up as well.
         ended_ns = min(exact or [e.ended_ns for e in ends])
         # At least 1: a duration of 0 would say that nothing was measured.
         span = Span(ended_ns=ended_ns, took_ns=max(1, ended_ns - last_ns))
@@ -81,7 +80,7 @@ def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
             spans[name] = span
             by_kind[kind].append(span.took_ns)
         else:
-            # Whoever came to wait found it over: it took no longer than that.
+            # Every member that came to wait found it over: it took no longer than that.
             at_most[name] = kind, span
     for name, (kind, span) in at_most.items():
         typical_ns = round(np.median(by_kind.get(kind, [span.took_ns])))
@@ -90,8 +89,10 @@ def durations_ns(logs: Iterable[Sequence[Entry]]) -> dict[str, Span]:
 
 
 def _begun(log: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:
-    """Entries of one rank's log, each with the time (ns) at which gloo could begin it. gloo runs
-    :data:`GLOO_THREADS` collectives of a group at a time, as the graph's edges say, too."""
+    """Entries of one rank's log, each with the time (ns) at which gloo could begin it.
+
+    gloo runs :data:`GLOO_THREADS` collectives of a group at a time. The graph's edges say so too.
+    """
     running: dict[str, deque[int]] = {}
     for entry in log:
         # gloo keeps no order of messages, so none waits for a thread.

@@ -1,15 +1,16 @@
 """Communications that the ranks of a slice really make with each other.
 
 [Note: slices that communicate] A rank that is captured alone does its share of a communication with
-itself (:mod:`prismscale.host_comm.local_work`): on one core, with nobody to wait for. On a target
-whose processors communicate, that is neither the time nor the wake-ups of a real one. So ranks that
-fit the local cores run the program again as a *slice*, side by side, and communicate for real
-wherever all who take part are of the slice (PrismLLM, section 4.2): real tensors, in gloo, at the
-program's own places. What others take part in is answered as in any capture.
+itself (:mod:`prismscale.host_comm.local_work`): on one core, with no peer to wait for. On a target
+whose processors communicate, that has neither the duration nor the wake-ups of a real
+communication. So ranks that fit the local cores run the program again as a *slice*, side by side.
+They communicate for real wherever all members belong to the slice (PrismLLM, section 4.2): real
+tensors, in gloo, at the program's own calls. Communications with other ranks are answered as in any
+capture.
 
-What a communication took is the time after its last arrival, and arrivals are the members' own. So
-each rank keeps a log (:mod:`.cohort_log`), and when the program has ended they read
-each other's.
+A communication's duration is the time after its last arrival, and each member knows only its own
+arrival. So each rank keeps a log (:mod:`.cohort_log`), and when the program has ended the ranks
+read each other's logs.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from prismscale.host_comm.shared_jitter import Spans, shared_jitter
 from prismscale.host_comm.transport import COMPUTES_NS, Transfer, connect, prepare, start
 
 PATIENCE_S = 120.0
-"""How long a rank whose program has ended waits for those of its slice."""
+"""How long a rank whose program has ended waits for the other ranks of its slice."""
 _POLL_S = 0.01
 
 Tell = Callable[[int, int], None]
-"""What a communication took, and how much later the program ran again."""
+"""Called with a communication's duration, and with how much later the program ran again (ns)."""
 
 
 class CohortLoad:
-    """Communicates with the other ranks of the slice; ``alone`` does what they take no part in."""
+    """Communicates with the other ranks of the slice; ``alone`` does all other communications."""
 
     interrupts = True
 
     def __init__(self, rank: int, slice_: Sequence[int], folder: Path, alone: CommunicationLoad):
-        """``folder`` is the slice's own: where its ranks find each other, and leave their logs."""
+        """``folder`` belongs to the slice: its ranks find each other and leave their logs there."""
         self._rank, self._slice, self._folder = rank, frozenset(slice_), folder
         self._alone = alone
         self._interface = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -56,25 +57,25 @@ class CohortLoad:
         self._contexts: dict[str, Any] = {}
         self._log: list[tuple[Entry, Tell]] = []
         self.issues_ns: list[int] = []
-        """What issuing took from the program's thread, one by one."""
+        """Time that each issue took from the program's thread."""
         self.watched: set[str] = set()
-        """Kinds of communications whose ends gloo is asked to tell."""
+        """Kinds of communications whose ends gloo is asked to report."""
         self.common_jitter = 0.0
-        """What of this rank's jitter others have at the same time: a correlation."""
+        """Correlation of this rank's jitter with that of the other ranks at the same time."""
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Groups are named for the ranks of the slice."""
+        """Name the group for the ranks of the slice."""
         self._instances.group_created(ranks, name, backend, group_index)
 
     def answers(self, collective: Collective) -> bool:
-        """Whether all who take part are of the slice."""
+        """Whether all ranks that take part belong to the slice."""
         taking_part = participants(collective)
         return len(taking_part) > 1 and self._slice.issuperset(taking_part)
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """What the slice makes together, and this rank's share of the rest."""
+        """Return the slice's own communications, with this rank's share of the rest."""
         together = [i for i, c in enumerate(batch) if self.answers(c)]
         rest = [i for i in range(len(batch)) if i not in together]
         shares: list[LocalWork] = [self._made(batch[i], _told(took, i)) for i in together]
@@ -94,14 +95,14 @@ class CohortLoad:
         )
         self._log.append((entry, took))
         context = self._context(collective, ranks)
-        # The context of a message has its two ends only, and numbers them anew.
+        # A message's context has only its two ends, and numbers them anew.
         if ranks != collective.group.ranks:
             peer = collective.group.ranks[collective.root]
             collective = replace(collective, root=ranks.index(peer))
         return PeerWork(self, context, collective, entry)
 
     def _context(self, collective: Collective, ranks: tuple[int, ...]) -> Any:
-        """The context of ``ranks``; made at its first use, which the others share."""
+        """The context of ``ranks``, which they make together at its first use."""
         name = f"{self._instances.group(collective.group.group_index)}.{'-'.join(map(str, ranks))}"
         if name not in self._contexts:
             store = PrefixStore(name, FileStore(str(self._folder / "rendezvous")))
@@ -112,12 +113,13 @@ class CohortLoad:
 
     @property
     def issue_ns(self) -> int:
-        """What issuing a communication takes from the program's thread."""
+        """Median time that issuing a communication takes from the program's thread."""
         return int(np.median(self.issues_ns)) if self.issues_ns else 0
 
     def resolve_durations(self, spans: Spans) -> None:
-        """The program has ended: what did each communication take, and what of this rank's jitter
-        do others have? ``spans``: this rank's computation.
+        """Find each communication's duration and the common jitter, once the program has ended.
+
+        ``spans`` is this rank's computation.
 
         Raises:
             StuckError: a rank of the slice does not come to its end.
@@ -127,7 +129,7 @@ class CohortLoad:
         lines = (json.dumps(asdict(entry)) for entry in own)
         write_text(self._path(self._rank), "\n".join(lines))
         logs = [own if r == self._rank else self._read(r) for r in sorted(self._slice)]
-        # A rank's spans are there before its log is.
+        # Each rank writes its spans before its log.
         others = [np.load(self._spans_path(r)) for r in self._slice if r != self._rank]
         self.common_jitter = shared_jitter(spans, [Spans.from_table(o) for o in others])
         made = durations_ns(logs)
@@ -154,7 +156,7 @@ class CohortLoad:
 
 
 class PeerWork:
-    """One communication of the slice."""
+    """One communication within the slice."""
 
     def __init__(
         self, load: CohortLoad, context: Any, collective: Collective, entry: Entry
@@ -165,15 +167,18 @@ class PeerWork:
         self.wait, self.is_over = self._transfer.wait, self._transfer.is_over
 
     def begin(self) -> None:
-        """Arrive."""
-        # Last before the call: what runs between them would count as communication.
+        """Arrive, and start the communication."""
+        # Directly before the call: time in between would count as communication.
         self._entry.arrived_ns, own_ns = perf_counter_ns(), thread_time_ns()
         self._transfer.begin(start(self._calls))
         self._load.issues_ns.append(thread_time_ns() - own_ns)
 
     def waited(self, since_issue: bool) -> None:
-        """Note the end, and whether gloo is to tell of the next one's: for a program that waits at
-        once that would be work on the core that is timed."""
+        """Note the end, and decide whether gloo reports the end of the next one of this kind.
+
+        It does not if the program waits at once: the report would be work on the core that is
+        timed.
+        """
         self._transfer.waited(since_issue)
         entry = self._entry
         if not entry.is_exact and perf_counter_ns() - entry.arrived_ns > COMPUTES_NS:
@@ -181,13 +186,13 @@ class PeerWork:
 
 
 class CombinedWork:
-    """What is made together, and the rest, as one."""
+    """A batch's communications within the slice and the rest, as one work."""
 
     def __init__(self, shares: Sequence[LocalWork]) -> None:
         self._shares = shares
 
     def begin(self) -> None:
-        """Start all: those that others wait for first."""
+        """Start all, and first those that other ranks wait for."""
         for share in self._shares:
             share.begin()
 
@@ -197,7 +202,7 @@ class CombinedWork:
             share.wait()
 
     def is_over(self) -> bool:
-        """Whether all are."""
+        """Whether all are over."""
         return all(share.is_over() for share in self._shares)
 
     def waited(self, since_issue: bool) -> None:
@@ -207,8 +212,10 @@ class CombinedWork:
 
 
 def participants(collective: Collective) -> tuple[int, ...]:
-    """Global ranks that take part, in the order of their context: a message's two ends have one of
-    their own, unless the group has no more members."""
+    """Global ranks that take part, in the order of their context.
+
+    A message's two ends have a context of their own, unless the group has no other members.
+    """
     group = collective.group
     if not collective.op.is_p2p or group.size == 2:
         return group.ranks
@@ -222,7 +229,7 @@ def _told(took: DurationCallback | None, index: int) -> Tell:
 
 
 def _told_of(took: DurationCallback | None, indices: Sequence[int]) -> DurationCallback | None:
-    """``took`` of a batch, for some of it."""
+    """A callback for the communications of a batch at ``indices``, made from the batch's own."""
     if took is None:
         return None
 

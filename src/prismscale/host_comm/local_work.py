@@ -1,8 +1,8 @@
-"""What communication takes from computation on the same processor.
+"""The work of communication that slows down computation on the same processor.
 
-On a GPU target the network's work is not the host's. On a CPU target gloo's threads copy, send and
-reduce on the very cores that compute (a 2-rank DDP step of 92 ms computation costs 102 ms with 4 ms
-of all-reduce), so a rank that runs alone must do its share of that work too.
+On a GPU target the network's work does not load the host. On a CPU target gloo's threads copy, send
+and reduce on the very cores that compute (a 2-rank DDP step of 92 ms computation costs 102 ms with
+4 ms of all-reduce), so a rank that runs alone must do its share of that work too.
 
 [Note: a rank's share] In a ring over ``K`` members a rank sends and receives ``2 (K - 1) / K`` of
 an all-reduced tensor and adds up half of that. Two gloo contexts inside this process that
@@ -10,14 +10,14 @@ all-reduce ``M`` bytes together send ``2 M`` and add up ``M``: with ``M = (K - 1
 pair does, over the same sockets and in gloo's own threads, exactly the work of one rank. The other
 collectives follow in the same way.
 
-How long the pair took beside this program's computation is noted too: gloo's threads wait for a
-core that computes (a 128 KiB all-reduce of 0.4 ms takes 1 to 2 ms under a backward pass), and no
-calibration of communication alone knows that. Where the program waits for the pair, it is done when
-the program runs again: on a busy core that is another wake-up.
+The time that the pair took beside this program's computation is noted too. gloo's threads wait for
+a core that computes (a 128 KiB all-reduce of 0.4 ms takes 1 to 2 ms under a backward pass), and no
+calibration of communication alone shows that. If the program waits for the pair, the pair counts as
+done when the program runs again: on a busy core that takes another wake-up.
 
-[Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, and those of
-the pair are not the rank's (see :mod:`prismscale.emulation.backends.backend_memory`). So the pair
-works only once the program's memory is no longer followed; steps before that are not timed.
+[Note: the pair's buffers] gloo gathers into buffers from the program's own allocator, but the
+pair's buffers are not the rank's (see :mod:`prismscale.emulation.backends.backend_memory`). So the
+pair works only once the program's memory is no longer tracked. Steps before that are not timed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from prismscale.host_comm.transport import End, Transfer, connect
 SMALLEST_BYTES = 1024
 """Below this, handling the pair would cost more than the work it stands for."""
 LARGEST_BYTES = 256 << 20
-"""Scratch memory; larger communications do this much work."""
+"""Size of the scratch memory. Larger communications do only this much work."""
 
 
 class DurationCallback(Protocol):
-    """Hears, perhaps on a thread of the backend's, how long communications of a batch took."""
+    """Called, perhaps on a thread of the backend, with how long a batch's communications took."""
 
     def __call__(self, ns: int, index: int | None = None, late_ns: int = 0, /) -> None:
         """
@@ -60,19 +60,19 @@ class LocalWork(Protocol):
     """A rank's part in one batch of communications."""
 
     def begin(self) -> None:
-        """Start it in the background: no more than a backend does when it is asked."""
+        """Start the work in the background, and do no more than a backend's own call does."""
         ...
 
     def wait(self) -> None:
-        """Wait for the end, and do nothing before."""
+        """Wait for the end. Do nothing before the wait."""
         ...
 
     def is_over(self) -> bool:
-        """Whether :meth:`wait` would return at once; asked of work that gives outputs values."""
+        """Whether :meth:`wait` would return at once; asked of work that fills the outputs."""
         ...
 
     def waited(self, since_issue: bool) -> None:
-        """After :meth:`wait`. ``since_issue``: the program had waited before, since it began."""
+        """Note the end, after :meth:`wait`. ``since_issue``: the program had waited before that."""
         ...
 
 
@@ -85,16 +85,16 @@ class CommunicationLoad(Protocol):
         ...
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """The work of a batch, which has not begun."""
+        """Return the work of a batch, which has not begun."""
         ...
 
     def answers(self, collective: Collective) -> bool:
-        """Whether the work gives the outputs their values, too: other ranks take part."""
+        """Whether the work also fills the outputs, because other ranks take part in it."""
         ...
 
 
 class NoWork:
-    """No work."""
+    """The work of a batch that has none."""
 
     def begin(self) -> None:
         """Nothing to do."""
@@ -103,11 +103,11 @@ class NoWork:
         """Nothing to wait for."""
 
     def is_over(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def waited(self, since_issue: bool) -> None:
-        """Nothing to tell."""
+        """Nothing to note."""
 
 
 class NullLoad:
@@ -116,36 +116,36 @@ class NullLoad:
     interrupts = False
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """No work."""
+        """Return no work."""
         return NoWork()
 
     def answers(self, collective: Collective) -> bool:
-        """Nobody takes part."""
+        """Always false: no other rank takes part."""
         return False
 
 
 class DeferredLoad:
-    """Costs nothing before :meth:`start`: see [Note: the pair's buffers]."""
+    """A load that costs nothing before :meth:`start`: see [Note: the pair's buffers]."""
 
     def __init__(self, load: CommunicationLoad) -> None:
         self._load = load
         self._now: CommunicationLoad = NullLoad()
 
     def start(self) -> None:
-        """From now on each communication costs what it does; safe to call again."""
+        """Let later communications cost what the load says; safe to call again."""
         self._now = self._load
 
     @property
     def interrupts(self) -> bool:
-        """As the load itself, once started."""
+        """Same as the load itself, once started."""
         return self._now.interrupts
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """As the load itself, once started."""
+        """Same as the load itself, once started."""
         return self._now.share(batch, took)
 
     def answers(self, collective: Collective) -> bool:
-        """As the load itself, once started."""
+        """Same as the load itself, once started."""
         return self._now.answers(collective)
 
 
@@ -158,14 +158,14 @@ class GlooLoad:
         self._pair = _connect_pair()
         self._scratch: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
         self.ended_ns: deque[int] = deque([0] * GLOO_THREADS, maxlen=GLOO_THREADS)
-        """When as many batches as gloo has threads have ended, oldest first."""
+        """Ends of the latest batches, as many as gloo has threads, oldest first."""
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """The pair's communication."""
+        """Return the pair's communication."""
         return PairWork(self, batch, took)
 
     def answers(self, collective: Collective) -> bool:
-        """Both ends are this rank's: nobody else takes part."""
+        """Always false: both ends are this rank's, and no other rank takes part."""
         return False
 
     def start(self, collective: Collective) -> list[Work]:
@@ -180,7 +180,7 @@ class GlooLoad:
             self._message(collective)
             return []
         if op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.GATHER):
-            # A rank is one end of a transfer, and the pair does the work of both.
+            # A rank is one end of a transfer, but the pair does the work of both ends.
             share = 0.5
         n_bytes = min(int(collective.n_bytes * share), LARGEST_BYTES)
         if n_bytes < SMALLEST_BYTES:
@@ -197,14 +197,17 @@ class GlooLoad:
                 first._allgather_base(a, a[:half]),
                 second._allgather_base(b, b[half:]),
             ]
-        # The receiver first: what comes before it is asked for costs it twice.
+        # The receiver first: data that comes before it is asked for costs the receiver twice.
         received = second.recv([b], 0, 0)
         return [first.send([a], 1, 0), received]
 
     def _message(self, collective: Collective) -> None:
-        """gloo writes a message to the socket in the sender's own thread, and reads one while the
+        """Do the work of a send as a copy; a receive does nothing here.
+
+        gloo writes a message to the socket in the sender's own thread, and reads one while the
         receiver waits. A pair would do both here, at ten times the cost: its reader, on the
-        sender's core, is woken for every segment."""
+        sender's core, would be woken for every segment.
+        """
         if collective.op == CollectiveOp.SEND:
             sent = collective.inputs[0]
             n = min(sent.numel(), LARGEST_BYTES // sent.element_size())
@@ -214,7 +217,7 @@ class GlooLoad:
     def _tensors(self, dtype: torch.dtype, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Two zeroed buffers: sums of zeros stay zero, so no value ever overflows.
 
-        They are NumPy's memory, so that tracking torch's allocator does not see them.
+        NumPy allocates them, so that tracking of torch's allocator does not see them.
         """
         held = self._scratch.get(dtype)
         if held is None or held[0].numel() < n:
@@ -228,7 +231,7 @@ class GlooLoad:
 
 
 class PairWork:
-    """The pair's work on one batch; tells how long it took since a thread of gloo's was free."""
+    """The pair's work on one batch. It reports the time since gloo had a thread free for it."""
 
     def __init__(
         self, pair: GlooLoad, batch: Sequence[Collective], took: DurationCallback | None
@@ -236,7 +239,7 @@ class PairWork:
         self._pair, self._batch, self._took = pair, batch, took
         self._began_ns = 0
         self._transfer = Transfer(self._ended, watched=took is not None)
-        # The transfer's own methods: a call in between would delay gloo's wait.
+        # These are the transfer's own methods: a call in between would delay gloo's wait.
         self.wait, self.waited = self._transfer.wait, self._transfer.waited
         self.is_over = self._transfer.is_over
 
@@ -249,12 +252,11 @@ class PairWork:
         if self._took is None:
             return
         if how is End.NOTICED:
-            # gloo works on so many batches at a time: this one waited until one of those before had
-            # ended.
+            # gloo works on one batch per thread, so this one waited until an earlier one had ended.
             self._began_ns = max(self._began_ns, self._pair.ended_ns[0])
             self._pair.ended_ns.append(now_ns)
         elif not self._transfer.notices:
-            # A wait that comes late tells too late an end.
+            # A program that comes late to its wait would report too late an end.
             return
         self._took(now_ns - self._began_ns)
 
@@ -266,7 +268,7 @@ def _connect_pair() -> tuple[Any, Any]:
     def join(rank: int) -> None:
         made[rank] = connect(store, rank, 2)
 
-    # Side by side: each end waits until the other has come.
+    # Both at once, because each end waits until the other has come.
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()

@@ -1,6 +1,6 @@
-"""How much of their jitter the ranks of a slice share: they run on one machine.
+"""The jitter that ranks of a slice have in common, because they run on one machine.
 
-See [Note: common jitter] in :mod:`prismscale.live.coordinator.rank_jitter`, which needs it.
+See [Note: common jitter] in :mod:`prismscale.live.coordinator.rank_jitter`, which uses it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST_NS = 100_000.0
-"""Shorter spans are as long as a clock's reading and a cache miss let them be."""
+"""Shorter spans are left out: a clock reading or a cache miss decides how long they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """One rank's computation, span by span: when it ran on the monotonic clock, and for how many
-    times its usual duration (the median over steps)."""
+    """One rank's computation, span by span.
+
+    Each span has its begin and end on the monotonic clock, its usual duration (the median over
+    steps), and its slowness.
+    """
 
     began_ns_K: NDArray[np.float64]
     ended_ns_K: NDArray[np.float64]
@@ -30,8 +33,10 @@ class Spans:
     def of_steps(
         began_ns_SB: NDArray[np.int64], ended_ns_SB: NDArray[np.int64], own_ns_SB: NDArray[np.int64]
     ) -> Spans:
-        """Spans of ``S`` steps, ``B`` spans each. ``own_ns_SB`` is their duration less what in them
-        was waiting."""
+        """Make the spans of ``S`` steps of ``B`` spans each.
+
+        ``own_ns_SB`` is the duration of each span without the waiting in it.
+        """
         usual_SB = np.broadcast_to(np.median(own_ns_SB, axis=0), own_ns_SB.shape)
         # A span that was nothing but waiting has no logarithm.
         kept = (usual_SB >= SHORTEST_NS) & (own_ns_SB > 0)
@@ -43,20 +48,20 @@ class Spans:
         )
 
     def table(self) -> NDArray[np.float64]:
-        """All four, for a file."""
+        """All four arrays as one table, for a file."""
         return np.stack([self.began_ns_K, self.ended_ns_K, self.usual_ns_K, self.slowness_K])
 
     @staticmethod
     def from_table(table: NDArray[np.float64]) -> Spans:
-        """The reverse."""
+        """Read what :meth:`table` returned."""
         began, ended, usual, slowness = table
         return Spans(began_ns_K=began, ended_ns_K=ended, usual_ns_K=usual, slowness_K=slowness)
 
     def slowness_during(
         self, began_ns: NDArray[np.float64], ended_ns: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Mean slowness in each of some intervals; 0 while this rank does not compute."""
-        # ``np.interp`` wants moments in order; kept spans lie by step and node.
+        """Mean slowness in each of some intervals. It is 0 while this rank does not compute."""
+        # ``np.interp`` wants times in order, but the kept spans are ordered by step and node.
         order = np.argsort(self.began_ns_K)
         began, ended = self.began_ns_K[order], self.ended_ns_K[order]
         # Slowness summed over time up to each moment: it rises within spans and is level between
@@ -69,8 +74,10 @@ class Spans:
 
 
 def shared_jitter(own: Spans, others: Sequence[Spans]) -> float:
-    """Correlation of a rank's slowness with that of others at the same time, long spans counting
-    for more; 0 where there is none."""
+    """Correlation of a rank's slowness with that of other ranks at the same time.
+
+    Long spans count for more. 0 where there is no correlation.
+    """
     found = [_correlation(own, other) for other in others]
     return max(0.0, float(np.mean(found))) if found else 0.0
 
@@ -84,5 +91,5 @@ def _correlation(own: Spans, other: Spans) -> float:
     theirs_K = theirs_K - np.average(theirs_K, weights=weight_K)
     together = float((weight_K * own_K * theirs_K).sum())
     alone = float((weight_K * own_K**2).sum() * (weight_K * theirs_K**2).sum())
-    # Rounding puts two ranks of one shape a little over 1.
+    # Rounding puts two ranks with equal slowness a little over 1.
     return min(1.0, together / alone**0.5) if alone > 0 else 0.0

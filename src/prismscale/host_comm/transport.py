@@ -1,6 +1,6 @@
-"""gloo itself, for work that is really done: contexts, and one call for each normalised record.
+"""gloo itself, for real communication: contexts, and the calls of each normalised record.
 
-The classes are taken from torch before a program's emulated groups take their names.
+gloo's classes are taken from torch before a program's emulated groups take their names.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from prismscale.emulation.hook import Collective
 from prismscale.graph.node import CollectiveOp
 
 COMPUTES_NS = 1_000_000
-"""A program that computes this long between a communication's issue and its wait computes beside
-it; one that computes for less waits at once."""
+"""Least computation between issue and wait that counts as computing beside a communication.
+
+With less, the program counts as waiting at once.
+"""
 _KIND: Any = c10d.ProcessGroupGloo
 _TIMEOUT = timedelta(minutes=10)
-"""For members that never come; one whose process ended is noticed at once."""
+"""Timeout for members that never come. A member whose process ended is noticed at once."""
 
 
 def connect(store: Any, rank: int, size: int, *, interface: str | None = None) -> Any:
-    """One member of a gloo context on a network interface (None: on loopback); returns when the
-    others have come."""
+    """Join a gloo context on a network interface (None: loopback) as one of its members.
+
+    Returns when the other members have come.
+    """
     where = {"interface": interface} if interface else {"hostname": "127.0.0.1"}
     options = _KIND._Options()
     options._timeout = _TIMEOUT
@@ -39,17 +43,19 @@ def connect(store: Any, rank: int, size: int, *, interface: str | None = None) -
 
 
 Call = Callable[[], Work]
-"""Starts a communication, and does nothing else: what a program's own call of gloo does."""
+"""Starts a communication and does nothing else, as a program's own call of gloo does."""
 
 
 def prepare(context: Any, collective: Collective) -> list[Call]:
-    """Calls that make ``collective`` in ``context``, with the program's own tensors. The root, or
-    the peer, is a rank of the context."""
+    """Prepare the calls that make ``collective`` in ``context``, with the program's own tensors.
+
+    The root, or the peer, is a rank of the context.
+    """
     return _CALLS[collective.op](context, collective)
 
 
 def start(calls: Sequence[Call]) -> list[Work]:
-    """Call them below autograd, where a backend runs when a program calls it."""
+    """Make the calls below autograd, where a backend runs when a program calls it."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return [call() for call in calls]
 
@@ -63,17 +69,18 @@ class End(Enum):
 
 
 AT_ONCE_NS = 50_000
-"""A wait that returns sooner was none."""
+"""A wait that returns sooner than this counts as no wait."""
 
 
 class Transfer:
-    """Works that are started together; tells when the last of them has ended.
+    """gloo works that are started together. It reports when the last of them has ended.
 
-    ``ended(now_ns, how)`` may be told twice: by gloo, from a thread of its own, and by the program.
+    ``ended(now_ns, how)`` may be called twice: by gloo, from a thread of its own, and by the
+    program.
     """
 
     def __init__(self, ended: Callable[[int, End], None], *, watched: bool = True) -> None:
-        """``watched``: let gloo tell of the end, which costs its thread some Python."""
+        """``watched``: let gloo report the end, which runs some Python on gloo's thread."""
         self._tell, self._watched = ended, watched
         self._works: Sequence[Work] = ()
         self._left = 0
@@ -81,41 +88,47 @@ class Transfer:
         self._was_over = False
         self._lock = threading.Lock()
         self.notices = False
-        """Whether gloo tells of the end."""
+        """Whether gloo reports the end."""
 
     def begin(self, works: Sequence[Work]) -> None:
-        """These have been started; there may be none."""
-        # Before the callbacks: one on a future that is done already is called at once.
+        """Take the works that have been started; there may be none."""
+        # Set before callbacks are added: a callback on a future that is done is called at once.
         self._works, self._left = works, len(works)
         try:
             futures = [work.get_future() for work in works] if self._watched else []
         except RuntimeError:
-            # gloo's point-to-point and broadcast tell nobody of their end but who waits.
+            # gloo's point-to-point and broadcast works report their end only to a waiting thread.
             futures = []
         self.notices = bool(futures)
         for future in futures:
             future.add_done_callback(self._ended)
 
     def wait(self) -> None:
-        """Block until every gloo work object is done. Do nothing else first: gloo receives in the
-        waiting thread, so any delay here would be added to the transfer."""
+        """Block until every gloo work object is done.
+
+        Do nothing else first: gloo receives in the waiting thread, so any delay here would be added
+        to the transfer.
+        """
         self._began_ns = perf_counter_ns()
-        # Asked before the waits, after which all are.
+        # Asked before the waits: after them all works are completed.
         self._was_over = self.notices and all(work.is_completed() for work in self._works)
         for work in self._works:
             work.wait()
         self._waited_ns = perf_counter_ns()
 
     def is_over(self) -> bool:
-        """Whether gloo has come to the end."""
+        """Whether gloo has completed all works."""
         return all(work.is_completed() for work in self._works)
 
     def waited(self, since_issue: bool) -> None:
-        """After :meth:`wait`: tell how it ended. A program that had to wait there, or has done so
-        ``since_issue``, noticed the end when it ran again."""
+        """Report how the transfer ended; called after :meth:`wait`.
+
+        A program that had to wait there, or has already waited ``since_issue``, noticed the end
+        when it ran again.
+        """
         if not self._works or (self._was_over and not since_issue):
             return
-        # gloo's thread may be telling at this moment.
+        # gloo's thread may be reporting at this moment.
         with self._lock:
             had_to = since_issue or self.notices or self._waited_ns - self._began_ns > AT_ONCE_NS
             self._tell(self._waited_ns, End.MET if had_to else End.FOUND)

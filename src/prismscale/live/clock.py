@@ -1,19 +1,19 @@
-"""What time it is for a live rank.
+"""The clocks of a live rank.
 
 *Logical* time is the time the rank would have on the cluster: the monotonic clock since the job
-began, less what the emulation itself cost (its lag), plus, on the virtual clock, the waits that
-were skipped. The script's own timers see logical time on the virtual clock, and the real clock on
-the paced one.
+began, minus the time that the emulation itself cost (its lag). The virtual clock adds the waits
+that were skipped. The script's own timers see logical time on the virtual clock, and the real clock
+on the paced one.
 """
 
 from __future__ import annotations
 
-# By name: the program's ``time`` may answer logical time.
+# Imported by name, because the program's ``time`` may answer logical time.
 from time import perf_counter_ns, sleep
 from typing import Protocol
 
 SPIN_NS = 60_000
-"""Below this a wait spins: the scheduler's wake-up is less exact."""
+"""Shorter waits spin, because the scheduler's wake-up is less exact than this."""
 
 
 class Clock(Protocol):
@@ -63,5 +63,5 @@ class VirtualClock(PacedClock):
         self._origin_ns -= max(0, end_ns - self.now_ns())
 
     def pass_ns(self, by_ns: int) -> None:
-        """Jump by so much."""
+        """Jump ahead by ``by_ns``."""
         self._origin_ns -= by_ns

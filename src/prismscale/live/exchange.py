@@ -1,9 +1,9 @@
 """Contributions of live ranks to each other, through shared memory.
 
-One file per (writer, reader, position): the reader removes it after reading, so nothing is ever
-overwritten too early and nothing stays behind. The coordinator releases a communication only when
-all live members have arrived, hence written; a reader waits for a file only where the graph does
-not have the communication.
+There is one file per (writer, reader, communication). The reader removes it after reading, so
+nothing is overwritten too early and nothing stays behind. The coordinator releases a communication
+only when all live members have arrived, and each writes its files before it arrives. So a reader
+waits for a file only if the graph does not have the communication.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Exchange:
         return [r for r in ranks if r in self.live and r != self.rank]
 
     def offer(self, instance: str, collective: Collective, readers: Sequence[int]) -> None:
-        """Write this rank's inputs for each reader; of an all_to_all, its rows for that one.
+        """Write this rank's inputs for each reader; for an all_to_all, the rows for that reader.
+
         ``instance`` names the communication alike on every rank.
 
         Raises:
@@ -60,8 +61,8 @@ class Exchange:
                 with part.open("wb") as file:
                     for tensor in self._given(collective, reader):
                         file.write(tensor_bytes(tensor))
-                # A reader looks for the name alone. Nothing is synced as in files.py: this is
-                # memory.
+                # A reader looks only for the final name. Nothing is synced as in files.py, because
+                # this is memory.
                 part.replace(path)
             except OSError as error:
                 raise StorageError(
@@ -73,16 +74,16 @@ class Exchange:
     def take(self, instance: str, writer: int, collective: Collective) -> list[torch.Tensor]:
         """Read and remove what ``writer`` contributed: its inputs, flat, one for each of ours.
 
-        A peer's inputs have the sizes of ours in every symmetric collective. Where they do not,
-        they come as equal parts (scatter's root) or as one flat tensor (its rows for us of an
-        all_to_all).
+        In every symmetric collective a peer's inputs have the sizes of ours. Otherwise they are
+        returned as equal parts (scatter's root) or as one flat tensor (an all_to_all: the peer's
+        rows for this rank).
 
         Raises:
             StuckError: the writer never comes to this communication.
         """
         path = self._path(instance, writer, self.rank)
         self._await(path, writer, collective)
-        # torch wants a buffer that may be written to.
+        # torch wants a writable buffer.
         data = bytearray(path.read_bytes())
         path.unlink()
         like = collective.inputs or collective.outputs

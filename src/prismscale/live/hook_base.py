@@ -1,4 +1,4 @@
-"""What hooks of live ranks have in common, on a CPU, a null device or a GPU."""
+"""Base class of the hooks of live ranks on a CPU, a null device or a GPU."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class StepEnd(NamedTuple):
 
     end_ns: int
     waited_ns: int
-    """Spent waiting for communications."""
+    """Total time spent waiting for communications."""
     lag_ns: int
-    """What the emulation cost, which is not in ``end_ns``."""
+    """Total time that the emulation cost. ``end_ns`` does not contain it."""
 
 
 @dataclass(kw_only=True)
@@ -42,43 +42,42 @@ class LiveHookBase(ABC):
     exchange: Exchange
     load: CommunicationLoad
     compute_factor: float = 1.0
-    """Logical time of a computation over the time it takes here."""
+    """Logical time of a computation, divided by the time that it takes on this machine."""
     hung: bool = False
-    """From now on this rank arrives nowhere."""
+    """True once this rank hangs: it arrives at no communication from then on."""
     communications: int = 0
     boot_s: float = 0.0
-    """From the start of the process to the first communication."""
+    """Time from the start of the process to the first communication."""
     instances: InstanceIds = field(default_factory=InstanceIds)
 
     @abstractmethod
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """Tell the coordinator of the batch; the handle completes at the calibrated end."""
+        """Tell the coordinator about the batch. The handle completes at the calibrated end."""
 
     @abstractmethod
     def stretch(self) -> None:
-        """Let the computation since the last communication take :attr:`compute_factor` times as
-        long."""
+        """Make the computation since the last communication count :attr:`compute_factor` times."""
 
     @abstractmethod
     def step_ended(self) -> None:
-        """The program is at the end of a steady step."""
+        """Note that the program is at the end of a steady step."""
 
     @abstractmethod
     def finish(self) -> list[StepEnd]:
-        """What was seen of each steady step, once all of it has been."""
+        """Return the ends of all steady steps, once each of them is known."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing outlives the program."""
+        """Release everything that the hook holds: nothing outlives the program."""
 
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Groups are named for the exchange with other live ranks."""
+        """Name the group for the exchange with other live ranks."""
         self.instances.group_created(ranks, name, backend, group_index)
 
     def count(self, batch: Sequence[Collective]) -> None:
-        """Note that the program calls ``batch``; the first call ends its boot."""
+        """Count the communications of ``batch``. The first call ends the program's boot."""
         if self.communications == 0:
             self.boot_s = time.time() - psutil.Process().create_time()
         self.communications += len(batch)
@@ -91,7 +90,7 @@ def combine_with_peers(
     collective: Collective,
     recorded: RecordedAnswers | None = None,
 ) -> None:
-    """Outputs of a communication that other live ranks take part in, or that was ``recorded``."""
+    """Fill the outputs of a communication that has other live members, or that was ``recorded``."""
     group = collective.group
     if collective.op == CollectiveOp.SEND:
         return
@@ -109,7 +108,7 @@ def combine_with_peers(
         recorded.fill(instance, collective, parts)
         return
     with torch.no_grad():
-        # The root is virtual: no live rank has what it sends.
+        # A virtual root: no live rank has the tensors that it sends.
         if rooted and collective.root not in parts:
             payload.fill(collective)
         else:

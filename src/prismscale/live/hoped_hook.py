@@ -1,4 +1,4 @@
-"""What-ifs as a live rank feels them: some communications block it, and some are not made."""
+"""What-ifs on a live rank: some communications block its computation, and some are left out."""
 
 from __future__ import annotations
 
@@ -17,40 +17,43 @@ from prismscale.payload.mirror import PayloadSource
 
 
 class ComputingStream(Protocol):
-    """The stream that a program computes on, and the one on which it issues something now."""
+    """Orders the stream on which a program computes and the one to which it issues work now."""
 
     def before(self) -> None:
-        """What is issued now begins after what the computing stream was given."""
+        """Let work issued now begin after the computing stream's work so far."""
         ...
 
     def after(self) -> None:
-        """What the computing stream is given from now on begins after what was issued."""
+        """Let later work of the computing stream begin after what was issued."""
         ...
 
 
 class OneStream:
-    """Of a processor: it computes where it communicates."""
+    """The only stream of a CPU, which computes and communicates in order."""
 
     def before(self) -> None:
-        """It is so."""
+        """Do nothing: the order is there already."""
 
     def after(self) -> None:
-        """It is so."""
+        """Do nothing: the order is there already."""
 
 
 @dataclass(kw_only=True)
 class HopedHook:
-    """A live rank's communications with what-ifs (a CommunicationHook)."""
+    """Answers a live rank's communications under what-ifs (a CommunicationHook)."""
 
     answering: CommunicationHook
     payload: PayloadSource
     hoped: WhatIfs
     stream: ComputingStream
     leaves_out: bool = False
-    """What the program does now is to be done no more."""
+    """True while the program does work that the what-ifs leave out."""
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """As ever, but at once for whom it blocks, and without anybody where it is made no more."""
+        """Answer the batch; wait for it at once if its group blocks computation.
+
+        A batch that is left out is filled here, and nobody else hears of it.
+        """
         if self.leaves_out:
             for collective in batch:
                 self.payload.fill(collective)
@@ -67,22 +70,22 @@ class HopedHook:
 
 @dataclass(kw_only=True)
 class LeftOut:
-    """Lets what a steady step computes a second time cost nothing (a RecomputationListener)."""
+    """Makes the recomputation of a steady step cost nothing (a RecomputationListener)."""
 
     hook: HopedHook
     is_steady: Callable[[], bool]
-    """The steps before are as they were captured."""
+    """Whether steady steps have begun. Earlier steps stay as they were captured."""
     without_cost: Callable[[int], None]
-    """Takes 1 where it begins and 0 where it ends, on this thread."""
+    """Called with 1 to make this thread's work cost nothing, and with 0 to end that."""
 
     def recomputation_begins(self) -> None:
-        """From here …"""
+        """Leave out what follows, if the step is steady."""
         if self.is_steady():
             self.hook.leaves_out = True
             self.without_cost(1)
 
     def recomputation_ended(self) -> None:
-        """… up to here."""
+        """Stop leaving out."""
         if self.hook.leaves_out:
             self.hook.leaves_out = False
             self.without_cost(0)
@@ -90,7 +93,7 @@ class LeftOut:
 
 @dataclass(kw_only=True)
 class Phases:
-    """Lets phases of a program that computes here take as long as hoped (a BackwardListener)."""
+    """Makes the phases of a program on a CPU as long as the what-ifs say (a BackwardListener)."""
 
     hook: LiveHook
     hoped: WhatIfs
@@ -99,19 +102,19 @@ class Phases:
         self._now(FORWARD)
 
     def backward_begins(self) -> None:
-        """What follows is called backward, as in captures."""
+        """Enter the backward phase, called as in captures."""
         self._now(BACKWARD)
 
     def backward_ended(self) -> None:
-        """Back to forward work."""
+        """Return to the forward phase."""
         self._now(FORWARD)
 
     def optimizer_begins(self) -> None:
-        """What follows is the optimizer."""
+        """Enter the optimizer phase."""
         self._now(OPTIMIZER)
 
     def optimizer_ended(self) -> None:
-        """Back to forward work."""
+        """Return to the forward phase."""
         self._now(FORWARD)
 
     def _now(self, phase: str) -> None:

@@ -38,17 +38,17 @@ class Pending:
     positions: list[int]
     instances: list[str]
     defined: list[bool] = field(default_factory=list)
-    """Of which the messages that are really sent hold the outputs."""
+    """For each communication: whether messages that are really sent define its outputs."""
     transfer: TransferWork | None = None
     workspace: object = None
-    """What the backend holds until the end."""
+    """Memory that the backend holds until the end."""
     share: LocalWork = field(default_factory=NoWork)
     """This rank's share of the work."""
     filled: bool = False
 
     @property
     def is_work_here(self) -> bool:
-        """Whether this machine does something for it while the program goes on."""
+        """Whether this machine works on the batch while the program goes on."""
         return not isinstance(self.share, NoWork)
 
 
@@ -60,35 +60,35 @@ class LiveHook(LiveHookBase):
     clock: Clock
     overlap: Overlap
     transfers: TransferLoad | None = None
-    """Sends and receives what a real rank would; None: nothing is sent."""
+    """Sends and receives what a real rank would; None if nothing is sent."""
     have_links: bool = False
-    """Messages go over links that are the target's: how long they take is no lag."""
+    """Messages go over the target's own links, so the time that they take is no lag."""
     recorded: RecordedAnswers | None = None
     queue: RunQueue = field(default_factory=RunQueue)
-    """For its core, with the coordinator and the other live ranks."""
+    """Measures how long this rank waits for its core, behind the coordinator and live ranks."""
     lag_ns: int = 0
-    """What the emulation cost so far, taken out of logical time."""
+    """Time that the emulation cost so far. It is taken out of logical time."""
     waited_ns: int = 0
     """Logical time spent waiting for communications."""
     phase_factor: float = 1.0
-    """What-ifs on what the program computes now."""
+    """Factor of the what-ifs on the program's present phase."""
     _computing_since_ns: int | None = None
     _arrived: tuple[int, int] = (0, 0)
     """When the rank last reached a communication, and how long it had waited by then."""
     _steps: list[StepEnd] = field(default_factory=list)
     _time: ProgramTime = field(default_factory=ProgramTime)
     _at_work: int = 0
-    """Batches under way whose work is done here."""
+    """Number of batches under way that this machine works on."""
     _ends: dict[int, int] = field(default_factory=dict)
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """Tell the coordinator; a synchronous call returns at the calibrated end."""
+        """Tell the coordinator. A synchronous call returns at the calibrated end."""
         self._stop()
         waiting_ns = self._time.waiting_since(self.load)
-        # Before computation is stretched: our own way from the program's call to here is none.
+        # Before computation is stretched: the time since the program's call is ours.
         self._forgive(since_call_ns(batch, self.load))
         self.stretch()
-        # One time for the whole batch, which is issued at once.
+        # The whole batch has one time, because it is issued at once.
         now = self.clock.now_ns()
         pending = Pending(batch=batch, positions=[], instances=[])
         for collective in batch:
@@ -121,7 +121,7 @@ class LiveHook(LiveHookBase):
 
         work = in_flight(batch, wait, lambda: self._is_done(pending))
         self._go(now)
-        # In the program's own time: a real enqueue takes as much.
+        # This counts as the program's time, because a real enqueue takes as long.
         pending.share.begin()
         if not matters:
             # Nothing was issued here, but a real call takes that long.
@@ -131,12 +131,12 @@ class LiveHook(LiveHookBase):
     def _arrive(self, collective: Collective, pending: Pending, now: int) -> None:
         now = NEVER if self.hung else now
         position = self.cursor.next_position(collective)
-        # Numbered also where the trace lacks it: other live ranks count it, too.
+        # Named even if the trace lacks it, because other live ranks count it too.
         instance = self.instances.name(collective)
         peers = self.exchange.peers(collective)
         defined = self.transfers is not None and self.transfers.defines(instance, collective)
         pending.defined.append(defined)
-        # Before the arrival is told: whoever is released on its account finds the tensors there.
+        # Before the arrival is told, so that a rank that it releases finds the tensors there.
         if peers and not defined and collective.op != CollectiveOp.RECV:
             self.exchange.offer(instance, collective, peers)
         if position is None:
@@ -155,7 +155,7 @@ class LiveHook(LiveHookBase):
         pending.instances.append(instance)
 
     def _computed_ns(self, now: int) -> int:
-        """What was computed since the last communication, at this machine's speed."""
+        """Computation since the last communication, at this machine's speed."""
         arrived_ns, waited_ns = self._arrived
         computed_ns = now - arrived_ns - (self.waited_ns - waited_ns)
         return round(computed_ns / self.compute_factor)
@@ -171,7 +171,7 @@ class LiveHook(LiveHookBase):
         """
         self._fill(pending, shared=False)
         end = max(self._end_of(p) for p in pending.positions)
-        # Released: every live member has arrived, and offered its tensors before that.
+        # It was released, so every live member has arrived, and offered its tensors before that.
         self._fill(pending, shared=True)
         pending.filled = True
         pending.share.wait()
@@ -185,8 +185,10 @@ class LiveHook(LiveHookBase):
         self._go(due)
 
     def _fill(self, pending: Pending, *, shared: bool) -> None:
-        """Define outputs that no message does: of communications with other live ranks, or without
-        any."""
+        """Fill the outputs that no message defines.
+
+        ``shared`` selects communications with other live ranks, otherwise those without.
+        """
         if pending.filled:
             return
         batch = zip(pending.batch, pending.instances, pending.defined, strict=True)
@@ -202,39 +204,43 @@ class LiveHook(LiveHookBase):
                 self.payload.fill(collective)
 
     def _go(self, since: int) -> None:
-        """The program runs; nothing was its own that came after ``since``, in logical time."""
+        """Note that the program runs. Logical time after ``since`` was the emulation's."""
         if self.load.interrupts:
             self.queue.go()
         self._computing_since_ns = since
         self._time.go()
-        # Last, because it takes out what all this has taken.
+        # Last, because it takes out the time of all this.
         self._forgive(self.clock.now_ns() - since)
 
     def _stop(self) -> None:
-        """The program calls. While nothing is done for its communications, what the coordinator and
-        other live ranks had of its core is the emulation's: a rank on a core of its own would have
-        gone on."""
+        """Note that the program has made a call.
+
+        If this machine works on none of its communications, the time that the coordinator and other
+        live ranks had of its core is lag: a rank on a core of its own would have gone on.
+        """
         self._time.stop()
         if self.load.interrupts and not self._at_work:
             self._forgive(self.queue.delayed_ns())
 
     def stretch(self) -> None:
-        """Let logical time pass as if the computation since the last communication had taken
-        :attr:`compute_factor` times as long. What comes before the first one is starting up."""
+        """Make the computation since the last communication count :attr:`compute_factor` times.
+
+        Computation before the first communication is start-up and stays as it is.
+        """
         since, factor = self._computing_since_ns, self.compute_factor * self.phase_factor
         if factor == 1.0 or since is None:
             return
         now = self.clock.now_ns()
         extra = round((factor - 1) * (now - since))
         if extra < 0:
-            # A faster target is no lag, which would be reported.
+            # A faster target is no lag, and lag would be reported.
             self.clock.forgive(-extra)
         else:
             self.clock.wait_until(now + extra)
         self._computing_since_ns = self.clock.now_ns()
 
     def enter_phase(self, factor: float) -> None:
-        """Computation takes ``factor`` times as long from here on, on top of what it does."""
+        """Let later computation take ``factor`` times as long, besides :attr:`compute_factor`."""
         if factor == self.phase_factor:
             return
         self.stretch()
@@ -243,7 +249,7 @@ class LiveHook(LiveHookBase):
         self.phase_factor = factor
 
     def step_ended(self) -> None:
-        """The program is at the end of a steady step."""
+        """Note that the program is at the end of a steady step."""
         self._stop()
         self.stretch()
         now = self.clock.now_ns()
@@ -252,21 +258,21 @@ class LiveHook(LiveHookBase):
             before, ended = self._steps[-2:]
             computed = ended.end_ns - before.end_ns - (ended.waited_ns - before.waited_ns)
             self.wire.send(Message(MessageKind.COMPUTED, 0, round(computed / self.compute_factor)))
-        # What telling has taken belongs to no step.
+        # The time that the message took belongs to no step.
         self._go(now)
 
     def finish(self) -> list[StepEnd]:
-        """What was seen of each steady step."""
+        """Return the ends of all steady steps."""
         return self._steps
 
     def close(self) -> None:
-        """Nothing outlives the program."""
+        """Release what the hook holds: nothing outlives the program."""
         if self.transfers is not None:
             self.transfers.close()
         self.queue.close()
 
     def _forgive(self, lag_ns: int) -> None:
-        """Time that only the emulation took: it is no part of the rank's logical time."""
+        """Take time that only the emulation needed out of the rank's logical time."""
         if lag_ns > 0:
             self.clock.forgive(lag_ns)
             self.lag_ns += lag_ns

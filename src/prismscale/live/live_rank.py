@@ -55,7 +55,7 @@ from prismscale.typed_files import save_json
 
 
 class LiveControl:
-    """Listens to steps: observes them, and stops the program after enough."""
+    """Listens to steps: observes them, and stops the program after the last one."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LiveControl:
         emulation: NullEmulation | None = None,
     ) -> None:
         self.phases: Phases | None = None
-        """What-ifs on phases of the program, where it computes here."""
+        """What-ifs on phases of the program, if it computes on this machine's CPU."""
         self._hang_step = hang_step
         self._emulation = emulation
         self._hook, self.clock, self._memory = hook, clock, memory
@@ -82,12 +82,12 @@ class LiveControl:
         self._marks = 0
 
     def optimizer_begins(self) -> None:
-        """Another phase."""
+        """Note that the optimizer phase begins."""
         if self.phases is not None:
             self.phases.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """Count; note the end of a step."""
+        """Count the call, and note the end of a step."""
         if self.phases is not None:
             self.phases.optimizer_ended()
         self._marks += 1
@@ -95,8 +95,8 @@ class LiveControl:
             self._emulation.optimizer_ended()
         if self._marks <= self._memory_marks:
             self._memory.step_ended()
-        # Where the capture's ended: from there on the pair works (see [Note: the pair's buffers] in
-        # host_comm/local_work.py).
+        # Memory tracking ends where the capture's ended. From there on the gloo pair works: see
+        # [Note: the pair's buffers] in host_comm/local_work.py.
         if self._marks == self._memory_marks:
             self.end_memory()
         if self.at_step_end:
@@ -125,7 +125,7 @@ class LiveControl:
 
 
 def run_live(spec: LiveSpec, path: Path) -> Observation:
-    """Run the program as a live rank, which the file at ``path`` describes."""
+    """Run the program as the live rank of ``spec``, which is the file at ``path``."""
     if not spec.attached:
         ignore_breakpoints()
     hoped = WhatIfs.parse(spec.what_ifs)
@@ -133,7 +133,7 @@ def run_live(spec: LiveSpec, path: Path) -> Observation:
     if emulation is not None:
         emulation.kernels.slowness = spec.compute_factor
     trace = load_trace(Path(spec.trace))
-    # Before the job begins: it takes no time of the rank's.
+    # Before the job begins, so that it takes none of the rank's time.
     real = RealPart.of(spec) if spec.device == "cpu" else RealPart()
     load = DeferredLoad(GlooLoad() if spec.communication_load else NullLoad())
     wire, begun = _begin(spec)
@@ -173,7 +173,7 @@ def run_live(spec: LiveSpec, path: Path) -> Observation:
     memory.start()
     with ExitStack() as stack:
         stack.enter_context(spec.followed(path, begun=begun))
-        # First in, last out: gates open however the program ends.
+        # Entered early and so left late: gates open however the program ends.
         stack.callback(hook.close)
         if emulation is not None:
             stack.enter_context(emulation.around_program())
@@ -193,13 +193,13 @@ def run_live(spec: LiveSpec, path: Path) -> Observation:
         objects = not spec.objects_are_recorded
         peers = absent_peers(spec.environment, answers, hook, objects=objects, marks=marks_of(spec))
         stack.enter_context(peers)
-        # The marker is found from where the program imports.
+        # Before watch_steps: the step marker is imported as the program would import it.
         spec.script.set_up()
         stack.enter_context(watch_steps(control, spec.step_marker))
         if (routers := router_watch(spec)) is not None:
             stack.enter_context(routers.watching())
         spec.script.run()
-        # Before the stack closes the hook, and with it the pacer that has seen them.
+        # Before the stack closes the hook, and with it the pacer that has seen the steps.
         steps = hook.finish()
     control.end_memory()
     wire.send(Message(MessageKind.BYE))
@@ -238,17 +238,17 @@ def _clock(spec: LiveSpec, origin_ns: int, emulation: NullEmulation | None) -> C
 def _memory_tracker(spec: LiveSpec, emulation: NullEmulation | None) -> MemoryTracker:
     if emulation is not None:
         return emulation.memory
-    # The program's own log shows its device's peaks: they are left to it.
+    # Without resets after each step: the program's own log shows its device's peaks.
     return CudaMemoryTracker(per_step=False) if spec.device == "cuda" else CpuMemoryTracker()
 
 
 def _begin(spec: LiveSpec) -> tuple[Wire, Begun]:
-    """The connection to the coordinator, once the job begins."""
+    """Wait until the job begins; return the connection to the coordinator."""
     if spec.begun is not None:
         return Wire(socket.socket(fileno=spec.begun.connection)), spec.begun
     wire = _connect(spec)
     origin_ns, others = _wait_for_go(wire)
-    # A program that replaces its process goes on with it.
+    # A program that replaces itself (os.exec) keeps the connection.
     os.set_inheritable(wire.fileno(), True)
     begun = Begun(connection=wire.fileno(), origin_ns=origin_ns, others=tuple(others))
     return wire, begun
@@ -271,7 +271,7 @@ def _connect(spec: LiveSpec) -> Wire:
 
 
 def _wait_for_go(wire: Wire) -> tuple[int, list[int]]:
-    """When the job begins, and the processes that emulation runs beside this one."""
+    """Wait; return when the job begins, and the ids of the emulation's other processes."""
     while True:
         messages = wire.receive(None)
         if messages is None:
@@ -294,7 +294,7 @@ def main(arguments: list[str]) -> int:
             claim_device(spec.device, spec.live_on[spec.live.index(spec.rank)])
         save_json(run_live(spec, path), spec.result_path)
     except BaseException as error:
-        # Its output is shown as it comes, and the parent shows the traceback.
+        # No echo: the rank's output is shown as it comes, and the parent shows the traceback.
         return save_failure(spec.error_path, spec.rank, error, echo=False)
     # Daemon threads of the program (data loaders, profilers) must not hold up the end.
     end_now(0)

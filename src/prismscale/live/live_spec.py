@@ -1,4 +1,4 @@
-"""What a live rank's process is told, and which processes the live stage has."""
+"""The specification of a live rank's process, and the modules of the other processes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ ASSISTANT_PROCESS = "prismscale.transfers.assistants"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """A job that has begun for this process: its program was replaced by another one."""
+    """Facts about a job that had begun before the program replaced itself (``os.exec``)."""
 
     connection: int
     """Descriptor of the connection to the coordinator."""
     origin_ns: int
-    """When it began, on the monotonic clock."""
+    """Time at which the job began, on the monotonic clock."""
     others: tuple[int, ...]
-    """Processes that emulation runs beside this one."""
+    """Process ids of the emulation's other processes."""
 
 
 LogLine = Callable[[int, str], None]
-"""``(rank, line)`` of a live rank's own output."""
+"""Called with ``(rank, line)`` for each line of a live rank's own output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveSpec(RankSpec):
-    """One live rank; ``out`` takes ``live-<r>.json`` or ``live-<r>.error.json``."""
+    """One live rank. It leaves ``live-<r>.json`` or ``live-<r>.error.json`` in ``out``."""
 
     WHAT = "live rank"
     PROCESS = "prismscale.live.live_rank"
@@ -49,22 +49,22 @@ class LiveSpec(RankSpec):
     exchange: str
     """Folder in shared memory for tensors between live ranks."""
     socket: str
-    """Where the coordinator listens."""
+    """Path of the socket on which the coordinator listens."""
     compute_factor: float = 1.0
-    """How much longer this rank computes than it does here."""
+    """Factor on the time that this rank's computation takes on this machine."""
     attached: bool = False
     """This rank has the command's terminal: ``breakpoint()`` asks there."""
     hang_step: int | None = None
     """Steady step at whose beginning this rank stops for ever."""
     recordings: str = ""
-    """Folder of recorded communications; empty: none are asked for."""
+    """Folder of recorded communications; empty if none are to be used."""
     objects_are_recorded: bool = False
-    """Object collectives are all in the recording: nothing stands in for them."""
+    """The recording has all object collectives, so nothing stands in for them."""
     transfers: TransferSettings = field(default_factory=TransferSettings)
     live_on: tuple[int, ...] = ()
     """The core or GPU of each live rank; empty: wherever there is room."""
     what_ifs: tuple[str, ...] = ()
-    """What is to be otherwise: see :mod:`prismscale.durations.what_if.forms`."""
+    """What-ifs of the run: see :mod:`prismscale.durations.what_if.forms`."""
 
     begun: Begun | None = None
 
@@ -80,17 +80,17 @@ class LiveSpec(RankSpec):
 
     @property
     def result_path(self) -> Path:
-        """Where the observations go."""
+        """File of the observations."""
         return Path(self.out) / f"live-{self.rank}.json"
 
     @property
     def error_path(self) -> Path:
-        """Where a failure is described."""
+        """File that describes a failure."""
         return Path(self.out) / f"live-{self.rank}.error.json"
 
 
 def refuse_virtual_gpu(clock: str, device: str) -> None:
-    """A GPU has no virtual clock.
+    """Refuse a virtual clock on a GPU.
 
     Raises:
         UsageError: the two are asked for together.
@@ -103,11 +103,13 @@ def refuse_virtual_gpu(clock: str, device: str) -> None:
 
 
 def refuse_unfelt(hoped: WhatIfs, live: Sequence[int], device: str) -> None:
-    """A live rank on a GPU computes as it does: nothing of it can be made faster. Which groups
-    share a link is told by a whole step, which live ranks have not made yet.
+    """Refuse what-ifs that cannot take effect on live ranks.
+
+    A live rank on a GPU computes at the GPU's own speed, so its computation cannot be changed.
+    Which groups share a link is known only from a whole step, which live ranks have not made yet.
 
     Raises:
-        UsageError: a what-if that live ranks would have to feel, and cannot.
+        UsageError: there is such a what-if.
     """
     if hoped.shares_links and live:
         raise UsageError(

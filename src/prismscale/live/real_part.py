@@ -1,4 +1,4 @@
-"""What a live rank on this machine's processor really does: hears what was recorded, and sends."""
+"""What is real in a live rank's communications on a CPU: recorded answers and transfers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ ADDRESS = "assistants"
 
 @dataclass(frozen=True, kw_only=True)
 class RealPart:
-    """Both are None where nothing was recorded, and where nothing is sent."""
+    """Recorded answers and real transfers of one live rank.
+
+    ``recorded`` is None if nothing was recorded, ``transfers`` is None if nothing is sent.
+    """
 
     recorded: RecordedAnswers | None = None
     transfers: TransferLoad | None = None
 
     @staticmethod
     def of(spec: LiveSpec) -> RealPart:
-        """Read the recording, and meet the other live ranks and the assistants.
+        """Read the recording, and connect to the other live ranks and the assistants.
 
         Raises:
             FormatError: the recording is damaged.
-            UsageError: a network namespace that cannot be entered.
+            UsageError: a network namespace cannot be entered.
         """
         recorded = None
         if spec.recordings and spec.payload is not PayloadKind.MIRROR:
@@ -57,11 +60,11 @@ class RealPart:
         )
 
     def moved(self) -> Moved:
-        """What was really sent and received."""
+        """Amounts that were really sent and received."""
         return Moved() if self.transfers is None else self.transfers.moved()
 
     def uses(self) -> PayloadUses:
-        """How many communications the recording has answered."""
+        """Number of communications that the recording has answered."""
         answered = self.recorded.answered if self.recorded else 0
         if self.transfers is not None:
             answered += self.transfers.recorded

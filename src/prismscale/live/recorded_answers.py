@@ -1,4 +1,4 @@
-"""What absent members said when it was recorded, among what live ones say now."""
+"""Recorded contributions of absent members, put together with those of live members now."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from prismscale.payload.recordings.remainders import exact, partial_kind, remain
 
 @dataclass(kw_only=True)
 class RecordedAnswers:
-    """Answers communications of a live rank that were recorded."""
+    """Answers a live rank's communications from a recording."""
 
     recording: RecordedJob
     live: frozenset[int]
     answered: int = 0
 
     def knows(self, name: str, collective: Collective) -> bool:
-        """Whether all that absent members say in it was recorded, for all live members alike."""
+        """Whether all contributions of absent members were recorded. Live members agree on it."""
         if name not in self.recording or kind_of(collective.reduce_op) == KIND.PREMUL_SUM:
             return False
         ranks = collective.group.ranks
@@ -35,8 +35,7 @@ class RecordedAnswers:
     def fill(
         self, name: str, collective: Collective, parts: Mapping[int, Sequence[torch.Tensor]]
     ) -> None:
-        """Define the outputs. ``parts``: what each live member contributes to them, by group
-        rank."""
+        """Fill the outputs. ``parts``: each live member's contribution to them, by group rank."""
         self.answered += 1
         with torch._C._AutoDispatchBelowADInplaceOrView():
             if collective.op in REDUCTIONS:
@@ -97,7 +96,7 @@ class RecordedAnswers:
 
 
 def _start(collective: Collective, i: int) -> int:
-    """Where this rank's part of the i-th result begins."""
+    """Element at which this rank's part of the i-th result begins."""
     if collective.op is not CollectiveOp.REDUCE_SCATTER:
         return 0
     size, mine = collective.group.size, collective.group.group_rank

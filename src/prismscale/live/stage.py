@@ -38,10 +38,10 @@ ASSISTANTS = "assistants"
 
 @dataclass(frozen=True, kw_only=True)
 class LiveStage:
-    """What live ranks run against."""
+    """Runs the live ranks of a job, with the processes that they need."""
 
     spec: LiveSpec
-    """The job; rank, trace and socket are filled in for each live rank."""
+    """Specification of the job. Rank, trace and socket are filled in for each live rank."""
     folder: Path
     logs: Path
     cluster: str
@@ -58,21 +58,22 @@ class LiveStage:
         on_line: LogLine,
         on_step: Callable[[int], None],
     ) -> list[Observation]:
-        """Observations of all live ranks, by rank; those of an earlier run where there are any. A
-        hang that was asked for leaves none.
+        """Observations of all live ranks, in the order of ``spec.live``.
+
+        Those of an earlier run are used where there are any. A hang that was asked for leaves none.
 
         Raises:
             ScriptError: the program failed on a live rank.
             StuckError: the job hangs, and nobody asked for it.
         """
-        # Who asks for a terminal wants to see it run.
+        # A user who asks for a terminal wants to see the program run.
         seen = self.observed() if self.attach is None else []
         if seen:
             return seen
         try:
             return self.run(graph(), on_line, on_step)
         except StuckError:
-            # The simulation says who waits for whom.
+            # The simulation says who waits for whom in a hang that was asked for.
             if not self.hang:
                 raise
             return []
@@ -80,7 +81,7 @@ class LiveStage:
     def run(
         self, graph: JobGraph, on_line: LogLine, on_step: Callable[[int], None]
     ) -> list[Observation]:
-        """Run all live ranks to the end; returns their observations (``live-<r>.json``), by rank.
+        """Run all live ranks to the end; return their observations (``live-<r>.json``), in order.
 
         Raises:
             ScriptError: the program failed on a live rank.
@@ -98,7 +99,7 @@ class LiveStage:
         return self.observed()
 
     def observed(self) -> list[Observation]:
-        """Observations that :meth:`run` left, by rank; empty unless all live ranks have theirs."""
+        """Observations that :meth:`run` left, in order; empty unless all live ranks have theirs."""
         paths = [self.folder / f"live-{rank}.json" for rank in self.spec.live]
         if not all(path.exists() for path in paths):
             return []
@@ -119,7 +120,7 @@ class LiveStage:
     def _start(
         self, children: Children, graph: JobGraph, exchange: Path, on_line: LogLine
     ) -> list[threading.Thread]:
-        """Start everybody; returns the threads that pass on what live ranks print."""
+        """Start all processes; return the threads that pass on what live ranks print."""
         save_graph(graph, self.folder / "graph")
         coordinator = self.folder / "coordinator.json"
         told = CoordinatorSpec(
@@ -190,7 +191,7 @@ class LiveStage:
         left = {str(rank) for rank in self.spec.live}
         total = len(left)
         if self.spec.transfers.are_real:
-            # It says what memory it took.
+            # Wait for the assistants too: at their end they report the memory that they took.
             left.add(ASSISTANTS)
         while left:
             time.sleep(POLL_S)
@@ -201,7 +202,7 @@ class LiveStage:
                 elif child.name != COORDINATOR:
                     left.discard(child.name)
                     on_step(total - len(left - {ASSISTANTS}))
-            # Where one live rank fails, the others may have noticed it by now.
+            # If one live rank fails, the others may be stuck by now: its own error comes first.
             for failure in sorted(failures, key=lambda f: isinstance(f, StuckError)):
                 raise failure
 
@@ -220,7 +221,7 @@ class LiveStage:
 
 @contextmanager
 def _terminal_kept() -> Iterator[None]:
-    """A debugger that is ended while it reads a line leaves the terminal without echo."""
+    """Restore the terminal: a debugger that ends while it reads a line leaves it without echo."""
     if not sys.stdin.isatty():
         yield
         return
@@ -237,7 +238,7 @@ def _follow(child: Child, rank: int, on_line: LogLine) -> threading.Thread:
     def read() -> None:
         with child.log.open(errors="replace") as log:
             while True:
-                # Asked before reading, so that what it printed last is still read.
+                # Asked before reading, so that the last output is still read.
                 ended = child.process.returncode is not None
                 for line in log:
                     on_line(rank, line.rstrip("\n"))

@@ -1,9 +1,9 @@
 """The hook of a live rank on a device with streams: nothing here waits for the device.
 
-A communication goes to its own stream: after the work that the program has issued so far, its
-outputs are filled, and the stream is held until the pacer opens its gate. ``Work.wait()`` is an
-order between two streams. The host stops only where a real one would (barriers, CPU tensors), and
-where another live rank takes part: their tensors meet in host memory.
+A communication goes to a stream of its own. After the work that the program has issued so far, that
+stream fills the outputs and is then held until the pacer opens the gate. ``Work.wait()`` only
+orders one stream after another. The host stops only where a real one would (barriers, CPU tensors),
+and where another live rank takes part, because live ranks exchange tensors in host memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ IsDone = Callable[[], bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IssuedOnStream:
-    """One batch on its way."""
+    """One batch that was issued."""
 
     batch: Sequence[Collective]
     instances: Sequence[str]
     channel: object
-    """Whose stream it is on."""
+    """Key of the communication stream that the batch is on."""
     gate: Point
 
 
@@ -67,15 +67,15 @@ class StreamedHook(LiveHookBase):
         self.stretch()
         instances = [self.instances.name(c) for c in batch]
         is_shared = any(self.exchange.peers(c) for c in batch)
-        # What live ranks share is put on its stream when it is joined, later than what was issued
-        # after it: it gets a stream of its own.
+        # A shared batch goes to its stream only when it is joined, perhaps after batches that were
+        # issued later. So shared batches get a stream of their own.
         channel = (batch[0].group.group_index, ordering(batch)[0], is_shared)
         gate = self._gates.next(channel)
         issued = IssuedOnStream(batch=batch, instances=instances, channel=channel, gate=gate)
-        # The rank has arrived when the stream has done all that it was given so far.
+        # The rank has arrived when the stream has done all work issued to it so far.
         arrival = self._count(self.streams.current())
         records = [self._arrival(c, arrival, gate) for c in batch]
-        # Before the pacer hears of it, and tells the coordinator: see live/exchange.py.
+        # Before the pacer hears of the arrival and tells the coordinator: see live/exchange.py.
         if is_shared:
             self._offer(issued)
         self.link.tell(*records, Record(WordKind.ISSUED, gate=gate))
@@ -88,12 +88,12 @@ class StreamedHook(LiveHookBase):
             stream = self.streams.current()
             self.link.tell(Record(WordKind.JOIN, at=self._count(stream), gate=gate))
             join()
-            # The value after the JOIN's: it tells when the stream went on.
+            # The counter's value after the JOIN's tells when the stream went on.
             self._count(stream)
             self.link.check()
 
         def wait_later(timeout: timedelta | None) -> None:
-            # The program has computed since it issued the batch.
+            # Stretch what the program has computed since it issued the batch.
             self.stretch()
             wait(timeout)
 
@@ -103,8 +103,10 @@ class StreamedHook(LiveHookBase):
         return in_flight(batch, wait_later, is_done)
 
     def stretch(self) -> None:
-        """Let the computation since the last communication take :attr:`compute_factor` times as
-        long. Streams beside the program's own are taken to follow it."""
+        """Make the computation since the last communication count :attr:`compute_factor` times.
+
+        Only the program's first stream is stretched. Other streams are assumed to follow it.
+        """
         stream = self.streams.current()
         if self.compute_factor == 1.0 or self.communications == 0 or stream != self._home:
             return
@@ -113,22 +115,22 @@ class StreamedHook(LiveHookBase):
         self.signals.hold(stream, gate)
 
     def step_ended(self) -> None:
-        """The program is at the end of a steady step; the device will be."""
+        """Note that the program is at the end of a steady step; the device gets there later."""
         self.stretch()
         self.link.tell(Record(WordKind.STEP, at=self._count(self.streams.current())))
 
     def finish(self) -> list[StepEnd]:
-        """Wait for the device; what was seen of each steady step."""
+        """Wait for the device, then return the ends of all steady steps."""
         self.streams.synchronize()
         self.link.tell(Record(WordKind.END))
         return [StepEnd(*step) for step in self.link.hear()["steps"]]
 
     def close(self) -> None:
-        """Open every gate: the rank is going away, and a held stream would keep it."""
+        """Open every gate: the rank is going away, and a held stream would keep it alive."""
         self.link.close()
 
     def _alone(self, issued: IssuedOnStream) -> tuple[Join, IsDone]:
-        """With virtual peers only: everything is issued at once."""
+        """Issue a batch with virtual peers only: everything is issued at once."""
         batch, gate = issued.batch, issued.gate
 
         def work(stream: Stream) -> None:
@@ -141,7 +143,7 @@ class StreamedHook(LiveHookBase):
         return lambda: flight.join(blocks), lambda: self.streams.reached(flight.ended)
 
     def _offer(self, issued: IssuedOnStream) -> None:
-        """Show other live ranks what this one contributes, once its stream has it."""
+        """Offer this rank's contributions to other live ranks, once its stream has made them."""
         self.streams.synchronize(self.streams.record(self.streams.current()))
         for collective, instance in zip(issued.batch, issued.instances, strict=True):
             peers = self.exchange.peers(collective)
@@ -149,7 +151,10 @@ class StreamedHook(LiveHookBase):
                 self.exchange.offer(instance, collective, peers)
 
     def _shared(self, issued: IssuedOnStream) -> tuple[Join, IsDone]:
-        """With other live ranks: their tensors are there once the coordinator has answered."""
+        """Issue a batch with other live ranks when it is joined.
+
+        Their tensors are there once the coordinator has answered.
+        """
 
         def work(stream: Stream) -> None:
             for collective, instance in zip(issued.batch, issued.instances, strict=True):
@@ -166,7 +171,7 @@ class StreamedHook(LiveHookBase):
         return join, lambda: self.link.is_answered(issued.gate)
 
     def _combine(self, instance: str, collective: Collective) -> None:
-        """In host memory, so that the device's memory figures stay the program's own."""
+        """Combine in host memory, so that the device's memory figures stay the program's own."""
         on_host = replace(
             collective,
             inputs=tuple(t.detach().cpu() for t in collective.inputs),
@@ -205,7 +210,7 @@ def streamed_hook(
     exchange: Exchange,
     load: CommunicationLoad,
 ) -> StreamedHook:
-    """The hook of a live rank on this machine's GPU, with its pacer running."""
+    """Make the hook of a live rank on this machine's GPU, and start its pacer."""
     path = Path(spec.exchange) / f"words-{spec.rank}"
     words = SharedWords.create(path)
     return StreamedHook(

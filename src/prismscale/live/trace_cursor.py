@@ -1,4 +1,4 @@
-"""Which node of its trace a live rank is at: communications counted in program order."""
+"""A live rank's place in its trace: communications counted in program order."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TraceCursor:
         self._trace = trace
         self._prologue = list(trace.communications(0, trace.n_prologue))
         self._body = list(trace.communications(trace.n_prologue, trace.n_nodes))
-        # Plain numbers: a NumPy scalar and an enum's member take longer than the comparison.
+        # Plain numbers, because a NumPy scalar or an enum member takes longer than the comparison.
         columns = trace.op_N, *as_sent(trace), trace.bytes_N
         self._ops, self._group_indices, self._peers, self._bytes = (c.tolist() for c in columns)
         written_out = trace.facts.step_starts
         self._boundaries = {bisect_left(self._prologue, p) for p in written_out}
-        """Communications before each step that is written out in the prologue."""
+        """Number of communications before each step that is written out in the prologue."""
         self._count = 0
         self.uncovered = 0
 
@@ -36,14 +36,14 @@ class TraceCursor:
         """Stream position of ``collective``; None where it is uncovered.
 
         Raises:
-            MismatchError: the program does something else than when it was captured.
+            MismatchError: the program calls something else than it did when it was captured.
         """
         node = self._node(self._count)
         if node is not None and self._same(collective, node):
             position = self._position(self._count)
             self._count += 1
             return position
-        # Only now: the first call of a step stands at a boundary as well.
+        # Asked only now, because the first call of a step is at a boundary as well.
         if self._at_boundary():
             self.uncovered += 1
             return None
@@ -85,7 +85,7 @@ class TraceCursor:
 
 
 def describe(collective: Collective) -> str:
-    """One phrase for messages."""
+    """Describe a collective in one phrase, for messages."""
     group = collective.group
     name = f"group '{group.name}'" if group.name else "a group"
     return f"{collective.op.spelling} of {collective.n_bytes:,} bytes in {name} of {group.size}"

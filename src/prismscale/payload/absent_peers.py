@@ -1,4 +1,4 @@
-"""A rank of a job whose other ranks do not exist."""
+"""Runs one rank of a job whose other ranks do not exist."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def absent_peers(
     objects: bool = True,
     marks: ObjectMarks | None = None,
 ) -> Iterator[Groups]:
-    """Let ``torch.distributed`` believe in ``environment``, and in what peers would say.
+    """Let ``torch.distributed`` run as the rank of ``environment``, with answers for its peers.
 
-    ``hook`` answers every communication of the program's. Checkpoints, what runs in the background
-    and, unless their bytes are known (``objects`` is False), object collectives are answered here.
-    ``marks`` says which bytes are unpickled; None: all. Raises as :func:`.install`.
+    ``hook`` answers every communication of the program itself. Checkpoints, background
+    communications and, unless their bytes are known (``objects`` is False), object collectives are
+    answered here. ``marks`` decides which bytes may be unpickled; None: all. Raises as
+    :func:`.install`.
     """
-    # Made when it is first asked: it holds a block of memory, which would be the program's.
+    # Made on first use: it holds a block of memory, which would count as the program's.
     mirror = cache(MirrorPayload)
 
     def fill(collective: Collective) -> None:
@@ -47,7 +48,7 @@ def absent_peers(
         undo.callback(MIRROR.forget)
         undo.callback(checkpoint_plans.restore)
         if marks is not None:
-            # Before the mirror, which pads what is pickled and answers what is not there.
+            # Entered before the mirror, which pads pickles and stands in for missing objects.
             undo.enter_context(marked_objects(marks))
         for module in (checkpoint_saves, uneven_shards, untraced):
             undo.enter_context(changed(module.changes()))

@@ -1,7 +1,7 @@
-"""Arithmetic of collectives in place: what equal contributions come to, and which part is whose.
+"""In-place arithmetic of collectives: reductions of equal contributions, and a member's chunk.
 
-Nothing here allocates more than a block: the program's memory peak is measured. Tensors may be of
-kinds without arithmetic of their own: unsigned integers, booleans, 8-bit floats.
+Nothing here allocates more than a block, because the program's memory peak is measured. Tensors may
+have dtypes without arithmetic of their own: unsigned integers, booleans, 8-bit floats.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _PAIRWISE: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 def kind_of(reduce_op: ReduceOp | None) -> Any:
-    """What is done with contributions; summed where nothing was said."""
+    """Return the kind of a reduction; SUM if the program named none."""
     return KIND.SUM if reduce_op is None else getattr(reduce_op, "op", reduce_op)
 
 
 def factor_of(reduce_op: Any) -> float | torch.Tensor:
-    """What PREMUL_SUM multiplies contributions with; until torch 2.12 its state alone has it."""
+    """Return the factor of a PREMUL_SUM; until torch 2.12 only its pickled state has it."""
     if hasattr(reduce_op, "factor"):
         return reduce_op.factor
     return reduce_op.__getstate__()[1]
 
 
 def signed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that has arithmetic."""
+    """Return the same memory in a dtype that has arithmetic."""
     return tensor.view(_UNSIGNED[tensor.dtype]) if tensor.dtype in _UNSIGNED else tensor
 
 
@@ -54,7 +54,7 @@ def reduce_copies(tensor: torch.Tensor, reduce_op: ReduceOp | None, size: int) -
 
 
 def repeat_copies(tensor: torch.Tensor, kind: Any, times: int) -> None:
-    """Reduce ``times`` copies by ``kind``; an average is still to be divided."""
+    """Reduce ``times`` copies into ``tensor`` by ``kind``; the caller divides an average."""
     if times == 1:
         return
     if kind in (KIND.SUM, KIND.AVG):
@@ -68,7 +68,7 @@ def repeat_copies(tensor: torch.Tensor, kind: Any, times: int) -> None:
 
 
 def accumulate(total: torch.Tensor, term: torch.Tensor, kind: Any, times: int) -> None:
-    """Reduce ``times`` copies of ``term``, which is ours to change, into ``total``."""
+    """Reduce ``times`` copies of ``term`` into ``total``; ``term`` may be overwritten."""
     if kind in (KIND.SUM, KIND.AVG) and total.is_floating_point() and total.element_size() > 1:
         total.add_(term, alpha=times)
         return
@@ -82,7 +82,7 @@ def accumulate(total: torch.Tensor, term: torch.Tensor, kind: Any, times: int) -
 
 
 def scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
-    """Multiply a tensor by ``factor`` in place. A sum of equal booleans is the same boolean."""
+    """Multiply by ``factor`` in place. Booleans stay: a sum of equal ones is the same boolean."""
     if tensor.dtype is torch.bool:
         return
     if tensor.is_floating_point() and tensor.element_size() == 1:
@@ -92,7 +92,7 @@ def scale(tensor: torch.Tensor, factor: float | torch.Tensor) -> None:
 
 
 def in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -> None:
-    """Change an 8-bit float tensor, which has no arithmetic of its own, a block at a time."""
+    """Change an 8-bit float tensor, which has no arithmetic of its own, block by block."""
     for (block,) in _blocks(tensor):
         wide = block.float()
         change(wide)
@@ -100,8 +100,10 @@ def in_float32(tensor: torch.Tensor, change: Callable[[torch.Tensor], object]) -
 
 
 def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Views of the same part of tensors of one shape, :data:`BLOCK_NUMEL` elements or fewer each;
-    together they are the whole."""
+    """Yield views of matching parts of tensors of one shape.
+
+    Each view has at most :data:`BLOCK_NUMEL` elements; together they cover the tensors.
+    """
     shape = tensors[0].shape
     if shape.numel() <= BLOCK_NUMEL:
         yield tensors
@@ -115,6 +117,6 @@ def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def chunk(flat: torch.Tensor, rank: int, like: torch.Tensor) -> torch.Tensor:
-    """The ``rank``-th part of a contiguous tensor, in the shape of ``like``."""
+    """Return the ``rank``-th part of a contiguous tensor, in the shape of ``like``."""
     start = rank * like.numel()
     return flat.reshape(-1)[start : start + like.numel()].view(like.shape)

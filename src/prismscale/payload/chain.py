@@ -1,4 +1,4 @@
-"""Where the values come from that other ranks would send to an emulated one."""
+"""The chain of sources for the values that other ranks would send to an emulated rank."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from prismscale.payload.rules.rule_file import RuleFile
 
 
 class RankPayload:
-    """The user's rules first, then recorded values, then what is true of the device, then the
-    mirror. Counts how often each answered."""
+    """Answers from the user's rules, recorded values, the device's rule and the mirror, in order.
+
+    It counts how often each source answered.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class RankPayload:
 
     def fill(self, collective: Collective) -> None:
         """Define every output."""
-        # Also where a rule answers: senders and receivers count what they say alike.
+        # Offered even if a rule answers: senders and receivers must number communications alike.
         is_recorded = self._recorded is not None and self._recorded.offer(collective)
         if self.rules.rules and self.rules.offer(
             collective, lambda: self._mirror.fill(collective), is_recorded=is_recorded
@@ -60,7 +62,10 @@ class RankPayload:
         self._mirror.fill(collective)
 
     def fill_among(self, collective: Collective, parts: Contributions) -> None:
-        """Rules speak for absent members; without one they do what members do that are here."""
+        """Define every output where several members are here; ``parts`` is what each contributes.
+
+        Rules speak for absent members. Without a rule they do what a member does that is here.
+        """
 
         def otherwise() -> None:
             self._mirror.fill_among(collective, parts)
@@ -75,15 +80,20 @@ class RankPayload:
     def in_force(
         self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Meanwhile object collectives follow the rules, too, and agree with those of other ranks
-        through ``folder``; what the first rank tells there is waited for only ``while_true``."""
+        """While the block runs, object collectives follow the rules, too.
+
+        They agree with those of other ranks through ``folder``. This rank waits for what the first
+        rank leaves there only as long as ``while_true`` answers True.
+        """
         with MIRROR.shared_in(folder, while_true=while_true):
             MIRROR.rules = self.rules if self.rules.rules else None
             yield
 
     def uses(self) -> PayloadUses:
-        """How many communications each source has answered so far; of rules, those too that
-        answered none."""
+        """Return how many communications each source has answered so far.
+
+        Rules that have answered none are included.
+        """
         ruled = (
             PayloadUse(
                 kind=PayloadKind.RULES,
@@ -105,17 +115,17 @@ def rank_payload(
     rules: str = "",
     is_captured_now: Callable[[int], bool] = lambda rank: False,
 ) -> RankPayload:
-    """The sources of one rank.
+    """Make the payload sources of one rank.
 
     Args:
-        folder: holds recordings of captured ranks.
-        emulation: the null device, if that is where the rank runs.
-        payload: the first of the sources to be asked.
+        folder: holds the recordings of captured ranks.
+        emulation: the null device, if the rank runs on it.
+        payload: the first source to ask.
         rules: file of the user's rules; empty for none.
-        is_captured_now: whether a rank is being captured: what it sends will come.
+        is_captured_now: whether a rank is being captured, so that what it sends will arrive.
 
     Raises:
-        UsageError, FormatError: of the rules file.
+        UsageError, FormatError: the rules file is not usable.
     """
     value_of = torch.Tensor.detach if emulation is None else exact_value
     recorded = RecordedPayload(
@@ -137,7 +147,7 @@ def payload_of(
     emulation: NullEmulation | None,
     is_captured_now: Callable[[int], bool] = lambda rank: False,
 ) -> RankPayload:
-    """The sources of the rank that ``spec`` describes. Raises as :func:`rank_payload`."""
+    """Make the sources of the rank that ``spec`` describes. Raises as :func:`rank_payload`."""
     return rank_payload(
         Path(spec.payloads),
         emulation,

@@ -1,14 +1,15 @@
-"""``torch.distributed.checkpoint`` where only one rank's plan is real.
+"""Save plans of ``torch.distributed.checkpoint`` where only one rank's plan is real.
 
 Ranks send their save plans to a coordinator, which divides replicated tensors among them, checks
 that together they cover every tensor, names each rank's files, and answers each rank. Mirrored
-plans would be divided with ranks that save nothing, and an absent coordinator answers nobody. So
-that a rank saves exactly what it would among its peers, absent ranks' plans are emptied here and
-its own is cut to its share (:mod:`prismscale.payload.save_shares`), the check of the whole is left
-out, and the absent coordinator's file names are given.
+plans would be divided with ranks that save nothing, and an absent coordinator answers nobody. A
+rank is to save exactly what it would among its peers. So absent ranks' plans are emptied here, its
+own plan is cut to its share (:mod:`prismscale.payload.save_shares`), the check of the whole is
+skipped, and the file names of an absent coordinator are supplied.
 
-Then they tell the coordinator what they wrote, which it tells all. Ranks that run here, captured or
-live, are in no checkpoint together: it hears of its own part only.
+After the save, ranks tell the coordinator what they wrote, and it tells all of them. Ranks that run
+here, captured or live, take part in no common checkpoint: the coordinator hears of its own part
+only.
 
 The checkpoint modules are looked up when used, because a program may import them at any time.
 """
@@ -28,8 +29,11 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 def correct_gathered(gathered: list[Any], rank: int) -> None:
-    """Correct what the coordinator ``rank`` gathered: if it is save plans, those of other ranks are
-    empty; if it is what they wrote, all wrote the same."""
+    """Correct what the coordinator ``rank`` gathered from mirrored peers.
+
+    Of save plans, those of other ranks become empty. Of reports on what was written, all ranks' are
+    the coordinator's own.
+    """
     storage: Any = sys.modules.get(f"{_PACKAGE}.storage")
     if storage is not None and _are_all(gathered[rank], storage.WriteResult):
         gathered[:] = [gathered[rank]] * len(gathered)
@@ -54,7 +58,7 @@ def _correct_plans(gathered: list[Any], rank: int) -> None:
         @functools.wraps(check)
         def check_unless_emulated(global_plan: Any, metadata: Any) -> Any:
             is_one_rank = len(global_plan) > 1 and sum(bool(p.items) for p in global_plan) == 1
-            if is_one_rank:  # what it answers where nothing is wrong: True, since torch 2.13 []
+            if is_one_rank:  # let it answer that nothing is wrong: True, since torch 2.13 []
                 metadata = dataclasses.replace(metadata, state_dict_metadata={})
             return check(global_plan, metadata)
 
@@ -62,7 +66,7 @@ def _correct_plans(gathered: list[Any], rank: int) -> None:
 
 
 def restore() -> None:
-    """Put torch's own check back."""
+    """Restore torch's own check."""
     planner: Any = sys.modules.get(f"{_PACKAGE}.default_planner")
     if planner is not None:
         check = planner._validate_global_plan
@@ -70,13 +74,13 @@ def restore() -> None:
 
 
 def is_plan(item: Any) -> bool:
-    """Whether ``item`` is a save plan."""
+    """Return whether ``item`` is a save plan."""
     planner: Any = sys.modules.get(f"{_PACKAGE}.default_planner")
     return planner is not None and isinstance(item, planner.SavePlan)
 
 
 def coordinated(reply: Any) -> Any:
-    """What the coordinator would answer to this rank's object, if it is a save plan."""
+    """Return what the coordinator would answer to a save plan; any other object as it is."""
     planner: Any = sys.modules.get(f"{_PACKAGE}.default_planner")
     files: Any = sys.modules.get(f"{_PACKAGE}.filesystem")
     if planner is None or files is None or not isinstance(reply, planner.SavePlan):

@@ -1,8 +1,8 @@
-"""Saves of ``torch.distributed.checkpoint`` and megatron-core, as a rank without peers makes them.
+"""Changes saves of ``torch.distributed.checkpoint`` and megatron-core for a rank without peers.
 
 torch writes an asynchronous checkpoint in a thread, or in a process of its own that joins a gloo
-world of all ranks. That world has nobody else here, so the process's work is done where its thread
-would be.
+world of all ranks. That world has no other member here, so the process's work is done where its
+thread would be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 def changes() -> Mapping[str, Change]:
-    """Of torch's and megatron-core's modules, by name."""
+    """Return the changes to torch's and megatron-core's modules, by module name."""
     return {
         f"{_PACKAGE}._async_thread_executor": _change_thread,
         f"{_PACKAGE}._async_process_executor": _change_process,
@@ -30,11 +30,13 @@ def changes() -> Mapping[str, Change]:
 
 
 class NoProcessGroupInit:
-    """In place of ``_ProcessGroupInitInfo``: the coordinator says where processes meet, which none
-    of them asks."""
+    """Replaces ``_ProcessGroupInitInfo``.
+
+    The coordinator broadcasts where the processes would meet; none of them uses the answer.
+    """
 
     def __init__(self, process_group: Any = None) -> None:
-        """On all ranks of ``process_group``; the broadcast is the program's own."""
+        """Broadcast on all ranks of ``process_group``, as the program itself would."""
         from torch.distributed.checkpoint.utils import _DistWrapper
 
         ranks = _DistWrapper(process_group, use_dist=True, coordinator_rank=0)
@@ -42,13 +44,13 @@ class NoProcessGroupInit:
 
 
 class CheckpointThread:
-    """In place of ``_AsyncCheckpointProcess``: saves where it is asked to, in the background."""
+    """Replaces ``_AsyncCheckpointProcess``: saves in the calling thread, as background work."""
 
     def __init__(self, pg_init_info: Any) -> None:
-        """``pg_init_info``: where processes would meet."""
+        """``pg_init_info``: where the processes would meet; not used."""
 
     def save(self, staged_state_dict: Any, **named: Any) -> Any:
-        """Save; the metadata are those of the coordinator, and None elsewhere."""
+        """Save and return the metadata on the coordinator, None elsewhere."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
         with in_background():
@@ -78,7 +80,7 @@ def _change_planner(module: Any, undo: ExitStack) -> None:
 
 
 def _change_validation(module: Any, undo: ExitStack) -> None:
-    """Whether all ranks together save each tensor once cannot be asked of one."""
+    """Drop the check that all ranks together save each tensor once: one rank cannot make it."""
     replace(undo, module, "validate_sharding_integrity", lambda *arguments, **named: None)
 
 

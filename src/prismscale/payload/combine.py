@@ -1,8 +1,8 @@
-"""Collectives of several live ranks: their real contributions, and virtual peers in between.
+"""Combines the real contributions of several live ranks with those of virtual peers.
 
-A virtual peer contributes what one of the live members contributes (*mirror*): members are dealt to
-the live ones in turn, so live member ``l`` counts ``weight(l)`` times. With a single live member
-this is what :class:`prismscale.payload.mirror.MirrorPayload` does.
+A virtual peer contributes what one of the live members contributes (*mirror*). Virtual members are
+assigned to the live ones in turn, so live member ``l`` counts ``weights(...)[l]`` times. With a
+single live member this is what :class:`prismscale.payload.mirror.MirrorPayload` does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from prismscale.payload.arithmetic import (
 )
 
 Contributions = Mapping[int, Sequence[torch.Tensor]]
-"""By group rank of each live member: its inputs; of an all_to_all, only its rows for this rank."""
+"""Each live member's inputs by group rank; for an all_to_all, only its rows for this rank."""
 
 
 def stand_in(group_rank: int, live: Sequence[int]) -> int:
-    """The live member whose contribution ``group_rank`` makes."""
+    """Return the live member whose contribution ``group_rank`` repeats."""
     return group_rank if group_rank in live else live[group_rank % len(live)]
 
 
 def weights(size: int, live: Sequence[int]) -> dict[int, int]:
-    """How many members each live one stands for, itself included."""
+    """Return how many members each live member stands for, itself included."""
     out = dict.fromkeys(live, 0)
     for group_rank in range(size):
         out[stand_in(group_rank, live)] += 1
@@ -43,12 +43,12 @@ def weights(size: int, live: Sequence[int]) -> dict[int, int]:
 
 
 def combine(collective: Collective, contributions: Contributions) -> None:
-    """Write what the group's members produce together into ``collective.outputs``."""
+    """Write the result of all members' contributions into ``collective.outputs``."""
     write_parts(collective, {m: part_of(collective, given) for m, given in contributions.items()})
 
 
 def part_of(collective: Collective, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What a member that contributes ``given`` contributes to this rank's outputs."""
+    """Return the part of a member's contribution ``given`` that enters this rank's outputs."""
     if collective.op is CollectiveOp.REDUCE_SCATTER:
         return [_part(given, i, collective) for i in range(len(collective.outputs))]
     if collective.op is CollectiveOp.SCATTER and given:
@@ -58,7 +58,7 @@ def part_of(collective: Collective, given: Sequence[torch.Tensor]) -> Sequence[t
 
 
 def own_part(collective: Collective) -> Sequence[torch.Tensor]:
-    """What this rank contributes to its own outputs."""
+    """Return what this rank contributes to its own outputs."""
     if collective.op is CollectiveOp.ALL_TO_ALL:
         return [rows_for(collective, collective.group.group_rank)]
     own = collective.inputs or collective.outputs
@@ -66,7 +66,7 @@ def own_part(collective: Collective) -> Sequence[torch.Tensor]:
 
 
 def write_parts(collective: Collective, parts: Contributions) -> None:
-    """Write into ``collective.outputs`` what members contribute to this rank's outputs."""
+    """Write ``collective.outputs`` from the ``parts`` that members contribute to them."""
     op, group = collective.op, collective.group
     live = sorted(parts)
     if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER) or (
@@ -98,7 +98,7 @@ def _reduce_into(
 ) -> None:
     """Reduce ``parts`` into ``output`` without allocating: the program's memory peak is measured.
 
-    Own contribution first, because it may be ``output`` itself.
+    The own contribution comes first, because it may be ``output`` itself.
     """
     kind, share = kind_of(reduce_op), weights(size, sorted(parts))
     output.copy_(parts[own].view(output.shape))
@@ -141,7 +141,7 @@ def _gather(collective: Collective, contributions: Contributions, live: Sequence
 
 
 def rows_for(collective: Collective, member: int) -> torch.Tensor:
-    """What this rank sends to one member of an all_to_all, flat."""
+    """Return what this rank sends to one member of an all_to_all, flat."""
     rows = split_rows(collective.inputs, collective.input_splits, collective.group.size)
     return rows[member].detach().reshape(-1)
 
@@ -151,7 +151,7 @@ def _all_to_all(collective: Collective, contributions: Contributions, live: Sequ
     for member, target in enumerate(outputs):
         (rows,) = contributions[stand_in(member, live)]
         flat = target.new_zeros(target.numel())
-        # Not those of the member that it stands for, where that one sends another number.
+        # The stand-in's rows are cut or zero-filled where this member sends another number.
         n = min(flat.numel(), rows.numel())
         flat[:n] = rows[:n]
         target.copy_(flat.view(target.shape))
@@ -160,7 +160,7 @@ def _all_to_all(collective: Collective, contributions: Contributions, live: Sequ
 def split_rows(
     tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int
 ) -> Sequence[torch.Tensor]:
-    """What each member of an all-to-all has of one flat tensor, or of a list of as many."""
+    """Return each member's part in an all_to_all of one flat tensor, or of one for each member."""
     if len(tensors) == size and not (size == 1 and splits):
         return tensors
     flat = tensors[0]

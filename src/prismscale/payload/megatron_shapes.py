@@ -1,12 +1,12 @@
-"""What Megatron's pipeline stages tell each other where tensors differ between them.
+"""Tensor shapes that Megatron's pipeline stages send each other if tensors differ between them.
 
 With ``variable_seq_lengths``, or with a stage for the layers of multi-token prediction alone, a
-stage sends three integers, a tensor's shape, before each tensor. An absent stage says what the
-schedule expects of a tensor (its ``tensor_shape``). From the stage of multi-token prediction on,
-the hidden states of its layers are appended: the first dim is as many times as long.
+stage sends three integers, a tensor's shape, before each tensor. For an absent stage the answer is
+the shape that the schedule expects (its ``tensor_shape``). From the stage of multi-token prediction
+on, the hidden states of its layers are appended, which multiplies the first dim.
 
-The names are those of ``megatron/core/pipeline_parallel`` (0.14 to 0.20). A stage that was captured
-and sent other values is asked first (:mod:`prismscale.payload.recorded`).
+The names are those of ``megatron/core/pipeline_parallel`` (0.14 to 0.20). Values that a captured
+stage sent have priority (:mod:`prismscale.payload.recorded`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MegatronShapes:
         self._received: Counter[str] = Counter()
 
     def offer(self, collective: Collective) -> bool:
-        """Whether this is a receive of a shape, now answered."""
+        """Answer a receive of a shape; return False for any other communication."""
         if collective.op is not CollectiveOp.RECV or not _may_be_shape(collective.outputs):
             return False
         frames = _frames(sys._getframe())
@@ -55,9 +55,10 @@ class MegatronShapes:
         return True
 
     def _is_of_last_chunk(self, side: str, schedule: FrameType | None) -> bool:
-        """Whether what was received now on that side goes to the last of a rank's model chunks.
+        """Return whether this receive on ``side`` is for the last of the rank's model chunks.
 
-        Microbatches come in the schedule's order, gradients with the chunks from the last.
+        Activations come in the schedule's order; gradients too, but from the last chunk to the
+        first.
         """
         if schedule is None:
             return True
@@ -72,7 +73,7 @@ def _may_be_shape(outputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _frames(innermost: FrameType | None) -> dict[str, FrameType]:
-    """Callers by the name of their function."""
+    """Return the callers by function name; of one name, the innermost."""
     found: dict[str, FrameType] = {}
     while innermost is not None:
         found.setdefault(innermost.f_code.co_name, innermost)
@@ -81,14 +82,17 @@ def _frames(innermost: FrameType | None) -> dict[str, FrameType]:
 
 
 def _layout(config: Any) -> Sequence[Sequence[Any]]:
-    """Of a rank's last chunk: kinds of layers, by rank of the pipeline; empty without one."""
+    """Return each pipeline rank's kinds of layers in its last chunk; empty without a layout."""
     layout = getattr(config, "pipeline_model_parallel_layout", None)
     return () if layout is None else [chunks[-1] for chunks in layout.layout]
 
 
 def _repeats(layout: Sequence[Sequence[Any]], rank: int, side: str) -> int:
-    """How many hidden states a tensor holds that enters the last chunk of ``rank``, or whose
-    gradient comes back to it. To the last chunk of the last rank none does."""
+    """Return how many hidden states a tensor of the last chunk of ``rank`` holds.
+
+    The tensor enters that chunk, or its gradient comes back to it (``side``). To the last chunk of
+    the last rank no gradient comes back.
+    """
     if side == _NEXT and rank == len(layout) - 1:
         return 1
     before = layout[: rank if side == _PREVIOUS else rank + 1]

@@ -1,4 +1,4 @@
-"""What absent peers contribute: values for the outputs of a communication.
+"""Payload sources: the values that absent peers contribute to a communication's outputs.
 
 Every fill writes below autograd, as a real backend does: no graph, no version bump, inference
 tensors allowed. Meta tensors have no values and are left alone. No output is left undefined.
@@ -20,7 +20,8 @@ from prismscale.payload.megatron_shapes import MegatronShapes
 from prismscale.payload.pipeline_vote import PipelineVote
 
 _RECEIVED_STD = 0.02
-"""Of what an absent peer sends: small and finite, like an initialised weight or activation."""
+"""Standard deviation of what an absent peer sends: small and finite, like an initialised weight or
+activation."""
 _SEED = 0x5EED
 
 _IMPLAUSIBLE = 1 << 32
@@ -28,7 +29,7 @@ FROM_ONE = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp
 
 
 def absent_members(collective: Collective, here: Container[int]) -> list[int]:
-    """Group ranks of those not in ``here`` from whom something arrives on this rank."""
+    """Return the group ranks of other members, not in ``here``, from which this rank receives."""
     group, op = collective.group, collective.op
     if op in (CollectiveOp.SEND, CollectiveOp.BARRIER) or not collective.outputs:
         return []
@@ -42,25 +43,30 @@ class PayloadSource(Protocol):
     """Gives the outputs of a communication the values that absent peers would contribute."""
 
     def fill(self, collective: Collective) -> None:
-        """Define every output of ``collective``, of whose members only this rank is here."""
+        """Define every output of ``collective``; only this rank of its members is here."""
         ...
 
     def fill_among(self, collective: Collective, parts: Contributions) -> None:
-        """The same where more are: ``parts`` is what each of them, this rank too, contributes to
-        this rank's outputs."""
+        """Define every output where more members are here.
+
+        ``parts`` is what each of them, this rank included, contributes to this rank's outputs.
+        """
         ...
 
 
 class PayloadRule(Protocol):
-    """A source that knows some communications only."""
+    """A payload source that answers some communications only."""
 
     def offer(self, collective: Collective) -> bool:
-        """Define the outputs and answer True, or touch nothing and answer False."""
+        """Define the outputs and answer True, or answer False: later rules define them.
+
+        A rule that answers False may set values that later rules keep where they know no better.
+        """
         ...
 
 
 class CompositePayload:
-    """Rules in order; what none of them knows goes to ``otherwise``."""
+    """Asks rules in order; a communication that no rule answers goes to ``otherwise``."""
 
     def __init__(self, rules: Sequence[PayloadRule], otherwise: PayloadSource) -> None:
         self._rules = tuple(rules)
@@ -72,7 +78,7 @@ class CompositePayload:
             self._otherwise.fill(collective)
 
     def fill_among(self, collective: Collective, parts: Contributions) -> None:
-        """Rules are for those who are alone."""
+        """Ask ``otherwise``: rules apply only to a rank that is alone."""
         self._otherwise.fill_among(collective, parts)
 
 
@@ -86,7 +92,7 @@ class MirrorPayload:
     reduce_scatter this rank's own chunk, reduced as above
     all_to_all     the rows for this rank, from each member (repeated or cut to its split)
     gather         this rank's input in each place, on the root
-    broadcast      absent root: the tensor itself, as ranks that agree would see it; values that
+    broadcast      absent root: the tensor itself, as if the root held the same; values that
                    only uninitialised memory holds (not finite, integers beyond 32 bits) become 0
     scatter, recv  absent peer: small Gaussian values for floats, zero for everything else
     ============== =======================================================================
@@ -96,7 +102,7 @@ class MirrorPayload:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
-        # Made up front, so that no later receive shows in the program's own memory figures.
+        # Allocated up front, so that no receive shows in the program's own memory figures.
         self._block = torch.randn(BLOCK_NUMEL, generator=generator).mul_(_RECEIVED_STD)
         self._vote, self._shapes = PipelineVote(), MegatronShapes()
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -127,11 +133,11 @@ class MirrorPayload:
             fill(collective)
 
     def fill_among(self, collective: Collective, parts: Contributions) -> None:
-        """Absent members contribute what one of those does who are here."""
+        """Let absent members contribute what one of the members here does."""
         write_parts(collective, parts)
 
     def _is_of_a_pipeline(self, collective: Collective) -> bool:
-        """Whether this is one of the messages with which stages agree, now answered."""
+        """Answer a message by which pipeline stages agree; return False for any other."""
         if not collective.op.is_p2p:
             return False
         rules = (self._vote, self._shapes, objects.MIRROR.deepspeed_stages)
@@ -173,8 +179,8 @@ class MirrorPayload:
         return tensor
 
     def _receive_on_device(self, tensor: torch.Tensor) -> None:
-        # Drawn in place: a cached block would show in the device's memory figures. The generator
-        # is our own, so that the program's random numbers stay what they are.
+        # Drawn in place: a cached block would show in the device's memory figures. A generator
+        # of our own leaves the program's random numbers unchanged.
         generator = self._generators.get(tensor.device)
         if generator is None:
             generator = torch.Generator(tensor.device).manual_seed(_SEED)
@@ -186,7 +192,7 @@ class MirrorPayload:
 
 
 def _nothing(collective: Collective) -> None:
-    """A send has no outputs."""
+    """Do nothing: a send has no outputs."""
 
 
 def _all_reduce(collective: Collective) -> None:
@@ -259,7 +265,7 @@ def _broadcast(collective: Collective) -> None:
 
 
 def _repeat(source: torch.Tensor, output: torch.Tensor, size: int) -> None:
-    """``output`` is ``size`` copies of ``source`` (concatenated or stacked)."""
+    """Fill ``output`` with ``size`` copies of ``source`` (concatenated or stacked)."""
     shape = (size, *source.shape)
     if not output.is_contiguous():
         output.copy_(source.expand(shape).reshape(output.shape))
@@ -276,7 +282,7 @@ def _repeat(source: torch.Tensor, output: torch.Tensor, size: int) -> None:
 
 
 def _repeat_uneven(own: torch.Tensor, output: torch.Tensor, splits: Sequence[int]) -> None:
-    """Member k's ``splits[k]`` rows are ``own``'s rows in a cycle."""
+    """Fill member k's ``splits[k]`` rows of ``output`` with the rows of ``own``, in a cycle."""
     if own.shape[0] == 0:
         output.zero_()
         return
@@ -287,7 +293,7 @@ def _repeat_uneven(own: torch.Tensor, output: torch.Tensor, splits: Sequence[int
 
 
 def _fit(source: torch.Tensor, output: torch.Tensor) -> None:
-    """``output`` is ``source``, cut or filled with zeros where the member's size differs."""
+    """Copy ``source`` to ``output``, cut or filled with zeros where the member's size differs."""
     if source.shape == output.shape:
         output.copy_(source)
         return

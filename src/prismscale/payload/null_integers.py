@@ -1,4 +1,4 @@
-"""Values in messages between ranks, on a device that has few."""
+"""Values in messages between ranks on the null device, where few tensors have known values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from prismscale.graph.node import CollectiveOp
 
 
 def exact_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What a message with ``tensor`` says; None where nobody knows. The program does not wait."""
+    """Return the values of ``tensor``, or None if they are unknown. The program does not wait."""
     return tensor.detach() if tensor.device.type == "cpu" else known(tensor)
 
 
 class ZeroIntegers:
-    """A payload rule: integers that an absent root broadcasts are 0 where this rank knows none.
+    """A payload rule: integers from an absent broadcast root are 0 if this rank knows no value.
 
-    They are sizes, votes and flags more often than not, and 0 is what new memory holds.
+    They are mostly sizes, votes and flags, and 0 is what new memory holds.
     """
 
     def offer(self, collective: Collective) -> bool:
-        """Leave the rest of the answer, and every other communication, to later rules."""
+        """Set unknown integers to 0. The answer is always False: later rules do the rest."""
         is_absent = collective.root != collective.group.group_rank
         if collective.op is CollectiveOp.BROADCAST and is_absent:
             for tensor in collective.outputs:

@@ -1,10 +1,11 @@
-"""How long pickled objects are on their way, so that all ranks say the same, in every step.
+"""Lengths of pickled objects in transit, the same on all ranks and in every step.
 
 In a real job the lengths of all ranks' pickles meet in each object collective, and the longest
 decides. Captured ranks do not meet: each knows its own pickle only, and offsets and names make it
 a few bytes longer or shorter than its peer's. So a length is rounded up, to one of eight in each
-power of two, and what the first rank of a job chose for a call holds for all that come later. The
-same call of a later step keeps it, unless the rank's own pickle has become another.
+power of two, and the length that the first rank of a job chose for a call holds for all later
+ranks. The same call in a later step keeps its length, unless the length of the rank's own pickle
+has changed by more than a sixteenth.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from prismscale.files import part_of
 
 _SHORTEST = 64
 _STEPS = 8
-"""Lengths to choose from in each power of two."""
+"""Number of allowed lengths in each power of two."""
 _ALIKE = 16
-"""Pickles of one call are alike in all steps if they differ by less than one part in so many."""
+"""Pickles of one call count as alike if their lengths differ by at most one part in this many."""
 _DEEPEST = 64
 
 Place = tuple[object, ...]
-"""Where the program calls, and what: the same in each step."""
+"""The collective and the stack that calls it: the same in each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,22 @@ class Call:
     """One object collective of the program."""
 
     name: str
-    """Alike on all ranks."""
+    """The same on all ranks."""
     place: Place
 
 
 class ObjectLengths:
-    """Lengths that the ranks of a job agree on through a folder; alone without one."""
+    """Lengths that a job's ranks agree on through a folder; without one a rank chooses alone."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._numbers: Counter[str] = Counter()
         self._chosen: dict[tuple[Place, int], tuple[int, int]] = {}
-        """By place and index: this rank's own length, and what was agreed on for it."""
+        """This rank's own length and the agreed length, by place and index."""
 
     @contextmanager
     def shared_in(self, folder: Path) -> Iterator[None]:
-        """Meanwhile, agree with the ranks that share ``folder``."""
+        """While the block runs, agree with the ranks that share ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         try:
@@ -62,20 +63,21 @@ class ObjectLengths:
             self.forget()
 
     def forget(self) -> None:
-        """The next call of any collective is a program's first."""
+        """Start again: the next call of any collective counts as a program's first."""
         self._numbers.clear()
         self._chosen.clear()
 
     def next_call(self, collective: str, group_index: int) -> Call:
-        """The program calls ``collective`` on its group ``group_index``."""
+        """Note that the program calls ``collective`` on its group ``group_index``."""
         kind = f"{collective}.r{group_index}"
         self._numbers[kind] += 1
         name = f"{kind}.n{self._numbers[kind]}"
         return Call(name, (kind, *_stack(sys._getframe(1))))
 
     def agreed(self, call: Call, index: int, own: int) -> int:
-        """What all ranks take for the ``index``-th object of ``call``, where this one's pickle has
-        ``own`` bytes.
+        """Return the length that all ranks use for the ``index``-th object of ``call``.
+
+        ``own`` is the length of this rank's pickle in bytes.
 
         Raises:
             StorageError: the folder cannot be written to.
@@ -103,7 +105,7 @@ class ObjectLengths:
 
 
 def rounded(length: int) -> int:
-    """The next longer of the lengths that are used.
+    """Round a length up to the next one that is allowed.
 
     >>> [rounded(n) for n in (5, 64, 65, 1000, 184_340, 184_795)]
     [64, 64, 72, 1024, 196608, 196608]
@@ -115,7 +117,7 @@ def rounded(length: int) -> int:
 
 
 def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    """Lines that lead here, innermost first."""
+    """Yield the file and line of each caller, innermost first."""
     for _ in range(_DEEPEST):
         if frame is None:
             return
@@ -124,7 +126,7 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 
 
 def _write_first(path: Path, length: int) -> None:
-    """Write the file unless another rank did: it appears whole, or not at all."""
+    """Write the file unless another rank has. It appears whole or not at all."""
     part = part_of(path)
     try:
         part.write_text(str(length))

@@ -1,14 +1,14 @@
-"""Which pickled objects a rank may unpickle: those that this user's own ranks have pickled.
+"""Lets a rank unpickle only objects that this user's own ranks have pickled.
 
-torch unpickles what an object collective receives, and a pickle can call any function. What arrives
-may come out of a file of the run folder: a recording, or what a rank sent when it was captured.
-Digests in the same folder prove nothing, because whoever changed the bytes changes them too.
+torch unpickles what an object collective receives, and a pickle can call any function. The bytes
+may come from a file of the run folder: a recording, or what a rank sent when it was captured.
+Digests in the same folder prove nothing, because whoever changes the bytes can change them too.
 
 [Note: marks] Every rank leaves a *mark* of each object that it pickles: the HMAC-SHA256 of the
-bytes under a key that this user has outside of all run folders (mode 0600, made when it is first
-needed). Before torch unpickles anything, the same is computed of what has arrived, and must be
-among the marks of the job's ranks. A folder of somebody else's, or bytes that were changed, have
-none. The user may say that the folder is to be trusted.
+bytes under a key that this user keeps outside all run folders (mode 0600, made when it is first
+needed). Before torch unpickles anything, the mark of the received bytes is computed, and it must be
+among the marks of the job's ranks. The objects of another user's folder, and bytes that were
+changed, have no mark. The user may declare that the folder is to be trusted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from prismscale.errors import StorageError, UsageError
 from prismscale.files import user_cache
 
 MOST_MARKS = 1 << 18
-"""Of one rank: 17 MB."""
+"""Most marks that one rank leaves: 17 MB."""
 _KEY_BYTES = 32
 _SUFFIX = ".marks"
 
 
 def user_key() -> bytes:
-    """The key of this user, on this machine.
+    """Return the key of this user on this machine; make it if there is none.
 
     Raises:
         StorageError: it cannot be made or read.
@@ -66,7 +66,7 @@ def _make_key(path: Path) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(_KEY_BYTES))
     try:
-        # Of several ranks that make one at a time, the first one's is everybody's.
+        # If several ranks make a key at the same time, all use the first one's.
         os.link(part, path)
     except FileExistsError:
         pass
@@ -78,15 +78,14 @@ class ObjectMarks:
     """The marks of a job's ranks, in a folder that they share."""
 
     def __init__(self, folder: Path, rank: int, *, trusted: bool = False) -> None:
-        """``rank``: whose objects are marked here; ``trusted``: whatever arrives may be
-        unpickled."""
+        """``rank``: whose objects are marked here; ``trusted``: anything may be unpickled."""
         self._folder, self._trusted = folder, trusted
         self._path = folder / f"objects-{rank}{_SUFFIX}"
         self._known: set[str] = set()
         self._made = 0
 
     def add(self, pickled: bytes) -> None:
-        """Mark what this rank has pickled, before anybody can have it.
+        """Mark an object that this rank has pickled, before any rank can receive it.
 
         Raises:
             StorageError: the mark cannot be written.
@@ -105,10 +104,10 @@ class ObjectMarks:
         self._made += 1
 
     def refuse_unknown(self, pickled: bytes) -> None:
-        """Let only what has a mark be unpickled.
+        """Raise unless ``pickled`` has a mark and may therefore be unpickled.
 
         Raises:
-            UsageError: nobody of this user's has pickled it.
+            UsageError: no rank of this user has pickled it.
         """
         if self._trusted:
             return
@@ -129,7 +128,7 @@ class ObjectMarks:
                 with path.open() as file:
                     self._known.update(map(str.strip, file.readlines(MOST_MARKS * 65)))
             except (OSError, UnicodeDecodeError):
-                # What cannot be read marks nothing.
+                # A file that cannot be read contributes no marks.
                 continue
 
     @functools.cached_property
@@ -137,18 +136,18 @@ class ObjectMarks:
         return user_key()
 
     def _mark(self, pickled: bytes) -> str:
-        # Pickles end with a dot; zeros behind it come of ranks that agree on a length.
+        # A pickle ends with a dot; zeros after it are padding to the agreed length.
         return hmac.digest(self._key, pickled.rstrip(b"\0"), "sha256").hex()
 
 
 def marks_of(spec: RankSpec) -> ObjectMarks:
-    """Of the rank that ``spec`` describes, among those of its job."""
+    """Return the marks of the rank that ``spec`` describes, in the folder of its job."""
     return ObjectMarks(Path(spec.payloads), spec.rank, trusted=spec.trusts_objects)
 
 
 @contextmanager
 def marked_objects(marks: ObjectMarks) -> Iterator[None]:
-    """Meanwhile torch marks what it pickles, and unpickles only what is marked."""
+    """While the block runs, torch marks what it pickles and unpickles only what is marked."""
     pickling: Any = distributed_c10d._object_to_tensor
     unpickling: Any = distributed_c10d._tensor_to_object
     with ExitStack() as undo:
@@ -170,7 +169,7 @@ def _marking(original: Callable[..., Any], marks: ObjectMarks) -> Callable[..., 
 def _refusing(original: Callable[..., Any], marks: ObjectMarks) -> Callable[..., Any]:
     @functools.wraps(original)
     def _tensor_to_object(tensor: Any, tensor_size: Any, *rest: Any) -> Any:
-        # Once as bytes: what is looked at is what torch unpickles.
+        # The check sees exactly the bytes that torch unpickles.
         pickled = _bytes(tensor)[: int(tensor_size)]
         marks.refuse_unknown(pickled)
         return original(tensor, tensor_size, *rest)
@@ -180,5 +179,5 @@ def _refusing(original: Callable[..., Any], marks: ObjectMarks) -> Callable[...,
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     here = tensor.cpu().contiguous()
-    # Not through NumPy: torch cannot resize a tensor any more whose memory NumPy has seen.
+    # Not through NumPy: torch can no longer resize a tensor whose memory NumPy has seen.
     return ctypes.string_at(here.data_ptr(), here.numel()) if here.numel() else b""

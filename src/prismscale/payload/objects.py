@@ -1,19 +1,19 @@
-"""Object collectives among ranks most of which do not exist.
+"""Object collectives where most ranks do not exist.
 
 Objects travel as pickled bytes, in two or three messages: a length, then as many bytes. No tensor
 rule can answer that. So while an object collective runs, this module
 
-* lets every pickle be as long as all ranks agree (:mod:`prismscale.payload.object_lengths`);
-* knows what arrives unless a recorded value does: the objects that this rank itself would have
-  contributed (the mirror rule, on objects). They take the place of bytes that nobody has.
+* gives every pickle the length that all ranks agree on (:mod:`prismscale.payload.object_lengths`);
+* supplies what arrives if no recorded value does: the objects that this rank itself would have
+  contributed (the mirror rule, on objects). They replace bytes that do not exist.
 
 ========================= ====================================================================
 ``broadcast_object_list`` the list that this rank passed in
 ``scatter_object_list``   what this rank last gave to ``gather_object`` in the same group, else
                           the content of its output list
-``recv_object_list``      shapes that a pipeline stage is told, see
-                          :mod:`prismscale.payload.stages.pipeline_shapes`; else unknown: refused
-                          with the line that receives
+``recv_object_list``      shapes that a pipeline stage receives, see
+                          :mod:`prismscale.payload.stages.pipeline_shapes`; anything else is
+                          refused with an error that names the receiving line
 ``gather_object``,        this rank's own object in each place (save plans: see
 ``all_gather_object``     :mod:`prismscale.payload.checkpoint_plans`)
 ========================= ====================================================================
@@ -43,26 +43,29 @@ from prismscale.payload.stages.deepspeed_stages import DeepSpeedStages
 from prismscale.payload.stages.pipeline_shapes import StageMetadata
 
 Pickled = tuple[torch.Tensor, torch.Tensor]
-"""The bytes of an object, and how many they are, as torch makes them."""
+"""The bytes of an object and their number, as torch makes them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuledObjects:
-    """What a rule says of an object collective."""
+    """A rule's answer to an object collective."""
 
     objects: list[Any] = field(default_factory=list)
     must_arrive: str = ""
-    """Nothing but recorded bytes will do; why, for an error. Empty: :attr:`objects` arrive."""
+    """Why only recorded bytes are accepted, for an error. Empty: :attr:`objects` arrive."""
 
 
 class ObjectRules(Protocol):
-    """What a user says of object collectives."""
+    """The user's rules for object collectives."""
 
     def objects(
         self, op: str, group: GroupHandle, objects: Sequence[Any], root: int = -1
     ) -> RuledObjects | None:
-        """What arrives on this rank, which passed ``objects`` in: as many objects, or one of each
-        member; None where nothing is said. ``root``: group rank of who sends; -1: all do."""
+        """Return what arrives on this rank, which passed ``objects`` in; None if no rule says.
+
+        The answer has as many objects, or one of each member. ``root`` is the group rank of the
+        sender; -1 if all members send.
+        """
         ...
 
 
@@ -71,25 +74,25 @@ class ObjectCall:
     """One object collective under way on this thread."""
 
     objects: list[Any]
-    """What it receives, one after another, where no bytes arrive."""
+    """The objects to receive, in order, if no bytes arrive."""
     shared: Call | None = None
-    """How the ranks of a job know it; None where they have nothing to agree on."""
+    """The call as all ranks of the job name it; None if they have nothing to agree on."""
     may_cut: bool = False
-    """What does not fit the length is not needed: every rank has it itself."""
+    """A pickle may be cut to the agreed length, because every rank has the object itself."""
     is_known: bool = True
     is_certain: bool = False
     """These objects arrive, whatever the bytes say."""
     stands_in: bool = False
-    """The bytes that arrived were made up here."""
+    """True if the bytes that arrived were made up here."""
     must_arrive: str = ""
-    """Why bytes must not be made up; empty: they may."""
+    """Why bytes must not be made up; empty if they may be."""
     pickles: list[Pickled] = field(default_factory=list)
     taken: int = 0
 
     def padded(self, pickled: Pickled, lengths: ObjectLengths) -> Pickled:
-        """A pickle of this rank at the length that ranks agree on; bytes beyond its end do nothing.
+        """Return a pickle of this rank at the agreed length; bytes after its end have no effect.
 
-        What must not be cut keeps its bytes, where others agreed on fewer.
+        A pickle that must not be cut keeps all its bytes, even if the agreed length is shorter.
         """
         data, _ = pickled
         length = self.length(len(self.pickles), data.numel(), lengths)
@@ -102,26 +105,26 @@ class ObjectCall:
         return whole, torch.tensor([length], device=data.device)
 
     def length(self, index: int, own: int, lengths: ObjectLengths) -> int:
-        """How long the pickle of the ``index``-th object is on its way; ``own``: on this rank."""
+        """Return the ``index``-th pickle's length in transit; on this rank it is ``own``."""
         if self.shared is None:
             return rounded(own)
         return lengths.agreed(self.shared, min(index, len(self.objects) - 1), own)
 
     def follow(self, ruled: RuledObjects | None) -> None:
-        """What a rule says arrives, whatever the bytes say."""
+        """Take over a rule's answer, if any: its objects arrive, whatever the bytes say."""
         if ruled is not None and ruled.must_arrive:
             self.must_arrive = ruled.must_arrive
         elif ruled is not None:
             self.objects, self.is_certain = ruled.objects, True
 
     def stand_in(self) -> Any:
-        """The object in place of the next one to be unpickled."""
+        """Return the object that replaces the next one to be unpickled."""
         self.taken += 1
         return self.objects[min(self.taken, len(self.objects)) - 1]
 
 
 class ObjectMirror:
-    """Stand-ins for the objects that are being received, if any."""
+    """Supplies stand-ins for the objects that object collectives receive."""
 
     def __init__(self) -> None:
         self._threads = threading.local()
@@ -141,13 +144,12 @@ class ObjectMirror:
 
     @property
     def knows_object(self) -> bool:
-        """Whether an object collective is under way here, and what it brings is known."""
+        """Whether an object collective is under way on this thread, and its objects are known."""
         return self._call is not None and self._call.is_known
 
     @property
     def lacks_object(self) -> bool:
-        """Whether an object collective is under way here, and this rank has nothing in place of
-        what it brings."""
+        """Whether an object collective is under way here and lacks a stand-in for an object."""
         return self._call is not None and any(found is None for found in self._call.objects)
 
     @property
@@ -159,8 +161,11 @@ class ObjectMirror:
     def shared_in(
         self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Agree with the other ranks of the job through ``folder``; what the first rank tells is
-        waited for only ``while_true``."""
+        """Agree with the other ranks of the job through ``folder`` while the block runs.
+
+        This rank waits for what the first rank leaves there only as long as ``while_true`` answers
+        True.
+        """
         with (
             self.stages.shared_in(folder, while_true=while_true),
             self.deepspeed_stages.shared_in(folder, while_true=while_true),
@@ -169,9 +174,10 @@ class ObjectMirror:
             yield
 
     def offer(self, outputs: Sequence[torch.Tensor]) -> bool:
-        """Fill what an object collective receives; False outside of object collectives.
+        """Fill the outputs of an object collective; return False outside object collectives.
 
-        Raises :class:`UsageError` for a point-to-point receive, whose content nobody here knows.
+        Raises :class:`UsageError` for a point-to-point receive of unknown content, and where a rule
+        demands a recorded value.
         """
         call = self._call
         if call is None:
@@ -199,15 +205,18 @@ class ObjectMirror:
         return True
 
     def forget(self) -> None:
-        """Drop what the last emulated rank gave, and what its user said."""
+        """Drop the last emulated rank's gathered objects, agreed lengths and user rules."""
         self._gathered.clear()
         self.rules = None
         self.lengths.forget()
 
     @contextmanager
     def calling(self, call: ObjectCall, name: str = "", group: Any = None) -> Iterator[None]:
-        """``call`` runs on this thread meanwhile: a collective ``name`` on ``group`` (None: the
-        default one), or between two ranks only."""
+        """While the block runs, ``call`` is under way on this thread.
+
+        It is the collective ``name`` on ``group`` (None: the default group); without a name it is
+        between two ranks only.
+        """
         handle = getattr(group or distributed_c10d.GroupMember.WORLD, "handle", None)
         if name and handle is not None and not is_background():
             call.shared = self.lengths.next_call(name, handle.group_index)
@@ -218,8 +227,11 @@ class ObjectMirror:
             self._threads.call = None
 
     def _ruled(self, call: ObjectCall, op: str, group: Any, source: tuple[Any, Any] | None) -> None:
-        """Let ``call`` follow the user's rule, if there is one. ``source``: the rank that sends, by
-        its global and by its group rank, as the program said it; None: all do."""
+        """Let ``call`` follow the user's rule, if there is one.
+
+        ``source`` is the global and the group rank of the sender, as the program gave them; None
+        if all members send.
+        """
         handle = getattr(group or distributed_c10d.GroupMember.WORLD, "handle", None)
         if self.rules is None or handle is None or is_background():
             return
@@ -230,7 +242,7 @@ class ObjectMirror:
         call.follow(self.rules.objects(op, handle, call.objects, root))
 
     def wrapped(self) -> dict[str, Callable[..., Any]]:
-        """torch's object collectives, by name, that tell this mirror what they expect."""
+        """Return wrappers of torch's object collectives, by name, that report to this mirror."""
         rooted = (self._broadcast, self._scatter, self._receive, self._send)
         every = (self._gather, self._all_gather)
         made = (make() for make in (*rooted, *every, self._pickling, self._unpickling))
@@ -353,7 +365,7 @@ class ObjectMirror:
 
 
 MIRROR = ObjectMirror()
-"""Of this process: one rank is emulated at a time."""
+"""The mirror of this process, which emulates one rank at a time."""
 
 
 def _pickled_length(item: Any) -> int:
@@ -365,13 +377,13 @@ def _pickled_length(item: Any) -> int:
 def _source(
     named: dict[str, Any], rest: Sequence[Any], position: int, group_position: int
 ) -> tuple[Any, Any]:
-    """Global and group rank of who sends, given by name or in ``rest``; None where not given."""
+    """Return the sender's global and group rank, from ``named`` or ``rest``; None if not given."""
     src = named.get("src", rest[position] if len(rest) > position else None)
     of_group = rest[group_position] if len(rest) > group_position else None
     return src, named.get("group_src", of_group)
 
 
 def _group_of(named: dict[str, Any], rest: Sequence[Any], *, position: int) -> Any:
-    """The group argument, given by name or as ``rest[position]``; the default group is None."""
+    """Return the group argument, from ``named`` or ``rest``; None for the default group."""
     group = named.get("group", rest[position] if len(rest) > position else None)
     return None if group is distributed_c10d.GroupMember.WORLD else group

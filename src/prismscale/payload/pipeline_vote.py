@@ -1,8 +1,8 @@
 """The vote of ``torch.distributed.pipelining`` on how stages learn each other's shapes.
 
 Before its first step a pipeline multiplies one flag along its stages (1: this stage was given
-static shapes) and sends the product back. A stage without peers believes that the others voted as
-it did. A pipeline with static shapes then needs nobody; one without exchanges pickled metadata,
+static shapes) and sends the product back. A stage without peers assumes that the others voted as
+it did. A pipeline with static shapes then needs no peer; one without exchanges pickled metadata,
 which :mod:`prismscale.payload.objects` refuses unless the sending stage is captured too.
 """
 
@@ -25,7 +25,7 @@ class PipelineVote:
         self._sent = 0
 
     def offer(self, collective: Collective) -> bool:
-        """Whether this is a receive of the vote, now answered."""
+        """Answer a receive of the vote; return False for any other communication."""
         if not collective.op.is_p2p:
             return False
         tensors = collective.outputs or collective.inputs

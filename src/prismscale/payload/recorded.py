@@ -1,19 +1,22 @@
-"""Real values that decide what a program does, kept from the ranks that have been captured.
+"""Values of captured ranks that steer the control flow of a program, kept for other ranks.
 
-Small integer tensors steer control flow: sizes, seeds, flags, pickled objects, votes. Where a
+Small integer tensors steer control flow: sizes, seeds, flags, pickled objects, votes. When a
 captured rank sends one (as the root of a broadcast or scatter, or point to point), its bytes go to
-a folder; a rank that runs later, or at the same time, receives them from there. One file holds
+a folder. A rank that runs later, or at the same time, receives them from there. One file holds
 one communication: a line of JSON, then the raw bytes of each tensor. Nothing is executed or
 unpickled by reading it.
 
-The name says which: operation, group index of the group, group ranks of sender and receiver,
-running number of such communications, and the sender's global rank. Objects are numbered apart:
-ranks may differ in how many tensors they broadcast before. A receiver waits for a sender
-that is being captured beside it. One whose own sender was not captured takes the value of the same
-position in another group of that group index; one that runs for more steps than its sender did, the
-newest value that fits. Neither is done where another rule knows what a peer sends: an older message
-may be about something else. Where nobody else knows what a first member broadcasts, rank 0's own
-broadcast is waited for, which is captured first.
+The file name identifies the communication: operation, group index of the group, group ranks of
+sender and receiver, running number of such communications, and the sender's global rank. Object
+collectives are numbered separately, because ranks may differ in how many tensors they broadcast
+before.
+
+A receiver waits for a sender that is being captured at the same time. If its own sender was not
+captured, it takes the value of the same position in another group of that group index. If it runs
+for more steps than its sender did, it takes the newest value that fits. It does neither if another
+rule knows what a peer sends, because an older message may be about something else. If no other
+source knows the objects that a group's first member broadcasts, the receiver waits for rank 0's own
+broadcast: rank 0 is captured first.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ _POLL_S = 0.002
 PATIENCE_S = 120.0
 """How long a receiver waits for a sender that is being captured; starting up may take a minute."""
 _OLDEST = 64
-"""How many communications back a value may be that stands for a newer one."""
+"""How many communications old a value may be that replaces a newer one."""
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -52,27 +55,27 @@ _RECORDED = frozenset(
 
 
 class ObjectCalls(Protocol):
-    """What is known of the object collective that is under way, if one is."""
+    """State of the object collective that is under way, if there is one."""
 
     @property
     def is_calling(self) -> bool:
-        """Whether one is."""
+        """Whether one is under way."""
         ...
 
     @property
     def knows_object(self) -> bool:
-        """Whether one is, and a later rule knows what it brings."""
+        """Whether one is under way, and a later rule knows the objects that it brings."""
         ...
 
     @property
     def lacks_object(self) -> bool:
-        """Whether one is, and this rank has nothing in place of what it brings."""
+        """Whether one is under way, and this rank lacks a stand-in for one of its objects."""
         ...
 
 
 @dataclass(frozen=True)
 class NoObjects:
-    """The null implementation: tensors alone are sent."""
+    """The null implementation: no object collective is ever under way."""
 
     is_calling: bool = False
     knows_object: bool = False
@@ -80,10 +83,10 @@ class NoObjects:
 
 
 class RecordedPayload:
-    """A payload rule on a folder that captured ranks share.
+    """A payload rule that keeps and finds values in a folder that captured ranks share.
 
-    ``is_captured_now`` says whether a rank is being captured: what it sends will come.
-    ``value_of`` reads a tensor that is sent; where it answers None, nothing is kept.
+    ``is_captured_now`` says whether a rank is being captured, so that what it sends will arrive.
+    ``value_of`` reads a tensor that is sent; if it answers None, nothing is kept.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class RecordedPayload:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def offer(self, collective: Collective) -> bool:
-        """As sender: keep the values, answer False. As receiver: whether a recording answered."""
+        """As sender, keep the values and return False; as receiver, return if a recording fits."""
         op = collective.op
         if op not in _RECORDED:
             return False
@@ -135,7 +138,7 @@ class RecordedPayload:
         return any(_fill(tensors, _read(path)[position:]) for path in found)
 
     def _await(self, path: Path, rank: int) -> None:
-        """Wait for what ``rank`` sends, as long as it is being captured."""
+        """Wait for the file of what ``rank`` sends, as long as that rank is being captured."""
         captured = self._is_captured_now
         await_file(path, PATIENCE_S, poll_s=_POLL_S, while_true=lambda: captured(rank))
 
@@ -143,7 +146,7 @@ class RecordedPayload:
         return self._folder / f"{key}.n{number}.g{sender}.bin"
 
     def _candidates(self, key: str, number: int, sender: int) -> Iterator[Path]:
-        """What may answer, the best first; the folder is listed only if the exact one does not."""
+        """Yield files that may answer, best first; list the folder only if the exact one fails."""
         exact, newest = self._path(key, number, sender), number
         if exact.exists():
             yield exact
@@ -165,7 +168,7 @@ class RecordedPayload:
             for part in known
         ]
         data = b"".join(map(tensor_bytes, known))
-        # Not forced to the disk: the program waits for this.
+        # Not flushed to the disk, because the program waits for this.
         partial = part_of(path)
         try:
             partial.write_bytes(json.dumps(header).encode() + b"\n" + data)

@@ -1,13 +1,14 @@
-"""Which of the tensors that several ranks hold this rank saves.
+"""Decides which of the tensors that several ranks hold this rank saves.
 
 The coordinator of a save gets every rank's plan and leaves each tensor in one of the plans that
-have it: the one that is smallest so far (torch's ``dedup_save_plans``). Here there is one plan. Its
-peers' are like it, so what the coordinator would leave to this rank is found among the replicas of
-a tensor: the ranks along the replicated axes of its mesh, or all ranks for a tensor that is not
-distributed. Replicas of different extent are shared out apart, where torch balances all together.
-Objects that are no tensors are all ranks', unless a key names the rank (``dp_rank_3``).
+have it: the one that is smallest so far (torch's ``dedup_save_plans``). Here there is only one
+plan, and the peers' plans are taken to be like it. So the coordinator's choice is computed among
+the replicas of a tensor: the ranks along the replicated axes of its mesh, or all ranks for a tensor
+that is not distributed. Tensors with different numbers of replicas are shared out separately, while
+torch balances all of them together. Objects other than tensors are on all ranks, unless a key names
+the rank (``dp_rank_3``).
 
-megatron-core has its own order: of replicas only the main one is in a plan.
+megatron-core has an order of its own: of the replicas only the main one is in a plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OF_ONE_RANK = re.compile(r"rank[_.-]?\d")
 
 
 def remember(planner: Any, plan: Any) -> None:
-    """``planner`` has made this rank's plan."""
+    """Note this rank's plan, made by ``planner``, and which of its items other ranks save."""
     if type(planner).__name__ == "MCoreSavePlanner":
         _here.others = set()
         return
@@ -44,13 +45,13 @@ def remember(planner: Any, plan: Any) -> None:
 
 
 def own_items(items: list[Any]) -> list[Any]:
-    """Those of the plan remembered last that this rank saves."""
+    """Return the items of the last plan remembered that this rank saves."""
     others: set[Any] = getattr(_here, "others", set())
     return [item for item in items if item.index not in others]
 
 
 def _replicas(key: str, value: Any) -> tuple[int, int]:
-    """How many ranks hold the same part of ``value``, and which of them this one is."""
+    """Return how many ranks hold the same part of ``value``, and this rank's place among them."""
     from torch.distributed._shard.sharded_tensor import ShardedTensor
     from torch.distributed.tensor import DTensor
 

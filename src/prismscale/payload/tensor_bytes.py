@@ -6,7 +6,7 @@ import torch
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The values of ``tensor`` in order; a copy where they do not lie so on the host."""
+    """Return the values of ``tensor`` in order; a copy unless they lie so in host memory."""
     flat = tensor.detach().cpu().reshape(-1)
     if not flat.numel():
         return memoryview(b"")

@@ -1,8 +1,8 @@
-"""Megatron-FSDP's check that the shards of a parameter, over all ranks, cover it.
+"""Drops Megatron-FSDP's check that the shards of a parameter, over all ranks, cover it.
 
-Shards are uneven there, so each rank tells its own to the others, and then all make sure that
-somebody has the first row and somebody the last. Absent peers have no shards to tell of. Where the
-backend is torch's ``fake`` one, the library leaves the check out by itself.
+Shards are uneven there, so each rank sends its own to the others, and then all make sure that some
+rank has the first row and some rank the last. Absent peers have no shards to report. With torch's
+``fake`` backend the library itself skips the check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULES = (
 
 
 def changes() -> Mapping[str, Change]:
-    """Of the library's modules, by name: within megatron-core, or by itself."""
+    """Return the changes by module name, for the library within megatron-core and on its own."""
     return dict.fromkeys(_MODULES, _without_check)
 
 

@@ -1,1 +1,1 @@
-"""Processes of a job: how they start, that they end, and what they cost."""
+"""Processes of a job: starting them, making sure that they end, and measuring their memory."""

@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: one session each, ended as a whole.
+"""Child processes that never outlive us: each has a session, which is ended as a whole.
 
 A rank's process may have children of its own (data-loader workers), so a rank is a session, and
 ending it ends the session. If we are killed outright, the kernel ends the rank
@@ -27,7 +27,7 @@ from prismscale.processes.reaper import Reaper
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 3.0
-"""Time between asking a process to end and ending it."""
+"""Time between asking a process to end and killing it."""
 
 
 def die_with_parent() -> None:
@@ -39,28 +39,28 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """``python -m module arguments``, one process of a job."""
+    """One process of a job: ``python -m module arguments``."""
 
     name: str
     module: str
     arguments: tuple[str, ...]
     log: Path
-    """What it prints."""
+    """File of the process's output."""
     slot: int | None = None
-    """Numbers the ranks that run side by side from 0; what is not a rank has none."""
+    """Number of the rank among those that run side by side, from 0; None if it is no rank."""
 
 
 class Process(Protocol):
-    """As much of ``subprocess.Popen`` as is needed of a child."""
+    """The part of ``subprocess.Popen`` that is needed of a child."""
 
     pid: int
     returncode: int | None
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, negative for a signal."""
+        """The exit code once the process has ended, negative for a signal; None before."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; ``subprocess.TimeoutExpired`` if it takes longer."""
+        """Wait for the exit code; ``subprocess.TimeoutExpired`` if it takes longer."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +73,7 @@ class Child:
     began: float = field(default_factory=time.monotonic)
 
     def log_tail(self, lines: int = 12) -> str:
-        """The end of what it printed."""
+        """The end of the child's output."""
         return log_tail(self.log, lines)
 
 
@@ -97,7 +97,7 @@ class Children:
     ) -> None:
         try:
             self.end_all()
-            # After the processes, which would go on writing there.
+            # After the processes have ended: they would go on writing there.
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._forget("folder", folder)
@@ -106,7 +106,7 @@ class Children:
                 self._reaper.close()
 
     def shared_folder(self) -> Path:
-        """A new folder in shared memory, which goes when the processes do.
+        """Create a folder in shared memory that is removed when the processes have ended.
 
         Raises:
             StorageError: it cannot be created.
@@ -114,7 +114,7 @@ class Children:
         memory = Path("/dev/shm")
         base = memory if memory.is_dir() else Path(tempfile.gettempdir())
         folder = base / f"prismscale-{os.getpid()}-{secrets.token_hex(4)}"
-        # Listed first: however soon we are killed, it does not stay behind.
+        # Listed before it is made: however soon we are killed, it does not stay behind.
         self._list("folder", folder)
         self._folders.append(folder)
         try:
@@ -139,8 +139,9 @@ class Children:
         pass_fds: Sequence[int] = (),
         attached: bool = False,
     ) -> Child:
-        """Start a process whose output goes to ``log`` (or to ``output``); one that is ``attached``
-        has this process's own input and output.
+        """Start a process whose output goes to ``log`` (or to ``output``).
+
+        A process that is ``attached`` has this process's own input and output.
 
         Raises:
             StorageError: the log cannot be written.
@@ -158,14 +159,14 @@ class Children:
         return self.adopt(name, process, log)
 
     def adopt(self, name: str, process: Process, log: Path) -> Child:
-        """Own a process that leads its session and writes to ``log``."""
+        """Take charge of a process that leads its session and writes to ``log``."""
         child = Child(name=name, process=process, log=log)
         self._running.append(child)
         self._list("session", process.pid)
         return child
 
     def finished(self) -> list[Child]:
-        """Children that ended since the last call; what they left running ends now."""
+        """Return children that ended since the last call; kill processes that they left running."""
         done = [c for c in self._running if c.process.poll() is not None]
         self._running = [c for c in self._running if c not in done]
         for child in done:
@@ -174,7 +175,7 @@ class Children:
 
     @property
     def running(self) -> int:
-        """How many are running."""
+        """Number of children that are running."""
         return len(self._running)
 
     def all_running(self) -> tuple[Child, ...]:
@@ -182,7 +183,7 @@ class Children:
         return tuple(self._running)
 
     def end_all(self) -> None:
-        """End every session, first kindly."""
+        """Ask every session to end, and kill what is left after :data:`GRACE_S`."""
         for child in self._running:
             _signal_session(child, signal.SIGTERM)
         # One deadline for all of them, because they end side by side.
@@ -193,13 +194,13 @@ class Children:
             except subprocess.TimeoutExpired:
                 _signal_session(child, signal.SIGKILL)
                 child.process.wait()
-            # Grandchildren that ignored the request.
+            # Kills grandchildren that ignored the request.
             self._end_session(child)
         self._running = []
 
     def _end_session(self, child: Child) -> None:
         _signal_session(child, signal.SIGKILL)
-        # Only now: if we are killed in between, it is still on the list.
+        # Taken off the list only now: if we are killed before, the reaper ends the session.
         self._forget("session", child.process.pid)
 
     def _list(self, kind: str, what: int | Path) -> None:
@@ -212,8 +213,11 @@ class Children:
 
 
 def end_now(code: int) -> NoReturn:
-    """End this process with what was printed, and without what an interpreter does at its exit: to
-    wait for threads, and to destroy what a program holds."""
+    """End this process at once, after flushing its output.
+
+    The interpreter's own exit is left out: it would wait for threads and destroy the program's
+    objects.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -227,7 +231,7 @@ def ending(code: int) -> str:
 
 
 def log_tail(path: Path, lines: int) -> str:
-    """The end of a log; empty where there is none."""
+    """The last ``lines`` lines of a log; empty if there is none."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -236,10 +240,10 @@ def log_tail(path: Path, lines: int) -> str:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A new file for what a process prints.
+    """Open a new file for a process's output.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How a rank's process tells its parent what went wrong, and what the parent says of it."""
+"""How a rank's process tells its parent what went wrong, and which error the parent makes of it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ WAITED = (
     " (other ranks run at other times, or not at all: if the program waits for another rank's "
     "file, as some checkpoints do, switch that off for the run)"
 )
-"""What may be behind a program's own timeout."""
+"""Hint at a possible cause of a program's own timeout."""
 SPEECHLESS = 74
-"""Exit code of one that could not write it (``EX_IOERR`` of ``sysexits.h``)."""
+"""Exit code of a rank process that could not write one (``EX_IOERR`` of ``sysexits.h``)."""
 
 
 def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = True) -> int:
-    """Describe ``error`` for the parent; returns the exit code of this process.
+    """Describe ``error`` for the parent; return the exit code of this process.
 
     ``echo`` prints the traceback to this process's log too, unless the program chose to exit: then
-    it has said why.
+    the program has said why.
     """
     text = "".join(traceback.format_exception(_without_our_frames(error)))
     own = isinstance(error, PrismscaleError)
@@ -51,13 +51,13 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
             "breakpoint() does nothing, and pdb.set_trace() ends here)"
         )
     body = {"rank": rank, "ours": own, "kind": type(error).__name__}
-    # The log may lie on the full disk that this is about.
+    # If the error is a full disk, the log may lie on that disk.
     with contextlib.suppress(OSError):
         if echo and not isinstance(error, SystemExit):
             print(text, file=sys.stderr)
         sys.stderr.flush()
         sys.stdout.flush()
-    # Whole or not at all: who reads it may look at any time.
+    # Write it whole or not at all, because the parent may look at any time.
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(json.dumps({**body, "summary": summary, "traceback": text}))
@@ -70,7 +70,7 @@ def save_failure(path: Path, rank: int, error: BaseException, *, echo: bool = Tr
 
 
 def load_failure(path: Path) -> dict[str, Any] | None:
-    """What :func:`save_failure` wrote, or None."""
+    """Read what :func:`save_failure` wrote; None if there is nothing readable."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -79,8 +79,10 @@ def load_failure(path: Path) -> dict[str, Any] | None:
 
 
 def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> PrismscaleError:
-    """The error that a rank's process died of; rank -1: that of the assistants, who run no program
-    of the user's."""
+    """The error that a rank's process died of.
+
+    ``rank`` is -1 for the assistants, which do not run the user's program.
+    """
     found = load_failure(error_path)
     if rank < 0:
         kind = _OURS.get(found["kind"], PrismscaleError) if found else PrismscaleError
@@ -95,7 +97,7 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
         )
     if found is None:
         how = f"{ending(code)} during {stage}, without a Python error"
-        # What a signal ended has said nothing about it.
+        # A program that was ended by a signal has said nothing about it.
         said = child.log_tail() or ending(code) if code > 0 else ""
         return ScriptError(f"rank {rank} {how}; {output}", rank=rank, said=said)
     summary = str(found["summary"])
@@ -118,7 +120,7 @@ def failure_of(child: Child, rank: int, error_path: Path, stage: str) -> Prismsc
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The traceback from the user's first frame on: how we started the program is noise."""
+    """Start the traceback at the user's first frame: how we started the program is noise."""
     frame = error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What a run itself costs: the highest memory of this process and all its children together."""
+"""The memory that a run itself needs: the peak of this process and all its children together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 INTERVAL_S = 0.25
 REST = 300
-"""Times as long as a look took, until the next: a third of a per cent of one core."""
+"""Ratio of the pause between looks to a look's duration: a third of a per cent of one core."""
 
 
 class Footprint:
@@ -40,13 +40,13 @@ class Footprint:
             began = time.thread_time()
             self.peak_bytes = max(self.peak_bytes, _family_bytes(ours))
             took_s = time.thread_time() - began
-            # Ranks that are timed may need every core: looking must not be felt.
+            # Ranks that are timed may need every core, so looking must not slow them down.
             if self._ended.wait(max(INTERVAL_S, took_s * REST)):
                 return
 
 
 def _family_bytes(process: psutil.Process) -> int:
-    """Proportional set size: pages that processes share count once."""
+    """Proportional set size of a process and its children: pages that they share count once."""
     total = 0
     for member in (process, *process.children(recursive=True)):
         try:

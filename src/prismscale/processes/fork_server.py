@@ -1,19 +1,19 @@
 """Starts rank processes from one that has already imported what they all need.
 
-To import torch with its distributed parts takes seconds, far longer than a small rank needs for
+Importing torch with its distributed parts takes seconds, far longer than a small rank needs for
 its first steps. The server imports them once and forks: a rank is there in some 20 ms, and pages
-that no rank writes to are in memory once. A fork is an ordinary main process otherwise: a session
-of its own, no ``multiprocessing`` parent, ``sys.argv`` and exit code its own.
+that no rank writes to are in memory once. Otherwise a fork is an ordinary main process: it has its
+own session, ``sys.argv`` and exit code, and no ``multiprocessing`` parent.
 
-What makes forking safe here: the server has imported but computed nothing, so none of torch's
-thread pools, no autograd thread and no CUDA context exists yet (what threads there are, of OpenBLAS
-and Arrow's allocator, their libraries renew after a fork). It answers one request at a time over a
-socket pair and collects an exit status only when asked for it, so that a process number stays taken
-for as long as its owner may signal it.
+Forking is safe here because the server has imported but computed nothing: none of torch's thread
+pools, no autograd thread and no CUDA context exists yet (OpenBLAS and Arrow's allocator have
+threads, which these libraries renew after a fork). The server answers one request at a time over a
+socket pair. It collects an exit status only when asked for it, so that a process id stays taken for
+as long as its owner may signal it.
 
-Ranks of one program import the same. A fork tells in the end which of some modules it has imported,
-and the server imports them before it forks again: see ``learn``. Where the fork serves forks of its
-own (a point of a sweep), what those imported is told as well.
+Ranks of one program import the same modules. At its end, a fork reports which modules of a given
+list it has imported, and the server imports them before it forks again: see ``learn``. If the fork
+serves forks of its own (a point of a sweep), the modules that those imported are reported as well.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _GRACE_S = 3.0
 _POLL_S = 0.005
 _MESSAGE_BYTES = 1 << 16
 _LEARN = "--learn"
-"""Before the modules that are learned, among the server's arguments."""
+"""The server's argument that stands before the modules to be learned."""
 _LOST = -signal.SIGTERM
 """Exit status of a fork whose server is gone: the kernel has asked it to end."""
 
 
 class Server(Process, Protocol):
-    """The server's process, for its client."""
+    """The server's process, as its client sees it."""
 
     def kill(self) -> None:
         """End it at once."""
 
 
 class ForkServer:
-    """The client's side: a context whose server starts with the first fork."""
+    """The client of a fork server: a context whose server starts with the first fork."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class ForkServer:
         """
         Args:
             preload: modules that every fork finds imported.
-            log: what the server prints.
+            log: file of the server's output.
             learn: modules that forks find imported once one of them has imported them.
-            environment: of the server and its forks; None: this process's.
+            environment: variables of the server and its forks; None: those of this process.
         """
         self._preload = tuple(preload)
         self._learn = tuple(learn)
@@ -93,7 +93,7 @@ class ForkServer:
 
     @classmethod
     def connected(cls, server: Server, connection: socket.socket, log: Path) -> ForkServer:
-        """The client of a server that runs already."""
+        """Make the client of a server that is already running."""
         client = cls(preload=(), log=log)
         client._server, client._socket = server, connection
         return client
@@ -110,7 +110,7 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """End the server, and whoever it has started."""
+        """End the server and all processes that it has started."""
         self._hang_up()
         if self._server is not None:
             try:
@@ -143,7 +143,7 @@ class ForkServer:
         return children.adopt(program.name, Fork(pid=pid, server=self), program.log)
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int | None:
-        """The server's answer; None where it has none, or is gone."""
+        """Send a request; return the server's answer, or None if it has none or is gone."""
         if self._server is None:
             self._start_server()
         if self._socket is None:
@@ -153,12 +153,12 @@ class ForkServer:
             socket.send_fds(self._socket, [message], descriptors)
             answer = self._socket.recv(_MESSAGE_BYTES)
         except BaseException as error:
-            # Interrupted here, the next question would be given this one's answer.
+            # After an interruption here, the next request would be given this one's answer.
             self._hang_up()
             if isinstance(error, OSError):
                 return None
             raise
-        # Nothing at all where the server has ended.
+        # Empty if the server has ended.
         value = json.loads(answer or b"null")
         return None if value is None else int(value)
 
@@ -187,7 +187,7 @@ class ForkServer:
         )
 
     def _hang_up(self) -> None:
-        """The server ends whoever it has started, and itself."""
+        """Close the connection: the server then ends all its forks and itself."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -209,7 +209,7 @@ class ForkServer:
 
 
 class Fork:
-    """A process that the server started: as much of ``subprocess.Popen`` as its owner needs."""
+    """A process that the server started: the part of ``subprocess.Popen`` that its owner needs."""
 
     def __init__(self, *, pid: int, server: ForkServer) -> None:
         self.pid = pid
@@ -217,7 +217,7 @@ class Fork:
         self._server = server
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, negative for a signal.
+        """The fork's exit code once it has ended, negative for a signal; None before.
 
         Raises:
             PrismscaleError: see :meth:`ForkServer.raise_if_lost`.
@@ -230,7 +230,7 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code.
+        """Wait until the fork has ended; return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
@@ -244,20 +244,20 @@ class Fork:
 
 
 class Forked(NamedTuple):
-    """What a fork is to do, once it is there."""
+    """The task of a new fork."""
 
     module: str
     arguments: list[str]
     learn: tuple[str, ...]
-    """Modules of which to tell, in the end, which are imported."""
+    """At its end, the fork reports which of these modules it has imported."""
     tell: int
-    """Descriptor of a pipe for that."""
+    """Descriptor of the pipe for that report."""
 
 
 def serve(connection: socket.socket, learn: Sequence[str] = ()) -> Forked | None:
     """Fork on request until the client is gone, then end all forks that still run.
 
-    Returns once in each fork, with what it is to do, and once in the server.
+    Returns once in each fork, with its task, and once in the server, with None.
     """
     running: dict[int, int] = {}
     learned: dict[str, str] = {}
@@ -282,7 +282,7 @@ def serve(connection: socket.socket, learn: Sequence[str] = ()) -> Forked | None
                 learn=tuple(learn),
                 tell=tell,
             )
-        # The fork has its own; these would stay open for every later fork.
+        # The fork has its own copies. Every later fork would inherit these.
         os.close(output)
         os.close(tell)
         running[pid] = hear
@@ -294,9 +294,8 @@ def serve(connection: socket.socket, learn: Sequence[str] = ()) -> Forked | None
 
 
 def _told(hear: int) -> dict[str, str]:
-    """Modules that a fork which has ended had imported, and from where; nothing where it was
-    ended."""
-    # Its own children may still hold the other end.
+    """Modules that an ended fork had imported, with their files; empty if the fork was killed."""
+    # Must not block: children of the fork may still hold the other end.
     os.set_blocking(hear, False)
     with open(hear, "rb", buffering=0) as pipe:
         *lines, _ = (pipe.read(_MESSAGE_BYTES) or b"").split(b"\n")
@@ -304,8 +303,10 @@ def _told(hear: int) -> dict[str, str]:
 
 
 def _import_learned(learned: Mapping[str, str]) -> None:
-    """Import what forks imported, if it is the same here: a program may have a module of its own
-    that is called so."""
+    """Import the modules that forks imported, if they come from the same files here.
+
+    A program may have a module of its own with the same name.
+    """
     for name in learned.keys() - sys.modules.keys():
         with contextlib.suppress(ImportError):
             if _origin(importlib.util.find_spec(name)) == learned[name]:
@@ -317,22 +318,22 @@ def _origin(spec: ModuleSpec | None) -> str:
 
 
 def _fork(connection: socket.socket, output: int) -> int:
-    """0 in the fork, which has a session and ``output`` of its own; there, its process number."""
+    """Fork into a new session with its own ``output``; return 0 there, and its id in the server."""
     ready, tell = os.pipe()
     with warnings.catch_warnings():
-        # Newer Pythons warn of any thread; see above for those that are there.
+        # Newer Pythons warn of any thread; the module's docstring says which threads there are.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         os.close(tell)
-        # Nobody learns of a process that does not lead its session yet: it could not be ended.
+        # Wait until the fork leads its session: before, its owner could not end it.
         os.read(ready, 1)
         os.close(ready)
         return pid
     os.setsid()
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # The end of ``tell`` is what the server waits for: the session is there by now.
+    # The server waits until ``tell`` is closed: the session is there by now.
     for descriptor in (output, ready, tell):
         os.close(descriptor)
     connection.close()
@@ -355,24 +356,25 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None] | N
 
 
 def _send(connection: socket.socket, answer: int | None) -> None:
-    # A client that is gone shows at the next request.
+    # If the client is gone, the next request shows it.
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def run_module(forked: Forked) -> int:
-    """What ``python -m module arguments`` does, in a fork; returns the exit code."""
+    """Do in a fork what ``python -m module arguments`` does; return the exit code."""
     if "numpy" in sys.modules:
-        # Python reseeds itself after a fork; ranks that seed nothing differ in numpy's numbers too.
+        # Python reseeds itself after a fork, but numpy does not. Ranks that seed nothing must
+        # differ in numpy's random numbers too.
         importlib.import_module("numpy").random.seed()
     program = importlib.import_module(forked.module)
     sys.argv = [str(program.__file__), *forked.arguments]
     code = int(program.main(forked.arguments))
     known = {name: sys.modules[name] for name in forked.learn if name in sys.modules}
     imported = {name: _origin(module.__spec__) for name, module in known.items()}
-    # A fork that ``program`` made of itself (see :mod:`.forked_server`) comes here, too, and all of
-    # its forks: of what they imported the first server learns. Whoever would hear it may be gone,
-    # and of many that tell the first say the same.
+    # A fork that ``program`` made of itself (see :mod:`.forked_server`) comes here too, and so do
+    # all its forks: the first server learns what they imported. A write may fail because the reader
+    # is gone or the pipe is full. A full pipe does not matter: earlier forks reported the same.
     with contextlib.suppress(OSError):
         os.set_blocking(forked.tell, False)
         os.write(forked.tell, json.dumps(imported).encode() + b"\n")
@@ -380,7 +382,7 @@ def run_module(forked: Forked) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the server, and of every fork; returns the exit code."""
+    """Entry of the server and of every fork; returns the exit code."""
     die_with_parent()
     connection = socket.socket(fileno=int(arguments[0]))
     place = arguments.index(_LEARN)
@@ -390,8 +392,8 @@ def main(arguments: list[str]) -> int:
     if forked is None:
         return 0
     code = run_module(forked)
-    # The interpreter would go on to destroy what a program that was stopped in the middle holds: a
-    # second or two of a large model's, for nobody.
+    # The interpreter would go on to destroy the objects of a program that was stopped in the
+    # middle. For a large model that takes a second or two, and nobody needs it.
     atexit._run_exitfuncs()
     end_now(code)
 

@@ -1,8 +1,8 @@
-"""A fork server that is itself a fork: of a process that has imported everything already.
+"""A fork server that is itself a fork of a process that has imported everything already.
 
-Such a process splits in two before it computes anything. One half goes on, the other serves it:
-its forks find what was imported, and nobody imports anything again. See :mod:`.fork_server` for
-why forks of a process that has computed nothing are safe.
+Such a process splits in two before it computes anything. One half goes on, and the other half
+serves it with forks, in which everything is imported already. See :mod:`.fork_server` for why forks
+of a process that has computed nothing are safe.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _POLL_S = 0.005
 
 @dataclass
 class OwnFork:
-    """A fork of this process: as much of ``subprocess.Popen`` as its client needs."""
+    """A fork of this process: the part of ``subprocess.Popen`` that its client needs."""
 
     pid: int
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended, negative for a signal."""
+        """The fork's exit code once it has ended, negative for a signal; None before."""
         if self.returncode is None:
             found, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if found else None
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code.
+        """Wait until the fork has ended; return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
@@ -60,11 +60,11 @@ class OwnFork:
 def split(log: Path, *, learn: Sequence[str] = ()) -> ForkServer | int:
     """Split this process, which has computed nothing yet, into a client and a server of forks.
 
-    Returns the client in the half that goes on. In the other half, and in each of its forks, it
-    returns when they have ended, with their exit code: the caller exits with it.
+    Returns the client in the half that goes on. In the other half and in each of its forks, it
+    returns an exit code when that process has done its work: the caller exits with it.
 
     Args:
-        log: what the server prints.
+        log: file of the server's output.
         learn: modules that forks find imported once one of them has imported them.
 
     Raises:
@@ -75,7 +75,7 @@ def split(log: Path, *, learn: Sequence[str] = ()) -> ForkServer | int:
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Newer Pythons warn of any thread; see .fork_server for those that are there.
+            # Newer Pythons warn of any thread; .fork_server says which threads there are.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:

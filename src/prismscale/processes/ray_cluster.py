@@ -1,13 +1,14 @@
 """A connection to a Ray cluster: ``pip install prismscale[ray]``, with prismscale on its nodes.
 
-[Note: signals] Ray takes SIGTERM for itself. Its compiled code ends the process at one, unless a
-variable says no; and ``ray.init`` replaces the handler that is there, which it can do in the main
-thread alone: so another thread calls it. What a handler raises while Ray's compiled code waits
-arrives when that has done, as the cause of a ``SystemError``: so nothing waits for long.
+[Note: signals] Ray takes SIGTERM for itself. Its compiled code ends the process at a SIGTERM,
+unless a variable forbids it. ``ray.init`` also replaces the handler that is there, which it can do
+only in the main thread, so another thread calls it. If a handler raises while Ray's compiled code
+waits, the exception arrives only when that wait is over, as the cause of a ``SystemError``. So no
+wait is long.
 
-[Note: workers] Ray gives a worker up that has not reported in a minute, by the time of day: a clock
-that is set forward meanwhile makes it give up all of them, and after a few times wait for ever. A
-worker that dies is seen without that.
+[Note: workers] Ray gives up a worker that has not reported within a minute, by the time of day. If
+the clock is set forward meanwhile, Ray gives up all workers, and after a few times it waits for
+ever. So that minute is made very long here. A worker that dies is noticed without it.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from prismscale.processes.variables import variables_set
 ANSWER_WITHIN_S = 5.0
 """How long a Ray cluster may take to answer at all."""
 SCRATCH = "PRISMSCALE_SCRATCH"
-"""Variable of the processes of a cluster of our own: a folder that goes when the cluster does."""
+"""Names a folder that is removed with the cluster, in the processes of a cluster that we start."""
 _PATIENT = {"RAY_worker_register_timeout_seconds": str(3 * 86_400)}
-"""See [Note: workers]."""
+"""Variables of Ray; see [Note: workers]."""
 _WAIT_S = 0.5
-"""At a time."""
+"""Longest single wait in Ray's code; see [Note: signals]."""
 
 
 @contextmanager
 def connected_ray(address: str | None) -> Iterator[Any]:
-    """The module ``ray``, connected; a connection that was there before is taken and stays.
+    """Connect to Ray and yield the module ``ray``. An existing connection is used and stays.
 
     Args:
-        address: of a running cluster, or ``auto``; None starts one on this machine.
+        address: address of a running cluster, or ``auto``; None starts one on this machine.
 
     Raises:
         UsageError: Ray is not installed or does not start, or there is no cluster at the address.
@@ -53,7 +54,8 @@ def connected_ray(address: str | None) -> Iterator[Any]:
         yield ray
         return
     _check_reachable(address)
-    # What Ray starts ends with the thread that started it: one for the whole connection.
+    # Processes that Ray starts end with the thread that started them, so one thread serves for the
+    # whole connection.
     own = _own_folder() if address is None else nullcontext()
     with own as folder, ThreadPoolExecutor(max_workers=1) as thread:
         try:
@@ -70,9 +72,12 @@ def connected_ray(address: str | None) -> Iterator[Any]:
 
 @contextmanager
 def _own_folder() -> Iterator[Path]:
-    """For what Ray writes. Whoever has files open in it in the end is ended, also where this
-    process is killed: Ray's agents miss that where they have only just begun."""
-    # Ray's own choice: names of sockets have an end.
+    """A folder for Ray's files. At the end, processes with open files in it are killed.
+
+    They are killed even if this process is killed first: Ray's agents do not notice that if they
+    have only just begun.
+    """
+    # In the place that Ray itself would choose, because paths of sockets must be short.
     parent = os.environ.get("RAY_TMPDIR", "/tmp")
     try:
         folder = Path(tempfile.mkdtemp(prefix="prismscale-", dir=parent))
@@ -91,7 +96,7 @@ def _own_folder() -> Iterator[Path]:
 
 
 def first_done(ray: Any, results: Sequence[Any]) -> Any:
-    """The first of ``results`` that is there; a signal ends the wait."""
+    """Wait for the first of ``results`` that is there. A signal ends the wait."""
     done: list[Any] = []
     while not done:
         done, _ = ray.wait(list(results), num_returns=1, timeout=_WAIT_S)
@@ -99,7 +104,7 @@ def first_done(ray: Any, results: Sequence[Any]) -> Any:
 
 
 def _connect(ray: Any, address: str | None, folder: Path | None, thread: Executor) -> None:
-    """See [Note: signals]."""
+    """Connect on ``thread``; see [Note: signals]."""
     asked = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if folder is not None:
         asked["_temp_dir"] = str(folder)
@@ -113,13 +118,13 @@ def _connect(ray: Any, address: str | None, folder: Path | None, thread: Executo
 
 
 def _handle_again() -> None:
-    """Ray's compiled code has put its handler over ours, or taken both away."""
+    """Install our SIGTERM handler again: Ray's compiled code has covered or removed it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _check_reachable(address: str | None) -> None:
-    """Ray itself asks an address that does not answer again and again for minutes."""
+    """Refuse an address that does not answer. Ray itself would retry it for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return

@@ -1,9 +1,10 @@
-"""Ends what is left when its owner is killed outright: a process of its own that keeps a list.
+"""A separate process that ends what its owner leaves behind, even if the owner is killed outright.
 
 The owner writes lines ``+session PID``, ``-session PID``, ``+folder PATH``, ``-folder PATH`` into a
 pipe; ``+users PATH`` stands for a folder and the processes that have files open in it. The pipe
-ends when the owner does, however it ends, and everything still listed goes. Only the standard
-library is imported here: the file is run by path, without our package, in some 15 ms.
+ends when the owner ends, in whatever way. Then the reaper ends or removes everything still listed.
+Only the standard library is imported here: the file is run by path, without our package, in some
+15 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOOKS, _BETWEEN_LOOKS_S = 3, 0.1
 
 
 class Reaper:
-    """The owner's side."""
+    """The owner's handle on its reaper process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -38,7 +39,7 @@ class Reaper:
         self._tell(f"+{kind} {what}\n")
 
     def remove(self, kind: str, what: int | Path) -> None:
-        """It is gone."""
+        """Take an entry off the list, because it is gone."""
         self._tell(f"-{kind} {what}\n")
 
     def close(self) -> None:
@@ -50,15 +51,15 @@ class Reaper:
         pipe = self._process.stdin
         if pipe is None:
             return
-        # Somebody may have killed it: then the kernel's signal to orphans is what is left.
+        # Somebody may have killed the reaper: then only the kernel's signal to orphans is left.
         with contextlib.suppress(BrokenPipeError):
             pipe.write(os.fsencode(line))
-            # Now, not when the buffer is full: we may be killed next.
+            # Flush now, not when the buffer is full: we may be killed next.
             pipe.flush()
 
 
 def guard(lines: Iterable[bytes]) -> None:
-    """Follow the list to its end, then end what is on it."""
+    """Follow the list until the pipe ends, then end everything on it."""
     listed: dict[tuple[bytes, bytes], None] = {}
     for line in lines:
         kind, _, what = line[1:].rstrip(b"\n").partition(b" ")
@@ -73,19 +74,22 @@ def guard(lines: Iterable[bytes]) -> None:
     for kind, what in listed:
         if kind == b"users":
             _end_users(Path(os.fsdecode(what)))
-    # Folders last: nobody is left who would write to them again.
+    # Folders last: no process is left that would write to them again.
     for kind, what in listed:
         if kind in (b"folder", b"users"):
             shutil.rmtree(os.fsdecode(what), ignore_errors=True)
 
 
 def _end_users(folder: Path) -> None:
-    """Until some looks find none: those that are ended may just have started others."""
+    """Kill all processes with open files in ``folder``, until several looks in a row find none.
+
+    A killed process may just have started another one.
+    """
     looks = 0
     while looks < _LOOKS:
         looks += 1
         for process in Path("/proc").glob("[0-9]*"):
-            # The owner may have some open, and go on.
+            # The owner may have files open there, and lives on.
             if int(process.name) != os.getppid() and _uses(process, folder):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(process.name), signal.SIGKILL)
@@ -94,7 +98,7 @@ def _end_users(folder: Path) -> None:
 
 
 def _uses(process: Path, folder: Path) -> bool:
-    # It may end meanwhile, or be somebody else's.
+    # The process may end meanwhile, or belong to another user.
     with contextlib.suppress(OSError):
         return any(file.readlink().is_relative_to(folder) for file in (process / "fd").iterdir())
     return False

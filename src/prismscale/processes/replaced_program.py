@@ -1,8 +1,8 @@
-"""Programs that put another Python program, or themselves, in the place of their process.
+"""Programs that replace their process by another Python program, or by themselves (``os.exec``).
 
-A launcher that sets variables which libraries read when they are imported does so: it calls
-``os.execvpe(sys.executable, [sys.executable, script, ...], environment)``. The new interpreter
-would know nothing of the rank that its process is, so it is made to begin as that rank.
+Launchers do this after they have set variables that libraries read when they are imported. They
+call ``os.execvpe(sys.executable, [sys.executable, script, ...], environment)``. The new interpreter
+would not know which rank its process is, so it is made to begin as that rank.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from contextlib import contextmanager
 from typing import Any
 
 RankAnew = Callable[[Sequence[str]], Sequence[str] | None]
-"""From the arguments of an interpreter to those with which it begins as the same rank; None where
-they name no program that a rank can run."""
+"""Maps an interpreter's arguments to those with which it begins as the same rank.
+
+Returns None if they name no program that a rank can run.
+"""
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of the interpreter that take the word after them."""
+"""Options of the interpreter whose value is the next word."""
 
 
 @contextmanager
 def followed_when_replaced(anew: RankAnew) -> Iterator[None]:
-    """Meanwhile, a Python that takes this process's place begins as ``anew`` says.
+    """Inside the context, a Python that replaces this process begins as ``anew`` says.
 
-    All of ``os.exec*`` end in the two functions that are replaced here. What is no Python, or not
-    this one, takes the place as it is.
+    All ``os.exec*`` functions end in the two functions that are patched here. A program other than
+    this Python replaces the process unchanged.
     """
     before = os.execv, os.execve
 
@@ -48,7 +50,7 @@ def followed_when_replaced(anew: RankAnew) -> Iterator[None]:
 
 
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """An interpreter's own options, and the words from its program on: ``-m``, ``-c`` or a file."""
+    """Split off an interpreter's own options. The rest begins with ``-m``, ``-c`` or a file."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-"):
         at += 2 if words[at] in _WITH_VALUE else 1
@@ -56,7 +58,7 @@ def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_this_python(path: Any) -> bool:
-    # A file descriptor names no file that is known.
+    # The file behind a descriptor is not known.
     if isinstance(path, int):
         return False
     try:

@@ -1,7 +1,7 @@
 """Places to run that several processes share, so that together they start no more than there are.
 
-Each place is a file in one folder, and whoever has locked it has the place. A lock goes with its
-process, however that ends: no place is ever lost.
+Each place is a file in one folder, and the process that has locked the file has the place. A lock
+ends with its process, however that ends, so no place is ever lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SharedSlots:
     count: int
 
     def take(self) -> int | None:
-        """A descriptor that holds a place until it is closed; None where all are taken."""
+        """Take a place: return a descriptor that holds it until closed; None if all are taken."""
         for place in range(self.count):
             handle = os.open(self.folder / f"place-{place}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
@@ -37,8 +37,7 @@ class SharedSlots:
 
 @dataclass(kw_only=True)
 class SharingStarter:
-    """Starts what another starter would, each process on a place of its own among those that
-    are shared (a :class:`.Starter`)."""
+    """Starts processes with another starter, each on its own shared place (a :class:`.Starter`)."""
 
     inner: Starter
     shared: SharedSlots
@@ -47,7 +46,7 @@ class SharingStarter:
 
     @property
     def slots(self) -> int:
-        """See :class:`.Starter`: at most all of the places."""
+        """See :class:`.Starter`; here the number of all places."""
         return self.shared.count
 
     def has_room(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a process of a job comes to be: anew, or as a fork (:mod:`.fork_server`)."""
+"""How a process of a job is started: as a new interpreter, or as a fork (:mod:`.fork_server`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prismscale.processes.children import Child, Children, Program
 
 
 class Starter(Protocol):
-    """Starts ranks, and what they run against."""
+    """Starts ranks, and the other processes of a job."""
 
     @property
     def slots(self) -> int:
-        """How many ranks have a place of their own, side by side: a core, or a machine."""
+        """Number of ranks that can run side by side, each on its own place: a core or a machine."""
 
     def has_room(self) -> bool:
-        """Whether one more may start now, as far as others on this machine are concerned."""
+        """Whether other users of this machine leave room to start one more process now."""
 
     def start(self, children: Children, program: Program) -> Child:
         """Start ``program`` among ``children``."""
@@ -29,7 +29,7 @@ class Spawner:
     """Starts a new interpreter for each process."""
 
     attached: bool = False
-    """The process has this one's own input and output."""
+    """Give the process this process's own input and output."""
 
     @property
     def slots(self) -> int:
@@ -47,5 +47,5 @@ class Spawner:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variables_set(changed: Mapping[str, str]) -> Iterator[None]:
-    """Meanwhile this process, and those that it starts, see ``changed``; what was there before is
-    put back."""
+    """Set variables for this process and those that it starts, then restore the old values."""
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:

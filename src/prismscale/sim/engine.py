@@ -1,9 +1,9 @@
-"""The engine: when does every node of every rank start and end?
+"""The engine: computes when every node of every rank starts and ends.
 
-start = max(ends of directional predecessors); a communication starts at the last arrival of its
-members and ends its duration later; waiting is whatever is left (PrismLLM section 4.3, inter-slice
-calibration). One NumPy operation serves all members of a class, and, where durations carry a draw
-axis, all Monte Carlo draws. Classes run like processes that block on each other.
+A node starts at the latest end of its predecessors. A communication starts at the last arrival of
+its members and ends one duration later; whatever time is left is waiting (PrismLLM section 4.3,
+inter-slice calibration). One NumPy operation serves all members of a class and, if durations carry
+a draw axis, all Monte Carlo draws. Classes run like processes that block on each other.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ COMPUTE, RECV = int(NodeKind.COMPUTE), int(NodeKind.RECV)
 
 
 class Progress(Protocol):
-    """How computation gets on where that follows from what live ranks do."""
+    """Decides when computation ends if that depends on how live ranks are running."""
 
     def ends(self, class_index: int, start: Times, duration: Duration) -> Times:
-        """When a class's computation ends."""
+        """Return the ends of a class's computation."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineState:
-    """Where the classes of a job stand: as much of its past as its future depends on."""
+    """The state of a simulation: as much of its past as its future depends on."""
 
     classes: tuple[tuple[int, dict[int, Times], dict[int, int]], ...]
-    """By class: next stream position, ends that are still asked for, uses of each channel."""
+    """By class: next stream position, ends that are still needed, uses of each channel."""
     instances: dict[tuple[int, int], CollectiveInstance]
 
 
 StepEnd = Callable[[int, int, Times], None]
-"""``(class, step, end [..., M])``: the end of a node that no later node of its step waits for. The
-step ends with the latest of these."""
+"""Callback ``(class, step, end [..., M])`` for a node that no later node of its step waits for. The
+step ends with the latest of these ends."""
 NodeSeen = Callable[[int, int, Times, Times, Times], None]
-"""``(class, stream position, start or own arrival, last arrival, end)``, each ``[..., M]``. A
-computation waits for nobody: its last arrival is its start."""
+"""Callback ``(class, stream position, start or own arrival, last arrival, end)``; each time is
+``[..., M]``. A computation waits for no other rank: its last arrival is its start."""
 
 
 class Engine:
-    """Re-times a compiled job. Each class is advanced until it needs somebody who has not come.
+    """Re-times a compiled job. Each class is advanced until it needs a side that has not arrived.
 
     Use :func:`prismscale.sim.timeline.simulate` unless ranks are live.
     """
@@ -73,15 +73,17 @@ class Engine:
         """
         Args:
             job: the compiled job.
-            durations: how long every node takes.
+            durations: the duration of every node.
             steps: steps to run; :meth:`extend` adds more.
             with_prologue: start at the program's beginning instead of at its first steady step.
             on_step_end: called for each node that may be the last of its step.
-            on_node: by class index; called for each node of the class, in stream order of ends.
-            external: classes whose arrivals are told by :meth:`arrive`.
-            watch_hangs: remember who came to each instance, so that :attr:`hangs` can be answered.
-            progress: how computation gets on; None: it takes its duration.
-            start: where an engine of the same job stood; ``steps`` counts those before, too.
+            on_node: by class index; called for each node of the class as soon as its end is known.
+            external: classes of live ranks, whose arrivals come through :meth:`arrive`.
+            watch_hangs: record the arrivals at each communication, and collect groups that wait for
+                ever in :attr:`hangs`.
+            progress: decides when computation ends; None: computation takes its duration.
+            start: the state of another engine of the same job, to go on from; ``steps`` includes
+                the steps before it.
         """
         self._job = job
         self._durations = durations
@@ -109,13 +111,13 @@ class Engine:
         return ClassState(program=program, position=start, stop=stop, external=external)
 
     def _go_on_from(self, start: EngineState) -> None:
-        # Copies: many engines go on from one state, and each changes its own.
+        # Copied, because many engines may go on from one state, and each changes its own.
         for state, (position, ends, uses) in zip(self._states, start.classes, strict=True):
             state.position, state.ends, state.uses = position, dict(ends), dict(uses)
         self._instances = {key: instance.copied() for key, instance in start.instances.items()}
 
     def _load_durations(self, state: ClassState, x: int) -> None:
-        """Make ``state.durations`` those of the prologue or step that holds position ``x``."""
+        """Set ``state.durations`` to those of the prologue or step that holds position ``x``."""
         program = state.program
         if x < program.n_prologue:
             state.durations, state.durations_base = self._durations.prologue(program.index), 0
@@ -125,23 +127,28 @@ class Engine:
             state.durations_base = x - offset
 
     def extend(self, steps: int) -> None:
-        """Let every class run until the end of ``steps`` steps; never takes steps back."""
+        """Let every class run until the end of ``steps`` steps; never reduces their number."""
         if steps <= self._steps:
             return
         self._steps = steps
         for state in self._states:
-            # Before the stop moves: who is blocked must not run again until what it waits for has
-            # ended.
+            # Computed before the stop moves: a blocked class must not run again until the node that
+            # it waits for has ended.
             idle = state.position >= state.stop and not state.external
             state.stop = state.program.n_prologue + steps * state.program.n_body
             if idle:
                 self._ready.append(state.program.index)
 
     def advance(self, until_ns: int | None = None) -> int | None:
-        """Run every class as far as it can go, but for computation that begins after ``until_ns``
-        (None: all of it); returns when the first of that would begin, None where none is left."""
+        """Run every class as far as it can go.
+
+        Computation that would begin after ``until_ns`` is held (None: no computation is held).
+
+        Returns:
+            When the first held computation would begin; None if none is held.
+        """
         self._until_ns = until_ns
-        # Who was held at an earlier limit may go on now, or is held again.
+        # A class that was held at an earlier limit may go on now, or is held again.
         self._ready.extend(self._held)
         self._held.clear()
         while self._ready:
@@ -149,28 +156,31 @@ class Engine:
         return min(self._held.values(), default=None)
 
     def run(self) -> None:
-        """Run to the end.
+        """Run every class to its last step.
 
         Raises:
-            StuckError: some class cannot finish; names who waits for whom. Live classes need not:
-                the engine does not see their computation.
+            StuckError: some class cannot finish; the message names who waits for whom. Live classes
+                need not finish, because the engine does not see their computation.
         """
         self.advance()
         if any(s.position < s.stop and not s.external for s in self._states):
             raise self.stuck()
 
     def arrive(self, class_index: int, position: int, time_ns: int) -> None:
-        """A live rank reached the communication at stream ``position`` of its class."""
+        """Record that a live rank reached the communication at stream ``position`` of its class."""
         state = self._states[class_index]
         state.position = max(state.position, position + 1)
         self._meet(state, position, np.array([time_ns], dtype=np.int64))
 
     def stuck(self) -> StuckError:
-        """Why no class can advance, in words."""
+        """Return the error that says why no class can advance."""
         return describe_stuck(self._job, self._states, self._instances)
 
     def ends_asked_for(self) -> dict[tuple[int, int], Times]:
-        """Ends that later nodes ask for, by class and distance back from where the class stands."""
+        """Return the ends that later nodes need, by class and distance back from its next position.
+
+        Ends of prologue nodes are left out.
+        """
         return {
             (state.program.index, state.position - x): end
             for state in self._states
@@ -179,7 +189,7 @@ class Engine:
         }
 
     def standing(self) -> EngineState:
-        """Where all classes stand, for another engine to go on from there."""
+        """Return the state of all classes, for another engine to go on from."""
         return EngineState(
             classes=tuple(
                 (state.position, dict(state.ends), dict(state.uses)) for state in self._states
@@ -188,17 +198,17 @@ class Engine:
         )
 
     def position_of(self, class_index: int) -> int:
-        """Next stream position of a class."""
+        """Return the next stream position of a class."""
         return self._states[class_index].position
 
     def forget_before(self, class_index: int, position: int) -> None:
-        """A live rank will not ask again for nodes before ``position``."""
+        """Drop the ends of nodes before ``position``, which a live rank will not ask for again."""
         ends = self._states[class_index].ends
         for x in [x for x in ends if x < position]:
             del ends[x]
 
     def end_of(self, class_index: int, position: int) -> Times | None:
-        """End of a node that is still needed, or None where it is not known (yet)."""
+        """Return the end of a node that is still needed, or None if it is not known (yet)."""
         return self._states[class_index].ends.get(position)
 
     def _run_class(self, state: ClassState) -> None:
@@ -215,12 +225,12 @@ class Engine:
             start: Times | None = None
             for distance in program.preds[i]:
                 source = x - distance
-                # Before the beginning, where all ranks start together at time 0.
+                # The source lies before the first node. There all ranks start together at time 0.
                 if source < first:
                     continue
                 end = ends.get(source)
-                # A communication that others have yet to come to. Whoever concludes it makes this
-                # class ready again.
+                # The source is a communication that other sides have not reached yet. The class
+                # that completes it makes this class ready again.
                 if end is None:
                     state.position, state.blocked_on = x, source
                     return
@@ -246,8 +256,8 @@ class Engine:
             else:
                 self._meet(state, x, start)
             for distance in program.frees[i]:
-                # In the first steps a body's table reaches back into the prologue, whose ends the
-                # body may still ask for.
+                # In the first steps the body's distances reach back into the prologue, whose ends
+                # the body may still need.
                 if x - distance >= prologue or x < prologue:
                     ends.pop(x - distance, None)
             x += 1
@@ -282,7 +292,7 @@ class Engine:
             self._conclude(instance)
 
     def _communication_ns(self, state: ClassState, x: int) -> Duration:
-        # A live rank's class is never run, so nobody has loaded the step that it arrives in.
+        # The class of a live rank is never run, so the durations of its step may not be loaded.
         if not 0 <= x - state.durations_base < len(state.durations):
             self._load_durations(state, x)
         return state.durations[x - state.durations_base]
@@ -299,7 +309,7 @@ class Engine:
             i = state.program.template(x)
             plan = state.program.plans[i]
             end_M = end_G if plan is None else plan.to_members(end_G)
-            # A live rank asks for the end of each of its own communications.
+            # A live rank asks for the end of each of its communications.
             if state.program.kept[i] or state.external:
                 state.ends[x] = end_M
             if state.program.ends_step[i] and self._on_step_end is not None:
@@ -310,7 +320,7 @@ class Engine:
                 own = next(a for c, a in instance.arrivals if c == index)
                 last = arrival if plan is None else plan.to_members(arrival)
                 seen(index, x, own, last, end_M)
-            # The others run, are held, or wait for something else first.
+            # Other classes are running, are held, or first wait for another node.
             if state.blocked_on == x and not state.external:
                 state.blocked_on = -1
                 self._ready.append(index)

@@ -1,4 +1,4 @@
-"""What periodic events cost: their steps, re-timed, beside ordinary ones."""
+"""Costs of periodic events: their steps are re-timed and compared with ordinary steps."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from prismscale.sim.retime import retime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventCost:
-    """An event and what it adds."""
+    """A periodic event and the time that it adds to the job."""
 
     facts: EventFacts
     extra_ns: int
-    """Time of the job that one of them adds to its steps; below 0 where its steps are shorter."""
+    """Time that one event adds to the job; negative if its steps are shorter than ordinary ones."""
 
     rate: float
-    """How often it comes, per step."""
+    """How often the event comes, per step."""
 
     @property
     def per_step_ns(self) -> float:
-        """Spread over all steps."""
+        """The added time, spread over all steps."""
         return self.extra_ns * self.rate
 
 
 def event_costs(events: Sequence[StoredEvent], scenario: Scenario, step_ns: int) -> list[EventCost]:
-    """What each event adds to a job whose ordinary step takes ``step_ns``."""
+    """Return the cost of each event in a job whose ordinary step takes ``step_ns``."""
     found = []
     often = Calendar(schedules=tuple(e.facts.schedule for e in events)).rates()
     for event, rate in zip(events, often, strict=True):

@@ -1,9 +1,9 @@
-"""Flows that share links: how long each takes beside the others.
+"""Computes how long flows take that share links.
 
-A flow would use a share of the bandwidth of each of its links all the time. While the flows
-in progress ask for more than a link has, the link is divided among them as evenly as what they ask
-for allows (max-min fairness: D. Bertsekas, R. Gallager, "Data Networks", 1992, section 6.5.2). A
-flow goes on at the pace that its tightest link allows.
+A flow that is alone uses a constant share of the bandwidth of each of its links. While the flows in
+progress together ask for more than a link has, the link is divided among them as evenly as their
+demands allow (max-min fairness: D. Bertsekas, R. Gallager, "Data Networks", 1992, section 6.5.2). A
+flow proceeds at the pace that its tightest link allows.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ class Flow:
     """One communication of a rank."""
 
     lane: int
-    """Flows of a lane follow each other."""
+    """Lane of the flow. Flows on one lane run one after the other."""
     start_ns: int
-    """When it begins, unless its lane is still busy."""
+    """When the flow begins, unless its lane is still busy."""
     alone_ns: int
-    """What it takes where nothing else moves."""
+    """Duration if no other flow is in progress."""
     use: Mapping[str, float]
-    """Share of its links' bandwidth that it takes then, 0 to 1, by link."""
+    """Share of bandwidth that the flow then takes of its links, 0 to 1, by link."""
 
 
 def shared_ns(flows: Sequence[Flow]) -> list[float]:
-    """What each flow takes beside the others; never less than alone.
+    """Return the duration of each flow beside the others; never less than alone.
 
     Args:
-        flows: of one rank, those of a lane in the order in which they begin.
+        flows: flows of one rank; those of a lane in the order in which they begin.
     """
     waiting = sorted(range(len(flows)), key=lambda i: flows[i].start_ns, reverse=True)
     left_ns = [float(t.alone_ns) for t in flows]
     began_ns = [0.0] * len(flows)
     ended_ns = [0.0] * len(flows)
     running: dict[int, int] = {}
-    """By lane."""
+    """Index of the running flow, by lane."""
     held: dict[int, list[int]] = {}
-    """Flows whose time has come and whose lane is busy, by lane."""
+    """Flows that are due but whose lane is busy, by lane."""
     now = 0.0
     while waiting or running:
         lanes, paces = list(running), _paces([flows[i].use for i in running.values()])
@@ -50,7 +50,7 @@ def shared_ns(flows: Sequence[Flow]) -> list[float]:
         then = min(begins, *ends) if ends else begins
         for lane, pace, end in zip(lanes, paces, ends, strict=True):
             left_ns[running[lane]] -= (then - now) * pace
-            # By its end, not by what is left: of that, rounding leaves some.
+            # Decided by its end, not by the time left, of which rounding may leave some.
             if end <= then:
                 ended_ns[running.pop(lane)] = then
         now = then
@@ -69,7 +69,7 @@ def shared_ns(flows: Sequence[Flow]) -> list[float]:
 
 
 def _paces(uses: Sequence[Mapping[str, float]]) -> list[float]:
-    """How fast each of some flows goes on, 1 as if alone."""
+    """Return the pace of each of some concurrent flows; 1 is the pace of a flow alone."""
     if len(uses) == 1:
         return [1.0]
     paces = [1.0] * len(uses)
@@ -82,8 +82,7 @@ def _paces(uses: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def max_min_shares(asked: Sequence[float]) -> list[float]:
-    """What each gets of a link of bandwidth 1: as much as it asks for, or as much as whoever gets
-    most."""
+    """Divide a link of bandwidth 1: each gets what it asks for, or as much as any other gets."""
     got = [0.0] * len(asked)
     free = 1.0
     order = sorted(range(len(asked)), key=lambda i: asked[i])

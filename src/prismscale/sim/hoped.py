@@ -1,4 +1,4 @@
-"""A job with its what-ifs, beside the same job without them."""
+"""Compares a job under a scenario's what-ifs with the same job without them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from prismscale.sim.shared_links import sharing_links
 
 @dataclass(frozen=True, kw_only=True)
 class HopedJob:
-    """What a scenario makes of a run's graph."""
+    """A run's job under a scenario, and the effect of each what-if."""
 
     durations: GraphDurations
-    """As the scenario has it, of the graph that it leaves."""
+    """Durations under the scenario, of the graph as the scenario changes it."""
     scenario: Scenario
-    """That the graph was made for, without its what-ifs: what is costed without them."""
+    """The scenario without its what-ifs, for everything that is costed without them."""
     step_without_ns: int | None = None
-    """The job's step without its what-ifs; None where there are none."""
+    """The job's step without what-ifs; None if the scenario has none."""
     effects: tuple[Effect, ...] = ()
     """What each what-if touches."""
 
 
 def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
-    """The job as the scenario of ``alteration`` has it.
+    """Return the job under the scenario of ``alteration``.
 
     Args:
-        graph: as it was captured.
-        alteration: what the scenario changes in it.
+        graph: the graph as it was captured.
+        alteration: what the scenario changes in the graph.
 
     Raises:
-        UsageError: a what-if that touches nothing, or needs another capture.
+        UsageError: a what-if touches nothing, or needs another capture.
     """
     scenario = alteration.scenario
     durations = scenario.durations(alteration.graph(graph))

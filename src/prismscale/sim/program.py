@@ -1,6 +1,6 @@
-"""A class's trace compiled for the engine: plain lists, channels instead of groups, and lifetimes.
+"""Compiles a class's trace for the engine: plain lists, channels instead of groups, lifetimes.
 
-See :mod:`prismscale.graph.channels` for where ranks meet.
+See :mod:`prismscale.graph.channels` for channels.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class SlotPlan:
     """How members of a class exchange times with the groups of one family."""
 
     order_M: NDArray[np.int64] | None
-    """Permutation that brings members into (position, group) order; None where it is none."""
+    """Permutation that brings members into (position, group) order; None if it is the identity."""
     positions: int
-    """Group positions that this class fills: members per group."""
+    """Number of group positions that this class fills: its members per group."""
     n_groups: int
     group_M: NDArray[np.int64] | None
-    """Group of each member, to read results back; None where a plain broadcast does it."""
+    """Group of each member, to read results back; None if a plain broadcast is enough."""
 
     def to_groups(self, time_M: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Latest member time per group: ``[..., M]`` (or ``[..., 1]``) → ``[..., G]``."""
+        """Take the latest time in each group: ``[..., M]`` (or ``[..., 1]``) → ``[..., G]``."""
         if time_M.shape[-1] == 1:
             return time_M
         ordered = time_M if self.order_M is None else np.take(time_M, self.order_M, axis=-1)
@@ -41,12 +41,12 @@ class SlotPlan:
             return ordered
         if self.n_groups == 1:
             return ordered.max(axis=-1, keepdims=True)
-        # In (position, group) order, the members of a group stand in one column.
+        # In (position, group) order, the members of a group are in one column.
         split = ordered.reshape(*ordered.shape[:-1], self.positions, self.n_groups)
         return split.max(axis=-2)
 
     def to_members(self, time_G: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A time per group → a time per member; ``[..., 1]`` stays as it is and broadcasts."""
+        """Turn times per group into times per member; ``[..., 1]`` stays as is and broadcasts."""
         if self.group_M is None or time_G.shape[-1] == 1:
             return time_G
         return np.take(time_G, self.group_M, axis=-1)
@@ -54,7 +54,7 @@ class SlotPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edges:
-    """What depends on a trace alone; lists as in :class:`ClassProgram`."""
+    """The lists of a :class:`ClassProgram` that depend on its trace alone."""
 
     kinds: list[int]
     preds: list[tuple[int, ...]]
@@ -73,21 +73,21 @@ class ClassProgram:
     n_body: int
     kinds: list[int]
     preds: list[tuple[int, ...]]
-    """Distances back."""
+    """Distances back to the predecessors."""
     frees: list[tuple[int, ...]]
-    """Distances back to nodes whose end time nobody needs after this node."""
+    """Distances back to nodes whose end time no node needs after this one."""
     kept: list[bool]
-    """False where no later node needs this node's end time."""
+    """False if no later node needs this node's end time."""
     channels: list[int]
     plans: list[SlotPlan | None]
     speaks: list[bool]
-    """True where this class's duration is the communication's duration."""
+    """True if the duration of the communication is read from this class."""
     ends_step: list[bool]
-    """True where no later node of the same step waits for this one. A step has ended when all of
-    these have: on the host, on every stream, and in the network."""
+    """True if no later node of the same step waits for this one. A step has ended when all of these
+    nodes have ended: on the host, on every stream, and in the network."""
 
     def template(self, position: int) -> int:
-        """Template node of a stream position."""
+        """Return the template node of a stream position."""
         if position < self.n_prologue:
             return position
         return self.n_prologue + (position - self.n_prologue) % self.n_body
@@ -95,7 +95,7 @@ class ClassProgram:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """Where instances of a collective gather: who takes part."""
+    """A channel of the job, and the classes that take part in its communications."""
 
     key: ChannelKey
     classes: tuple[int, ...]
@@ -114,15 +114,15 @@ def compile_job(graph: JobGraph) -> JobProgram:
     """Compile every class of ``graph``.
 
     Raises:
-        GraphError: a class whose body is empty, or a point-to-point node in a class whose members
-            sit at different positions of the group.
+        GraphError: the body of a class is empty, or a class has a point-to-point node and its
+            members have different positions in the group.
     """
     program = JobProgram(graph=graph)
     channel_ids: dict[ChannelKey, int] = {}
     edges: dict[int, Edges] = {}
     for rank_class in graph.classes:
         trace = rank_class.trace
-        # Execution classes share stored traces.
+        # Several execution classes may share one stored trace.
         known = edges.get(id(trace)) or edges.setdefault(id(trace), _edges(trace))
         program.classes.append(
             _compile_class(graph, rank_class, known, channel_ids, program.channels)
@@ -144,11 +144,12 @@ def _edges(trace: RankTrace) -> Edges:
 
 
 def _last_of_step(trace: RankTrace, preds: list[tuple[int, ...]]) -> list[bool]:
-    """Which nodes of the body no later node of the same step waits for."""
+    """Return True for body nodes that no later node of the same step waits for."""
     last = [node >= trace.n_prologue for node in range(trace.n_nodes)]
     for reader in range(trace.n_prologue, trace.n_nodes):
         for distance in preds[reader]:
-            # Otherwise its source lies in an earlier step, and may be the last node of that one.
+            # Otherwise the source lies in an earlier step, and may still be the last node of that
+            # step.
             if reader - distance >= trace.n_prologue:
                 last[reader - distance] = False
     return last
@@ -203,7 +204,7 @@ def _slot_plan(graph: JobGraph, rank_class: RankClass, slot: GroupSlot) -> SlotP
     order = np.argsort(slot.slot_M, kind="stable")
     identity = np.arange(rank_class.size)
     same_order = bool(np.array_equal(order, identity))
-    # One group, or one member for each group in the groups' own order: a plain broadcast does it.
+    # With one group, or one member per group in the order of the groups, a broadcast is enough.
     trivial = n_groups == 1 or (rank_class.size == n_groups and same_order)
     return SlotPlan(
         order_M=None if same_order else order,
@@ -216,11 +217,11 @@ def _slot_plan(graph: JobGraph, rank_class: RankClass, slot: GroupSlot) -> SlotP
 def _lifetimes(
     trace: RankTrace, preds: list[tuple[int, ...]]
 ) -> tuple[list[tuple[int, ...]], list[bool]]:
-    """For each template node, which earlier end times die with it, and whether its own is needed.
+    """Return, by template node, which end times it frees, and whether its own is needed.
 
-    A body node is last read ``d`` positions later, the same in every step, so reader and distance
-    can be tabled once. A prologue node that the body still reads is kept for ever: it is read only
-    in the first steps, and a table for steady steps cannot say so.
+    A body node is last read ``d`` positions later, the same in every step, so its last reader and
+    the distance can be stored once. A prologue node that the body still reads is kept for ever: it
+    is read only in the first steps, and a table for steady steps cannot say so.
     """
     n, prologue, body = trace.n_nodes, trace.n_prologue, trace.n_body
     last_distance = [0] * n
@@ -232,8 +233,8 @@ def _lifetimes(
                 if source >= 0:
                     last_distance[source] = max(last_distance[source], distance)
                 continue
-            # The same edge in later steps: it starts one body further on each time, and in the
-            # prologue until it has left it.
+            # In later steps the same edge starts one body further on each time. Its source lies in
+            # the prologue for the first of these steps.
             for early in range(source if source >= 0 else source % body, prologue, body):
                 read_by_body[early] = True
             steady = prologue + (reader - prologue - distance) % body
@@ -241,7 +242,7 @@ def _lifetimes(
     frees: list[list[int]] = [[] for _ in range(n)]
     for source, distance in enumerate(last_distance):
         if distance and not read_by_body[source]:
-            # Its last reader frees it: for a node of the body, the reader's place in a steady step.
+            # Its last reader frees it. For a body node that is the reader's place in a steady step.
             reader = source + distance
             if source >= prologue:
                 reader = prologue + (reader - prologue) % body

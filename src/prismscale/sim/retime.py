@@ -1,10 +1,10 @@
-"""The step that stands for all: the median of many.
+"""Re-times a job and finds the step that is typical of it: the median of many.
 
-[Note: medians do not add up] Captured steps differ, and at each collective ranks wait for whoever
-is late this time. A job that takes every node's median duration has no such waits: for 1,024 ranks
-of the llama example on a busy machine it was 362 ms a step where the median step was 396 ms. So the
-job is re-timed with the captured steps themselves, in the order in which the virtual peers of live
-ranks replay them, and the median of these steps is the one that is predicted and shown.
+[Note: medians do not add up] Captured steps differ, and at each collective ranks wait for whichever
+rank is late this time. A job in which every node takes its median duration has no such waits: for
+1,024 ranks of the llama example on a busy machine its step was 362 ms, and the median step was 396
+ms. So the job is re-timed with the captured steps themselves, in the order in which the virtual
+peers of live ranks replay them. The median of these steps is the one that is predicted and shown.
 """
 
 from __future__ import annotations
@@ -23,33 +23,35 @@ from prismscale.sim.steady import Steady
 from prismscale.sim.timeline import Timeline, simulate, simulate_steady
 
 STEPS = 4
-"""Simulated steps where captured ones differ: the last one's period is shown."""
+"""Steps of the shown timeline if captured steps differ; the period of the last one is shown."""
 MOST_SAMPLED_STEPS = 48
-"""More would say little more about the median."""
+"""Most captured steps that are simulated. More would say little more about the median."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retimed:
-    """A re-timed job. Axes: ``T`` its steady steps, which take the durations of captured ones in
-    turn, ``R`` ranks."""
+    """A re-timed job.
+
+    Axes: ``T`` steady steps, which take the durations of the captured steps in turn; ``R`` ranks.
+    """
 
     timeline: Timeline
-    """Its last step is typical."""
+    """The timeline to show. Its last step is the typical one."""
     step_ns: int
-    """The steady step of the job."""
+    """Duration of the job's steady step."""
     job_step_ns_T: NDArray[np.int64]
-    """What it is typical of."""
+    """Job step times of the steady steps, of which :attr:`step_ns` is typical."""
     rank_step_ns_TR: NDArray[np.int64]
     first_row: int = 0
-    """The captured step whose durations the first step of :attr:`timeline` takes."""
+    """Row of the captured step whose durations the first step of :attr:`timeline` takes."""
     steady: Steady | None = None
-    """How it settled, where every step has the same durations."""
+    """How the job settled, if every step has the same durations; otherwise None."""
 
     @classmethod
     def after(
         cls, timeline: Timeline, whole: Timeline, settling: int, first_row: int = 0
     ) -> Retimed:
-        """The steps of ``whole``, without its first ``settling`` ones, and a timeline to show."""
+        """Combine a timeline to show with all but the first ``settling`` steps of ``whole``."""
         return cls(
             timeline=timeline,
             first_row=first_row,
@@ -60,8 +62,10 @@ class Retimed:
 
 
 def retime(durations: GraphDurations, *, ranks: Iterable[int] = ()) -> Retimed:
-    """The typical steady step of a job. One that hangs has none: its steps are simulated from the
-    first until after the hang."""
+    """Find the typical steady step of a job.
+
+    A job that hangs has none. Its steps are simulated from the first one until after the hang.
+    """
     graph, hang = durations.graph, durations.faults.hang
     if not hang:
         return simulate_typical(graph, durations, samples=durations.n_samples, ranks=ranks)
@@ -80,10 +84,10 @@ def simulate_typical(
     """Re-time a job whose durations repeat after ``samples`` steps.
 
     Returns:
-        Where all steps take the same durations: the steady step, once the job has settled.
-        Otherwise a timeline of :data:`STEPS` consecutive steps, the last of which is as long as the
-        median one, and the times of the steps that it is the median of, at most
-        :data:`MOST_SAMPLED_STEPS`. See [Note: medians do not add up].
+        The steady step of the settled job, if all steps take the same durations. Otherwise a
+        timeline of :data:`STEPS` consecutive steps, the last of which is as long as the median
+        step, and the times of the steps whose median it is, at most :data:`MOST_SAMPLED_STEPS`. See
+        [Note: medians do not add up].
     """
     program = compile_job(graph)
     if samples == 1:
@@ -98,9 +102,9 @@ def simulate_typical(
     settling, sampled = STEPS - 1, min(samples, MOST_SAMPLED_STEPS)
     whole = simulate(graph, durations, steps=settling + sampled, program=program)
     step_ns_T = whole.job_step_ns_TD[settling:, 0]
-    # The lower median: a step that was simulated, and not the mean of two.
+    # The lower median, because it is a step that was simulated and not the mean of two.
     typical = int(np.argsort(step_ns_T, kind="stable")[(sampled - 1) // 2])
-    # Begun there, its last step takes the durations that the median step took.
+    # If simulation begins there, its last step takes the durations that the median step took.
     shown = LaterDurations(durations=durations, first=typical)
     timeline = simulate(graph, shown, steps=STEPS, ranks=ranks, program=program)
     return Retimed.after(timeline, whole, settling, typical)

@@ -1,13 +1,14 @@
-"""Groups that communicate at the same time share the links: what each communication takes more.
+"""Computes the extra time of communications that share links because they run at the same time.
 
-A model of collectives knows one communication at a time. Here the job is simulated, and wherever
-communications of different lanes of a rank are on the way together, NVLink and the network cards
-are divided among them (:mod:`prismscale.sim.fair_sharing`). With the longer times the job is
-simulated again, because what lay beside what may have changed, until times stay.
+A collective model sees one communication at a time. Here the job is simulated, and wherever
+communications on different lanes of a rank are in progress together, NVLink and the network cards
+are divided among them (:mod:`prismscale.sim.fair_sharing`). The longer times may change which
+communications overlap. So the job is simulated again with them, until the times settle.
 
-What a rank sends and what it receives do not disturb each other. Its node's other ranks are taken
-to do what it does, as those of an SPMD program do: groups of one family share the cards in the
-model already. Communication that was measured keeps its time: whatever it shared is in it.
+Sends and receives of a rank do not slow each other down. The other ranks of its node are assumed to
+do what it does, as in an SPMD program: the model already shares the cards among groups of one
+family. A communication that was measured keeps its time, which already includes the effect of
+sharing.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from prismscale.sim.retime import retime
 from prismscale.sim.timeline import RankTimeline
 
 MOST_ROUNDS = 8
-"""Simulations. Overlaps that come and go with each other's times would never stay."""
+"""Most simulations. Overlaps that appear and vanish with each other's times would never settle."""
 SETTLED_SHARE = 1e-4
-"""Of the step: where no communication changes by more, times stay."""
+"""Share of the step. Times have settled if no communication changes by more than this."""
 
 Extra = Mapping[int, NDArray[np.int64]]
-"""Nanoseconds that communications take longer than alone, by body node (``[B]``), by class."""
+"""Extra nanoseconds of communications, compared with alone: by class, by body node (``[B]``)."""
 
 
 def sharing_links(durations: GraphDurations, cluster: Cluster) -> GraphDurations:
-    """``durations`` of a job whose groups share the links of ``cluster``.
+    """Return ``durations`` for a job whose groups share the links of ``cluster``.
 
     Args:
-        durations: each communication as if alone.
-        cluster: as a what-if on its links leaves it.
+        durations: durations with each communication as if alone.
+        cluster: the cluster as what-ifs on its links leave it.
     """
     sharing = _Sharing(alone=durations, model=AnalyticCollectiveModel(cluster))
     if not sharing.can_meet:
@@ -55,7 +56,7 @@ def sharing_links(durations: GraphDurations, cluster: Cluster) -> GraphDurations
         retimed = retime(found, ranks=sharing.observed)
         new = sharing.extra(retimed.timeline.ranks)
         off = max((int(np.abs(new[c] - known[c]).max(initial=0)) for c in known), default=None)
-        # From the third round on halfway, so that two overlaps do not chase each other.
+        # From the third round on, the mean of old and new, so that overlaps do not alternate.
         known = new if n < 2 else {c: (new[c] + known[c] + 1) // 2 for c in new}
         found = replace(durations, shared_ns=known)
         if off is not None and off <= SETTLED_SHARE * retimed.step_ns:
@@ -70,7 +71,7 @@ class _Sharing:
 
     @property
     def can_meet(self) -> bool:
-        """Whether any class has communications on several lanes that use one link."""
+        """True if any class has communications on several lanes that use the same link."""
         return any(
             len({lane for lane, use in own.values() if link in use}) > 1
             for own in self._uses.values()
@@ -79,11 +80,11 @@ class _Sharing:
 
     @property
     def observed(self) -> list[int]:
-        """A rank of each class."""
+        """One rank of each class."""
         return [int(c.members_M[0]) for c in self.alone.graph.classes]
 
     def extra(self, ranks: Mapping[int, RankTimeline]) -> Extra:
-        """What communications take longer in the last simulated step."""
+        """Return the extra time of communications in the last simulated step."""
         graph = self.alone.graph
         by_meeting: dict[tuple[object, ...], int] = defaultdict(int)
         for rank_class in graph.classes:
@@ -101,9 +102,10 @@ class _Sharing:
         return out
 
     def _stretched(self, rank_class: RankClass, seen: RankTimeline) -> dict[int, int]:
-        """What communications of the last step of a rank take longer, by body node."""
+        """Return the extra time of communications in the last step of a rank, by body node."""
         uses, n_body = self._uses[rank_class.index], rank_class.trace.n_body
-        # The step before it reaches into the last one, and what follows is as what came before.
+        # The step before may reach into the last step. The step after it would be like the one
+        # before.
         rows = range(max(0, len(seen.end_ns_N) - 2 * n_body), len(seen.end_ns_N))
         first = len(seen.end_ns_N) - n_body
         flows, nodes = [], []
@@ -133,7 +135,7 @@ class _Sharing:
 
     @cached_property
     def _uses(self) -> dict[int, dict[int, tuple[int, dict[str, float]]]]:
-        """Of each class: lane and links of the modelled communications of its body, by node."""
+        """By class and body node: lane and link shares of the modelled communications."""
         return {c.index: self._uses_of(c) for c in self.alone.graph.classes}
 
     def _uses_of(self, rank_class: RankClass) -> dict[int, tuple[int, dict[str, float]]]:
@@ -154,7 +156,7 @@ class _Sharing:
         return out
 
     def _links(self, channel: ChannelKey, kind: int, op: int, n_bytes: int) -> dict[str, float]:
-        """Share of each link, by direction, that a communication uses."""
+        """Return the share of each link, by direction, that a communication uses."""
         use = self.model.link_use(CollectiveOp(op), n_bytes, self.alone.places(channel))
         ways = {NodeKind.SEND: ("out",), NodeKind.RECV: ("in",)}.get(NodeKind(kind), ("out", "in"))
         links = (("nvlink", use.intra), ("network", use.inter))
@@ -162,7 +164,7 @@ class _Sharing:
 
     @cached_property
     def _meetings(self) -> dict[int, dict[int, tuple[object, ...]]]:
-        """Of each class: what tells the communications of its body that are one, by node."""
+        """By class and body node: a key that all sides of the same communication have in common."""
         graph = self.alone.graph
         out: dict[int, dict[int, tuple[object, ...]]] = {}
         for rank_class in graph.classes:
@@ -177,7 +179,7 @@ class _Sharing:
         return out
 
     def _together(self, channel: ChannelKey) -> dict[int, int]:
-        """By class that comes to a channel: the first of those whose ranks share a group there."""
+        """Map each class on a channel to the lowest class that it is connected with by groups."""
         if channel not in self._known_together:
             graph = self.alone.graph
             table = graph.families[channel.family].ranks_KG
@@ -192,7 +194,7 @@ class _Sharing:
 
 
 def _joined(class_KG: NDArray[np.int64]) -> dict[int, int]:
-    """Classes (of members of groups) that are connected by groups, each with the lowest of them."""
+    """Map each class of group members to the lowest class that groups connect it with."""
     lowest = {int(c): int(c) for c in np.unique(class_KG)}
     for classes in np.unique(np.sort(class_KG, axis=0), axis=1).T:
         members = {lowest[int(c)] for c in classes}

@@ -1,7 +1,7 @@
-"""What the engine knows of a job on its way: how far each class has come, and who waits for whom.
+"""The engine's running state: the progress of each class, and the communications in progress.
 
-Times are int64 nanoseconds, shaped ``[M]`` or ``[D, M]`` (``M`` members, ``D`` draws); an axis of
-length 1 stands for "the same for all" and is never expanded before it must be.
+Times are int64 nanoseconds, shaped ``[M]`` or ``[D, M]`` (``M`` members, ``D`` draws). An axis of
+length 1 stands for "the same for all" and is expanded only when it must be.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ Times = NDArray[np.int64]
 
 
 def earliest(times: Times) -> int:
-    """The earliest of some times. A live rank's class has one member, and NumPy's reduction of one
-    value takes as long as all else that is done with it."""
+    """Return the earliest of some times.
+
+    The class of a live rank has one member, and a NumPy reduction of one value takes as long as all
+    other work on it.
+    """
     return int(times.item() if times.size == 1 else times.min())
 
 
 def latest(times: Times) -> int:
-    """The latest of some times; see :func:`earliest`."""
+    """Return the latest of some times; see :func:`earliest`."""
     return int(times.item() if times.size == 1 else times.max())
 
 
 @dataclass(slots=True)
 class CollectiveInstance:
-    """One communication in progress: who has come, and when the last one did."""
+    """One communication in progress: the sides that have arrived, and the last arrival so far."""
 
     channel: int
     missing: int
     arrival_G: Times | None = None
     duration: Duration = 0
     present: list[tuple[int, int]] = field(default_factory=list)
-    """(class, stream position) of every side that has come."""
+    """(class, stream position) of every side that has arrived."""
     arrivals: list[tuple[int, Times]] = field(default_factory=list)
-    """By class, the arrivals of its members ``[..., M]``; kept only where hangs or nodes are
-    watched."""
+    """(class, arrivals of its members ``[..., M]``); kept only if hangs or nodes are watched."""
 
     def copied(self) -> CollectiveInstance:
-        """The same state, apart from this one."""
+        """Return an independent copy."""
         return replace(self, present=list(self.present), arrivals=list(self.arrivals))
 
 
 @dataclass(slots=True)
 class ClassState:
-    """Progress of one class."""
+    """The progress of one class."""
 
     program: ClassProgram
     position: int
@@ -60,7 +62,7 @@ class ClassState:
     durations_base: int = 0
     """Stream position of ``durations[0]``."""
     uses: dict[int, int] = field(default_factory=dict)
-    """How often each channel was used."""
+    """How often the class has used each channel."""
     blocked_on: int = -1
     external: bool = False
-    """A live rank: its arrivals are told, not computed."""
+    """True for a live rank, which reports its arrivals; they are not computed."""

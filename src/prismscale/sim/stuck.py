@@ -1,4 +1,4 @@
-"""Who waits for whom: the words of a simulation that cannot go on, or that waits for ever."""
+"""Describes who waits for whom in a simulation that cannot go on, or in which ranks hang."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prismscale.sim.program import JobProgram
 from prismscale.sim.state import ClassState, CollectiveInstance
 
 MOST_NAMED = 8
-"""Lines of a message; a stuck job of thousands of ranks has the same few reasons everywhere."""
+"""Most lines of a message: thousands of stuck ranks have the same few reasons everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """One group that waits for ranks that never come."""
+    """One group whose members wait for ranks that never arrive."""
 
     what: str
     """The communication: operation, bytes, group, call site."""
@@ -26,13 +26,13 @@ class Hang:
     """Ranks of the group that never arrive."""
 
     def sentence(self) -> str:
-        """One line for people."""
+        """Return the hang as one line of text."""
         here = [r for r in self.group if r not in self.missing]
         return f"{who_waits(here)} for {what_ranks(self.missing)}: {self.what}"
 
 
 def what_ranks(ranks: Sequence[int]) -> str:
-    """``rank 17``, ``ranks 0, 8, 16`` or ``ranks 0, 1, 2 … 63 (64)``."""
+    """Return ``rank 17``, ``ranks 0, 8, 16`` or ``ranks 0, 1, 2 … 63 (64)``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) <= 4:
@@ -42,7 +42,7 @@ def what_ranks(ranks: Sequence[int]) -> str:
 
 
 def who_waits(ranks: Sequence[int]) -> str:
-    """``rank 17 waits`` or ``ranks 0, 8 wait``."""
+    """Return ``rank 17 waits`` or ``ranks 0, 8 wait``."""
     return f"{what_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
@@ -51,7 +51,7 @@ def describe_stuck(
     states: Sequence[ClassState],
     instances: Mapping[tuple[int, int], CollectiveInstance],
 ) -> StuckError:
-    """The error for a job in which no class can advance."""
+    """Return the error for a job in which no class can advance."""
     lines = []
     for (channel_index, count), instance in instances.items():
         channel = job.channels[channel_index]
@@ -76,12 +76,12 @@ def describe_stuck(
 
 
 def find_hangs(job: JobProgram, instance: CollectiveInstance, never: int) -> list[Hang]:
-    """Groups of ``instance`` to which some members come and others never do."""
+    """Return the groups of ``instance`` at which some members arrive and others never do."""
     graph = job.graph
     arrival_of: dict[int, int] = {}
     for class_index, arrival in instance.arrivals:
         members = graph.classes[class_index].members_M
-        # Draws share the structure of a hang: the first one speaks for all.
+        # All draws share the structure of a hang, so the first one is enough.
         row = arrival.reshape(-1, arrival.shape[-1])[0]
         times = np.broadcast_to(row, len(members))
         arrival_of.update(zip(members.tolist(), times.tolist(), strict=True))
@@ -96,7 +96,7 @@ def find_hangs(job: JobProgram, instance: CollectiveInstance, never: int) -> lis
     for g in range(table.shape[1]):
         ranks = table[:, g].tolist()
         missing = tuple(r for r in ranks if arrival_of[r] >= never)
-        # Where nobody comes, the reason is another group.
+        # If no member arrives, the reason is another group.
         if missing and len(missing) < len(ranks):
             hangs.append(Hang(what=what, group=tuple(ranks), missing=missing))
     return hangs

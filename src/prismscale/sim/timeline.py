@@ -1,4 +1,4 @@
-"""The result of re-timing a job: when every rank's steps end, and every node of a chosen few."""
+"""The result of re-timing a job: step ends of every rank, and all nodes of a few chosen ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prismscale.sim.steady import Steady, until_settled
 from prismscale.sim.stuck import Hang
 
 SHOWN_STEPS = 3
-"""Steps of a settled job whose nodes are kept."""
+"""Fewest steps of a settled job whose nodes are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +33,15 @@ class RankTimeline:
     """Start of a computation, or arrival at a communication."""
     end_ns_N: NDArray[np.int64]
     ready_ns_N: NDArray[np.int64] | None = None
-    """Last arrival at a communication: before it this rank waits, after it data moves. None where
-    only this rank was observed, which cannot tell."""
+    """Last arrival at a communication: before it this rank waits, after it data moves. None if only
+    this rank was observed, because one rank cannot tell when the others arrive."""
 
     @property
     def moves_from_ns_N(self) -> NDArray[np.int64]:
-        """When a communication's data begins to move: at the last arrival, or, where that is not
-        known, at this rank's own."""
+        """When a communication's data begins to move: at the last arrival, or at this rank's own.
+
+        This rank's own arrival stands in if the last one is unknown.
+        """
         return self.start_ns_N if self.ready_ns_N is None else self.ready_ns_N
 
 
@@ -64,14 +66,16 @@ class Timeline:
 
     @property
     def rank_step_ns_TDR(self) -> NDArray[np.int64]:
-        """Step time of each rank: from its own end of a step to its end of the next, which in a
-        pipeline may differ much from the job's. Row 0 and steps that never end are as in
-        :attr:`job_step_ns_TD`."""
+        """Step time of each rank: from its own end of a step to its own end of the next.
+
+        In a pipeline it may differ much from the job's step time. Row 0 and steps that never end
+        are as in :attr:`job_step_ns_TD`.
+        """
         return _periods(self.step_end_ns_TDR)
 
     @property
     def step_ns_D(self) -> NDArray[np.int64]:
-        """Steady step time by draw: the last simulated step's."""
+        """Steady step time by draw: that of the last simulated step."""
         return self.job_step_ns_TD[-1]
 
     @property
@@ -81,8 +85,8 @@ class Timeline:
 
 
 def _periods(end_ns_T: NDArray[np.int64]) -> NDArray[np.int64]:
-    """From each end to the next, along the first axis."""
-    # Two ends that never come lie a short time apart.
+    """Return the time from each end to the next, along the first axis."""
+    # Two ends that never come differ by a short time only, so their difference is no step time.
     return np.where(end_ns_T >= NEVER, NEVER, np.diff(end_ns_T, axis=0, prepend=0))
 
 
@@ -92,7 +96,7 @@ class _Recorder:
     def __init__(self, members: NDArray[np.int64], first_position: int | None = 0) -> None:
         self._members = members
         self.first_position = first_position
-        """Stream position from which on nodes are kept; None: no node is kept."""
+        """First stream position whose node is kept; None keeps no node."""
         self._rows: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def __call__(
@@ -136,22 +140,22 @@ def simulate(
 ) -> Timeline:
     """Re-time ``graph`` over consecutive steps.
 
-    Several steps because ranks enter a step skewed by the one before and prefetch crosses the
-    boundary: the last step's period is the steady step time.
+    Several steps are needed because ranks enter a step skewed by the one before, and prefetch
+    crosses the boundary. The period of the last step is the steady step time.
 
     Args:
         graph: the whole job.
-        durations: see :class:`DurationSource`.
-        steps: how many, at least 1.
+        durations: the durations of all nodes; see :class:`DurationSource`.
+        steps: number of steps, at least 1.
         draws: length of the draw axis that ``durations`` uses; 1 for none.
-        ranks: ranks whose every node is wanted.
-        with_prologue: start at the program's beginning.
+        ranks: ranks of which every node is kept.
+        with_prologue: start at the program's beginning instead of at its first steady step.
         watch_hangs: report groups that wait for ever.
-        program: ``graph`` already compiled, to save doing it again.
+        program: ``graph`` already compiled, to avoid compiling it again.
 
     Raises:
-        UsageError: no step, or a rank outside the job.
-        StuckError: nobody can advance.
+        UsageError: ``steps`` is below 1, or a rank is not in the job.
+        StuckError: no class can advance.
     """
     if steps < 1:
         raise UsageError(f"steps is {steps}; at least 1 is needed")
@@ -178,9 +182,9 @@ def simulate_steady(
     ranks: Iterable[int] = (),
     program: JobProgram | None = None,
 ) -> tuple[Timeline, Steady]:
-    """Re-time ``graph`` until its step has settled, and :data:`SHOWN_STEPS` further steps.
+    """Re-time ``graph`` until its step has settled, and :data:`SHOWN_STEPS` or more further steps.
 
-    For durations that are the same in every step. Nodes of ``ranks`` are kept of the further steps
+    The durations must be the same in every step. Nodes of ``ranks`` are kept for the further steps
     only. Raises as :func:`simulate` does.
     """
     wanted = _by_class(graph, ranks)
@@ -189,24 +193,24 @@ def simulate_steady(
     job = program or compile_job(graph)
     engine = Engine(job, durations, steps=0, on_step_end=ends, on_node=recorders)
     steady = until_settled(engine, lambda: int(ends.by_step[-1].max()))
-    # Classes stand at the end of a step: from here on nodes are wanted.
+    # All classes are at the end of a step. Nodes are kept from here on.
     for class_index, recorder in recorders.items():
         recorder.first_position = engine.position_of(class_index)
-    # A whole cycle at least: fewer steps could miss its longest one.
+    # At least a whole cycle, because fewer steps could miss its longest step.
     engine.extend(steady.steps + max(SHOWN_STEPS, steady.cycle))
     engine.run()
     return _timeline(graph, ends, recorders, wanted, engine), steady
 
 
 class _StepEnds:
-    """When each rank ended each step: with the last of what was issued in it."""
+    """Collects when each rank ends each step: with the last node that was issued in the step."""
 
     def __init__(self, graph: JobGraph, draws: int) -> None:
         self._graph, self._draws = graph, draws
         self.by_step: list[NDArray[np.int64]] = []
 
     def __call__(self, class_index: int, step: int, end: Times) -> None:
-        # Classes run apart: one may end a step while others are several behind.
+        # Classes run independently: one may end a step while others are several steps behind.
         while step >= len(self.by_step):
             shape = (self._draws, self._graph.world_size)
             self.by_step.append(np.zeros(shape, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Timelines on disk: one row per rank, its step ends and, where it was kept, all its nodes."""
+"""Timelines on disk: one row per rank, with its step ends and, if they were kept, its nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
     """Write ``timeline`` to ``path``; its graph is not part of the file.
 
     Raises:
-        StorageError: it cannot be written; what was there before is still there.
+        StorageError: the file cannot be written. A file that was there before is unchanged.
     """
     steps, draws, world_size = timeline.step_end_ns_TDR.shape
     ends = timeline.step_end_ns_TDR.transpose(2, 0, 1).ravel()
@@ -72,11 +72,11 @@ def save_timeline(timeline: Timeline, path: Path) -> None:
 
 
 def load_timeline(path: Path, graph: JobGraph) -> Timeline:
-    """Read what :func:`save_timeline` wrote for ``graph``.
+    """Read a timeline that :func:`save_timeline` wrote for ``graph``.
 
     Raises:
-        UsageError: no such file.
-        FormatError: damaged, foreign, of another version, or of another graph.
+        UsageError: the file does not exist.
+        FormatError: the file is damaged, foreign, of another version, or of another graph.
     """
     table, header = read_table(path, SCHEMA, kind="timeline")
     if header.text("graph") != graph_digest(graph) or table.num_rows != graph.world_size:
@@ -95,9 +95,9 @@ def load_timeline(path: Path, graph: JobGraph) -> Timeline:
 
 
 def graph_digest(graph: JobGraph) -> str:
-    """Identity of a graph for its timelines: what every rank runs, durations aside."""
+    """Hash the identity of a graph for its timelines: the program of every rank, not durations."""
     digest = hashlib.sha256()
-    # Classes share traces: each is hashed once.
+    # Classes share traces, so each trace is hashed once.
     fingerprints = {id(c.trace): c.trace.fingerprint() for c in graph.classes}
     for rank_class in graph.classes:
         digest.update(fingerprints[id(rank_class.trace)].encode())

@@ -1,1 +1,1 @@
-"""Real values: every rank of a job runs, a few at a time, and hears what the others really say."""
+"""Runs with real values: every rank of a job runs, a few at a time, and they exchange real data."""

@@ -29,20 +29,20 @@ from prismscale.switching.switched_spec import SwitchedSpec
 from prismscale.typed_files import save_json
 
 DONE = "switched.json"
-"""Is there when all ranks have come to their end: how many slots they had, and switches."""
+"""File with :class:`SwitchCounts`. It exists once all ranks have run to the end."""
 _POLL_S = 0.05
 
 
 @dataclass(kw_only=True)
 class Connection:
-    """One thread of a rank."""
+    """Connection of one thread of a rank."""
 
     end: socket.socket
     rank: int | None = None
     text: bytes = b""
 
     def lines(self) -> Iterator[dict[str, Any]] | None:
-        """The questions that have come; None once the other end is closed."""
+        """Return the questions that have arrived; None once the other end is closed."""
         try:
             received = self.end.recv(1 << 16)
         except ConnectionResetError:
@@ -53,32 +53,33 @@ class Connection:
         return map(json.loads, lines)
 
     def answer(self, told: dict[str, Any]) -> None:
-        """Tell the rank. One that has ended meanwhile shows elsewhere."""
+        """Send an answer. A rank that has ended meanwhile is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.end.sendall(json.dumps(told).encode() + b"\n")
 
 
 @dataclass(kw_only=True)
 class SwitchingStage:
-    """All ranks of one job."""
+    """The stage that runs all ranks of one job with real values."""
 
     spec: SwitchedSpec
-    """Of any rank; its rank, address and folder of values are replaced."""
+    """Spec of any rank. Its ``rank``, ``address`` and ``values`` are replaced."""
     slots: int
     logs: Path
     starter: Starter
     budget_bytes: int = 0
-    """Of memory for this process and all ranks; 0: they take what they need."""
+    """Memory of this process and all ranks together; 0: unlimited."""
     progress: NotedUpdate | None = None
 
     def run(self) -> list[RankTrace]:
-        """The traces of all ranks, in their order; those of an earlier run that came to its end are
-        read.
+        """Return the traces of all ranks, in rank order.
+
+        If an earlier run has ended, its traces are read instead.
 
         Raises:
             ScriptError: the program failed on a rank.
-            StuckError: its ranks wait for each other.
-            MismatchError: they disagree about a communication.
+            StuckError: the program's ranks wait for each other.
+            MismatchError: ranks disagree about a communication.
         """
         folder, world_size = Path(self.spec.out), self.spec.world_size
         if not (folder / DONE).exists():
@@ -139,7 +140,7 @@ class SwitchingStage:
                     elif not self._hear(coordinator, key.data):
                         selector.unregister(key.data.end)
                         key.data.end.close()
-                # To look at all ranks' processes takes longer than to answer one.
+                # Looking at the processes of all ranks takes longer than answering one rank.
                 if time.monotonic() - looked > _POLL_S:
                     self._collect(children, coordinator)
                     looked = time.monotonic()
@@ -147,7 +148,7 @@ class SwitchingStage:
 
     @staticmethod
     def _hear(coordinator: SwitchingCoordinator, connection: Connection) -> bool:
-        """Answer what a rank asks; False once it is gone."""
+        """Answer a rank's questions. Returns False once its connection is closed."""
         questions = connection.lines()
         if questions is None:
             return False

@@ -1,21 +1,22 @@
-"""Answers the ranks of a job that runs with real values: who may go on, who runs next.
+"""Schedules the ranks of a job that runs with real values, by answering their questions.
 
-Each thread of a rank that communicates has a connection of its own and asks one thing at a time, so
-a question that is not answered yet is what suspends a rank. Questions are JSON, one a line:
+Each thread of a rank that communicates has its own connection and asks one question at a time. A
+rank is suspended by not yet answering its question. Questions are JSON, one per line. The table
+shows each question, its content, and its answer:
 
 =========== ============================== ==================================================
-``issue``   parts of communications, step  names whose result this rank is to work out
-``reduced`` names                          done
-``wait``    names                          when all are complete and the rank has a slot
+``issue``   parts of communications, step  names whose result this rank has to compute
+``reduced`` names                          empty, at once
+``wait``    names                          sent when all are complete and the rank has a slot
 ``poll``    names                          whether all are complete: at once if they are, else when
-                                           nobody else can go on
-``take``    names                          names whose stored values nobody needs any more
-``pressed`` what it takes now              nothing: its memory is pressed out, and it waits on
-``store``   an operation on a store        its result, when there is one
+                                           no other rank can go on
+``take``    names                          names whose stored values no rank needs any more
+``pressed`` memory that the rank holds now none: its memory is written out and it goes on waiting
+``store``   an operation on a store        its result, as soon as there is one
 =========== ============================== ==================================================
 
-With a budget of memory, a rank that is suspended may be asked to press its memory out before it has
-its answer, and says what it takes with whatever it asks.
+With a memory budget, a rank reports its memory with its questions. A suspended rank may be asked to
+write its memory out to disk (to *press it out*) before it gets its answer.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from prismscale.switching.shared_keys import Keys
 from prismscale.switching.slots import RankState, Slots
 
 MOST_TOLD = 12
-"""Ranks that the explanation of a deadlock names."""
+"""Maximum number of waits that the explanation of a deadlock lists."""
 Answer = Callable[[dict[str, Any]], None]
 
 
 @dataclass(kw_only=True)
 class Wait:
-    """A question of a rank's that is not answered yet."""
+    """A question of a rank that is not answered yet."""
 
     answer: Answer
     names: tuple[str, ...] = ()
-    """Communications that must be complete."""
+    """Communications that must be complete before the answer."""
     key: tuple[str, str, str] | None = None
-    """Or an operation on a store, the store, and the key that it needs."""
+    """For a store question: the operation, the store, and the key that must exist; else None."""
     value: str = ""
     is_poll: bool = False
-    """Whether they are complete, and not when."""
+    """Whether the rank asks if :attr:`names` are complete, instead of waiting until they are."""
 
 
 @dataclass(kw_only=True)
 class SwitchingCoordinator:
-    """The ranks, their slots and their communications."""
+    """Holds the ranks, their slots and their communications, and answers questions."""
 
     world_size: int
     slots: Slots = field(init=False)
@@ -62,9 +63,9 @@ class SwitchingCoordinator:
     start: Callable[[int], None]
     """Starts the process of a rank."""
     budget: MemoryBudget | None = None
-    """What all ranks may take together; None: whatever they do."""
+    """Memory budget of all ranks together; None: unlimited."""
     is_stopping: bool = False
-    """A rank has shown enough: who waits for one that has ended may end too."""
+    """Whether a rank has run all wanted steps. Ranks that wait for ended ones may then end too."""
 
     def __post_init__(self) -> None:
         self.operations = OperationTable(self.world_size)
@@ -75,10 +76,10 @@ class SwitchingCoordinator:
         self._steps = [0] * self.world_size
         self._stores: dict[str, Keys] = {}
         self._entering: list[tuple[int, RankState]] = []
-        """Have a slot, and go on when there is memory."""
+        """Ranks that have a slot and go on as soon as there is memory."""
 
     def asked(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
-        """Answer a question, now or later."""
+        """Answer a question, at once or later."""
         kind = question["ask"]
         if self.budget is not None and "held" in question:
             self.budget.told(rank, question["held"], question.get("base"))
@@ -104,7 +105,7 @@ class SwitchingCoordinator:
             self._store(rank, question, answer)
 
     def ended(self, rank: int, *, stopped: bool) -> None:
-        """A rank's process has ended well; ``stopped``: because it had shown enough."""
+        """Note that a rank's process has ended well; ``stopped``: after all wanted steps."""
         self.is_stopping |= stopped
         self._waits.pop(rank, None)
         self.slots.ended(rank)
@@ -112,10 +113,10 @@ class SwitchingCoordinator:
             self.budget.ended(rank)
 
     def advance(self) -> None:
-        """Let go on whoever can.
+        """Let all ranks go on that can.
 
         Raises:
-            StuckError: ranks are left that can never go on.
+            StuckError: some ranks can never go on.
         """
         self._go_on()
         if not self.slots.is_stuck():
@@ -135,7 +136,7 @@ class SwitchingCoordinator:
             self._enter()
 
     def _enter(self) -> None:
-        """Let those go on that have a slot, as far as there is memory."""
+        """Let ranks with a slot go on, in order, as long as there is memory."""
         while self._entering and self._has_memory(self._entering[0][0]):
             rank, before = self._entering.pop(0)
             if before is RankState.NEW:
@@ -148,7 +149,7 @@ class SwitchingCoordinator:
             return True
         states = enumerate(self.slots.states)
         suspended = [r for r, s in states if s is RankState.SUSPENDED and self._waits.get(r)]
-        # Who is needed last goes first.
+        # The rank for which the fewest communications wait is written out first.
         suspended.sort(key=lambda r: (self.operations.pending(r), -r))
         leaving = self.budget.enter(rank, suspended)
         for other in leaving or ():
@@ -156,12 +157,14 @@ class SwitchingCoordinator:
         return leaving is None
 
     def running(self) -> int:
-        """How many ranks have not ended."""
+        """Return the number of ranks that have not ended."""
         return sum(s is not RankState.ENDED for s in self.slots.states)
 
     def progress(self) -> tuple[int, str]:
-        """Steps of all ranks together, as they said when they last communicated, and how many ranks
-        are in which state."""
+        """Return the steps of all ranks together, and a note with the number of ranks per state.
+
+        Ranks report their step whenever they communicate.
+        """
         counts = Counter(self.slots.states)
         told = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
         return sum(self._steps), f"ranks: {told}"
@@ -174,7 +177,7 @@ class SwitchingCoordinator:
             self.slots.waits(rank)
 
     def _answer(self, rank: int) -> None:
-        """Answer what can be answered of a rank that runs."""
+        """Answer all questions of a running rank that are ready."""
         for wait in [w for w in self._waits[rank] if self._is_ready(rank, w)]:
             self._waits[rank].remove(wait)
             if wait.key is not None:
@@ -183,14 +186,14 @@ class SwitchingCoordinator:
                 wait.answer({"complete": True})
 
     def _polling(self) -> int | None:
-        """A rank that may go on without what it asks for: the one that has waited longest."""
+        """Return the rank that has polled longest and may go on with the answer "not complete"."""
         for rank, waits in self._waits.items():
             if any(wait.is_poll for wait in waits):
                 return rank
         return None
 
     def _answer_poll(self, rank: int) -> None:
-        # Taken out and put behind all others: those that poll take turns.
+        # The rank moves behind all others, so that polling ranks take turns.
         waits = self._waits.pop(rank)
         poll = next(wait for wait in waits if wait.is_poll)
         self._waits[rank] = [wait for wait in waits if wait is not poll]
@@ -209,8 +212,11 @@ class SwitchingCoordinator:
         return not any(self.operations.missing(name, rank) for name in wait.names)
 
     def _missing(self, rank: int) -> Iterator[int]:
-        """Whom a rank that waits is waiting for: nobody, as soon as one of its threads can go on.
-        A key may come from anybody."""
+        """Yield the ranks that a waiting rank waits for.
+
+        There are none as soon as one of its threads can go on. A store's key may come from any rank
+        that has not ended.
+        """
         waits = self._waits.get(rank, [])
         if any(self._is_ready(rank, wait) for wait in waits):
             return
@@ -221,7 +227,7 @@ class SwitchingCoordinator:
             else:
                 states = enumerate(self.slots.states)
                 yield from (r for r, s in states if s is not RankState.ENDED and r != rank)
-                # Even if all others have ended: it is not ready.
+                # Itself, so that the rank is not ready even if all others have ended.
                 yield rank
 
     def _store(self, rank: int, question: Mapping[str, Any], answer: Answer) -> None:
@@ -269,7 +275,7 @@ class SwitchingCoordinator:
             for wait in waits:
                 lines.append(f"  rank {rank} waits for {self._waited_for(rank, wait)}")
         shown, left = lines[:MOST_TOLD], len(lines) - MOST_TOLD
-        more = [f"  … and {left} more ranks"] if left > 0 else []
+        more = [f"  … and {left} more waits"] if left > 0 else []
         ended = [r for r, s in enumerate(self.slots.states) if s is RankState.ENDED]
         head = "the program's ranks wait for each other, and none can go on:"
         who = f" (ended: {_ranks(ended)})" if ended else ""

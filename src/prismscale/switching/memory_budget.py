@@ -1,4 +1,4 @@
-"""Whose memory is pressed out, so that the ranks of a job stay within a budget."""
+"""Chooses whose memory is written out to disk, so that a job's ranks stay within a budget."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from collections.abc import Iterable
 from prismscale.errors import UsageError
 
 GUESS_BYTES = 256 << 20
-"""What a rank takes of which nothing is known yet."""
+"""Memory assumed for a rank that has not reported any yet."""
 
 
 class MemoryBudget:
-    """What the processes of all ranks take together, by their own word."""
+    """Memory of all ranks' processes together, as they report it."""
 
     def __init__(self, budget_bytes: int, *, besides_bytes: int = 0) -> None:
         """
         Args:
-            budget_bytes: of all ranks and what runs besides.
-            besides_bytes: what runs besides takes: the command itself.
+            budget_bytes: budget of all ranks and of what runs besides.
+            besides_bytes: memory of what runs besides: the command itself.
         """
         self._budget = budget_bytes
         self._besides = besides_bytes
         self._base: dict[int, int] = {}
-        """By rank: what cannot be pressed out."""
+        """By rank: bytes that cannot be written out."""
         self._held: dict[int, int] = {}
-        """By rank: what its tensors take, unless they are pressed out."""
+        """By rank: bytes of its tensors when they are in memory."""
         self._out: set[int] = set()
         self._leaving: set[int] = set()
         self.presses = 0
-        """How often a rank was pressed out."""
+        """How often a rank's memory was written out."""
 
     def told(self, rank: int, held: int, base: int | None) -> None:
-        """What a rank says of itself; ``base`` only where it has looked."""
+        """Note the memory that a rank reports; ``base`` is None if it was not measured."""
         self._held[rank] = held
         if base is not None:
             self._base[rank] = base
 
     def ended(self, rank: int) -> None:
-        """All of it is free."""
+        """Forget a rank that has ended; all its memory is free."""
         for known in (self._base, self._held):
             known.pop(rank, None)
         self._out.discard(rank)
         self._leaving.discard(rank)
 
     def pressed(self, rank: int, base: int) -> None:
-        """``rank`` has given its memory back, and takes ``base`` without."""
+        """Note that ``rank`` has written its tensors out and still holds ``base`` bytes."""
         self._leaving.discard(rank)
         self._out.add(rank)
         self._base[rank] = base
@@ -54,15 +54,15 @@ class MemoryBudget:
         """Let ``rank`` run with its memory, if there is room.
 
         Args:
-            rank: who is to go on.
-            suspended: who may be pressed out, in the order in which they should be.
+            rank: the rank that is to go on.
+            suspended: ranks that may be written out, in this order.
 
         Returns:
-            Ranks that must be pressed out first, and ask again when they are (none: some are being
-            pressed out already); None where ``rank`` may go on.
+            None where ``rank`` may go on. Otherwise the ranks that must be written out first; ask
+            again when they are. The list is empty while earlier ones are still being written out.
 
         Raises:
-            UsageError: there is no room, whoever is pressed out.
+            UsageError: there is not enough room, even if all of them are written out.
         """
         if self._leaving:
             return []

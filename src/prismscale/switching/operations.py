@@ -1,9 +1,9 @@
-"""Which communications of a job are complete, and whom they still need.
+"""Tracks which communications of a job are complete, and which ranks they still need.
 
-A communication has one name on every member (:mod:`prismscale.emulation.instance_ids`). A rank
-*issues* its part, and may go on once all whose part it needs have issued theirs. What a rank only
-gives is done when it is issued, as if every backend had room for it: a root that broadcasts, a
-sender, and the members of a reduce or gather but the root wait for nobody.
+A communication has the same name on every member (:mod:`prismscale.emulation.instance_ids`). A rank
+*issues* its part, and may go on once all ranks whose part it needs have issued theirs. A rank that
+only contributes is done when it has issued, as if every backend buffered the data: the root of a
+broadcast or scatter, a sender, and the members of a reduce or gather except the root do not wait.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _FROM_ROOT = frozenset({CollectiveOp.BROADCAST, CollectiveOp.SCATTER})
 _TO_ROOT = frozenset({CollectiveOp.REDUCE, CollectiveOp.GATHER})
 _MESSAGES = frozenset({CollectiveOp.SEND, CollectiveOp.RECV})
 REDUCED = frozenset({CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER})
-"""Each member needs a part of one result, which the last one that issues works out for all."""
+"""Members need parts of one result, which the last member to issue computes for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IssuedPart:
-    """What one rank says of a communication when it issues its part."""
+    """A rank's description of a communication, given when it issues its part."""
 
     name: str
     rank: int
     """Global rank."""
     op: CollectiveOp
     members: tuple[int, ...]
-    """Global ranks in group order; of a message its sender and its receiver."""
+    """Global ranks in group order; for a message its sender and its receiver."""
     root: int = -1
-    """Global rank of the root, of a rooted collective."""
+    """Global rank of the root of a rooted collective; else -1."""
     n_bytes: int = 0
     reduction: str = ""
     group: str = ""
-    """What the program calls the group."""
+    """The program's name for the group."""
     site: str = ""
-    """The program's line."""
+    """Call site in the program."""
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """Ranks whose part this rank needs before it goes on."""
+        """Ranks whose part this rank needs before it can go on."""
         if self.op in _FROM_ROOT:
             return (self.root,)
         if self.op in _TO_ROOT:
@@ -53,12 +53,12 @@ class IssuedPart:
 
     @property
     def title(self) -> str:
-        """The communication in a sentence."""
+        """The communication in words, for messages."""
         where = f" of group {self.group!r}" if self.group else ""
         return f"{self.op.spelling} of {self.n_bytes:,} bytes{where} at {self.site or 'unknown'}"
 
     def refuse_other(self, other: IssuedPart) -> None:
-        """Raise :class:`MismatchError` where the two cannot be of one communication."""
+        """Raise :class:`MismatchError` if the two parts cannot belong to one communication."""
         if {self.op, other.op} <= _MESSAGES:
             same = self.n_bytes == other.n_bytes
         else:
@@ -76,30 +76,30 @@ class Operation:
     """A communication that some of its members have issued."""
 
     parts: dict[int, IssuedPart] = field(default_factory=dict)
-    """By rank, in the order of issue."""
+    """Issued parts by rank, in order of issue."""
     is_reduced: bool = False
-    """Its result is there, where it is one of :data:`REDUCED`."""
+    """Whether the result of an operation in :data:`REDUCED` has been computed."""
     taken: set[int] = field(default_factory=set)
-    """Ranks that have their outputs."""
+    """Ranks that have taken their outputs."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who takes part."""
+        """Global ranks that take part."""
         return next(iter(self.parts.values())).members
 
 
 class OperationTable:
-    """All communications under way."""
+    """All communications that are in progress."""
 
     def __init__(self, world_size: int) -> None:
         self._open: dict[str, Operation] = {}
         self._pending = [0] * world_size
 
     def issue(self, part: IssuedPart) -> bool:
-        """Add a part. Returns whether its rank is to work out the result, as the last to issue.
+        """Add a part. Returns whether its rank, as the last to issue, must compute the result.
 
         Raises:
-            MismatchError: it does not fit what others have issued.
+            MismatchError: the part does not fit those that others have issued.
         """
         operation = self._open.setdefault(part.name, Operation())
         parts = operation.parts
@@ -113,12 +113,15 @@ class OperationTable:
         return part.op in REDUCED and len(parts) == len(part.members)
 
     def reduced(self, name: str) -> None:
-        """The result of ``name`` has been worked out."""
+        """Note that the result of ``name`` has been computed."""
         self._open[name].is_reduced = True
 
     def missing(self, name: str, rank: int) -> tuple[int, ...]:
-        """Whose part ``rank`` needs of ``name`` and has not been issued; when there are none and
-        the result is being worked out, the rank that does it."""
+        """Return the ranks whose part of ``name`` ``rank`` needs and that have not issued it.
+
+        If all have, and a result of :data:`REDUCED` is not there yet, this is the rank that
+        computes it.
+        """
         operation = self._open[name]
         part = operation.parts[rank]
         missing = tuple(r for r in part.needs if r not in operation.parts)
@@ -127,7 +130,7 @@ class OperationTable:
         return missing
 
     def take(self, name: str, rank: int) -> bool:
-        """``rank`` has its outputs. Returns whether nobody needs what was stored any more."""
+        """Note that ``rank`` has its outputs. Returns whether all members have theirs."""
         operation = self._open[name]
         operation.taken.add(rank)
         if len(operation.taken) < len(operation.members):
@@ -136,15 +139,15 @@ class OperationTable:
         return True
 
     def pending(self, rank: int) -> int:
-        """How many communications that others have issued still lack ``rank``'s part."""
+        """Return how many communications that others have issued lack ``rank``'s part."""
         return self._pending[rank]
 
     def part(self, name: str, rank: int) -> IssuedPart:
-        """What ``rank`` said of ``name``."""
+        """Return the part of ``name`` that ``rank`` issued."""
         return self._open[name].parts[rank]
 
     def lacking(self, rank: int) -> Sequence[IssuedPart]:
-        """One part each of the communications that still lack ``rank``'s."""
+        """Return one issued part for each communication that still lacks ``rank``'s part."""
         opened = (operation.parts for operation in self._open.values())
         firsts = ((parts, next(iter(parts.values()))) for parts in opened)
         return [p for parts, p in firsts if rank in p.members and rank not in parts]

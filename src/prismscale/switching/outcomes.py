@@ -1,7 +1,7 @@
-"""What a collective gives to each member, worked out from what every member gave.
+"""Computes each member's outputs of a collective from the inputs of all members.
 
-Reductions add in group order, half-precision floats in single precision, so that all members have
-the same result to the bit. Programs that compare ranks would see it otherwise.
+Reductions add in group order, and half-precision floats in single precision, so that all members
+get the same result to the bit. Programs that compare ranks would notice a difference.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from prismscale.switching.stored_values import Given
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
 Read = Callable[[int], Given]
-"""What the member of a group rank gave."""
+"""Returns the contribution of the member with a given group rank."""
 
 
 def reduced(size: int, reduce_op: ReduceOp | None, read: Read, *, count: int) -> list[torch.Tensor]:
-    """The first ``count`` tensors of all ``size`` members, reduced one by one."""
+    """Reduce each of the first ``count`` tensors over all ``size`` members."""
     first = read(0).tensors[:count]
     totals = [_scratch(t, torch.float32 if t.dtype in _HALF else t.dtype) for t in first]
     for member in range(1, size):
@@ -40,7 +40,7 @@ def reduced(size: int, reduce_op: ReduceOp | None, read: Read, *, count: int) ->
 
 
 def _scratch(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy in NumPy's memory: the program's own, torch's, is measured."""
+    """Return a copy in NumPy's memory, because torch's memory is measured for the program."""
     raw = np.empty(like.numel() * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(like.shape).copy_(like)
 
@@ -55,14 +55,14 @@ def _finish(total: torch.Tensor, reduce_op: ReduceOp | None, size: int) -> None:
     if kind == KIND.PREMUL_SUM:
         scale(total, factor_of(reduce_op))
     elif kind == KIND.AVG and total.is_floating_point() and total.element_size() > 1:
-        # Divided, as NCCL and gloo do: to multiply by 1 / 3 rounds twice.
+        # Divide, as NCCL and gloo do. Multiplying by a reciprocal such as 1 / 3 rounds twice.
         total.div_(size)
     elif kind == KIND.AVG:
         scale(total, 1 / size)
 
 
 def fill(collective: Collective, read: Read, result: Callable[[], Given]) -> None:
-    """Define the outputs of ``collective``. ``result`` reads what was worked out for all."""
+    """Fill the outputs of ``collective``. ``result`` reads the result computed for all members."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         _fill(collective, read, result)
 

@@ -1,4 +1,4 @@
-"""What a rank asks its job's coordinator: see :mod:`prismscale.switching.coordinator`."""
+"""A rank's side of the protocol with :mod:`prismscale.switching.coordinator`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from prismscale.switching.spilled_memory import SpilledMemory, resident_bytes
 
 
 class Questions:
-    """One connection for each thread that asks."""
+    """Asks the coordinator, with one connection for each thread."""
 
     def __init__(self, address: str, rank: int, memory: SpilledMemory | None = None) -> None:
-        """``memory``: what can be pressed out while this rank waits."""
+        """``memory``: tensors that can be written out to disk while this rank waits."""
         self._address, self._rank, self._memory = address, rank, memory
         self._looked = False
         self._threads = threading.local()
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer, however long it takes.
+        """Ask and wait for the answer, however long it takes.
 
         Raises:
-            StopProgram: whom this rank waits for has ended, having shown enough.
+            StopProgram: a rank that this one waits for has ended after all wanted steps.
             PrismscaleError: the coordinator is gone.
         """
         answer = self._tell({**question, **self._takes(question)})
@@ -46,7 +46,7 @@ class Questions:
         return answer
 
     def _takes(self, question: dict[str, Any]) -> dict[str, int]:
-        """What a rank that may be suspended takes; looked at once, then when it is pressed out."""
+        """Return the rank's memory for a question that may suspend it; ``base`` only once."""
         if self._memory is None or question["ask"] not in ("wait", "poll", "issue"):
             return {}
         held = self._memory.take_peak()

@@ -1,4 +1,4 @@
-"""A store's keys as a rank sees them when its peers are there: the coordinator holds them."""
+"""A store's keys on a rank whose peers run too: the coordinator holds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prismscale.switching.questions import Questions
 
 
 class SharedKeys(KeySpace):
-    """Keys that all ranks of the job share, by address. A read waits until a rank has written."""
+    """Keys of the store at one address, shared by all ranks. A read waits for the key."""
 
     def __init__(self, environment: RankEnvironment, questions: Questions, address: str) -> None:
         super().__init__(environment)
@@ -21,35 +21,35 @@ class SharedKeys(KeySpace):
         return self._questions.ask(question)["value"]
 
     def read(self, key: str) -> bytes:
-        """The value, once it is there."""
+        """Return the value of a key; waits until it exists."""
         return _bytes(self._ask("read", key))
 
     def has(self, key: str) -> bool:
-        """Whether it is there."""
+        """Whether the key exists."""
         return bool(self._ask("has", key))
 
     def write(self, key: str, value: bytes) -> None:
-        """Set a key."""
+        """Set a key's value."""
         self._ask("write", key, _text(value))
 
     def extend(self, key: str, value: bytes) -> None:
-        """Lengthen a key's value."""
+        """Append to a key's value."""
         self._ask("extend", key, _text(value))
 
     def add(self, key: str, amount: int) -> int:
-        """Raise a counter."""
+        """Add to a counter. Returns the new count."""
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write ``desired`` where the key holds ``expected`` (or nothing, if that is empty)."""
+        """Write ``desired`` if the key holds ``expected``; empty matches a missing key."""
         return _bytes(self._ask("compare_set", key, [_text(expected), _text(desired)]))
 
     def remove(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key. Returns whether it existed."""
         return bool(self._ask("remove", key))
 
     def names(self) -> list[str]:
-        """All keys."""
+        """Return all keys."""
         return list(self._ask("names"))
 
     def push(self, key: str, value: bytes) -> None:
@@ -57,11 +57,11 @@ class SharedKeys(KeySpace):
         self._ask("push", key, _text(value))
 
     def pop(self, key: str) -> bytes:
-        """Take from a queue, once it holds something."""
+        """Take the oldest entry of a queue; waits until there is one."""
         return _bytes(self._ask("pop", key))
 
     def queued(self, key: str) -> int:
-        """Entries in a queue."""
+        """Return the number of entries in a queue."""
         return int(self._ask("queued", key))
 
 

@@ -1,4 +1,4 @@
-"""A rank's part in its job's communications, and what it has from them: real values."""
+"""Exchanges real values with the other ranks of a job, through files and the coordinator."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from prismscale.switching.stored_values import RESULT, Given, StoredValues
 
 
 class RealExchange:
-    """Gives and takes; it observes groups, whose names it needs, and is a communication load."""
+    """Communication load with real values. It observes groups, because it needs their names."""
 
     interrupts = True
-    """A wait ends the program's span where it begins: the rank may be suspended in it."""
+    """A wait ends the program's span at its beginning, because the rank may be suspended in it."""
 
     def __init__(
         self,
@@ -32,8 +32,10 @@ class RealExchange:
         writer: RecordingWriter | None = None,
         step: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``folder`` takes values; all ranks of the job share it. ``writer`` keeps some of them,
-        and ``step`` tells in which one this is."""
+        """Exchange values through ``folder``, which all ranks of the job share.
+
+        ``writer`` records some of them, and ``step`` returns the current step.
+        """
         self._questions, self._rank = questions, rank
         self._writer, self._step = writer, step
         self._values = StoredValues(folder)
@@ -42,19 +44,19 @@ class RealExchange:
     def group_created(
         self, ranks: tuple[int, ...], name: str, backend: str, group_index: int | None
     ) -> None:
-        """Groups have the same names on all members."""
+        """Note the group, so that its communications get the same names on all members."""
         self._instances.group_created(ranks, name, backend, group_index)
 
     def answers(self, collective: Collective) -> bool:
-        """All who take part do so."""
+        """Always true: all members give real values."""
         return True
 
     def share(self, batch: Sequence[Collective], took: DurationCallback | None = None) -> LocalWork:
-        """This rank's part, which is given at once."""
+        """Issue this rank's part at once. The returned work takes the outputs."""
         return Shared(self, batch, self.give(batch))
 
     def give(self, batch: Sequence[Collective]) -> list[str]:
-        """Issue this rank's parts. Returns their names."""
+        """Store and issue this rank's parts. Returns the names of the communications."""
         names = [self._instances.name(c) for c in batch]
         for name, collective in zip(names, batch, strict=True):
             if _gives(collective):
@@ -74,12 +76,14 @@ class RealExchange:
         return names
 
     def is_complete(self, names: Sequence[str]) -> bool:
-        """Whether :meth:`take` would return at once. Where it would not, others run first: a
-        program that asks again and again would keep them from it."""
+        """Whether :meth:`take` would return at once.
+
+        If not, other ranks run before the answer: a program that polls in a loop would block them.
+        """
         return bool(self._questions.ask({"ask": "poll", "names": list(names)})["complete"])
 
     def take(self, names: Sequence[str], batch: Sequence[Collective]) -> None:
-        """Wait until the communications are complete, and define their outputs."""
+        """Wait until the communications are complete, then fill their outputs."""
         self._questions.ask({"ask": "wait", "names": list(names)})
         for name, collective in zip(names, batch, strict=True):
             fill(collective, self._reader(name, collective), self._result(name))
@@ -117,7 +121,7 @@ class RealExchange:
 
 
 class Shared:
-    """One batch under way."""
+    """One batch in progress (a LocalWork)."""
 
     def __init__(
         self, exchange: RealExchange, batch: Sequence[Collective], names: list[str]
@@ -125,22 +129,22 @@ class Shared:
         self._exchange, self._batch, self._names = exchange, batch, names
 
     def begin(self) -> None:
-        """The part was given when the batch was issued: to write it is none of the program's."""
+        """Do nothing: the part was written at issue, at no cost to the program."""
 
     def wait(self) -> None:
-        """Wait for the others', and define the outputs."""
+        """Wait for the parts of the other ranks, then fill the outputs."""
         self._exchange.take(self._names, self._batch)
 
     def is_over(self) -> bool:
-        """Whether the others' parts are there."""
+        """Whether the parts of the other ranks are there."""
         return self._exchange.is_complete(self._names)
 
     def waited(self, since_issue: bool) -> None:
-        """Nothing is timed."""
+        """Do nothing: no time is measured here."""
 
 
 def participants(collective: Collective) -> tuple[int, ...]:
-    """Global ranks that take part: a group in its order, or a message's sender and receiver."""
+    """Return the global ranks that take part: the group in order, or sender and receiver."""
     group = collective.group
     if not collective.op.is_p2p:
         return group.ranks
@@ -149,7 +153,7 @@ def participants(collective: Collective) -> tuple[int, ...]:
 
 
 def _gives(collective: Collective) -> bool:
-    """Whether anybody reads what this rank gives."""
+    """Whether other ranks read this rank's inputs."""
     if collective.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER):
         return collective.root == collective.group.group_rank
     return bool(collective.inputs)

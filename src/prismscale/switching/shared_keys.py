@@ -1,4 +1,4 @@
-"""The keys of a job's stores, as its coordinator holds them: what a ``TCPStore`` server does."""
+"""Keys of a job's stores in the coordinator, which does what a ``TCPStore`` server does."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ class Keys:
         return bool(self._queues[key])
 
     def read(self, key: str) -> bytes:
-        """A value that is there."""
+        """Return the value of a key that exists."""
         return self._values[key]
 
     def write(self, key: str, value: bytes) -> None:
-        """Set a value."""
+        """Set a key's value."""
         self._values[key] = value
 
     def extend(self, key: str, value: bytes) -> None:
-        """Lengthen a value."""
+        """Append to a key's value."""
         self._values[key] = self._values.get(key, b"") + value
 
     def add(self, key: str, amount: int) -> int:
-        """Raise a counter, which is kept as text, as torch's stores do."""
+        """Add to a counter, which is kept as text as in torch's stores. Returns the new count."""
         total = int(self._values.get(key, b"0")) + amount
         self._values[key] = str(total).encode()
         return total
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write ``desired`` where the key holds ``expected``, or nothing if that is empty. Returns
-        what it holds then."""
+        """Write ``desired`` if the key holds ``expected``; empty matches a missing key.
+
+        Returns the key's value afterwards, or ``expected`` if there is none.
+        """
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
         return self._values.get(key, expected)
 
     def remove(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key. Returns whether it existed."""
         return self._values.pop(key, None) is not None
 
     def names(self) -> list[str]:
-        """All keys."""
+        """Return all keys."""
         return list(self._values)
 
     def push(self, key: str, value: bytes) -> None:
@@ -58,9 +60,9 @@ class Keys:
         self._queues[key].append(value)
 
     def pop(self, key: str) -> bytes:
-        """Take the oldest of a queue that has some."""
+        """Take the oldest entry of a queue that is not empty."""
         return self._queues[key].popleft()
 
     def queued(self, key: str) -> int:
-        """How many a queue holds."""
+        """Return the number of entries in a queue."""
         return len(self._queues[key])

@@ -1,9 +1,9 @@
-"""Which ranks run: many logical ranks share few slots.
+"""Chooses which ranks run, where many logical ranks share few slots.
 
-A rank runs until it waits for what no rank in a slot is about to give. It is suspended only when
-another needs its slot: participants that are all resident communicate without a switch. Who comes
-next is the published rule (PrismLLM, section 4.1): of the ranks that have not ended and can go on,
-the one for which most communications wait.
+A rank keeps running until it waits for something that no rank in a slot is about to give. It is
+suspended only when another rank needs its slot: ranks that are all resident communicate without a
+switch. The next rank is chosen by the published rule (PrismLLM, section 4.1): of the ranks that
+have not ended and can go on, the one for which most communications wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class RankState(Enum):
-    """What a rank does."""
+    """The state of a rank."""
 
     NEW = "not started"
     RUNNING = "running"
@@ -23,8 +23,11 @@ class RankState(Enum):
 
 
 class Slots:
-    """The states of all ranks. ``missing(rank)`` tells whom a rank that waits is waiting for; it
-    can go on when there is nobody."""
+    """The states of all ranks.
+
+    ``missing(rank)`` gives the ranks that a waiting rank waits for. It can go on when there are
+    none.
+    """
 
     def __init__(
         self,
@@ -34,41 +37,41 @@ class Slots:
         missing: Callable[[int], Iterable[int]],
         pending: Callable[[int], int],
     ) -> None:
-        """``pending``: how many communications wait for a rank."""
+        """``pending(rank)`` gives how many communications wait for a rank."""
         self.states = [RankState.NEW] * world_size
         self.switches = 0
-        """How often a rank was resumed that had been suspended."""
+        """How often a suspended rank was resumed."""
         self._n_slots = n_slots
         self._missing = missing
         self._pending = pending
 
     def waits(self, rank: int) -> None:
-        """``rank`` cannot go on by itself."""
+        """Note that ``rank`` must wait for others."""
         if self.states[rank] is RankState.RUNNING:
             self.states[rank] = RankState.WAITING
 
     def ended(self, rank: int) -> None:
-        """``rank`` has ended, and its slot is free."""
+        """Note that ``rank`` has ended; its slot is free."""
         self.states[rank] = RankState.ENDED
 
     def next(self) -> tuple[int, RankState] | None:
-        """The next rank to let go on, and what it did before; None if nobody can now."""
+        """Let the next rank go on. Returns it and its previous state; None if none can now."""
         able = [r for r, s in enumerate(self.states) if self._can_go_on(r, s)]
         resident = [r for r in able if self.states[r] is RankState.WAITING]
         if resident:
-            # Before others: it costs no switch.
+            # Resident ranks come first, because they cost no switch.
             return self._go(resident[0])
         if not able or not self._has_room():
             return None
         return self._go(max(able, key=lambda r: (self._pending(r), -r)))
 
     def go(self, rank: int) -> None:
-        """Let ``rank`` go on although it lacks what it waits for, when nobody else can."""
+        """Let ``rank`` go on although its wait is not over, because no other rank can."""
         if self.states[rank] is RankState.WAITING or self._has_room():
             self._go(rank)
 
     def is_stuck(self) -> bool:
-        """Whether ranks are left and none of them will ever go on; after :meth:`next` said None."""
+        """Whether ranks are left and none can ever go on. Valid once :meth:`next` returned None."""
         left = any(s is not RankState.ENDED for s in self.states)
         return left and RankState.RUNNING not in self.states
 
@@ -84,7 +87,7 @@ class Slots:
         if len(resident) < self._n_slots:
             return True
         waiting = [r for r in resident if self.states[r] is RankState.WAITING]
-        # Not one that waits for those beside it only: what it needs is on its way.
+        # A rank that waits only for running ranks keeps its slot: what it needs is on its way.
         idle = [r for r in waiting if not self._comes_from_residents(r)]
         if not idle:
             return False

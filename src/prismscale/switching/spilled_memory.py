@@ -1,8 +1,8 @@
-"""The tensors of a rank in a file, so that a suspended rank's memory can be given back.
+"""Keeps the tensors of a rank in a file, so that a suspended rank's memory can be given back.
 
-The allocator is a few lines of C++ (``csrc/spilled_allocator.cpp``) that are compiled once against
-the headers of the torch that is installed. The file has no name: whatever ends the process, its
-space is free again.
+The allocator is a small C++ file (``csrc/spilled_allocator.cpp``) that is compiled once against the
+headers of the installed torch. The spill file has no name, so its space is freed however the
+process ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DNDE
 
 
 def build_allocator() -> Path:
-    """The compiled allocator, compiling it first where the user's cache has none.
+    """Return the compiled allocator. Compiles it first if the user's cache has none.
 
     Raises:
         UsageError: there is no C++ compiler, or it fails.
@@ -59,36 +59,36 @@ def build_allocator() -> Path:
 
 
 class SpilledMemory:
-    """All larger tensors that this process makes from now on."""
+    """Places all larger tensors that this process makes from now on in a file."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """
         Args:
-            folder: on the disk that takes the file.
-            limit_bytes: what the file may hold at most.
+            folder: a folder on the disk that takes the file.
+            limit_bytes: most bytes that the file may hold.
 
         Raises:
-            UsageError, StorageError: as :func:`build_allocator`; the file cannot be made.
+            UsageError, StorageError: as :func:`build_allocator`, or the file cannot be made.
         """
         self._library = ctypes.CDLL(str(build_allocator()))
         self._library.ps_spill_into.argtypes = [ctypes.c_int, ctypes.c_int64]
         self._library.ps_take_peak.restype = ctypes.c_int64
         try:
-            # Open as long as the process: tensors outlast all else.
+            # Stays open as long as the process lives, because tensors outlive everything else.
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         except OSError as error:
             raise StorageError(f"cannot write {folder}: {error.strerror}") from error
         self._library.ps_spill_into(self._file.fileno(), limit_bytes)
 
     def take_peak(self) -> int:
-        """Most bytes in the file at a time since this was last asked."""
+        """Return the most bytes in the file at a time since the last call."""
         return int(self._library.ps_take_peak())
 
     def press_out(self) -> None:
-        """Write what has changed, and give the memory back until it is touched.
+        """Write changed pages to the file, and give the memory back until it is touched again.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the memory cannot be written.
         """
         failed: int = self._library.ps_press_out()
         if failed:
@@ -96,7 +96,7 @@ class SpilledMemory:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, of which what others share counts in part; 0 where nobody knows."""
+    """Return this process's memory, with shared pages counted in proportion (PSS); 0: unknown."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Values of communications on disk, from the rank that gives them to those that take them.
+"""Passes values of communications on disk from the rank that gives them to those that take them.
 
-One file holds what one rank gives to one communication, or the result that one rank has worked out
-for all: a line of JSON that says dtypes, shapes and checksums, then the bytes. Nothing is executed
-or unpickled by reading it.
+One file holds one rank's contribution to one communication, or the result that one rank has
+computed for all. It has a line of JSON with dtypes, shapes and checksums, then the bytes. Reading
+it executes and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from prismscale.payload.tensor_bytes import tensor_bytes
 
 RESULT = "result"
 _ALIGNED = 64
-"""Bytes: no dtype asks for more."""
+"""Alignment of tensors in bytes; no dtype needs more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a rank gave to a communication."""
+    """A rank's contribution to a communication, or the result of one."""
 
     tensors: tuple[torch.Tensor, ...]
     splits: tuple[int, ...] = ()
-    """Rows for each member, of an all-to-all whose splits are not even."""
+    """Rows for each member, for an all-to-all with uneven splits."""
 
 
 class StoredValues:
-    """A folder that all ranks of a job share."""
+    """Values of communications in a folder that all ranks of a job share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,10 +43,10 @@ class StoredValues:
     def write(
         self, name: str, member: int | str, tensors: Sequence[torch.Tensor], splits: Sequence[int]
     ) -> None:
-        """Keep what ``member`` (a global rank, or :data:`RESULT`) gives to ``name``.
+        """Store what ``member`` (a global rank, or :data:`RESULT`) gives to communication ``name``.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         parts = [t.detach().cpu().contiguous() for t in tensors]
         told = [[str(p.dtype).removeprefix("torch."), list(p.shape)] for p in parts]
@@ -66,10 +66,10 @@ class StoredValues:
             ) from error
 
     def read(self, name: str, member: int | str) -> Given:
-        """What :meth:`write` kept. The tensors are views of the file, changes stay private.
+        """Read what :meth:`write` stored. Tensors are views of the file; changes stay private.
 
         Raises:
-            FormatError: it is damaged, or not there.
+            FormatError: the file is damaged or missing.
         """
         path = self._path(name, member)
         try:
@@ -95,7 +95,7 @@ class StoredValues:
         return Given(tensors=tuple(tensors), splits=tuple(told["splits"]))
 
     def remove(self, name: str, members: Sequence[int]) -> None:
-        """Forget a communication."""
+        """Delete the files of a communication."""
         for member in members:
             self._path(name, member).unlink(missing_ok=True)
         self._path(name, RESULT).unlink(missing_ok=True)

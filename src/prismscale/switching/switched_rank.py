@@ -1,5 +1,7 @@
-"""The process of one rank among peers that are there:
-``python -m prismscale.switching.switched_rank SPEC``."""
+"""Process of one rank whose peers run too.
+
+It is started as ``python -m prismscale.switching.switched_rank SPEC``.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ from prismscale.switching.spilled_memory import SpilledMemory
 from prismscale.switching.switched_spec import SwitchedSpec
 
 TRACKED = 4
-"""Optimizer calls in which memory is followed: to follow it slows the program."""
+"""Number of optimizer calls during which memory is tracked, because tracking slows the program."""
 
 
 class SwitchedControl:
-    """Ends the program after so many optimizer calls, which are the same on all ranks."""
+    """Stops the program after ``marks`` optimizer calls, the same number on all ranks."""
 
     def __init__(
         self, recorder: Recorder, memory: MemoryTracker, *, marks: int, samples: int
@@ -54,11 +56,11 @@ class SwitchedControl:
         self.followed: RankTrace | None = None
 
     def optimizer_begins(self) -> None:
-        """Passed on to the recorder."""
+        """Pass the call on to the recorder."""
         self._recorder.optimizer_begins()
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """Count, and stop the program when it has shown enough."""
+        """Count the call, and stop the program after the last wanted one."""
         self._recorder.optimizer_ended(optimizer)
         if self.memory_record is None:
             self._memory.step_ended()
@@ -75,10 +77,10 @@ class SwitchedControl:
             self.memory_marks = len(self._recorder.stream.marks)
 
     def ordinary(self) -> Ordinary:
-        """The step that comes most often; with values that decide, no two need be equal.
+        """Return the most frequent step. Where values decide, no two steps need be equal.
 
         Raises:
-            UsageError: the program took no step.
+            UsageError: the program made no step.
         """
         stream = self._recorder.stream
         steps = steps_of(stream)
@@ -99,7 +101,7 @@ class SwitchedControl:
 
 
 class ForegroundAndBackground:
-    """Records the program's communications; what it does beside its training is not recorded."""
+    """Records communications of training. Those of background threads are only performed."""
 
     def __init__(self, recorder: Recorder, exchange: RealExchange) -> None:
         self._recorder, self._exchange = recorder, exchange
@@ -113,7 +115,7 @@ class ForegroundAndBackground:
 
 
 def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
-    """Run the program as one rank of the job. Returns its trace, and whether it was stopped."""
+    """Run the program as one rank. Returns its trace, and whether it made all wanted steps."""
     ignore_breakpoints()
     spilled = SpilledMemory(Path(spec.values), spec.spilled_bytes) if spec.spilled_bytes else None
     questions = Questions(spec.address, spec.rank, spilled)
@@ -127,7 +129,7 @@ def run_rank(spec: SwitchedSpec) -> tuple[RankTrace, bool]:
         writer,
         step=lambda: len(recorder.stream.marks),
     )
-    # Nobody is absent: the mirror is never asked.
+    # No rank is absent, so the mirror is never asked.
     recorder = Recorder(device, MirrorPayload(), load=exchange)
     control = SwitchedControl(recorder, memory, marks=spec.marks, samples=spec.samples)
     memory.start()
@@ -166,7 +168,7 @@ def _shared_keys(spec: SwitchedSpec, questions: Questions) -> Callable[[str], Sh
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the process; returns its exit code."""
+    """Entry point of the process. Returns the exit code."""
     die_with_parent()
     path = Path(arguments[0])
     spec = SwitchedSpec.load(path)

@@ -1,4 +1,4 @@
-"""What the process of a rank that runs with real values is told."""
+"""Specification for the process of a rank that runs with real values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from prismscale.payload.recordings.selection import recordings_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwitchedSpec(CaptureSpec):
-    """One rank; ``marks`` says after how many optimizer calls it ends."""
+    """Spec of one rank. It ends after ``marks`` optimizer calls."""
 
     WHAT = "rank with real values"
     PROCESS = "prismscale.switching.switched_rank"
 
     address: str
-    """Of the coordinator's socket."""
+    """Address of the coordinator's socket."""
     values: str
     """Folder for values under way, shared by all ranks of the job."""
     record: tuple[str, ...] = ()
-    """What is recorded for live ranks: see :mod:`prismscale.payload.recordings.selection`."""
+    """Selections to record for live ranks; see :mod:`prismscale.payload.recordings.selection`."""
     record_limit_bytes: int = LIMIT_BYTES
-    """Of all recordings together."""
+    """Size limit of all recordings together."""
     spilled_bytes: int = 0
-    """What of the rank's memory may lie in a file there; 0: none does."""
+    """Most bytes of the rank's memory in a file in the folder of values; 0: no file is used."""
 
     @property
     def stopped_path(self) -> Path:
-        """A file that is there when the rank was ended for having shown enough."""
+        """File that exists if the rank was stopped after all wanted steps."""
         return Path(self.out) / f"rank-{self.rank}.stopped"
 
     @property
     def recordings(self) -> Path:
-        """Folder of what is recorded."""
+        """Folder of recordings."""
         return recordings_of(Path(self.out))

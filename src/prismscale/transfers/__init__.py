@@ -1,1 +1,1 @@
-"""Communications that live ranks really make, with assistants in the place of absent members."""
+"""Real transfers of live ranks, with assistants that stand in for absent group members."""

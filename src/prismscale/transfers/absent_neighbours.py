@@ -1,4 +1,4 @@
-"""Every message that absent neighbours exchange with one live member, and the values in it."""
+"""The messages that absent neighbours exchange with one live member, and the values in them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from prismscale.transfers.schedule import BufferPart, Packet, Round, Shape, roun
 
 
 class KnownValues(Protocol):
-    """What a communication was when it was recorded; flat tensors."""
+    """Recorded values of one communication, as flat tensors."""
 
     def result(self, start: int, stop: int) -> torch.Tensor:
-        """A range of what the live member ends with."""
+        """Return a range of the live member's result."""
         ...
 
     def contribution(self, member: int, start: int, stop: int) -> torch.Tensor:
-        """A range of what a member of the group put into a reduction."""
+        """Return a range of a member's input to a reduction."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbsentNeighbours:
-    """Absent neighbours of one live member, in one communication."""
+    """The absent neighbours of one live member in one communication."""
 
     shape: Shape
     receiver: int
@@ -38,11 +38,10 @@ class AbsentNeighbours:
     dtype: torch.dtype
     kind: Any = KIND.SUM
     values: KnownValues | None = None
-    """None: messages have the right length, and nothing that counts in them."""
+    """None: messages have the right length and hold zeros."""
 
     def rounds(self) -> Iterator[Round]:
-        """The live member's rounds, without those among live members: what it sends to absent ones,
-        and receives from them."""
+        """Yield the live member's rounds, with only its messages to and from absent members."""
         is_pruned = len(self.live) < self.shape.size
         for step in rounds(self.shape, self.receiver, is_pruned=is_pruned):
             send, receive = (self._of_absent(m) for m in (step.send, step.receive))
@@ -53,7 +52,7 @@ class AbsentNeighbours:
         return None if message is None or message.peer in self.live else message
 
     def message(self, received: Packet) -> torch.Tensor:
-        """What ``received`` holds, flat."""
+        """Return the values of the message ``received``, as a flat tensor."""
         if self.values is None:
             return torch.zeros(received.numel, dtype=self.dtype)
         values = self.values

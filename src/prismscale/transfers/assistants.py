@@ -1,10 +1,10 @@
 """The process of all assistants: ``python -m prismscale.transfers.assistants SPEC``.
 
-It stands in for the absent neighbours of live ranks, whoever they are in the group at hand: what a
-live rank sends to them is received, and what it waits for is sent. Each channel of each live rank
-has a thread, which goes through what that rank has told, in order. No assistant waits for another,
-so nothing can be stuck but a live rank. Memory is that of a message for each thread, and of what
-was read ahead of a recording: the size of the world does not matter.
+It stands in for the absent neighbours of live ranks in every group: it receives what a live rank
+sends to them, and sends what a live rank expects from them. Each channel of each live rank has a
+thread, which serves the communications that the rank announces, in order. No assistant waits for
+another, so only a live rank can block one. Each thread needs memory for one message, and recordings
+are read ahead: memory does not depend on the world size.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from prismscale.transfers.told import Told, heard
 from prismscale.typed_files import load_json, save_json
 
 MOST_WAITING = 1024
-"""Communications of one channel that a live rank may be ahead."""
+"""Maximum number of announced communications that wait on one channel."""
 
 GRACE_S = 5.0
-"""Between the end of a live rank's gloo and the end of its other connection."""
+"""Longest time between the end of a live rank's gloo link and that of its socket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssistantSpec:
-    """What the process is told."""
+    """Specification of the assistants' process."""
 
     live: tuple[int, ...]
     folder: str
-    """Where live ranks and assistants find each other."""
+    """Folder through which live ranks and assistants rendezvous."""
     address: str
-    """Of the socket on which live ranks tell."""
+    """Address of the socket on which live ranks announce communications."""
     recordings: str
-    """Folder of recorded communications; there may be none in it."""
+    """Folder of recorded communications; it may hold none."""
     error: str
-    """File that takes a failure."""
+    """File to which a failure is written."""
     seen: str
-    """File that takes :class:`AssistantsSeen`."""
+    """File to which :class:`AssistantsSeen` is written."""
     namespace: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssistantsSeen:
-    """What assistants took."""
+    """Resources that the assistants used."""
 
     peak_bytes: int
-    """Of the process's memory; 0 where the system does not say."""
+    """Peak memory of the process; 0 where the system does not report it."""
     channels: int
 
 
 @dataclass(kw_only=True)
 class Assistants:
-    """All of them."""
+    """Serves all live ranks in the place of their absent neighbours."""
 
     spec: AssistantSpec
     context: Any
@@ -72,14 +72,14 @@ class Assistants:
     _channels: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _left: threading.Event = field(default_factory=threading.Event)
-    """Some live rank is gone."""
+    """Set once some live rank has ended."""
 
     def seen(self) -> AssistantsSeen:
-        """At the end."""
+        """Return the resources used so far."""
         return AssistantsSeen(peak_bytes=_peak_bytes(), channels=len(self._channels))
 
     def serve(self, listener: socket.socket) -> None:
-        """Serve live ranks until the last of them is gone."""
+        """Serve live ranks until all of them have ended."""
         threads = []
         for _ in self.spec.live:
             end, _ = listener.accept()
@@ -119,7 +119,7 @@ class Assistants:
             while True:
                 self._take_part(in_order.get(), place)
         except RuntimeError:
-            # Of gloo: the other end is gone. A live rank that has ended is no failure of ours.
+            # gloo raises it when the other end is gone. The end of a live rank is no failure here.
             if not self._left.wait(GRACE_S):
                 raise
 
@@ -169,7 +169,7 @@ def _peak_bytes() -> int:
 
 
 def _guarded(spec: AssistantSpec, call: Any, *arguments: Any) -> None:
-    """A thread that fails ends the process, so that no live rank waits for it."""
+    """Body of a thread. A failing ``call`` ends the process, so that no live rank waits for it."""
     try:
         call(*arguments)
     except BaseException as error:
@@ -178,7 +178,7 @@ def _guarded(spec: AssistantSpec, call: Any, *arguments: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the process; returns its exit code."""
+    """Entry point of the process. Returns the exit code."""
     die_with_parent()
     torch.set_num_threads(1)
     spec = load_json(AssistantSpec, Path(arguments[0]), "assistants")
@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> int:
             save_json(assistants.seen(), Path(spec.seen))
     except BaseException as error:
         return save_failure(Path(spec.error), -1, error)
-    # Threads that wait for a live rank which has gone must not hold up the end.
+    # Threads that still wait for an ended live rank must not delay the exit.
     end_now(0)
 
 

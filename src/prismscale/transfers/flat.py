@@ -1,6 +1,6 @@
-"""From a program's tensors to the flat buffers that messages are parts of, and back.
+"""Copies a program's tensors to the flat buffers that messages are taken from, and back.
 
-Buffers are NumPy's memory: the program's own, torch's, is measured.
+Buffers are in NumPy's memory, because torch's memory is measured for the program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TRANSFERRED = frozenset(
 
 
 def is_transferred(collective: Collective) -> bool:
-    """Whether gloo would move bytes for it; those of a barrier hold nothing."""
+    """Whether gloo would move data for it. Messages of a barrier hold no data."""
     tensors = collective.inputs or collective.outputs
     return (
         collective.op in TRANSFERRED
@@ -49,34 +49,34 @@ def is_transferred(collective: Collective) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCommunication:
-    """One of the communications that a collective of several tensors is to gloo."""
+    """One gloo communication of a collective. A collective with several tensors has several."""
 
     shape: Shape
     index: int
     dtype: torch.dtype
     fill: Callable[[torch.Tensor, torch.Tensor], None]
-    """Puts this rank's own data into the buffers ``given`` and ``held``."""
+    """Copies this rank's own data into the buffers ``given`` and ``held``."""
     given_numel: int
-    """0: messages are sent from ``held``."""
+    """Elements of ``given``; 0: messages are sent from ``held``."""
     held_numel: int
     targets: Sequence[tuple[torch.Tensor, int]]
-    """Outputs, each with its place in ``held``."""
+    """Outputs, each with its offset in ``held``."""
 
     def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``given`` and ``held``, with this rank's own data."""
+        """Return the buffers ``given`` and ``held``, filled with this rank's own data."""
         held = _room(self.held_numel, self.dtype)
         given = _room(self.given_numel, self.dtype) if self.given_numel else held
         self.fill(given, held)
         return given, held
 
     def write(self, held: torch.Tensor) -> None:
-        """Copy what has come into the program's outputs."""
+        """Copy received data from ``held`` to the program's outputs."""
         for output, start in self.targets:
             output.copy_(held[start : start + output.numel()].view(output.shape))
 
 
 def flat_communications(collective: Collective, algorithm: Algorithm) -> list[FlatCommunication]:
-    """What gloo makes of ``collective``, one after another."""
+    """Split ``collective`` into the communications that gloo makes, in order."""
     op = collective.op
     if op in (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST):
         return [_in_place(collective, i, algorithm) for i in range(len(collective.outputs))]
@@ -118,7 +118,7 @@ def _in_place(collective: Collective, i: int, algorithm: Algorithm) -> FlatCommu
 
 
 def _reduce_scatter(collective: Collective, i: int, algorithm: Algorithm) -> FlatCommunication:
-    """All of it is reduced, as gloo does."""
+    """Reduce the whole buffer, as gloo does. The member keeps its part of the result."""
     size, output = collective.group.size, collective.outputs[i]
     is_flat = len(collective.inputs) == len(collective.outputs)
     sources = collective.inputs[i : i + 1]
@@ -174,7 +174,7 @@ def _all_to_all(collective: Collective) -> FlatCommunication:
         index=0,
         dtype=(collective.inputs or collective.outputs)[0].dtype,
         fill=fill,
-        # One more, so that an empty buffer is not taken for none.
+        # One element more, because 0 would mean that there is no such buffer.
         given_numel=sum(sent) + 1,
         held_numel=sum(got),
         targets=list(zip(collective.outputs, starts, strict=False)),
@@ -182,7 +182,7 @@ def _all_to_all(collective: Collective) -> FlatCommunication:
 
 
 def _lengths(tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int) -> tuple[int, ...]:
-    """Elements for each member."""
+    """Return the number of elements for each member."""
     if splits:
         width = prod(tensors[0].shape[1:])
         return tuple(n * width for n in splits)
@@ -192,7 +192,7 @@ def _lengths(tensors: Sequence[torch.Tensor], splits: Sequence[int], size: int) 
 
 
 def _rooted(collective: Collective) -> FlatCommunication:
-    """A gather or scatter: the root's list on one side, a tensor on the other."""
+    """Flatten a gather or scatter: the root has a list of tensors, other members have one."""
     size, mine = collective.group.size, collective.group.group_rank
     is_root, is_gather = mine == collective.root, collective.op is CollectiveOp.GATHER
     own = collective.inputs[0] if is_gather else collective.outputs[0]
@@ -244,7 +244,7 @@ def _room(numel: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _put(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Copy tensors one after another."""
+    """Copy tensors one after another into ``room``."""
     ends = [0, *accumulate(t.numel() for t in tensors)]
     for tensor, (start, stop) in zip(tensors, pairwise(ends), strict=True):
         room[start:stop].view(tensor.shape).copy_(tensor)

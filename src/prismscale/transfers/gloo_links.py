@@ -1,4 +1,4 @@
-"""gloo between live ranks and their assistants: one context for the job, a tag for each channel."""
+"""gloo links of live ranks and assistants: one context for the job, one tag for each channel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NEW_NETWORK = 0x40000000
 
 
 def join(folder: Path, place: int, size: int, namespace: str = "") -> Any:
-    """Member ``place`` of the context that ``size`` processes share; returns when all have come.
+    """Join the context that ``size`` processes share, as member ``place``, and wait for all others.
 
-    They find each other in ``folder``. Addresses are those of loopback, or of the first network
+    The processes rendezvous in ``folder``. Addresses are those of loopback, or of the first network
     interface in ``namespace``, which this thread enters.
 
     Raises:
-        UsageError: there is no such namespace, we may not enter it, or it has no interface.
+        UsageError: the namespace does not exist, must not be entered, or has no interface.
     """
     interface = _enter(namespace) if namespace else None
     store = FileStore(str(folder / "transfers"), size)
@@ -54,16 +54,16 @@ def _enter(namespace: str) -> str:
 
 
 class GlooLinks:
-    """Messages of one channel (Links). Those of a pair come in order."""
+    """Messages of one channel (Links). Messages of one pair arrive in order."""
 
     def __init__(self, context: Any, place: Callable[[int], int], tag: int) -> None:
-        """``place``: the member of the context that a group rank is, or that stands in for it."""
+        """``place`` maps a group rank to the context member that is or replaces it."""
         self._context, self._place, self._tag = context, place, tag
 
     def send(self, peer: int, data: torch.Tensor) -> Any:
-        """Begin to send."""
+        """Start a send. Returns a handle to wait on."""
         return self._context.send([data.view(torch.uint8)], self._place(peer), self._tag)
 
     def receive(self, peer: int, data: torch.Tensor) -> Any:
-        """Begin to receive."""
+        """Start a receive. Returns a handle to wait on."""
         return self._context.recv([data.view(torch.uint8)], self._place(peer), self._tag)

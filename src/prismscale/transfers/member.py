@@ -1,4 +1,4 @@
-"""A live member's way through its rounds, on a flat buffer."""
+"""Executes the rounds of one live member on a flat buffer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from prismscale.transfers.schedule import Algorithm, BufferPart, Packet, Shape, 
 
 
 class UnderWay(Protocol):
-    """A message under way."""
+    """A message in progress."""
 
     def wait(self) -> Any:
-        """Return when it has been sent, or has come."""
+        """Wait until the message has been sent or received."""
         ...
 
 
 class Links(Protocol):
-    """Messages between members of one communication, each pair's in order."""
+    """Messages between members of one communication. Those of one pair arrive in order."""
 
     def send(self, peer: int, data: torch.Tensor) -> UnderWay:
-        """Begin to send a flat tensor, which must not change until it is waited for."""
+        """Start sending a flat tensor. It must not change until the send has been waited for."""
         ...
 
     def receive(self, peer: int, data: torch.Tensor) -> UnderWay:
-        """Begin to receive into a flat tensor."""
+        """Start receiving into a flat tensor."""
         ...
 
 
@@ -38,24 +38,24 @@ class Links(Protocol):
 class Member:
     """One member of one communication.
 
-    ``given`` is what it sends from, ``held`` what it ends with; the same flat tensor where the
-    communication works in place. Chunks that it receives as partial sums are added to.
+    It sends from ``given``, and ``held`` has its result in the end. Both are the same flat tensor
+    where the communication works in place. Partial sums that it receives are added to ``held``.
     """
 
     shape: Shape
     group_rank: int
     is_pruned: bool
-    """Somebody of the group is absent."""
+    """Whether some member of the group is absent."""
     given: torch.Tensor
     held: torch.Tensor
     kind: Any = KIND.SUM
-    """The reduction."""
+    """The reduction operator."""
     sent_bytes: int = 0
     received_bytes: int = 0
     messages: int = 0
 
     def run(self, links: Links) -> None:
-        """Make all rounds."""
+        """Execute all rounds."""
         had_partial = False
         for step in rounds(self.shape, self.group_rank, is_pruned=self.is_pruned):
             is_partial = any(p.is_partial for m in (step.send, step.receive) if m for p in m.parts)
@@ -66,7 +66,7 @@ class Member:
                 self._receive(links, step.receive)
                 self._send(links, step.send)
                 continue
-            # Both at a time: begin the send first, so that nobody waits for it.
+            # Send and receive overlap. The send starts first, so that no member waits for it.
             data = self._packed(step.send)
             under_way = links.send(step.send.peer, data)
             self._receive(links, step.receive)
@@ -76,7 +76,7 @@ class Member:
             self._finish_sum()
 
     def _finish_sum(self) -> None:
-        """A member that owns sums divides them, if they are to be averages."""
+        """Divide the sums that this member owns, if the reduction is an average."""
         if self.kind != KIND.AVG:
             return
         is_tree = self.shape.algorithm is Algorithm.TREE

@@ -1,12 +1,13 @@
-"""What an absent neighbour says to a live member, so that live members end with the right result.
+"""Rules for what absent neighbours send, so that live members end with the right result.
 
-PrismLLM's rules (section on pruned collectives). Of a *ring*: a chunk goes around once and is then
-its owner's. If the owner is live, the last absent member before it sends, in place of a partial
-sum, what those still lack who come after: ``full`` less the contributions still to be added. What
-others send on the way to an absent member is arbitrary. Of a *tree*: the root's live members are
-connected to it; one absent child of theirs sends ``full`` less all of their contributions, other
-absent children of theirs send nothing that counts, and whatever goes up to an absent parent does
-not matter, because that parent sends ``full`` down. What is no partial sum is the result itself.
+These are PrismLLM's rules (section on pruned collectives). In a *ring*, a chunk goes around once
+and ends at its owner. If the owner is live, the last absent member before it does not send a
+partial sum, but ``full`` less the contributions that the members after it still add. Partial sums
+that have yet to pass an absent member are arbitrary. In a *tree*, consider the live members that
+are connected to a live root. One absent child of theirs sends ``full`` less the contributions of
+all of them; their other absent children send neutral values. Whatever goes up to an absent parent
+does not matter, because that parent sends ``full`` down. A message that is no partial sum holds the
+result itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from prismscale.transfers.schedule import Algorithm, BufferPart, Shape, tree_chi
 
 
 class Say(Enum):
-    """What a part of a message is made of."""
+    """The content of one part of a message."""
 
     RESULT = "what the receiver ends with"
     REMAINDER = "the result less what live members still add"
@@ -29,16 +30,16 @@ class Say(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What an absent member sends of one part."""
+    """The content that an absent member sends for one buffer part."""
 
     part: BufferPart
     say: Say
     added_by: tuple[int, ...] = ()
-    """Of a remainder: group ranks of live members whose contributions are still to be added."""
+    """For a remainder: group ranks of live members whose contributions are still to be added."""
 
 
 def said(shape: Shape, absent: int, receiver: int, part: BufferPart, live: Collection[int]) -> Said:
-    """What ``absent`` sends of ``part`` to ``receiver``; ``live``: group ranks of live members."""
+    """Return what ``absent`` sends for ``part``; ``live`` are group ranks of live members."""
     if not part.is_partial:
         return Said(part=part, say=Say.RESULT)
     is_tree = shape.algorithm is Algorithm.TREE and shape.op is not CollectiveOp.REDUCE
@@ -53,15 +54,19 @@ def said(shape: Shape, absent: int, receiver: int, part: BufferPart, live: Colle
 
 
 def _on_to_owner(shape: Shape, receiver: int, owner: int, live: Collection[int]) -> tuple[int, ...]:
-    """Members from ``receiver`` to ``owner`` around the ring; none if one of them is absent: it
-    says what counts."""
+    """Return the members from ``receiver`` to ``owner`` around the ring.
+
+    Returns none if one of them is absent, because that one sends what counts.
+    """
     path = tuple((receiver + k) % shape.size for k in range((owner - receiver) % shape.size + 1))
     return path if all(member in live for member in path) else ()
 
 
 def _up_to_root(shape: Shape, absent: int, receiver: int, live: Collection[int]) -> tuple[int, ...]:
-    """Live members connected to a live root, if ``receiver`` is one of them and ``absent`` the
-    first absent child that they have."""
+    """Return the live members that are connected to a live root.
+
+    Returns none unless ``receiver`` is one of them and ``absent`` is their first absent child.
+    """
     member = receiver
     while member >= 0 and member in live:
         member = tree_parent(member)

@@ -1,12 +1,13 @@
-"""What one member of a group sends and receives in a communication, message by message.
+"""Schedules: what one member of a group sends and receives in a communication, by message.
 
-The schedules are gloo's, read off what it moves (``bench/pruned_transfers.py`` counts it): rings
-for reductions and gathers, a binomial tree for a broadcast, one message to each for what differs by
-member. A reduce-scatter of gloo's is an all-reduce of which each member keeps its part. A tree of
-all-reduces, as NCCL makes for small tensors, is there beside the ring.
+The schedules are gloo's, derived from the bytes that it moves (``bench/pruned_transfers.py`` counts
+them): rings for reductions and gathers, a binomial tree for a broadcast, and one message to each
+member where data differ by member. gloo's reduce-scatter is an all-reduce of which each member
+keeps its part. As an alternative to the ring there is a tree for all-reduces, as NCCL uses for
+small tensors.
 
-A message holds *parts* of a flat buffer. Of a reduction that is on its way it holds partial sums,
-to each of which the receiver adds its own; otherwise it holds what the receiver ends with.
+A message holds *parts* of a flat buffer. During a reduction these are partial sums, to which the
+receiver adds its own data. Otherwise they are values of the receiver's result.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from itertools import accumulate
 from prismscale.graph.node import CollectiveOp
 
 MOST_MESSAGES = 64
-"""Of a pass around a ring, by each member: in larger groups several chunks travel together."""
+"""Messages per member and pass around a ring. In larger groups, chunks travel together."""
 
 
 class Algorithm(Enum):
-    """How all-reduces are made. Everything else is made as gloo makes it."""
+    """Algorithm of all-reduces. All other operations use gloo's algorithm."""
 
     RING = "ring"
     TREE = "tree"
@@ -31,26 +32,28 @@ class Algorithm(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A communication, as far as its messages depend on it. Sizes are in elements."""
+    """The properties of a communication that determine its messages. Sizes are in elements."""
 
     op: CollectiveOp
     size: int
     """Members of the group."""
     numel: int
-    """Of the flat buffer: what is reduced, broadcast, gathered by all or sent."""
+    """Elements of the flat buffer that is reduced, broadcast, gathered by all or sent."""
     root: int = -1
     """Group rank of the root, or of the peer of a send or receive."""
     send_splits: tuple[int, ...] = ()
-    """Of an all-to-all or scatter: what this member gives to each."""
+    """For an all-to-all or scatter: elements that this member sends to each."""
     receive_splits: tuple[int, ...] = ()
-    """Of an all-to-all or gather: what it gets from each."""
+    """For an all-to-all or gather: elements that it receives from each."""
     algorithm: Algorithm = Algorithm.RING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferPart:
-    """A range of the flat buffer. ``owner``: the member whose sum becomes the result; -1 where the
-    message holds the result."""
+    """A range of the flat buffer.
+
+    ``owner`` is the member whose sum becomes the result, or -1 where the message holds the result.
+    """
 
     start: int
     stop: int
@@ -58,13 +61,13 @@ class BufferPart:
 
     @property
     def is_partial(self) -> bool:
-        """The receiver adds its own."""
+        """Whether it is a partial sum, to which the receiver adds its own data."""
         return self.owner >= 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packet:
-    """What goes from one member to another at a time."""
+    """One message from one member to another."""
 
     peer: int
     """Group rank of the other end."""
@@ -78,7 +81,7 @@ class Packet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """A message out and one in. ``in_turn``: what is sent depends on what is received."""
+    """An outgoing and an incoming message. ``in_turn``: sent data depend on received data."""
 
     send: Packet | None = None
     receive: Packet | None = None
@@ -86,10 +89,11 @@ class Round:
 
 
 def rounds(shape: Shape, member: int, *, is_pruned: bool = True) -> Iterator[Round]:
-    """The rounds of one member, in order; none holds an empty message.
+    """Yield the rounds of one member, in order and without empty messages.
 
-    ``is_pruned``: somebody is absent. Chunks may travel together then, since an assistant sends
-    without having received; in a ring whose members all wait for each other they may not.
+    ``is_pruned`` says that some member is absent. Only then may chunks travel together, because an
+    assistant sends without having received. In a complete ring all members would wait for each
+    other.
     """
     for found in _rounds(shape, member, is_pruned):
         send = found.send if found.send and found.send.numel else None
@@ -118,12 +122,12 @@ def _rounds(shape: Shape, member: int, is_pruned: bool) -> Iterator[Round]:
 
 
 def chunk(shape: Shape, index: int) -> tuple[int, int]:
-    """Where a member's chunk of the flat buffer begins and ends."""
+    """Return begin and end of a member's chunk of the flat buffer."""
     return shape.numel * index // shape.size, shape.numel * (index + 1) // shape.size
 
 
 def _ring(shape: Shape, member: int, is_pruned: bool, *, reduces: bool) -> Iterator[Round]:
-    """Step ``s`` of ``size - 1``: a chunk goes on to the right, the next comes from the left."""
+    """Yield ``size - 1`` steps: a chunk goes to the right, the next one comes from the left."""
     size = shape.size
     first = member - 1 if reduces else member
     steps = -(-(size - 1) // MOST_MESSAGES) if is_pruned and size > 1 else 1
@@ -149,7 +153,7 @@ def _ring(shape: Shape, member: int, is_pruned: bool, *, reduces: bool) -> Itera
 
 
 def _chunks_to_root(shape: Shape, member: int) -> Iterator[Round]:
-    """The end of a reduce: each member has summed up its chunk, and the root takes all."""
+    """Yield the end of a reduce: each member sends its summed chunk to the root."""
     if member != shape.root:
         start, stop = chunk(shape, member)
         yield Round(send=Packet(peer=shape.root, parts=(BufferPart(start=start, stop=stop),)))
@@ -161,17 +165,17 @@ def _chunks_to_root(shape: Shape, member: int) -> Iterator[Round]:
 
 
 def tree_parent(member: int) -> int:
-    """In the tree of an all-reduce, whose root is member 0; -1 of the root."""
+    """Return the parent in the tree of an all-reduce. Member 0 is the root; its parent is -1."""
     return (member - 1) // 2 if member else -1
 
 
 def tree_children(member: int, size: int) -> list[int]:
-    """In the tree of an all-reduce: at most two."""
+    """Return the children in the tree of an all-reduce, at most two."""
     return [c for c in (2 * member + 1, 2 * member + 2) if c < size]
 
 
 def _tree_reduction(shape: Shape, member: int) -> Iterator[Round]:
-    """Sums up to the root, the result down."""
+    """Yield a tree all-reduce: partial sums go up to the root, the result comes down."""
     partial = (BufferPart(start=0, stop=shape.numel, owner=0),)
     result = (BufferPart(start=0, stop=shape.numel),)
     parent, children = tree_parent(member), tree_children(member, shape.size)
@@ -185,8 +189,11 @@ def _tree_reduction(shape: Shape, member: int) -> Iterator[Round]:
 
 
 def _broadcast(shape: Shape, member: int) -> Iterator[Round]:
-    """gloo's binomial tree: in round ``i`` those below ``2 ** i``, counted from the root, have it
-    and send it as far on."""
+    """Yield the rounds of gloo's binomial tree.
+
+    In round ``i`` the first ``2 ** i`` members, counted from the root, have the data. Each sends it
+    to the member ``2 ** i`` places on.
+    """
     size, root = shape.size, shape.root
     place = (member - root) % size
     whole = (BufferPart(start=0, stop=shape.numel),)
@@ -200,7 +207,7 @@ def _broadcast(shape: Shape, member: int) -> Iterator[Round]:
 
 
 def _direct(shape: Shape, member: int) -> Iterator[Round]:
-    """One message to, and from, each: all-to-all in gloo's order, gather, scatter, send, recv."""
+    """Yield one message per peer: all-to-all in gloo's order, gather, scatter, send, recv."""
     given, got = _ranges(shape.send_splits), _ranges(shape.receive_splits)
     if shape.op is CollectiveOp.SEND:
         yield Round(send=Packet(peer=shape.root, parts=(BufferPart(start=0, stop=shape.numel),)))
@@ -222,16 +229,16 @@ def _direct(shape: Shape, member: int) -> Iterator[Round]:
 
 
 def _ranges(splits: Sequence[int]) -> list[BufferPart]:
-    """Consecutive parts of these lengths."""
+    """Return consecutive buffer parts of the given lengths."""
     ends = list(accumulate(splits))
     return [BufferPart(start=end - n, stop=end) for n, end in zip(splits, ends, strict=True)]
 
 
 def sent_numel(shape: Shape, member: int) -> int:
-    """Elements that a member sends."""
+    """Return the number of elements that a member sends."""
     return sum(r.send.numel for r in rounds(shape, member) if r.send)
 
 
 def received_numel(shape: Shape, member: int) -> int:
-    """Elements that a member receives."""
+    """Return the number of elements that a member receives."""
     return sum(r.receive.numel for r in rounds(shape, member) if r.receive)

@@ -1,7 +1,7 @@
-"""What live ranks tell their assistants: a line of JSON for each communication.
+"""Messages from live ranks to their assistants: one line of JSON for each communication.
 
-A live rank asks for the number of a channel before it first uses it; all live ranks are answered
-the same. Nothing else is answered.
+A live rank asks for a channel's number before it first uses the channel. All live ranks get the
+same number. There are no other answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """One communication of a live rank, for those who stand in for its absent neighbours."""
+    """One communication of a live rank, announced to its assistants."""
 
     name: str
     channel: int
@@ -44,14 +44,14 @@ class Told:
     index: int
     count: int
     ranks: tuple[int, ...] = ()
-    """Global ranks of the group, where what they say was recorded; else nothing that counts is
-    sent."""
+    """Global ranks of the group where their values were recorded; else empty, and assistants send
+    zeros."""
     send_splits: tuple[int, ...] = ()
     receive_splits: tuple[int, ...] = ()
 
     @property
     def shape(self) -> Shape:
-        """The communication as schedules see it."""
+        """The communication's shape, which its schedule depends on."""
         return Shape(
             op=CollectiveOp(self.op),
             size=self.size,
@@ -64,19 +64,19 @@ class Told:
 
     @property
     def kind(self) -> Any:
-        """The reduction."""
+        """The reduction operator."""
         return REDUCTIONS[self.reduction]
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of all elements."""
+        """Data type of all elements."""
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
 
 def reduction_name(kind: Any) -> str:
-    """A reduction as :class:`Told` spells it."""
+    """Return the name of a reduction in :class:`Told`."""
     return _NAMES[kind]
 
 
@@ -84,10 +84,10 @@ class AssistantWire:
     """A live rank's connection to its assistants."""
 
     def __init__(self, address: Path, rank: int) -> None:
-        """Connect.
+        """Connect to the assistants' socket.
 
         Raises:
-            PrismscaleError: nobody listens.
+            PrismscaleError: the assistants do not listen.
         """
         self._end = socket.socket(socket.AF_UNIX)
         if not await_file(address, PATIENCE_S, poll_s=0.005):
@@ -99,7 +99,7 @@ class AssistantWire:
         self._write({"rank": rank})
 
     def channel(self, name: str) -> int:
-        """The number of a channel, the same on all live ranks.
+        """Return a channel's number, which is the same on all live ranks.
 
         Raises:
             PrismscaleError: the assistants are gone.
@@ -114,7 +114,7 @@ class AssistantWire:
             return self._channels[name]
 
     def tell(self, told: Told) -> None:
-        """Let absent neighbours take part in a communication."""
+        """Announce a communication, so that absent neighbours take part in it."""
         with self._lock:
             self._write(asdict(told))
 
@@ -127,7 +127,7 @@ class AssistantWire:
 
 
 def heard(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | Told]:
-    """What a live rank says: who it is, which channel it asks for, its communications."""
+    """Parse a live rank's messages: its rank, requests for channels, and its communications."""
     for line in lines:
         message = json.loads(line)
         if "name" in message:

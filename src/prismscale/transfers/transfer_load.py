@@ -1,4 +1,4 @@
-"""A live rank's real part in communications: messages in the background, channel by channel."""
+"""Performs a live rank's real transfers in the background, with one thread for each channel."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from prismscale.transfers.schedule import Algorithm
 from prismscale.transfers.told import AssistantWire, Told, reduction_name
 
 ENDING_S = 2.0
-"""How long messages under way are waited for when the program has ended."""
+"""Longest wait for messages in progress after the program has ended."""
 IsKnown = Callable[[str, Collective], bool]
-"""Whether what absent members say in a communication was recorded."""
+"""Whether the values of absent members in a communication were recorded."""
 
 
 @dataclass(kw_only=True)
 class TransferWork:
-    """A batch's messages (a LocalWork)."""
+    """The messages of one batch (a LocalWork)."""
 
     load: TransferLoad
     batch: Sequence[Collective]
@@ -41,7 +41,7 @@ class TransferWork:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
-        """Hand the messages to their channels' threads."""
+        """Hand each communication to its channel's thread."""
         moving = [(c, n) for c, n in zip(self.batch, self.names, strict=True) if is_transferred(c)]
         self._left = len(moving)
         if not moving:
@@ -50,7 +50,7 @@ class TransferWork:
             self.load.enqueue(QueuedTransfer(work=self, collective=collective, name=name))
 
     def wait(self) -> None:
-        """Until all have been sent, and have come.
+        """Wait until all messages have been sent and received.
 
         Raises:
             StuckError: the other end is gone.
@@ -63,14 +63,14 @@ class TransferWork:
             ) from self._failure
 
     def waited(self, since_issue: bool) -> None:
-        """Nothing is timed here."""
+        """Do nothing: no time is measured here."""
 
     def is_over(self) -> bool:
         """Whether :meth:`wait` returns at once."""
         return self._done.is_set()
 
     def ended(self, failure: BaseException | None) -> None:
-        """One communication of the batch has ended."""
+        """Note that one communication of the batch has ended."""
         with self._lock:
             self._left -= 1
             self._failure = self._failure or failure
@@ -80,7 +80,7 @@ class TransferWork:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedTransfer:
-    """One communication, for its channel's thread."""
+    """One communication in the queue of its channel's thread."""
 
     work: TransferWork
     collective: Collective
@@ -89,11 +89,11 @@ class QueuedTransfer:
 
 @dataclass(kw_only=True)
 class TransferLoad:
-    """Of one live rank."""
+    """The real transfers of one live rank."""
 
     rank: int
     live: tuple[int, ...]
-    """Global ranks that are live, in the order of the context's members; assistants come last."""
+    """Live global ranks, in the order of the context's members. The assistants come last there."""
     context: Any
     wire: AssistantWire
     is_known: IsKnown
@@ -106,28 +106,30 @@ class TransferLoad:
     """Communications with absent members whose values were recorded."""
 
     def share(self, batch: Sequence[Collective], names: Sequence[str]) -> TransferWork:
-        """Messages of a batch, which have not begun. ``names`` are the same on all members."""
+        """Return a batch's messages, not yet begun. ``names`` are the same on all members."""
         return TransferWork(load=self, batch=batch, names=names)
 
     def defines(self, name: str, collective: Collective) -> bool:
-        """Whether the messages hold what the outputs come to: nobody is absent, or what absent
-        members say was recorded."""
+        """Whether the messages give the outputs their real values.
+
+        They do if no member is absent, or if the values of absent members were recorded.
+        """
         if not is_transferred(collective):
             return False
         return not self._is_pruned(collective) or self.is_known(name, collective)
 
     def moved(self) -> Moved:
-        """What this rank has sent and received so far."""
+        """Return what this rank has sent and received so far."""
         return self._sums
 
     def close(self) -> None:
-        """Let messages under way come to their end, for a moment."""
+        """Wait at most :data:`ENDING_S` for messages in progress to end."""
         deadline = time.monotonic() + ENDING_S
         while self._under_way and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def enqueue(self, job: QueuedTransfer) -> None:
-        """Let the channel's thread do it."""
+        """Queue a communication for its channel's thread."""
         channel = job.name.rpartition(".")[0]
         with self._lock:
             self._under_way += 1
@@ -139,7 +141,7 @@ class TransferLoad:
             self._queues[channel].put(job)
 
     def _is_pruned(self, collective: Collective) -> bool:
-        """Whether somebody who takes part is absent."""
+        """Whether a rank that takes part is absent."""
         ranks = collective.group.ranks
         if collective.op.is_p2p:
             return ranks[collective.root] not in self.live
@@ -152,7 +154,7 @@ class TransferLoad:
             failure: BaseException | None = None
             try:
                 number = self.wire.channel(channel) if number is None else number
-                # Below autograd, where a backend runs.
+                # Run below autograd, as a backend does.
                 with torch._C._AutoDispatchBelowADInplaceOrView():
                     self._move(job, number)
             except BaseException as error:
@@ -203,16 +205,16 @@ class TransferLoad:
             self._sums = self._sums.plus(one)
 
     def _live_members(self, collective: Collective) -> tuple[int, ...]:
-        """Group ranks of live members."""
+        """Return the group ranks of live members."""
         ranks = collective.group.ranks
         if len(ranks) == ranks[-1] - ranks[0] + 1 == len(set(ranks)):
-            # Consecutive: a world of thousands is not searched.
+            # Ranks are consecutive, so a world of thousands need not be searched.
             return tuple(r - ranks[0] for r in self.live if ranks[0] <= r <= ranks[-1])
         places = {rank: i for i, rank in enumerate(ranks)}
         return tuple(sorted(places[r] for r in self.live if r in places))
 
     def _place(self, collective: Collective, peer: int) -> int:
-        """The member of the context that stands for a group rank."""
+        """Return the context member that is, or stands in for, a group rank."""
         rank = collective.group.ranks[peer]
         return self.live.index(rank) if rank in self.live else len(self.live)
 

@@ -1,4 +1,4 @@
-"""How live ranks communicate with their neighbours: what ``--transfers`` and ``--netns`` say."""
+"""Settings of live ranks' communication, from ``--transfers`` and ``--netns``."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from prismscale.errors import UsageError, did_you_mean
 
 EMULATED = "emulated"
 KINDS = (EMULATED, "real", "tree")
-"""emulated: nothing is sent. real: bytes go through gloo, as gloo sends them. tree: the same, with
-all-reduces and reduce-scatters in trees."""
+"""``emulated`` sends nothing. ``real`` sends bytes through gloo, with gloo's schedules. ``tree``
+does the same, with all-reduces and reduce-scatters in trees."""
 OTHERS = "others"
-"""In place of a rank: those who stand in for absent ones."""
+"""Name, in place of a rank, for the assistants that stand in for absent ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferSettings:
-    """Of one job.
+    """Transfer settings of one job.
 
-    Raises :class:`UsageError` for another kind, or namespaces without transfers.
+    Raises :class:`UsageError` for an unknown kind, or for namespaces without real transfers.
     """
 
     kind: str = EMULATED
     namespaces: Mapping[str, str] = field(default_factory=dict)
-    """Network namespaces of live ranks, and of :data:`OTHERS`; empty: all on loopback."""
+    """Network namespaces of live ranks and of :data:`OTHERS`; empty: all use loopback."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -39,15 +39,15 @@ class TransferSettings:
 
     @property
     def have_links(self) -> bool:
-        """Whether they go over links that are the target's: how long that takes is true."""
+        """Whether bytes go over links like the target's, so that transfer times count."""
         return bool(self.namespaces)
 
     @staticmethod
     def parse(kind: str, namespaces: Iterable[str], live: Iterable[int]) -> TransferSettings:
-        """From the command line: ``RANK=NAME`` for each live rank, ``others=NAME``.
+        """Parse the command line: ``RANK=NAME`` for each live rank, and ``others=NAME``.
 
         Raises:
-            UsageError: a place that is none, or a live rank without one.
+            UsageError: a place is unknown, or a live rank or the assistants have no namespace.
         """
         found: dict[str, str] = {}
         places = {OTHERS, *map(str, live)}

@@ -1,1 +1,1 @@
-"""The memory of one rank, event by event: by kind, over time, its largest blocks."""
+"""Memory of one rank, event by event: what it holds by kind and over time, its largest blocks."""

@@ -1,5 +1,7 @@
-"""What holds the memory of a GPU, by kind: parameters, gradients, optimizer state, activations by
-layer, and what is gone again soon."""
+"""Classifies the allocated memory of a GPU by kind.
+
+Kinds are parameters, gradients, optimizer state, activations by layer, temporaries and others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
 KEPT = "kept across steps"
-"""DDP's buckets of gradients, caches, what a program collects."""
+"""Blocks that outlive a step: DDP's gradient buckets, caches, what a program collects."""
 UNSHARDED = "unsharded by FSDP"
 TEMPORARIES = "temporaries"
 WORKSPACES = "library workspaces"
@@ -32,31 +34,31 @@ KINDS = (
     TEMPORARIES,
     WORKSPACES,
 )
-"""In the order in which people think of them; the first four are what the program's objects say."""
+"""Kinds in display order. The first four are known from the program's objects."""
 _LAYER = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Blocks of one kind and place."""
+    """Total of the blocks of one kind at one place."""
 
     name: str
-    """A layer, or a line of the program."""
+    """The place: a layer, or a line of the program."""
     n_bytes: int
     blocks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindShare:
-    """What one kind holds."""
+    """Memory of one kind."""
 
     kind: str
     n_bytes: int
     blocks: int
     places: tuple[Holder, ...] = ()
-    """By layer, and, where no module was running, by line; largest first."""
+    """Totals by layer, largest first. Blocks that belong to no layer are left out."""
     sites: tuple[Holder, ...] = ()
-    """By line of the program, largest first."""
+    """Totals by line of the program, largest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,70 +68,70 @@ class BlockLife:
     n_bytes: int
     kind: str
     what: str
-    """Its name, or the operator that made it."""
+    """Name of the tensor, or the operator that made the block."""
     place: str
     site: str
     made_in: str
-    """Forward, backward, optimizer, and of which step; likewise the next."""
+    """Phase (forward, backward, optimizer) and step; :attr:`freed_in` likewise."""
     freed_in: str
     life_ns: int | None
-    """None: it lives on."""
+    """None where the block is never freed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPeak:
-    """A rank's memory when most of it is allocated, and how it came to be reserved."""
+    """Memory of a rank at the moment when most bytes are allocated."""
 
     rank: int
     allocated_bytes: int
     requested_bytes: int
-    """Of them, as asked for: the rest is rounding."""
+    """Allocated bytes as requested. The difference is rounding."""
     reserved_bytes: int
-    """The most that the allocator ever holds."""
+    """Most bytes that the allocator ever holds."""
     active_bytes: int
-    """The most that is allocated or still in use on some stream."""
+    """Most bytes that are ever allocated, or freed but still in use on some stream."""
     step: int
-    """In which most is allocated, from 1; 0 is before the first step ends."""
+    """Step of the peak, counted from 1; 0 where nothing was allocated."""
     when: str
-    """What the program does then."""
+    """Phase of the program at the peak."""
     kinds: tuple[KindShare, ...] = ()
     largest: tuple[BlockLife, ...] = ()
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Reserved, and not allocated when most is."""
+        """Reserved bytes that are not allocated at the peak."""
         return self.reserved_bytes - self.allocated_bytes
 
 
 def kinds_of(log: MemoryLog, events: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Index into :data:`KINDS` of each of some allocations."""
+    """Return the index into :data:`KINDS` of each allocation in ``events``."""
     tables = log.tables
     kind = np.full(len(events), KINDS.index(TEMPORARIES), dtype=np.int64)
     labels = np.array([*(label.split(",")[0] for label in tables.labels), ""])
     made_in = labels[log.label_E[events]]
     freed_in = labels[np.append(log.label_E, len(tables.labels))[log.freed_E[events]]]
     kind[(made_in == FORWARD) & (freed_in != FORWARD)] = KINDS.index(ACTIVATIONS)
-    # Two ends of steps later it is no step's: a program may hold its last loss for one more.
-    # What lives on when the log ends counts as of a step after its last.
+    # A block that outlives two ends of steps belongs to no step; a program may hold its last loss
+    # beyond one. Blocks that are never freed count as freed one step after the log's last.
     freed = log.freed_E[events]
     kept = log.steps_of(freed) + (freed == log.n_events) - log.steps_of(events) >= 2
     kind[(made_in == FORWARD) & kept] = KINDS.index(KEPT)
-    # What one microbatch's backward pass leaves for the next one's: gradients that are not reduced
-    # yet. Autograd makes them where no line of the program can be named.
+    # Blocks that one microbatch's backward pass leaves for the next are gradients that are not yet
+    # reduced. Autograd makes them where no line of the program is known.
     forwards = np.cumsum(np.append(labels[log.label_E] == FORWARD, False))
     outlives = forwards[log.freed_E[events]] > forwards[events]
     kind[(made_in == BACKWARD) & (freed_in == BACKWARD) & outlives] = KINDS.index(GRADIENTS)
     unshards = np.array([*(o.is_unsharding for o in tables.origins), False])
     kind[unshards[log.origin_E[events]]] = KINDS.index(UNSHARDED)
     kind[log.origin_E[events] == NOBODY] = KINDS.index(WORKSPACES)
-    # Nobody's index, -1, is the last one.
+    # The index :data:`NOBODY`, -1, selects the last entry.
     owned = np.array([*(KINDS.index(k) for k, _ in tables.owners), NOBODY], dtype=np.int64)
     owner_kind = owned[log.owner_E[events]]
     return np.where(owner_kind == NOBODY, kind, owner_kind)
 
 
 def memory_peak(log: MemoryLog, most: int = 12) -> MemoryPeak:
-    """What is held when most is allocated; ``most`` places and blocks are named one by one."""
+    """Analyse the moment of peak memory. At most ``most`` places and blocks are listed by name."""
     peak = log.peak
     events = log.alive(peak)
     kind = kinds_of(log, events)
@@ -174,13 +176,13 @@ def _origin(log: MemoryLog, event: int) -> Origin:
 
 
 def _name(log: MemoryLog, event: int) -> str:
-    """What the program's objects call it; empty where they do not know it."""
+    """Return the block's name among the program's objects; empty where it has none."""
     owner = int(log.owner_E[event])
     return "" if owner == NOBODY else log.tables.owners[owner][1]
 
 
 def _place(log: MemoryLog, event: int) -> str:
-    """The layer it belongs to; empty for none."""
+    """Return the layer that the block belongs to; empty for none."""
     name = _name(log, event).rpartition(" of ")[2]
     return layer_of(name or _origin(log, event).module)
 
@@ -206,6 +208,6 @@ def _moment(log: MemoryLog, event: int) -> str:
 
 
 def layer_of(name: str) -> str:
-    """``layers.3`` of ``layers.3.attention.wq``; without a number the first part."""
+    """Return ``layers.3`` of ``layers.3.attention.wq``; without a number the first part."""
     found = _LAYER.match(name)
     return found[1] if found else name.partition(".")[0]

@@ -1,9 +1,9 @@
-"""What happened to the memory of one rank's GPU, event by event, and what each block was.
+"""Log of the allocator events of one rank's GPU, with what each block was used for.
 
-The file ``memory-<rank>.parquet`` lies beside the trace. It holds one row of lists, from the
-program's start until its memory had settled.
+The file ``memory-<rank>.parquet`` lies beside the trace. It holds one row of lists and covers the
+time from the program's start until its memory settled.
 
-Array axes: ``E`` events in program order, ``B`` blocks in the end, by address.
+Array axes: ``E`` events in program order, ``B`` blocks at the end of the log, by address.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ NOBODY = -1
 
 
 def memory_path(folder: Path, rank: int) -> Path:
-    """Where the log of a captured rank lies."""
+    """Return the path of a captured rank's log."""
     return folder / f"memory-{rank}.parquet"
 
 
 class Action(IntEnum):
-    """What an event is; the numbers are those of ``csrc/caching_allocator.h``."""
+    """Kind of an allocator event. The numbers are those of ``csrc/caching_allocator.h``."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -52,70 +52,72 @@ class Action(IntEnum):
 
 
 class Origin(NamedTuple):
-    """Who asked for a block."""
+    """The place in the program that requested a block."""
 
     site: str
     """``file:line`` of the program; empty where no Python code was running."""
     module: str
     """Name of the innermost module whose forward was running; empty for none."""
     is_unsharding: bool
-    """torch's fully_shard asked for it: whole parameters and gradients."""
+    """Whether torch's fully_shard requested it: for whole parameters and gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tables:
-    """What columns of a log point into."""
+    """Tables that columns of a log index into."""
 
     ops: tuple[str, ...] = ()
     origins: tuple[Origin, ...] = ()
-    """The first is nobody's."""
+    """The first entry stands for an unknown origin."""
     labels: tuple[str, ...] = ()
-    """What the program does: forward, backward."""
+    """Phases of the program: forward, backward."""
     owners: tuple[tuple[str, str], ...] = ()
-    """Kind and name of what the program's objects hold."""
+    """Kind and name of tensors that the program's objects hold."""
 
 
 @dataclass(frozen=True)
 class MemoryLog:
-    """See the module."""
+    """The events of one rank and the tables they refer to; see the module."""
 
     rank: int
     tables: Tables
     step_starts: tuple[int, ...]
-    """Event at which each step begins; the first is 0, before which nothing is."""
+    """Index of the first event of each step; the first is 0."""
     action_E: NDArray[np.int64]
     address_E: NDArray[np.int64]
     bytes_E: NDArray[np.int64]
-    """As asked for."""
+    """Bytes as requested."""
     block_bytes_E: NDArray[np.int64]
-    """As taken."""
+    """Bytes of the block, after rounding."""
     time_ns_E: NDArray[np.int64]
-    """Of the host that issues."""
+    """Time of the host that issues the event."""
     made_by_E: NDArray[np.int64]
-    """Index of the operator."""
+    """Index into :attr:`Tables.ops`: the operator that made the block."""
     origin_E: NDArray[np.int64]
-    """Index; :data:`NOBODY` for what libraries work in."""
+    """Index into :attr:`Tables.origins`; :data:`NOBODY` for workspaces of libraries."""
     label_E: NDArray[np.int64]
     stream_E: NDArray[np.int64]
     owner_E: NDArray[np.int64]
-    """Of allocations: index of what the block was found to be; else :data:`NOBODY`."""
+    """Index into :attr:`Tables.owners`, for allocations with a known owner; else :data:`NOBODY`."""
     block_address_B: NDArray[np.int64]
     block_size_B: NDArray[np.int64]
     block_requested_B: NDArray[np.int64]
     block_stream_B: NDArray[np.int64]
     block_flags_B: NDArray[np.int64]
-    """1 allocated, 2 of the small pool, 4 first of its segment."""
+    """Bits: 1 allocated, 2 in the small pool, 4 first of its segment."""
     block_made_by_B: NDArray[np.int64]
 
     @property
     def n_events(self) -> int:
-        """How many."""
+        """Number of events."""
         return len(self.action_E)
 
     @cached_property
     def freed_E(self) -> NDArray[np.int64]:
-        """Of each allocation, the event at which its owner is done with it; the number of events
-        where that is never, and for other events."""
+        """For each allocation, the event at which its owner frees it.
+
+        This is :attr:`n_events` where it is never freed, and for events that are no allocation.
+        """
         freed_E = np.full(self.n_events, self.n_events, dtype=np.int64)
         (events,) = np.nonzero(self.action_E <= Action.FREE_REQUESTED)
         order = events[np.argsort(self.address_E[events], kind="stable")]
@@ -130,46 +132,46 @@ class MemoryLog:
 
     @cached_property
     def allocated_bytes_E(self) -> NDArray[np.int64]:
-        """Allocated after each event."""
+        """Allocated bytes after each event."""
         change_E = np.where(self.action_E == Action.ALLOC, self.block_bytes_E, 0)
         change_E -= np.where(self.action_E == Action.FREE_REQUESTED, self.block_bytes_E, 0)
         return np.cumsum(change_E)
 
     @cached_property
     def reserved_bytes_E(self) -> NDArray[np.int64]:
-        """Held by the allocator after each event."""
+        """Bytes that the allocator holds after each event."""
         grows = (self.action_E == Action.SEGMENT_ALLOC) | (self.action_E == Action.SEGMENT_MAP)
         shrinks = (self.action_E == Action.SEGMENT_FREE) | (self.action_E == Action.SEGMENT_UNMAP)
         return np.cumsum(np.where(grows, self.bytes_E, 0) - np.where(shrinks, self.bytes_E, 0))
 
     @cached_property
     def active_bytes_E(self) -> NDArray[np.int64]:
-        """Allocated, or still in use on some stream, after each event."""
+        """Bytes that are allocated, or still in use on some stream, after each event."""
         change_E = np.where(self.action_E == Action.ALLOC, self.block_bytes_E, 0)
         change_E -= np.where(self.action_E == Action.FREE_COMPLETED, self.block_bytes_E, 0)
         return np.cumsum(change_E)
 
     @property
     def peak(self) -> int:
-        """The event with which most bytes are allocated; 0 where nothing happened."""
+        """The event after which most bytes are allocated; 0 where the log is empty."""
         return int(np.argmax(self.allocated_bytes_E)) if self.n_events else 0
 
     def step_of(self, event: int) -> int:
-        """The step in which an event lies, from 0."""
+        """Return the step in which an event lies, counted from 0."""
         return int(self.steps_of(np.array(event)))
 
     def steps_of(self, events: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same of several."""
+        """Return the step of each event, counted from 0."""
         return np.searchsorted(self.step_starts, events, side="right") - 1
 
     def alive(self, event: int) -> NDArray[np.int64]:
-        """The allocations that are held just after ``event``, in order."""
+        """Return the allocations that are still held just after ``event``, in order."""
         upto = slice(0, event + 1)
         (events,) = np.nonzero(self.action_E[upto] == Action.ALLOC)
         return events[self.freed_E[events] > event]
 
     def label(self, event: int) -> str:
-        """What the program does when it comes to an event; empty beyond the last."""
+        """Return the phase of the program at an event; empty beyond the last event."""
         if event >= self.n_events:
             return ""
         return self.tables.labels[int(self.label_E[event])]
@@ -201,7 +203,7 @@ def load_memory_log(path: Path) -> MemoryLog:
     """Read what :func:`save_memory_log` wrote.
 
     Raises:
-        UsageError: no such file. FormatError: damaged, foreign, or of another version.
+        UsageError: the file is missing. FormatError: it is damaged, foreign, or of another version.
     """
     table, header = read_table(path, _SCHEMA, kind=KIND)
     columns = {}

@@ -15,20 +15,22 @@ MOST_POINTS = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTimeline:
-    """Allocated bytes by kind, at some moments (T) of the step in which most is allocated. Of
-    several events that fall together the one with most allocated is shown, so that the peak is."""
+    """Allocated bytes by kind, at chosen events (``T``) of the step that contains the peak.
+
+    Of each range of events, the one with most allocated bytes is chosen, so the peak is among them.
+    """
 
     step: int
-    """From 1."""
+    """Counted from 1."""
     time_ns_T: NDArray[np.int64]
-    """Of the host that issues, from the beginning of the step."""
+    """Time of the issuing host, from the beginning of the step."""
     bytes_KT: NDArray[np.int64]
-    """By kind (K, in the order of :data:`KINDS`)."""
+    """Bytes by kind (``K``, in the order of :data:`KINDS`)."""
     reserved_bytes_T: NDArray[np.int64]
 
 
 def memory_timeline(log: MemoryLog, most: int = MOST_POINTS) -> MemoryTimeline:
-    """Of the step with the peak."""
+    """Make the timeline of the step that contains the peak, with at most ``most`` points."""
     step = log.step_of(log.peak) if log.n_events else 0
     bounds = [*log.step_starts, log.n_events]
     first, stop = bounds[step], max(bounds[step + 1], bounds[step] + 1) if log.n_events else 0
@@ -42,7 +44,7 @@ def memory_timeline(log: MemoryLog, most: int = MOST_POINTS) -> MemoryTimeline:
 
 
 def _chosen(allocated_E: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """The highest event of each of ``most`` equal parts."""
+    """Return the event with most allocated bytes in each of ``most`` equal parts."""
     parts = np.array_split(np.arange(len(allocated_E)), min(most, max(1, len(allocated_E))))
     found = [int(part[np.argmax(allocated_E[part])]) for part in parts if len(part)]
     return np.array(found, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Communications that block the stream that computes.
+"""Edges that make communications block the computing stream.
 
-A communication that runs beside computation begins as soon as its own stream and the host let it,
-and somebody waits for it later. One that blocks begins after everything that the computing stream
-was given before it, and what the stream is given afterwards begins after it. That takes two edges
-for each communication, and no node.
+A communication that overlaps with computation begins as soon as its own stream and the host let it,
+and a later node waits for it. A communication that blocks begins after all work that was issued to
+the computing stream before it, and all work issued to that stream afterwards begins after it. That
+takes two edges for each communication, and no node.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, RankTrace
 
 LAUNCH_PATH = f", {HOST}"
-"""End of a label on the null device: the way of a span over the host, beside its work on the
-stream. It waits for the host alone."""
+"""Suffix of the label of a launch path on the null device: the path of a span through the host,
+beside its work on the stream. It waits for the host alone."""
 _MOST_SEEN = 4096
-"""Nodes that the search for an edge that is there already looks at."""
+"""Most nodes that the search for an existing path visits."""
 
 
 def blocking(
     trace: RankTrace, is_blocking_N: NDArray[np.bool_]
 ) -> tuple[RankTrace, NDArray[np.bool_]]:
-    """``trace`` with these communications in the way of its computation, and which nodes of it were
-    not so before."""
+    """Return ``trace`` with edges that make these communications block its computation.
+
+    Also returns which nodes (N) are communications that did not block before.
+    """
     walk = _Walk(trace=trace, is_blocking_N=is_blocking_N, lane=_computing_lane(trace))
     walk.over(0, trace.n_prologue, keep_from=0)
-    # Twice, because a body begins where the one before has left the stream.
+    # The body is walked twice, because it begins with the stream as the body before has left it.
     walk.over(trace.n_prologue, trace.n_nodes + trace.n_body, keep_from=trace.n_nodes)
     touched_N = np.zeros(trace.n_nodes, dtype=bool)
     touched_N[sorted(walk.touched)] = True
@@ -39,12 +41,12 @@ def blocking(
 
 
 def _computing_lane(trace: RankTrace) -> int:
-    """The stream that computes most; the host where there is no stream."""
+    """Return the stream that computes most, or the host where no stream computes."""
     lanes = trace.lane_N[trace.n_prologue :]
     is_work_B = np.array([_is_work(trace, n) for n in range(trace.n_prologue, trace.n_nodes)])
     spent_ns_B = np.where(trace.computes_B & is_work_B, trace.body_ns_SB.mean(axis=0), 0.0)
     spent_ns = np.bincount(lanes, weights=spent_ns_B, minlength=len(trace.lanes))
-    # A host computes where there is nobody else.
+    # The host is chosen only where no stream computes.
     weights = np.array([1e-9 if name == HOST else 1.0 for name in trace.lanes])
     return int(np.argmax(spent_ns * weights))
 
@@ -55,23 +57,24 @@ def _is_work(trace: RankTrace, node: int) -> bool:
 
 @dataclass(kw_only=True)
 class _Walk:
-    """Goes along the unrolled stream and notes the edges that are missing."""
+    """Walks along the unrolled stream and notes the edges that are missing."""
 
     trace: RankTrace
     is_blocking_N: NDArray[np.bool_]
     lane: int
-    """That computes."""
+    """The lane that computes."""
     edges: dict[int, set[int]] = field(default_factory=dict)
-    """Distances back that are to be added, by stored node."""
+    """Predecessor distances to add, by stored node."""
     touched: set[int] = field(default_factory=set)
-    """Stored communications at an end of these."""
+    """Stored communications at an end of an added edge."""
     _front: list[int] = field(default_factory=list)
-    """Positions that the computing stream has done when it is done with what it was given."""
+    """Frontier of the computing stream: once these positions have ended, so has all work that was
+    issued to it so far."""
     _batch: list[int] = field(default_factory=list)
-    """Positions of communications that block and came after these."""
+    """Positions of the blocking communications that came after :attr:`_front`."""
 
     def over(self, start: int, stop: int, *, keep_from: int) -> None:
-        """Positions ``[start, stop)``; edges of those from ``keep_from`` on are kept."""
+        """Walk over positions ``[start, stop)``; edges of those from ``keep_from`` on are kept."""
         self._front, self._batch = [], []
         for position in range(start, stop):
             node = self.trace.template(position)
@@ -90,7 +93,7 @@ class _Walk:
         self._front, self._batch = [position], []
 
     def _communicates(self, position: int, keep: bool) -> None:
-        """A batch that is issued at once runs side by side; another one waits for it."""
+        """Add a communication: those of one batch run concurrently, and the next batch waits."""
         if self._batch and self._is_issued_with(self._batch[-1], position):
             self._batch.append(position)
         else:
@@ -117,7 +120,7 @@ class _Walk:
         self.touched |= {end for end in ends if self.is_blocking_N[end]}
 
     def _is_after(self, later: int, earlier: int) -> bool:
-        """Whether the trace says so without a further edge."""
+        """Return whether the trace already has a path that puts ``later`` after ``earlier``."""
         left, seen = [later], {later}
         while left and len(seen) < _MOST_SEEN:
             for before in self._before(left.pop()):

@@ -1,4 +1,4 @@
-"""Several what-ifs as one change of a job."""
+"""Several what-ifs combined into one change of a job."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ F = TypeVar("F", bound=Form)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIfs:
-    """What-ifs that hold together."""
+    """What-ifs that apply at the same time."""
 
     each: tuple[WhatIf, ...] = ()
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> WhatIfs:
-        """From how they are written.
+        """Parse what-ifs from their texts.
 
         Raises:
-            UsageError: one that means nothing, or two that contradict each other.
+            UsageError: one is invalid, one is given twice, or two contradict each other.
         """
         return cls(each=parse_what_ifs(texts))
 
     @property
     def kernels(self) -> tuple[KernelChange, ...]:
-        """What kernels cost otherwise. The element type first: factors are on what it gives."""
+        """Changes of kernel costs; element types come first, so that factors apply on top."""
         return (*self._all(ProductDtype), *self._all(KernelFactor), *self._all(HostFactor))
 
     @property
@@ -69,11 +69,11 @@ class WhatIfs:
         return self._all(OverlapOff)
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """``cluster`` with its links as they would be."""
+        """Return ``cluster`` with its changed links."""
         return reduce(lambda so_far, form: form.on(so_far), self._all(LinkSpeed), cluster)
 
     def communication(self, cluster: Cluster) -> CollectiveModel:
-        """How long communications would take on ``cluster``."""
+        """Return the model of communication on ``cluster`` with its changed links."""
         model = collective_model(cluster)
         if cluster.measured is None:
             return collective_model(self.cluster(cluster))
@@ -86,17 +86,17 @@ class WhatIfs:
         return links_of(self._all(GroupOn), graph, cluster)
 
     def ordered(self, trace: RankTrace) -> RankTrace:
-        """``trace`` with the edges of communications that block its computation."""
+        """Return ``trace`` with the edges of communications that block its computation."""
         for form in self.overlaps:
             trace, _ = blocking(trace, meant_nodes(trace, form.group))
         return trace
 
     def blocks(self, label: str) -> bool:
-        """Whether communications of the group of that label block computation."""
+        """Return whether communications of the group with that label block computation."""
         return any(is_meant(form.group, label) for form in self.overlaps)
 
     def factor_of(self, label: str) -> float:
-        """On measured computation of that label: a phase of the program, or a kernel."""
+        """Return the factor on measured computation with that label, a phase or a kernel."""
         factors = (f.factor for f in self._all(KernelFactor) if re.fullmatch(f.pattern, label))
         return math.prod(factors)
 

@@ -1,4 +1,4 @@
-"""What a what-if touches, and what share of the step that is. One that touches nothing is refused.
+"""What a what-if touches, and its share of the step. A what-if that touches nothing is refused.
 
 Axes: ``B`` body nodes of a class.
 """
@@ -38,20 +38,20 @@ MOST_LISTED = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """What one what-if touches in the job as it is."""
+    """What one what-if touches in the job without what-ifs."""
 
     text: str
-    """The what-if."""
+    """The what-if as it was written."""
     touches: str
-    """What and how much of it, in words."""
+    """What it touches and how often, in words."""
     count: int
-    """Kernels or communications in a step, on the rank that has most."""
+    """Kernels or communications touched in a step, on the rank that has most of them."""
     share: float
-    """Of the step: what they take on a rank, on average over ranks. What runs beside something
-    else counts in full."""
+    """Time of what is touched on a rank over the step time, averaged over ranks. Work that overlaps
+    with other work counts in full."""
 
     def sentence(self) -> str:
-        """For notes."""
+        """Return the effect as a sentence for notes."""
         return f"what if {self.text}: {self.touches}, {self.share:.1%} of the step"
 
 
@@ -60,39 +60,39 @@ class _Found:
     """What a what-if touches, class by class."""
 
     names: list[Counter[str]] = field(default_factory=list)
-    """What it is called, with how often it comes in a step."""
+    """Names of what is touched, with their counts in a step."""
     ns: list[float] = field(default_factory=list)
-    """What it takes in a step."""
+    """Time of what is touched in a step."""
 
     def add(self, names: Counter[str], ns: float) -> None:
-        """A class."""
+        """Append one class."""
         self.names.append(names)
         self.ns.append(ns)
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no class has any of it."""
+        """Whether nothing is touched in any class."""
         return not any(names.total() for names in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effects:
-    """What what-ifs would touch in a job."""
+    """Finds what each what-if would touch in a job."""
 
     alteration: Alteration
-    """Of the scenario without them."""
+    """Changes of the scenario without the what-ifs."""
     graph: JobGraph
-    """As that leaves it."""
+    """The job's graph after :attr:`alteration`."""
     durations: DurationSource
     step_ns: int
     shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    """What communications would take longer where groups share the links (``[B]``), by class."""
+    """Time that communications would take longer if groups shared the links (``[B]``), by class."""
 
     def of(self, what_if: WhatIf) -> Effect:
-        """What one touches.
+        """Return what ``what_if`` touches.
 
         Raises:
-            UsageError: nothing; says what there is.
+            UsageError: it touches nothing; the message says what there is to touch.
         """
         form, unit = what_if.form, "communications"
         if isinstance(form, OverlapOff):
@@ -140,7 +140,7 @@ class Effects:
         return found
 
     def _on_links(self, what_if: WhatIf) -> _Found:
-        """Communications whose time is another one then."""
+        """Find communications whose time the what-if changes."""
         scenario = replace(self.alteration.scenario, what_ifs=(what_if.text,))
         alone = scenario.durations(self.graph)
         found = _Found()
@@ -152,7 +152,7 @@ class Effects:
         return found
 
     def _shared(self) -> _Found:
-        """Communications that take longer beside others."""
+        """Find communications that take longer because they share links with others."""
         found = _Found()
         for c in self.graph.classes:
             longer_N = np.zeros(c.trace.n_nodes, dtype=bool)
@@ -165,7 +165,7 @@ class Effects:
     def _communication(
         self, rank_class: RankClass, touched_N: NDArray[np.bool_]
     ) -> tuple[Counter[str], float]:
-        """Communications of a class by group, and what they take."""
+        """Count the touched communications of a class by group, and add up their time."""
         trace = rank_class.trace
         touched_B = touched_N[trace.n_prologue :]
         indices = trace.group_index_N[trace.n_prologue :][touched_B].tolist()
@@ -222,7 +222,7 @@ class Effects:
 
     @cached_property
     def _launched(self) -> dict[int, Launched]:
-        """What the ranks of a class launch, by the class's trace."""
+        """Launches of a rank of each class, by the id of the class's trace."""
         recosting = self.alteration.recosting
         traces = {id(c.trace): c.trace for c in self.graph.classes}
         return {
@@ -231,7 +231,7 @@ class Effects:
         }
 
     def _why(self, what_if: WhatIf) -> str:
-        """What there is."""
+        """Say why the what-if touches nothing: what there is in the job."""
         form = what_if.form
         if isinstance(form, OverlapOff | GroupOn):
             return self._why_not_group(form)
@@ -259,7 +259,7 @@ class Effects:
         )
 
     def _labels(self) -> list[str]:
-        """Of computation."""
+        """List the labels of computation in a step."""
         found: set[str] = set()
         for trace in (c.trace for c in self.graph.classes):
             used = np.unique(trace.label_N[trace.n_prologue :][trace.computes_B]).tolist()
@@ -280,7 +280,7 @@ class Effects:
         )
 
     def _links(self) -> str:
-        """Which groups use which link."""
+        """Say which groups use which link."""
         cluster = self.alteration.scenario.cluster
         told = []
         for name in ("nvlink", "network"):

@@ -1,4 +1,4 @@
-"""How a what-if is written: ``kernel=attention.* x0.5``, ``overlap=mesh_dp off``, and so on."""
+"""Parses what-ifs: ``kernel=attention.* x0.5``, ``overlap=mesh_dp off``, and so on."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ LINKS: Mapping[str, str] = {
     "network": "inter_node",
     "inter_node": "inter_node",
 }
-"""What a link may be called, and the field of a cluster that describes it."""
+"""Accepted names of links, with the field of a cluster that describes each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlapOff:
-    """Communications of a group block the stream that computes."""
+    """Communications of a group block the computing stream."""
 
     group: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """A link has so many times its bandwidth."""
+    """A link has ``factor`` times its bandwidth."""
 
     link: str
     """Field of a cluster: ``intra_node`` or ``inter_node``."""
     factor: float
 
     def on(self, cluster: Cluster) -> Cluster:
-        """The cluster with that link."""
+        """Return ``cluster`` with the changed link."""
         if self.link == "intra_node":
             return replace(cluster, intra_node=self._faster(cluster.intra_node))
         return replace(cluster, inter_node=self._faster(cluster.inter_node))
@@ -47,8 +47,10 @@ class LinkSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOn:
-    """A group's communications go over one link alone: its members sit on one node, or each on a
-    node of its own."""
+    """A group communicates over one link only.
+
+    Its members are on one node (``intra_node``), or each on a node of its own (``inter_node``).
+    """
 
     group: str
     link: str
@@ -57,13 +59,12 @@ class GroupOn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinksShared:
-    """Groups that communicate at the same time share the links, see
-    :mod:`prismscale.sim.shared_links`."""
+    """Groups that communicate at the same time share links: :mod:`prismscale.sim.shared_links`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputeOff:
-    """What a backward pass computes a second time is not computed."""
+    """Backward passes compute nothing a second time."""
 
 
 Form = (
@@ -80,17 +81,17 @@ Form = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """One what-if, as it was written and what it means."""
+    """One what-if: its text as it was written, and its parsed form."""
 
     text: str
     form: Form
 
 
 def parse_what_ifs(texts: Sequence[str]) -> tuple[WhatIf, ...]:
-    """What ``texts`` mean, in their order.
+    """Parse several what-ifs, in their order.
 
     Raises:
-        UsageError: one that means nothing, or two that contradict each other.
+        UsageError: one is invalid, one is given twice, or two contradict each other.
     """
     found = tuple(parse_what_if(text) for text in texts)
     if len({w.form for w in found}) < len(found):
@@ -109,10 +110,10 @@ def parse_what_ifs(texts: Sequence[str]) -> tuple[WhatIf, ...]:
 
 
 def parse_what_if(text: str) -> WhatIf:
-    """What ``text`` means.
+    """Parse one what-if.
 
     Raises:
-        UsageError: nothing; says which forms there are.
+        UsageError: ``text`` has none of the forms; the message lists them.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or key not in _FORMS:
@@ -204,7 +205,7 @@ def _factor(text: str, given: str) -> float:
         raise UsageError(
             f"what-if {given!r}: {text!r} is no number; give a factor such as x0.5"
         ) from error
-    # Not a number compares as false.
+    # NaN compares as false, so it is refused here, too.
     if not 0 < factor < MOST_FACTOR:
         raise UsageError(
             f"what-if {given!r}: the factor is {text}; allowed: above 0, below {MOST_FACTOR:,.0f}. "

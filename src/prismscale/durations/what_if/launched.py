@@ -1,6 +1,6 @@
-"""What one captured rank launches in a step: how often, and what it takes.
+"""The calls that one captured rank launches in a step: their counts and their time.
 
-Axes: ``E`` entries of its log, ``S`` signatures.
+Axes: ``E`` entries of the rank's log, ``S`` signatures.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from prismscale.cost.launch_log import HOST_ONLY, REPLAYED, LaunchLog, costs
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """What one captured rank launches in a step."""
+    """The calls that one captured rank launches in a step."""
 
     log: LaunchLog
     model: KernelModel
 
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:
-        """By signature."""
+        """The parsed call of each signature."""
         return tuple(parse_signature(s.removeprefix(REPLAYED)) for s in self.log.signatures)
 
     @cached_property
     def costs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-        """On the device and the host, and the kind, by signature."""
+        """Cost on the device, cost on the host, and kind of each signature."""
         device_ns_S, host_ns_S = costs(self.log, self.model)
         kinds = (self.model.cost(s.removeprefix(REPLAYED)).kind for s in self.log.signatures)
         return device_ns_S, host_ns_S, tuple(kinds)
 
     def touched(self, change: KernelChange) -> tuple[Counter[str], float]:
-        """Kernels that a change touches, by kind, and what they take on the device."""
+        """Count the kernels that a change touches by kind, and add up their device time in ns."""
         return self._named([change.touches(call) for call in self.calls])
 
     def issued(self) -> tuple[Counter[str], float]:
-        """All kernels by kind, and what issuing all calls takes the host."""
+        """Count all kernels by kind, and add up the host time in ns of issuing all calls."""
         _, host_ns_S, _ = self.costs
         return self.kinds, float((self._count_S() * host_ns_S).sum())
 
     def recomputed(self) -> tuple[Counter[str], float]:
-        """Kernels of parts that are computed a second time."""
+        """Count the kernels of recomputed parts by kind, and add up their device time in ns."""
         return self._named([True] * len(self.calls), self.log.is_recomputed_E)
 
     @property
     def kinds(self) -> Counter[str]:
-        """Kinds of kernels that take time."""
+        """Counts of the kernels that take time on the device, by kind."""
         return self._named([True] * len(self.calls))[0]
 
     @property
     def operators(self) -> Counter[str]:
-        """Their operators."""
+        """Counts of the kernels that take time on the device, by operator."""
         return self._counted([call.base for call in self.calls], self._count_S())
 
     def _named(
@@ -72,7 +72,7 @@ class Launched:
         device_ns_S, _, _ = self.costs
         found = Counter[str]()
         for name, count, ns in zip(names, count_S.tolist(), device_ns_S.tolist(), strict=True):
-            # What launches nothing is no kernel.
+            # A call without device time launches no kernel.
             if count and ns:
                 found[name] += count
         return found

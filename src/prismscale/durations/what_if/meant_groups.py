@@ -1,4 +1,4 @@
-"""Which process groups a what-if means, and which links their communications use then."""
+"""The process groups that a what-if names, and the links that their communications use under it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 
 _MESH = "mesh_"
-"""What torch's DeviceMesh puts before the name of an axis."""
+"""Prefix that torch's DeviceMesh puts before the name of an axis."""
 
 
 def is_meant(given: str, label: str) -> bool:
-    """Whether ``given`` names the group of that label: as it is, without the mesh's prefix, or as a
-    regular expression for all of it."""
+    """Return whether ``given`` names the group with that label.
+
+    It may be the label, the label without the mesh's prefix, or a regular expression that matches
+    the whole label.
+    """
     if given in (label, label.removeprefix(_MESH)):
         return True
     try:
@@ -30,7 +33,7 @@ def is_meant(given: str, label: str) -> bool:
 
 
 def meant_nodes(trace: RankTrace, given: str) -> NDArray[np.bool_]:
-    """Which nodes of a trace (N) are communications of a group of several ranks that is meant."""
+    """Return which nodes (N) are communications of a named group that has several ranks."""
     indices = [
         index
         for index, group in enumerate(trace.groups)
@@ -40,7 +43,7 @@ def meant_nodes(trace: RankTrace, given: str) -> NDArray[np.bool_]:
 
 
 def group_labels(graph: JobGraph) -> tuple[str, ...]:
-    """Labels of the groups of several ranks that communicate in a step of the job."""
+    """Return the labels of the groups of several ranks that communicate in a step of the job."""
     found: set[str] = set()
     for trace in {id(c.trace): c.trace for c in graph.classes}.values():
         body = slice(trace.n_prologue, None)
@@ -52,10 +55,10 @@ def group_labels(graph: JobGraph) -> tuple[str, ...]:
 def links_of(
     placed: Sequence[GroupOn], graph: JobGraph, cluster: Cluster
 ) -> Mapping[int, NDArray[np.int64]]:
-    """Ranks whose places the groups of a family are taken to have (``[K, 1]``), by family.
+    """Return, by family, the ranks (``[K, 1]``) whose places its groups are taken to have.
 
     Raises:
-        UsageError: more members than one node has devices, or a group that two what-ifs place.
+        UsageError: a group has more members than NVLink connects devices, or two what-ifs place it.
     """
     found: dict[int, NDArray[np.int64]] = {}
     by: dict[int, GroupOn] = {}

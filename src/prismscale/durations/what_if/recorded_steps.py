@@ -1,4 +1,4 @@
-"""What-ifs on steps that were recorded elsewhere: an import."""
+"""What-ifs on an import, a job whose steps were recorded elsewhere."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from prismscale.errors import UsageError
 from prismscale.graph.job_graph import RankClass
 
 ANY_CLUSTER = "h100-sxm"
-"""Where nobody asks the cluster."""
+"""Cluster of an import's scenario where no duration depends on it."""
 
 
 def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
-    """On what an import is timed.
+    """Make the scenario with which an import is timed.
 
     Args:
-        cluster: whose model answers for communication that was not measured; None: nothing is
+        cluster: its model answers for communication that was not measured; None: nothing is
             modelled.
-        what_ifs: of the import.
+        what_ifs: the what-ifs on the import.
 
     Raises:
-        UsageError: a what-if on links, where nobody says which, or on their sharing.
+        UsageError: a what-if is on links, and no cluster is given, or on the sharing of links.
     """
     scenario = Scenario(cluster=Cluster.load(cluster or ANY_CLUSTER), what_ifs=tuple(what_ifs))
     for what_if in scenario.hoped.each:
@@ -49,10 +49,10 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
 
 
 def hoped_samples(samples: StepSamples, scenario: Scenario) -> StepSamples:
-    """The same steps with what-ifs on their computation and its order.
+    """Return the same steps with what-ifs on their computation and its order.
 
     Raises:
-        UsageError: what only a null device's capture tells.
+        UsageError: a what-if needs the capture of a null device.
     """
     if not scenario.what_ifs:
         return samples
@@ -79,10 +79,10 @@ def _hoped(rank_class: RankClass, own: ClassSamples, scenario: Scenario) -> Clas
 def import_effects(
     samples: StepSamples, scenario: Scenario, durations: DurationSource, step_ns: int
 ) -> tuple[Effect, ...]:
-    """What each what-if touches in an import that takes ``durations`` without them.
+    """Return what each what-if touches in an import that takes ``durations`` without them.
 
     Raises:
-        UsageError: nothing.
+        UsageError: a what-if touches nothing.
     """
     plain = Alteration(scenario=replace(scenario, what_ifs=()), root=Path())
     effects = Effects(alteration=plain, graph=samples.graph, durations=durations, step_ns=step_ns)

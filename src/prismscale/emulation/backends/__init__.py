@@ -1,1 +1,1 @@
-"""What differs from backend to backend: memory, order, and the classes that torch asks for."""
+"""Differences between backends: memory, ordering, and the classes that torch looks up."""

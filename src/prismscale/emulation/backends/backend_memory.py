@@ -4,10 +4,10 @@ gloo flattens lists, gathers into one tensor and clones what it scatters, on tor
 where it counts towards the program's peak. The sizes below were read off torch 2.13 with the
 profiler's allocation events, one operation at a time. NCCL's buffers lie outside torch's allocator.
 
-Both also keep the program's own tensors from being freed. A gloo handle holds inputs and outputs as
-long as it lives. Of NCCL, the program's streams may not be given what is still being sent: an
-asynchronous communication holds everything until it is waited for, and its handle what it writes
-(of a lone message, what it sends) as long as it lives.
+Both also keep the program's own tensors alive. A gloo handle holds inputs and outputs as long as it
+lives. With NCCL, the program's streams must not reuse memory that is still being sent: an
+asynchronous communication holds all its tensors until it is waited for, and its handle holds the
+outputs (for a single send, the tensors sent) as long as it lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prismscale.graph.node import CollectiveOp
 
 
 def workspace_bytes(collective: Collective) -> int:
-    """Bytes that gloo allocates for one communication."""
+    """Return the bytes that gloo allocates for one communication."""
     op, group, n_bytes = collective.op, collective.group, collective.n_bytes
     is_list = len(collective.inputs) > 1 and len(collective.inputs) % group.size == 0
     if op == CollectiveOp.ALL_GATHER:
@@ -38,7 +38,7 @@ def workspace_bytes(collective: Collective) -> int:
 
 
 def take_workspace(batch: Sequence[Collective]) -> torch.Tensor | None:
-    """Allocate what the backend would; dropping the result gives it back."""
+    """Allocate the memory that the backend would; dropping the result frees it."""
     if batch[0].group.backend != "gloo":
         return None
     n_bytes = sum(workspace_bytes(c) for c in batch)
@@ -46,6 +46,6 @@ def take_workspace(batch: Sequence[Collective]) -> torch.Tensor | None:
 
 
 def handle_keeps_inputs(batch: Sequence[Collective]) -> bool:
-    """Whether what ``batch`` reads lives as long as its handle, and not only until the wait."""
+    """Return whether a batch's inputs live as long as its handle, and not only until the wait."""
     is_message = len(batch) == 1 and batch[0].op == CollectiveOp.SEND
     return is_message or batch[0].group.backend == "gloo"

@@ -1,7 +1,7 @@
 """Stand-ins for torch's backend classes (``ProcessGroupNCCL``, ``ProcessGroupGloo``, …).
 
-torch cannot subclass its C++ ``Backend`` in Python, and a real backend would connect to peers. A
-facade is what the program meets under a backend's name: it constructs, answers capability and
+Python cannot subclass torch's C++ ``Backend``, and a real backend would connect to peers. The
+program finds a stand-in under the backend's name: it can be constructed, answers capability and
 option queries as that backend would, and passes communications on to the group it belongs to.
 """
 
@@ -108,7 +108,7 @@ class _XCCLOptions(BackendOptions):
 
 
 def _real_options(class_name: str, otherwise: type[BackendOptions]) -> Any:
-    """torch's own options class where this build has the backend, because C++ checks the type."""
+    """Return torch's own options class if this build has the backend: C++ checks the type."""
     real = getattr(c10d, class_name, None)
     return getattr(real, "Options", otherwise)
 
@@ -151,7 +151,7 @@ class EmulatedBackend:
 
     @property
     def options(self) -> Any:
-        """The options it was created with."""
+        """The options that the backend was created with."""
         return self._options
 
     def rank(self) -> int:
@@ -159,45 +159,45 @@ class EmulatedBackend:
         return self._rank
 
     def size(self) -> int:
-        """Members of the group."""
+        """Number of members of the group."""
         return self._size
 
     def name(self) -> str:
-        """For example ``nccl``."""
+        """The backend's name, for example ``nccl``."""
         return self.backend_name
 
     def split(self, rank: int, size: int, options: Any = None) -> EmulatedBackend:
-        """The backend of a group split from this one."""
+        """Return the backend of a group split from this one's group."""
         self._n_splits += 1
         return type(self)(self.store, rank, size, options or copy.deepcopy(self._options))
 
     def shrink(self, excluded: Sequence[int], flags: int = 0, options: Any = None) -> Any:
-        """The backend of the group that remains without the members ``excluded``."""
+        """Return the backend of the group that remains without the members ``excluded``."""
         rank = self._rank - sum(1 for other in excluded if other < self._rank)
         return type(self)(self.store, rank, self._size - len(excluded), options)
 
     def comm_split_count(self) -> int:
-        """How often this backend has been split."""
+        """Return how often this backend has been split."""
         return self._n_splits
 
     @property
     def uid(self) -> int:
-        """A number for this backend."""
+        """A number that identifies this backend."""
         return id(self)
 
     def _is_initialized(self) -> bool:
         return True
 
     def get_error(self) -> Any:
-        """Emulated communications do not fail."""
+        """Return success: emulated communications do not fail."""
         return c10d.ErrorType.SUCCESS
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Registered communication buffers are not emulated; programs fall back to plain ones."""
+        """Return False: registered buffers are not emulated; programs fall back to plain ones."""
         return False
 
     def _accept(self, *arguments: Any, **named: Any) -> None:
-        """Resource and timeout calls that change nothing without peers."""
+        """Do nothing: these resource and timeout calls change nothing without peers."""
 
     shutdown = _accept
     abort = _accept
@@ -227,7 +227,7 @@ class EmulatedGloo(EmulatedBackend):
 
     @staticmethod
     def create_device(*arguments: Any, **named: Any) -> None:
-        """Opens no interface."""
+        """Do nothing: no network interface is opened."""
 
     create_default_device = create_device
 
@@ -262,7 +262,7 @@ class EmulatedXCCL(EmulatedBackend):
 
 
 class EmulatedMPI(EmulatedBackend):
-    """``ProcessGroupMPI``; MPI itself would say who this rank is, here the environment does."""
+    """``ProcessGroupMPI``; the environment, not MPI itself, says which rank this is."""
 
     backend_name = "mpi"
     backend_type = ProcessGroup.BackendType.MPI
@@ -271,7 +271,7 @@ class EmulatedMPI(EmulatedBackend):
 
     @classmethod
     def create(cls, ranks: Sequence[int]) -> EmulatedMPI | None:
-        """The backend of the group ``ranks`` (empty: the world); None outside it."""
+        """Return the backend of the group ``ranks`` (empty: the world); None outside it."""
         rank, world_size = cls.world
         if not ranks:
             return cls(None, rank, world_size)
@@ -287,16 +287,16 @@ BY_NAME: dict[str, type[EmulatedBackend]] = {
     "xccl": EmulatedXCCL,
     "mpi": EmulatedMPI,
 }
-"""Backends that torch 2.14 and later make through their table of plugins, as third parties' are."""
+"""Backends that torch 2.14 and later create through its plugin table, like third-party ones."""
 
 
 def create_by_name(name: str, options: Any, backend_options: Any) -> EmulatedBackend | None:
-    """The backend that torch's plugin ``name`` would make; None outside an MPI group.
+    """Return the backend that torch's plugin ``name`` would create; None outside an MPI group.
 
     Args:
-        name: in lower case.
+        name: plugin name in lower case.
         options: torch's ``_DistributedBackendOptions``.
-        backend_options: what the program gave to ``init_process_group`` or ``new_group``.
+        backend_options: options that the program gave to ``init_process_group`` or ``new_group``.
     """
     kind = BY_NAME.get(name, EmulatedBackend)
     if issubclass(kind, EmulatedMPI):

@@ -1,1 +1,1 @@
-"""Distributions of durations, of one kind of work and of the slowest of many."""
+"""Distributions of durations: of one kind of work, and of the slowest of many."""

@@ -1,4 +1,4 @@
-"""What a duration is when it is not one number: distributions, and how one is chosen for a pool.
+"""Distributions of durations, and how one is chosen for a pool.
 
 Normal, Gamma and LogNormal are the families of PRISM (arXiv 2510.15596, section on fits), chosen by
 the Kolmogorov-Smirnov (KS) distance. Two more are ours: a body with a tail of rare stalls, and the
@@ -20,13 +20,14 @@ from prismscale.errors import FormatError
 Floats = NDArray[np.float64]
 
 FEWEST_TO_FIT = 8
-"""Pools smaller than this are drawn from as they are: no family can be told from another."""
+"""Durations that a pool needs for a fit. Smaller pools are sampled as they are, because no family
+can be told from another."""
 KS_REJECTS = 1.36
-"""Times 1/√n: the KS distance beyond which a family is rejected at the 5 % level."""
+"""Multiplied by 1/√n: the KS distance beyond which a family is rejected at the 5 % level."""
 PARAMETER_PENALTY = 0.1
-"""Times 1/√n: what each further parameter must take off the KS distance to be worth it."""
+"""Multiplied by 1/√n: how much each further parameter must reduce the KS distance."""
 TAIL_POINTS = 4_000
-"""Quantiles that stand for a distribution with a borrowed tail."""
+"""Number of quantiles that represent a distribution with a borrowed tail."""
 STALL_DEVIATIONS = 6.0
 """Robust standard deviations above the median at which a duration counts as a stall."""
 
@@ -35,21 +36,21 @@ class DurationDistribution(Protocol):
     """A distribution of non-negative durations."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Independent draws in ns."""
+        """Return independent draws in ns."""
         ...
 
     def quantile(self, q: Floats) -> Floats:
-        """Value in ns at each probability of ``q``."""
+        """Return the duration in ns at each probability of ``q``."""
         ...
 
     def cdf(self, x: Floats) -> Floats:
-        """Probability of a duration of at most ``x`` ns."""
+        """Return the probability of a duration of at most ``x`` ns."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normal:
-    """Normal, cut at 0: draws below 0 become 0."""
+    """Normal distribution, cut at 0: draws below 0 become 0."""
 
     mean: float
     std: float
@@ -69,7 +70,7 @@ class Normal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gamma:
-    """Gamma from 0."""
+    """Gamma distribution that begins at 0."""
 
     shape: float
     scale: float
@@ -86,7 +87,7 @@ class Gamma:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogNormal:
-    """The logarithm is normal."""
+    """Log-normal distribution: the logarithm of a duration is normal."""
 
     mean_log: float
     std_log: float
@@ -103,14 +104,18 @@ class LogNormal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyAndTail:
-    """An ordinary body, and with probability ``stall`` a rare, exponentially distributed stall."""
+    """Mixture of ordinary durations and rare stalls.
+
+    A duration is a stall with probability ``stall``. Stalls are exponentially distributed from
+    ``tail_from`` on.
+    """
 
     body: DurationDistribution
     stall: float
     tail_from: float
     """Shortest stall, ns."""
     tail_scale: float
-    """Mean of what a stall lasts beyond ``tail_from``, ns."""
+    """Mean time by which a stall exceeds ``tail_from``, ns."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         stalls = self.tail_from + rng.exponential(self.tail_scale, shape)
@@ -134,11 +139,11 @@ class Empirical:
     """The pool itself, drawn with replacement."""
 
     sorted_ns: Floats
-    """Ascending."""
+    """Durations in ns, ascending."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         n = len(self.sorted_ns)
-        # Short random integers cost half as much.
+        # Random 16-bit integers cost half as much as 64-bit ones.
         kind = np.uint16 if n <= 2**16 else np.int64
         return self.sorted_ns.take(rng.integers(0, n, shape, dtype=kind))
 
@@ -157,9 +162,9 @@ class Fit:
     ks: float
     """KS distance between the distribution and the pool."""
     n: int
-    """Durations in the pool."""
+    """Number of durations in the pool."""
     note: str = ""
-    """What to know before relying on it; empty where there is nothing."""
+    """Caveat for whoever relies on the fit; empty if there is none."""
 
     @property
     def name(self) -> str:
@@ -168,16 +173,17 @@ class Fit:
 
 
 def borrowed_tail(own: Floats, others: Sequence[Floats]) -> Empirical:
-    """The distribution of a sample whose far tail is the usual one of other samples.
+    """Return the distribution of a sample whose far tail is the usual one of other samples.
 
-    The last :data:`FEWEST_TO_FIT` of a sample decide its far tail, and cannot: a repetition has
-    other stalls. Beyond them the sample's own quantile is raised as the median of the others rises
-    from its quantile at the same place.
+    The last :data:`FEWEST_TO_FIT` durations of a sample form its far tail. They are too few to
+    determine it: a repetition has other stalls. So the far tail is the sample's last quantile
+    before it, raised by the median factor by which the other samples rise from their quantile at
+    the same place.
 
     Args:
         own: durations in ns.
-        others: samples of other jobs of the same kind; without any the sample is its own
-        distribution.
+        others: samples of other jobs of the same kind; without any, the sample is its own
+            distribution.
 
     Raises:
         FormatError: see :func:`check_durations`.
@@ -196,10 +202,11 @@ def borrowed_tail(own: Floats, others: Sequence[Floats]) -> Empirical:
 
 
 def check_durations(samples: Floats, what: str = "pool") -> Floats:
-    """``samples`` as a flat float64 array.
+    """Return ``samples`` as a flat float64 array.
 
     Raises:
-        FormatError: it is empty, or holds negative or not finite durations; says how many.
+        FormatError: the array is empty, or holds negative or non-finite durations; the message says
+            how many.
     """
     flat = np.asarray(samples, dtype=np.float64).ravel()
     not_finite = int((~np.isfinite(flat)).sum())
@@ -215,26 +222,27 @@ def check_durations(samples: Floats, what: str = "pool") -> Floats:
 
 
 def ks_distance(distribution: DurationDistribution, samples: Floats) -> float:
-    """Largest gap between the distribution's CDF and the empirical one of ``samples``."""
+    """Return the largest gap between a distribution's CDF and the empirical CDF of ``samples``."""
     x, counts = np.unique(samples, return_counts=True)
     after = np.cumsum(counts) / counts.sum()
     before = after - counts / counts.sum()
-    # The limit from the left, so that the steps of an empirical CDF are compared with like.
+    # The limit from the left: where a CDF jumps, its value before the jump is compared with the
+    # pool's.
     left = distribution.cdf(np.nextafter(x, -np.inf))
     right = distribution.cdf(x)
     return float(max(np.abs(right - after).max(), np.abs(left - before).max()))
 
 
 def fit(samples: Floats, what: str = "pool") -> Fit:
-    """The distribution that describes a pool best.
+    """Choose the distribution that describes a pool best.
 
-    Families compete by KS distance plus :data:`PARAMETER_PENALTY` per parameter; where even the
-    winner is rejected (:data:`KS_REJECTS`), and where the pool is too small to tell, the pool
-    itself is used.
+    Families compete by KS distance plus :data:`PARAMETER_PENALTY` per parameter. The pool itself is
+    used where even the winner is rejected (:data:`KS_REJECTS`), and where the pool is too small to
+    tell.
 
     Args:
         samples: durations in ns, any shape.
-        what: names the pool in errors.
+        what: name of the pool in errors.
 
     Raises:
         FormatError: see :func:`check_durations`.
@@ -256,7 +264,7 @@ def fit(samples: Floats, what: str = "pool") -> Fit:
 
 
 def _candidates(flat: Floats) -> list[tuple[DurationDistribution, int]]:
-    """Fitted families with their numbers of parameters."""
+    """Return the fitted families with their numbers of parameters."""
     families: list[tuple[DurationDistribution, int]] = [(d, 2) for d in _two_parameter(flat)]
     stalls = flat > _stall_threshold(flat)
     body = flat[~stalls]

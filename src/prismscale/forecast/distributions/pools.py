@@ -1,4 +1,4 @@
-"""Duration pools: which recorded durations are draws of the same thing.
+"""Duration pools: groups of recorded durations that count as draws of the same thing.
 
 Nodes of equal signature (PRISM, arXiv 2510.15596: kernel name, shapes and lane; for collectives
 also the process group; for pipeline transfers their position) share a pool. Within a pool,
@@ -22,11 +22,12 @@ from prismscale.graph.node import NodeKind
 
 OTSU_BINS = 64
 SAME_WITHIN = 2.0
-"""Positions whose medians lie within this factor are draws of the same thing; where they do not and
-fall apart clearly, the signature says too little (a gap before a kernel and one before a step)."""
+"""Positions whose medians lie within this factor are draws of the same thing. Where they do not,
+and clearly form two groups, the signature is not specific enough (a gap before a kernel and one
+before a step)."""
 CLEAR_SEPARATION = 0.7
-"""Share of the variance that lies between Otsu's two classes, from which on they are two: an even
-spread has 0.75 of its variance there at most, a normal distribution 0.64."""
+"""Share of the variance between Otsu's two classes from which on they count as two. An even spread
+has 0.75 of its variance there at most, a normal distribution 0.64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +36,19 @@ class Pool:
 
     signature: NodeSignature
     ever_bubble: bool | None
-    """Send and receive: whether these positions hold waiting (Otsu); None for all else."""
+    """For sends and receives: whether these positions contain waiting (decided by Otsu's method).
+    None for all other kinds."""
     nodes: tuple[tuple[int, int], ...]
-    """(class, body node) of every node that draws from it."""
+    """(class, body node) of every node that draws from the pool."""
     durations_ns: Floats
     spatial_cv: float
-    """Standard deviation between ranks' (or groups') means over the pool's mean."""
+    """Standard deviation between the means of ranks (or groups), divided by the pool's mean."""
     temporal_cv: float
-    """The same within a rank: root mean variance."""
+    """Root of the mean variance within a rank (or group), divided by the pool's mean."""
 
     @property
     def name(self) -> str:
-        """For tables: label, group, stage, and whether it bubbles."""
+        """Name in tables: label, group, stage, and whether it bubbles."""
         s = self.signature
         group = f" {s.group or 'group'}×{s.group_size}" if s.kind != NodeKind.COMPUTE else ""
         bubble = {None: "", True: " (bubble)", False: " (no bubble)"}[self.ever_bubble]
@@ -55,11 +57,12 @@ class Pool:
 
 
 def pools_of(samples: StepSamples) -> list[Pool]:
-    """All pools of a recording, in order of first appearance. Communication that another class
-    speaks for is left out.
+    """Return all pools of a recording, in order of first appearance.
+
+    Copies of a communication whose duration is read from another class are left out.
 
     Raises:
-        FormatError: durations that are negative or not finite.
+        FormatError: durations are negative or not finite.
     """
     rows: dict[NodeSignature, list[tuple[int, int]]] = {}
     for rank_class in samples.graph.classes:
@@ -79,11 +82,12 @@ def pools_of(samples: StepSamples) -> list[Pool]:
 
 
 def rank_factors(samples: StepSamples) -> Floats:
-    """Spatial factor of every rank: how long its computation takes, over its peers'.
+    """Return the spatial factor of every rank: its computation time relative to that of its peers.
 
-    Peers are ranks with work of the same signature. The mean over its nodes of a rank's median
-    duration is held against the median of its peers' means; signatures are weighted by their share
-    of time, because a factor must show in what the rank mostly does. 1 where it has no peers.
+    Peers are ranks with work of the same signature. For each signature, the median durations of a
+    rank's nodes are averaged and compared with the median of its peers' averages. Signatures are
+    weighted by their share of time, because a factor must show in what the rank mostly does. A rank
+    without peers has factor 1.
     """
     factor_R = np.ones(samples.graph.world_size)
     spent = [_spent(samples, c.index) for c in samples.graph.classes]
@@ -102,7 +106,7 @@ def rank_factors(samples: StepSamples) -> Floats:
 
 
 def _spent(samples: StepSamples, class_index: int) -> dict[NodeSignature, Floats]:
-    """Median durations ``[N, X]`` of a class's computation, by signature."""
+    """Return the median durations ``[N, X]`` of a class's computation, by signature."""
     own = samples.classes[class_index]
     found: dict[NodeSignature, list[Floats]] = {}
     for node, ns_TX in enumerate(own.body_ns):
@@ -115,12 +119,16 @@ def _spent(samples: StepSamples, class_index: int) -> dict[NodeSignature, Floats
 
 
 def otsu_threshold(values: Floats) -> float:
-    """The value that best cuts a sample in two (Otsu, IEEE Trans. SMC 9(1), 1979): between-class
-    variance is largest there. On logarithms, so that a long tail does not decide alone."""
+    """Return the value that best cuts a sample in two (Otsu, IEEE Trans. SMC 9(1), 1979).
+
+    It maximises the variance between the two parts. It is found on logarithms, so that a long tail
+    does not decide alone.
+    """
     logs = np.log(np.maximum(values, 1.0))
     edges = np.linspace(logs.min(), logs.max(), OTSU_BINS + 1)
     between = np.array([_between_variance(logs, logs <= edge) for edge in edges[1:-1]])
-    # Every edge in an empty stretch cuts the same way; the middle of the stretch is the safest.
+    # All edges in a stretch without values cut the sample in the same way; the middle one is the
+    # safest.
     best = np.flatnonzero(between >= between.max() * (1 - 1e-9))
     return float(np.exp(edges[1:-1][best].mean()))
 
@@ -136,8 +144,11 @@ def _between_variance(logs: Floats, low: NDArray[np.bool_]) -> float:
 def _split_by_bubble(
     samples: StepSamples, nodes: list[tuple[int, int]]
 ) -> list[tuple[bool, list[tuple[int, int]]]]:
-    """Positions that never bubble and those that ever do; all in the first where none stand out."""
-    # A position that bubbles once is an ever-bubble position, so its longest duration speaks.
+    """Split positions into those that never bubble and those that ever do.
+
+    All are in the first part where none stand out.
+    """
+    # A position that bubbles once is an ever-bubble position, so its longest duration decides.
     longest = np.array([samples.classes[c].body_ns[n].max() for c, n in nodes], dtype=np.float64)
     if len(nodes) < 2 or longest.min() == longest.max():
         return [(False, nodes)]
@@ -154,7 +165,7 @@ def _split_by_bubble(
 def _split_by_size(
     samples: StepSamples, nodes: list[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
-    """Positions of one signature, cut again and again where their medians clearly fall apart."""
+    """Split the positions of one signature, again and again, where medians clearly fall apart."""
     medians = np.array([np.median(samples.classes[c].body_ns[n]) for c, n in nodes])
     medians = np.maximum(medians, 1.0)
     if medians.max() <= SAME_WITHIN * medians.min():
@@ -168,7 +179,7 @@ def _split_by_size(
 
 
 def _is_read(samples: StepSamples, class_index: int, node: int) -> bool:
-    """False for the copies of a communication that hold zeros because another class speaks."""
+    """Return False for a copy of a communication that holds zeros: another class is read."""
     rank_class = samples.graph.classes[class_index]
     trace = rank_class.trace
     i = trace.n_prologue + node
@@ -190,8 +201,8 @@ def _pool(
     arrays = [samples.classes[c].body_ns[n].astype(np.float64) for c, n in nodes]
     flat = check_durations(np.concatenate([a.ravel() for a in arrays]), signature.label)
     mean = float(flat.mean())
-    # Positions of one signature may differ in their mean (a longer first microbatch): that is
-    # neither spatial nor temporal, so both are taken within a position.
+    # Positions of one signature may differ in their mean (a longer first microbatch). That
+    # difference is neither spatial nor temporal, so both variances are computed within a position.
     between = float(np.mean([a.mean(axis=0).var() for a in arrays]))
     within = float(np.mean([a.var(axis=0).mean() for a in arrays]))
     return Pool(

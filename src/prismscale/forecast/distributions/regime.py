@@ -1,10 +1,10 @@
-"""Persistent regimes: does the cluster switch between a normal state and worse ones?
+"""Persistent regimes: whether the cluster switches between a normal state and worse ones.
 
-A hidden Markov model with one to three states and normal emissions over one aggregate per step
-(for example the total communication time), fitted by expectation-maximisation (Baum-Welch; Rabiner,
-Proceedings of the IEEE 77(2), 1989, section III) on windows of consecutive steps. The number of
-states is the one with the lowest Bayesian information criterion, so data that does not show regimes
-gets one state.
+The model is a hidden Markov model with one to three states and normal emissions over one aggregate
+per step (for example the total communication time). It is fitted by expectation-maximisation
+(Baum-Welch; Rabiner, Proceedings of the IEEE 77(2), 1989, section III) on windows of consecutive
+steps. The number of states is the one with the lowest Bayesian information criterion, so data that
+does not show regimes gets one state.
 
 Axes: ``K`` states, ``S`` steps.
 """
@@ -23,9 +23,10 @@ Floats = NDArray[np.float64]
 
 MOST_STATES = 3
 FEWEST_STEPS_PER_STATE = 6
-"""Steps in the data for each state that is tried at all."""
+"""A number of states is tried only if the data has this many steps for each state."""
 SMALLEST_VARIANCE = 1e-4
-"""Of a state, as a share of the variance of all steps: keeps a state from shrinking to one step."""
+"""Smallest variance of a state, as a share of the variance of all steps. It keeps a state from
+shrinking to one step."""
 STARTS = 4
 MOST_ROUNDS = 100
 TOLERANCE = 1e-6
@@ -40,18 +41,18 @@ class Regimes:
     transition_KK: Floats
     """Probability of the next step's state (column) given this step's (row)."""
     share_K: Floats
-    """Share of all steps that the state holds."""
+    """Share of all steps that each state holds."""
     state_S: NDArray[np.int64]
     """Most probable state of every step of the data, windows one after another."""
     bic: float
 
     @property
     def n_states(self) -> int:
-        """How many regimes the data supports."""
+        """Number of regimes that the data supports."""
         return len(self.mean_K)
 
     def follow(self, rng: np.random.Generator, state_D: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The next step's state of every draw, given this step's."""
+        """Draw the next step's state for every draw, given this step's."""
         above = rng.random(len(state_D))[:, None] > np.cumsum(self.transition_KK, axis=1)[state_D]
         return np.minimum(above.sum(axis=1), self.n_states - 1)
 
@@ -59,13 +60,13 @@ class Regimes:
 def fit_regimes(
     windows: Sequence[Floats], *, most_states: int = MOST_STATES, seed: int = 0
 ) -> Regimes:
-    """Fit one to ``most_states`` states and keep what the data supports.
+    """Fit one to ``most_states`` states and keep the number that the data supports.
 
     Args:
-        windows: runs of consecutive steps; within a window steps follow each other, between windows
-            nothing is known. One aggregate a step.
-        most_states: upper limit of states.
-        seed: of the random starts.
+        windows: runs of consecutive steps, with one aggregate per step. Steps follow each other
+            within a window; nothing is known about the time between windows.
+        most_states: largest number of states.
+        seed: seed of the random starts.
 
     Raises:
         FormatError: no step, or a value that is not finite.
@@ -133,7 +134,8 @@ def _baum_welch(
         spread = (posterior * (values[:, None] - mean_K) ** 2).sum(axis=0) / weight_K
         std_K = np.maximum(np.sqrt(spread), floor)
         share_K = weight_K / weight_K.sum()
-        # One imagined jump, shared out as the states are, keeps unseen jumps possible.
+        # One added jump from each state, distributed as the states are, keeps unseen jumps
+        # possible.
         smoothed = jumps + share_K
         transition_KK = smoothed / smoothed.sum(axis=1, keepdims=True)
     order = np.argsort(mean_K)
@@ -148,7 +150,11 @@ def _baum_welch(
 
 
 def _start(values: Floats, k: int, rng: np.random.Generator, start: int) -> tuple[Floats, Floats]:
-    """Even starts split by quantiles, odd ones put the last state on the slowest steps."""
+    """Return the initial means and standard deviations of the states.
+
+    Start 0 takes means at quantiles, start 1 from the median to the slowest step, later ones at
+    random steps.
+    """
     if start == 0:
         mean_K = np.quantile(values, (np.arange(k) + 0.5) / k)
     elif start == 1:
@@ -161,7 +167,10 @@ def _start(values: Floats, k: int, rng: np.random.Generator, start: int) -> tupl
 def _forward_backward(
     window: Floats, mean_K: Floats, std_K: Floats, transition_KK: Floats, share_K: Floats
 ) -> tuple[float, Floats, Floats]:
-    """Log-likelihood, state posteriors ``[S, K]`` and expected jumps ``[K, K]`` of a window."""
+    """Return the log-likelihood, state posteriors and expected jumps of a window.
+
+    The posteriors are ``[S, K]``, the jumps ``[K, K]``.
+    """
     log_density = -0.5 * ((window[:, None] - mean_K) / std_K) ** 2 - np.log(
         std_K * np.sqrt(2 * np.pi)
     )

@@ -1,11 +1,11 @@
-"""The scale rule: what step-time distributions become when the job grows.
+"""The scale rule: how step-time distributions change when the job grows.
 
-Two rules. :func:`widest_of` is order statistics: a step that ends at a barrier over ``width``
-replicas lasts as long as the slowest, so its distribution is that of one replica to the power
-``width``. :func:`carry_over` takes the *measured* spread of a job to a layout whose step is longer
-or shorter: slow drift (clocks, temperature, expert load) comes from the computation and grows with
-the step; fast jitter from step to step (data loading, synchronisation) comes once a step and does
-not.
+There are two rules. :func:`widest_of` is order statistics: a step that ends at a barrier over
+``width`` replicas lasts as long as the slowest replica, so its CDF is that of one replica to the
+power ``width``. :func:`carry_over` takes the *measured* spread of a job to a layout whose step is
+longer or shorter. Slow drift (clocks, temperature, expert load) comes from the computation and
+grows with the step. Fast jitter from step to step (data loading, synchronisation) comes once per
+step and does not grow.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from prismscale.forecast.distributions.duration_distribution import DurationDist
 Floats = NDArray[np.float64]
 
 DRIFT_WINDOW = 9
-"""Steps in the running median that separates drift from jitter."""
+"""Number of steps in the running median that separates drift from jitter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumOf:
-    """The distribution of the largest of ``width`` independent draws (a
-    :class:`DurationDistribution`)."""
+    """Distribution of the largest of ``width`` independent draws.
+
+    It is a :class:`DurationDistribution` itself.
+    """
 
     one: DurationDistribution
     width: float
@@ -46,16 +48,16 @@ class MaximumOf:
 
 
 def widest_of(one: DurationDistribution, width: float) -> DurationDistribution:
-    """Distribution of the slowest of ``width`` independent replicas; or, from the distribution at
-    one data-parallel width, that at ``width`` times as many replicas.
+    """Return the distribution of the slowest of ``width`` independent replicas.
 
-    Exact where replicas meet only at the end of the step and draw independently; where they share
-    something (a regime, a collective drawn once) their times are positively associated and the
-    quantiles are upper bounds. A quantile ``q`` needs the distribution at ``q^(1/width)``: draws
-    far fewer than ``width / (1 - q)`` cannot resolve it.
+    Given the distribution at one data-parallel width, this is the one at ``width`` times as many
+    replicas. It is exact where replicas meet only at the end of the step and draw independently.
+    Where they share something (a regime, a collective drawn once), their times are positively
+    associated and the quantiles are upper bounds. A quantile ``q`` needs the distribution at
+    ``q^(1/width)``: far fewer draws than ``width / (1 - q)`` cannot resolve it.
 
     Raises:
-        UsageError: ``width`` below 1.
+        UsageError: ``width`` is below 1.
     """
     if width < 1:
         raise UsageError(f"width is {width}; a maximum needs at least 1 replica")
@@ -64,22 +66,22 @@ def widest_of(one: DurationDistribution, width: float) -> DurationDistribution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TailAtWidth:
-    """The step time at one data-parallel width."""
+    """Quantiles of the step time at one data-parallel width."""
 
     width: float
-    """Times as many replicas as drawn."""
+    """Number of replicas, as a multiple of the number that was drawn."""
     p50_ns: float
     p95_ns: float
     p99_ns: float
     resolved: bool
-    """True where the draws reach far enough into the tail for the p95."""
+    """Whether the draws reach far enough into the tail for the p95."""
 
 
 def tail_growth(step_ns_D: NDArray[np.int64], widths: Sequence[float]) -> list[TailAtWidth]:
-    """What more replicas would do to the step time, by order statistics from draws at this width.
+    """Return the step time with more replicas, by order statistics from draws at this width.
 
     Raises:
-        UsageError: no draws, or a width below 1.
+        UsageError: there are no draws, or a width is below 1.
     """
     if len(step_ns_D) == 0:
         raise UsageError("no draws of the step time")
@@ -97,17 +99,17 @@ def tail_growth(step_ns_D: NDArray[np.int64], widths: Sequence[float]) -> list[T
 
 
 def carry_over(steps_ns: Floats, median_ns: float) -> Floats:
-    """Measured step times taken to a layout whose median step is ``median_ns``.
+    """Take measured step times to a layout whose median step is ``median_ns``.
 
-    Drift is the running median over :data:`DRIFT_WINDOW` steps; its deviation from the median is
-    multiplied by the ratio of the medians, the rest is kept as it is.
+    Drift is the running median over :data:`DRIFT_WINDOW` steps. Its deviation from the median is
+    multiplied by the ratio of the medians; the rest is kept as it is.
 
     Args:
         steps_ns: consecutive measured steps, in order.
         median_ns: median step of the other layout.
 
     Raises:
-        UsageError: no steps, or a median that is not positive.
+        UsageError: there are no steps, or a median is not positive.
     """
     if len(steps_ns) == 0 or median_ns <= 0:
         raise UsageError(f"{len(steps_ns)} steps to carry over to a median of {median_ns} ns")

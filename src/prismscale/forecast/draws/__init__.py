@@ -1,1 +1,1 @@
-"""Draws of all durations of a job, re-timed together."""
+"""Random draws of all durations of a job, and re-timing the job with them."""

@@ -1,7 +1,8 @@
-"""Where chunks of draws are computed: here, in local processes, or on a Ray cluster.
+"""Where chunks of draws are computed: in this process, in local processes, or on a Ray cluster.
 
-All of them run one function over a list of tasks, with one shared object that each worker receives
-once. A result depends on its task alone, so every executor gives the same results bit for bit.
+Every executor runs one function over a list of tasks, with one shared object that each worker
+receives once. A result depends on its task alone, so all executors give the same results bit for
+bit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Executor(Protocol):
     def map(
         self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
     ) -> Iterator[Result]:
-        """Results in the order of ``tasks``, as they become known.
+        """Yield the results in the order of ``tasks``, as they become known.
 
         ``function`` must be importable by name: it is called in other processes.
         """
@@ -41,7 +42,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serial:
-    """In this process, one task after the other."""
+    """Runs tasks in this process, one after the other."""
 
     def map(
         self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
@@ -51,13 +52,16 @@ class Serial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalProcesses:
-    """In up to ``workers`` fresh processes of this machine, where the work is worth starting them
-    and memory has room for as many more as this one."""
+    """Runs tasks in up to ``workers`` new processes of this machine.
+
+    Processes are started only where the remaining work is worth it. Memory must have room for each
+    of them to grow as large as this process.
+    """
 
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     worth_s: float = 5.0
-    """Work that remains after the first task, from which on processes are started: each imports
-    what the command imports."""
+    """Remaining work after the first task from which on processes are started. Starting one costs
+    time: it imports what the command imports."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -68,7 +72,7 @@ class LocalProcesses:
     ) -> Iterator[Result]:
         began = time.perf_counter()
         if tasks:
-            # Done here, it tells how long the others will take.
+            # The first task runs here and tells how long the others will take.
             yield function(shared, tasks[0])
         rest = tasks[1:]
         work_s = (time.perf_counter() - began) * len(rest)
@@ -77,7 +81,7 @@ class LocalProcesses:
             yield from Serial().map(function, shared, rest)
             return
         others = set(multiprocessing.active_children())
-        # Spawned, not forked: a fork would copy the locks of threads that it does not copy.
+        # Spawned, not forked: a fork copies locks, but not the threads that hold them.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(
             count, mp_context=context, initializer=_receive, initargs=(function, shared)
@@ -85,7 +89,7 @@ class LocalProcesses:
         try:
             yield from pool.map(_run, rest)
         except BaseException:
-            # A task may take a minute, and after Ctrl-C nobody waits for what it gives.
+            # A task may take a minute, and after Ctrl-C nobody needs its result.
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
             raise
@@ -94,8 +98,10 @@ class LocalProcesses:
 
 
 def _room() -> int:
-    """How many processes as large as this one memory takes: a worker holds what this one has shared
-    with it, and draws as much at a time."""
+    """Return how many processes as large as this one fit into the available memory.
+
+    A worker holds the objects that this process shares with it, and draws as much at a time.
+    """
     return int(psutil.virtual_memory().available // psutil.Process().memory_info().rss)
 
 
@@ -104,7 +110,7 @@ _received: tuple[Callable[[Any, Any], Any], Any]
 
 def _receive(function: Callable[[Any, Any], Any], shared: Any) -> None:
     global _received
-    # Ctrl-C reaches every process of the terminal; ours end when their parent lets them.
+    # Ctrl-C reaches every process of the terminal. Workers ignore it: their parent ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     _received = (function, shared)
@@ -117,21 +123,25 @@ def _run(task: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayCluster:
-    """On a Ray cluster: ``pip install prismscale[ray]``, with prismscale installed on its nodes."""
+    """Runs tasks on a Ray cluster.
+
+    It needs ``pip install prismscale[ray]``, and prismscale installed on the cluster's nodes.
+    """
 
     address: str | None = None
-    """Of a running cluster, or ``auto``; None starts one on this machine."""
+    """Address of a running cluster, or ``auto``. None starts one on this machine."""
 
     def map(
         self, function: Callable[[Shared, Task], Result], shared: Shared, tasks: Sequence[Task]
     ) -> Iterator[Result]:
-        """Results in order.
+        """Yield the results in the order of ``tasks``.
 
         Raises:
             UsageError: Ray is not installed, or there is no cluster at the address.
         """
         with connected_ray(self.address) as ray:
-            # Tasks that only wait for a core hold no data, so one reference serves them all.
+            # One reference to the shared object serves all tasks: those that wait for a core hold
+            # no data.
             reference = ray.put(shared)
             remote = ray.remote(function).options(scheduling_strategy="SPREAD")
             waiting = [remote.remote(reference, task) for task in tasks]
@@ -142,15 +152,15 @@ class RayCluster:
 def executor_named(
     name: str, *, workers: int | None = None, address: str | None = None
 ) -> Executor:
-    """The executor that a command line asks for.
+    """Return the executor that a command line asks for.
 
     Args:
         name: ``local``, ``serial`` or ``ray``.
-        workers: local processes; None is one a core.
-        address: of the Ray cluster.
+        workers: number of local processes; None: one per core.
+        address: address of the Ray cluster.
 
     Raises:
-        UsageError: another name.
+        UsageError: unknown name.
     """
     if name == "serial":
         return Serial()

@@ -1,5 +1,4 @@
-"""Distributions for all nodes of a recording: pools, fitted, with ranks' spatial factors kept
-apart."""
+"""Fitted distributions for all nodes of a recording, with ranks' spatial factors kept apart."""
 
 from __future__ import annotations
 
@@ -37,16 +36,18 @@ def fit_distributions(
     modelled: frozenset[tuple[int, int]] = frozenset(),
     variation: Variation | None = None,
 ) -> tuple[DistributionDraws, list[FittedPool]]:
-    """Fit every pool of a recording. Ranks' spatial factors, and what regimes do to each pool of
-    communication, are taken out first, and put back by the draws.
+    """Fit a distribution to every pool of a recording.
+
+    Ranks' spatial factors and the effects of regimes on each pool of communication are taken out
+    before the fit. The draws put them back.
 
     Args:
-        modelled: (class, body node) of communication whose time is a model's.
-        variation: how unsteady that is; None is the default. Where groups differ in it the slowest
-            speaks for all.
+        modelled: (class, body node) pairs of communication whose time comes from a model.
+        variation: how much modelled communication varies; None: the default. Where its groups
+            differ, the slowest one's time is used for all.
 
     Raises:
-        FormatError: durations that are negative or not finite.
+        FormatError: durations are negative or not finite.
     """
     factor_R = rank_factors(samples)
     regime_T = regimes_of(samples)
@@ -57,7 +58,7 @@ def fit_distributions(
     distributions: list[NodeDistribution] = []
     fitted: list[FittedPool] = []
     for pool in pools_of(samples):
-        # What takes no time keeps NO_DISTRIBUTION.
+        # Nodes that take no time keep NO_DISTRIBUTION.
         if not pool.durations_ns.any():
             continue
         if modelled.issuperset(pool.nodes):
@@ -100,10 +101,10 @@ def _modelled(pool: Pool, variation: Variation) -> Fit:
 def _fitted(
     samples: StepSamples, pool: Pool, factor_R: Floats, regime_T: NDArray[np.int64]
 ) -> tuple[Fit, Floats | None]:
-    """Fit what is left of a pool without spatial factors (computation) or regimes (communication).
+    """Fit a pool after taking out spatial factors (computation) or regimes (communication).
 
     Returns:
-        The fit, and what each regime does to the pool; None: nothing.
+        The fit, and each regime's factor on the pool. None: regimes have no effect.
     """
     if pool.signature.kind == NodeKind.COMPUTE:
         return fit(_without_factors(samples, pool, factor_R), pool.name), None
@@ -112,7 +113,7 @@ def _fitted(
 
 
 def _factors(pool: Pool, samples: StepSamples) -> tuple[str, ...]:
-    """A kernel by its name and its stage, a communication by its name and group."""
+    """Name a pool's factors: a kernel's label and stage, or a communication's label and group."""
     s = pool.signature
     if s.kind != NodeKind.COMPUTE:
         return (f"{s.label} {s.group or 'group'}×{s.group_size}",)
@@ -124,7 +125,7 @@ def _factors(pool: Pool, samples: StepSamples) -> tuple[str, ...]:
 def _without_regimes(
     samples: StepSamples, pool: Pool, regime_T: NDArray[np.int64]
 ) -> tuple[Floats | None, Floats]:
-    """What each regime does to the pool's median, and the durations without it."""
+    """Return each regime's factor on the pool's median, and the durations without it."""
     if not regime_T.any():
         return None, pool.durations_ns
     arrays = [samples.classes[c].body_ns[n].astype(np.float64) for c, n in pool.nodes]
@@ -137,7 +138,7 @@ def _without_regimes(
             for k in range(int(regime_T.max()) + 1)
         ]
     )
-    # A regime in which the pool took no time has nothing to be scaled back.
+    # In a regime in which the pool took no time, there is nothing to scale back.
     scale_T1 = np.where(factor_K > 0, factor_K, 1.0)[regime_T][:, None]
     return factor_K, np.concatenate([(a / scale_T1).ravel() for a in arrays])
 

@@ -1,19 +1,20 @@
-"""Fusing what moves in lockstep: a smaller graph with the same step times.
+"""Fuses ranks that move in lockstep: a smaller graph with the same step times.
 
-The ranks of a tensor-parallel group meet after every few kernels. A *lockstep set* is such a group,
-where it lies within one class; it becomes one rank of the fused graph. A *chain* is a run of nodes
+The ranks of a tensor-parallel group meet after every few kernels. A *lockstep set* is such a group
+that lies within one class; it becomes one rank of the fused graph. A *chain* is a sequence of nodes
 that needs nothing from outside the set until its end: computations of the members and collectives
 of the set, one after the other. It becomes one computation, which lasts
 
     sum over its segments of (max over the members of the segment's computations + its collective).
 
-What is approximated, and when nothing is: a member leaves a chain when the slowest member of its
-set does. That is what happens where a chain ends with the set's collective. Where it ends with a
-computation (an optimizer), the quicker members are held back until the set's next collective would
-have done so; step times of the fused graph are then an upper bound. Groups that run in parallel
-through a set (one data-parallel group for each member) are represented by one of them: they start
-together, and their communication is drawn once, as ``DistributionDraws.once_G`` does on the whole
-graph.
+In the fused graph, a member leaves a chain when the slowest member of its set does. This is exact
+where the chain ends with the set's collective. Where it ends with a computation (an optimizer), it
+is an approximation: faster members are held back at the chain's end already, not only at the set's
+next collective. Step times of the fused graph are then an upper bound.
+
+Groups that run in parallel through a set (one data-parallel group for each member) are represented
+by one of them: they start together, and their communication is drawn once, as
+``DistributionDraws.once_G`` does on the whole graph.
 
 Array axes: ``M`` members of a class, ``F`` members of its fused class, ``K`` ranks of a lockstep
 set.
@@ -34,19 +35,20 @@ from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.graph.trace import RankTrace
 
 ENDS_WITH_COLLECTIVE = 0.5
-"""Share of a class's chains of computation that must end with a collective of the set, for the set
-to count as moving in lockstep: 1 but for the optimizer in tensor-parallel groups, two thirds with
-zero-bubble schedules (weight gradients need no collective), near 0 in data-parallel groups."""
+"""Share of chains with computation that must end with a collective of the set, in every class. With
+less, the set does not count as moving in lockstep. The share is 1 except for the optimizer in
+tensor-parallel groups, two thirds with zero-bubble schedules (weight gradients need no collective),
+and near 0 in data-parallel groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedClass:
-    """How the nodes and members of a class were put together."""
+    """How the nodes and members of a class were fused."""
 
     chains: tuple[tuple[int, ...], ...]
-    """Body nodes of the original class, by fused body node."""
+    """For each fused body node, the body nodes of the original class."""
     members_KF: NDArray[np.int64]
-    """Original member of the class, by position in its set and by fused member."""
+    """Member of the original class, by position in its set and by fused member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +61,21 @@ class FusedGraph:
     set_group_index: int
     """Group index of the lockstep sets in every class of the origin."""
     fused_group: tuple[NDArray[np.int64], ...]
-    """By family: the fused group that each group of the origin became."""
+    """For each family, the fused group that each group of the origin became."""
 
     @property
     def set_size(self) -> int:
-        """Ranks of one lockstep set."""
+        """Number of ranks in one lockstep set."""
         return int(self.classes[0].members_KF.shape[0])
 
     def is_compute(self, class_index: int, node: int) -> bool:
-        """True where body node ``node`` of the origin is computation."""
+        """Return whether body node ``node`` of the origin is computation."""
         trace = self.origin.classes[class_index].trace
         return bool(trace.kind_N[trace.n_prologue + node] == NodeKind.COMPUTE)
 
 
 def fuse(graph: JobGraph) -> FusedGraph | None:
-    """Fuse ``graph`` along its most used lockstep sets; None where it has none.
+    """Fuse ``graph`` along its most used lockstep sets, or return None where it has none.
 
     Raises:
         GraphError: the sets do not fit the job's other groups (a group that holds only some members
@@ -88,10 +90,10 @@ def fuse(graph: JobGraph) -> FusedGraph | None:
 def fuse_sets(
     graph: JobGraph, group_index: int, chains_C: Sequence[tuple[tuple[int, ...], ...]]
 ) -> FusedGraph:
-    """Make one rank of the members of each group that ``group_index`` names, and one node of each
-    chain.
+    """Fuse the members of each set into one rank, and the nodes of each chain into one node.
 
     Args:
+        group_index: names the groups that are the sets.
         chains_C: by class, body nodes grouped into chains, in the order of the fused body.
 
     Raises:
@@ -103,7 +105,7 @@ def fuse_sets(
     families = tuple(f for f, _ in found)
     for rank_class in graph.classes:
         slot = rank_class.slots[group_index]
-        # In (position, group) order: a row for each position in the sets.
+        # Sorted by (position, group): one row for each position in the sets.
         members_KF = np.argsort(slot.slot_M, kind="stable").reshape(-1, _n_groups(graph, slot))
         chains = chains_C[rank_class.index]
         sets_F = set_R[rank_class.members_M[members_KF[0]]]
@@ -136,7 +138,7 @@ def _n_groups(graph: JobGraph, slot: GroupSlot) -> int:
 
 
 def _lockstep_group(graph: JobGraph) -> int | None:
-    """The group index whose groups lie within their class in every class, and that is used most."""
+    """Return the most used group index whose groups are lockstep sets in every class, or None."""
     used = {}
     for group_index in groups_within_classes(graph):
         if (
@@ -148,7 +150,10 @@ def _lockstep_group(graph: JobGraph) -> int | None:
 
 
 def groups_within_classes(graph: JobGraph) -> list[int]:
-    """Group indices whose groups, of one size, lie within their class in every class."""
+    """Return the group indices whose groups lie within their class in every class.
+
+    All groups of such an index have the same size.
+    """
     found = []
     for group_index in range(min(len(c.slots) for c in graph.classes)):
         families = [graph.families[c.slots[group_index].family] for c in graph.classes]
@@ -163,7 +168,7 @@ def groups_within_classes(graph: JobGraph) -> list[int]:
 
 
 def _share_ending_with_collective(trace: RankTrace, group_index: int) -> float:
-    """Fraction of the chains with computation that end with a collective of the group index."""
+    """Return the fraction of chains with computation that end with a collective of the group."""
     first = trace.n_prologue
     kinds, group_indices = trace.kind_N[first:], trace.group_index_N[first:]
     takes_time = trace.body_ns_SB.max(axis=0) > 0
@@ -183,7 +188,7 @@ def _collectives(trace: RankTrace, group_index: int) -> int:
 
 
 def _set_of_rank(graph: JobGraph, group_index: int) -> NDArray[np.int64]:
-    """New rank of every rank: sets are numbered in the order of their first members."""
+    """Return the new rank of every rank. Sets are numbered in the order of their first members."""
     first_R = np.empty(graph.world_size, dtype=np.int64)
     for rank_class in graph.classes:
         table = graph.families[rank_class.slots[group_index].family].ranks_KG
@@ -194,11 +199,12 @@ def _set_of_rank(graph: JobGraph, group_index: int) -> NDArray[np.int64]:
 def _fused_family(
     family: GroupFamily, set_R: NDArray[np.int64]
 ) -> tuple[GroupFamily, NDArray[np.int64]]:
-    """A family as groups of lockstep sets.
+    """Convert a family to groups of lockstep sets.
 
     Returns:
-        The family: a group lists each set once, in the order of their first members, and equal
-        groups are one. And ``[G]``, by group of the given family, which of them it became.
+        The fused family: a group lists each set once, in the order of the sets' first members, and
+        equal groups are merged. And ``[G]``: for each group of the given family, the fused group
+        that it became.
     """
     columns: dict[tuple[int, ...], int] = {}
     became = [
@@ -236,7 +242,7 @@ def _fused_slot(
 
 
 def _chains(trace: RankTrace, group_index: int) -> tuple[tuple[int, ...], ...]:
-    """Body nodes, grouped into chains; a node that cannot be fused is a chain of its own."""
+    """Group body nodes into chains. A node that cannot be fused is a chain of its own."""
     first, n = trace.n_prologue, trace.n_body
     readers = [0] * n
     preds = [trace.predecessors(first + b).tolist() for b in range(n)]
@@ -253,7 +259,8 @@ def _chains(trace: RankTrace, group_index: int) -> tuple[tuple[int, ...], ...]:
     chains: list[list[int]] = []
     chain_of_last: dict[int, list[int]] = {}
     for b in range(n):
-        # A node joins the chain of its predecessor if it has no other, and nobody else reads that.
+        # A node joins the chain of its predecessor if it has only this one, and no other node reads
+        # it.
         chain = chain_of_last.get(b - preds[b][0]) if len(preds[b]) == 1 else None
         before = chain[-1] if chain else -1
         if chain is not None and inside[b] and readers[before] == 1 and inside[before]:
@@ -263,7 +270,7 @@ def _chains(trace: RankTrace, group_index: int) -> tuple[tuple[int, ...], ...]:
             chain = [b]
             chains.append(chain)
         chain_of_last[b] = chain
-    # A chain takes the place of its last node: by then everything before it is known.
+    # A chain is sorted by its last node: everything that it needs comes before that node.
     return tuple(tuple(c) for c in sorted(chains, key=lambda c: c[-1]))
 
 
@@ -278,8 +285,8 @@ def _fused_trace(
         label, lane = trace.labels[trace.label_N[node]], trace.lanes[trace.lane_N[node]]
         preds = []
         for distance in trace.predecessors(first + chain[0]).tolist():
-            # An edge from an earlier step reaches as many fused bodies back. Whoever is read from
-            # outside is the last of its chain.
+            # An edge from an earlier step goes back the same number of fused bodies. A node that is
+            # read from outside its chain is the chain's last.
             bodies, source = divmod(chain[0] - distance, n)
             preds.append(position_of_last[source] + bodies * len(chains))
         if len(chain) > 1 or trace.kind_N[node] == NodeKind.COMPUTE:

@@ -1,9 +1,8 @@
-"""Monte Carlo: many draws of all durations, re-timed together, give the distribution of the step
-time.
+"""Monte Carlo: many draws of all durations are re-timed and give the distribution of the step time.
 
-Draws are one more array axis of the engine, cut into chunks that fit a memory budget. A chunk's
-random numbers come from the seed and the chunk's number, so results do not depend on how many
-workers there are, or where. (They do depend on the chunks' size, and so on the budget.)
+Draws are an additional array axis of the engine, cut into chunks that fit a memory budget. A
+chunk's random numbers come from the seed and the chunk's number, so results do not depend on how
+many workers there are, or where. They do depend on the size of the chunks, and so on the budget.
 """
 
 from __future__ import annotations
@@ -27,43 +26,43 @@ from prismscale.sim.state import Times
 from prismscale.sim.steady import Start, settle, simulated
 
 MOST_DRAWS_A_CHUNK = 128
-"""Beyond this an array of a class leaves the processor's cache and draws get dearer, not
-cheaper."""
+"""Largest number of draws in a chunk. With more, an array of a class leaves the processor's cache
+and a draw costs more, not less."""
 DRAWN_STEPS = 2
-"""Steps that are drawn by default. The first makes draws enter the second at different times, as
-they would in the job."""
+"""Steps that are drawn by default. The first one makes draws enter the second at different times,
+as they would in the job."""
 SAFETY = 2
-"""Factor on what is known to be held, for messages under way and the engine's temporaries."""
+"""Factor on the known memory of a draw, for messages in flight and the engine's temporaries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Some of the draws."""
+    """A number of draws that one task computes together."""
 
     index: int
     draws: int
     seed: int
 
     def generator(self, *key: int) -> np.random.Generator:
-        """A stream of random numbers of its own for every ``key``, in whatever order asked."""
+        """Return the random stream of ``key``. It does not depend on the order of calls."""
         sequence = np.random.SeedSequence(self.seed, spawn_key=(self.index, *key))
         return np.random.Generator(np.random.SFC64(sequence))
 
 
 class DrawSource(Protocol):
-    """Random durations of a graph. Must be picklable."""
+    """Source of random durations of a graph. Must be picklable."""
 
     def chunk(self, chunk: Chunk) -> DurationSource:
-        """Durations with a draw axis of length ``chunk.draws``, a function of ``chunk`` alone."""
+        """Return durations with a draw axis of length ``chunk.draws``, given by ``chunk`` alone."""
         ...
 
 
 class LazyBody(Sequence[Duration]):
-    """Durations of a body that are drawn when the engine asks: all at once would not fit."""
+    """Durations of a body, drawn when the engine asks: all at once would not fit in memory."""
 
     @abstractmethod
     def draw(self, node: int) -> Duration:
-        """Durations of one body node."""
+        """Return the durations of one body node."""
 
     @overload
     def __getitem__(self, node: int) -> Duration: ...
@@ -80,19 +79,19 @@ class LazyBody(Sequence[Duration]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonteCarlo:
-    """How many draws, and at what cost."""
+    """How many draws to make, of how many steps, and in how much memory."""
 
     draws: int = 1000
     seed: int = 0
     steps: int | None = None
-    """Consecutive steps a draw; the last :attr:`counted` count. 1 is enough where a step ends at a
-    barrier of all ranks, for then the next begins as this one did. None: see [Note: drawn
-    steps]."""
+    """Consecutive steps in a draw; the last :attr:`counted` of them count. 1 is enough where a step
+    ends at a barrier of all ranks, because the next step then begins as this one did. None: see
+    [Note: drawn steps]."""
     counted: int = 1
-    """How many of a draw's steps count, the last ones: each is one of :attr:`draws`. They share
-    what belongs to a run: its devices, its links."""
+    """Number of steps at the end of a draw that count. Each of them is one of :attr:`draws`. They
+    share what belongs to a run: its devices and its links."""
     memory_bytes: int = 2**30
-    """Of one worker, for times and durations."""
+    """Memory of one worker for times and durations."""
 
     def __post_init__(self) -> None:
         for name in ("draws", "steps", "counted", "memory_bytes"):
@@ -109,46 +108,49 @@ class Base:
 
     graph: JobGraph
     plain: DurationSource
-    """Without :attr:`factor_R`."""
+    """Durations without :attr:`factor_R`."""
     factor_R: NDArray[np.float64]
-    """On each rank's computation: slow ranks."""
+    """Factor on each rank's computation: slow ranks."""
     step_ns: int
     steps: int | None
-    """Steps of the simulation that ends with it; None: until the job has settled."""
+    """Number of simulated steps, the last of which is shown. None: until the job has settled."""
 
     @property
     def durations(self) -> DurationSource:
-        """What :attr:`step_ns` is made of."""
+        """Durations that :attr:`step_ns` results from."""
         return FactoredDurations(graph=self.graph, durations=self.plain, factor_R=self.factor_R)
 
     def slowed(self, factor_R: NDArray[np.float64]) -> Base:
-        """The same job with a further factor on each rank's computation; its step is not known."""
+        """Return the same job with a further factor on each rank's computation.
+
+        Its step is not known: :attr:`step_ns` is 0.
+        """
         return replace(self, factor_R=self.factor_R * factor_R, step_ns=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyDraws:
-    """No variation: every draw is the same (a :class:`DrawSource`)."""
+    """Draws without variation: every draw is the same (a :class:`DrawSource`)."""
 
     base: Base
 
     def chunk(self, chunk: Chunk) -> DurationSource:
-        """The run's own durations, whatever the chunk."""
+        """Return the run's own durations, for every chunk."""
         return self.base.durations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What every worker needs."""
+    """What every worker needs: the compiled job, the source of durations, and where draws begin."""
 
     job: JobProgram
     source: DrawSource
     steps: int
-    """Drawn, after those of :attr:`start`."""
+    """Number of steps to draw after those of :attr:`start`."""
     counted: int = 1
-    """Of these, the last ones."""
+    """Number of drawn steps that count, the last ones."""
     start: Start | None = None
-    """Where draws begin; None: at time 0, all ranks together."""
+    """State from which draws begin. None: time 0, all ranks together."""
 
 
 def drawing(
@@ -159,25 +161,26 @@ def drawing(
     steps: int | None = None,
     counted: int = 1,
 ) -> Drawing:
-    """How draws come to the steps that count.
+    """Plan how draws reach the steps that count.
 
-    [Note: drawn steps] A step depends on how ranks enter it. So draws go on from where the run
-    without variation stands: from the settled job, or from as many steps as leave the drawn ones
-    their place in the simulation that ``prismscale run`` shows. The first drawn step makes the
-    entry into the second random, and the last one counts. Without variation that is the run's step,
-    to the nanosecond.
+    [Note: drawn steps] A step depends on how ranks enter it. So draws continue from a state of the
+    run without variation. That is the settled job. Where the run simulates a fixed number of steps,
+    it is the state after as many steps as give the drawn ones their place in the simulation that
+    ``prismscale run`` shows. The first drawn step makes the entry into the second random, and the
+    last one counts. Without variation, the counted step is the run's step, to the nanosecond.
 
     Args:
         base: the run without variation; None: begin at time 0.
-        steps: to draw; None: :data:`DRAWN_STEPS`, or the run's own where it has fewer.
-        counted: how many of these count, the last ones.
+        steps: number of steps to draw; None: :data:`DRAWN_STEPS` and one more for each further step
+            that counts. A run with fewer steps draws all of its own.
+        counted: how many of the drawn steps count, the last ones.
     """
     wanted = steps or DRAWN_STEPS + counted - 1
     if base is None:
         return Drawing(job=job, source=source, steps=wanted, counted=counted)
     if base.steps is None:
         start = settle(job, base.durations)
-        # A whole cycle at least: the step is a mean over it.
+        # At least a whole cycle: the step is a mean over it.
         drawn = max(wanted, start.cycle + counted - 1)
         return Drawing(job=job, source=source, steps=drawn, counted=counted, start=start)
     drawn = min(wanted, base.steps)
@@ -191,16 +194,16 @@ class Draws:
     """Step times of all draws."""
 
     step_ns_D: NDArray[np.int64]
-    """Steps that count of one draw stand in a row."""
+    """Step times; the counted steps of one draw are adjacent."""
     config: MonteCarlo
 
     @property
     def by_run_AT(self) -> NDArray[np.int64]:
-        """The same by run (``A``) and the steps of each that count (``T``)."""
+        """The same step times, by run (``A``) and counted step of the run (``T``)."""
         return self.step_ns_D.reshape(-1, self.config.counted)
 
     def quantile_ns(self, q: float) -> float:
-        """Quantile of the step time."""
+        """Return a quantile of the step time."""
         return float(np.quantile(self.step_ns_D, q))
 
 
@@ -213,7 +216,7 @@ def draw_steps(
     executor: Executor | None = None,
     progress: StageUpdate | None = None,
 ) -> Draws:
-    """Step times of ``config.draws`` draws; see [Note: drawn steps].
+    """Return the step times of ``config.draws`` draws. See [Note: drawn steps].
 
     Raises:
         UsageError: a single draw does not fit the memory budget.
@@ -231,15 +234,19 @@ def draw_each(
     executor: Executor | None = None,
     progress: StageUpdate | None = None,
 ) -> list[Draws]:
-    """As many draws of each of several sources on one graph, each from its base: what
-    :func:`draw_steps` gives for each alone. The chunks of all of them are the executor's tasks, so
-    that it has enough of them even where one source is a single chunk."""
+    """Draw from each of several sources on one graph, each from its own base.
+
+    Every source gets the draws that :func:`draw_steps` gives for it alone. The chunks of all
+    sources are the executor's tasks, so there are enough tasks even where one source is a single
+    chunk.
+    """
     job = compile_job(graph)
     chunks = chunks_of(config, bytes_per_draw(job))
     begun: dict[int, Drawing] = {}
     drawings = []
     for source, base in variants:
-        # By identity: to settle the job takes as long as some draws, and variants share a base.
+        # Known by identity of the base: settling the job takes as long as some draws, and variants
+        # share a base.
         if id(base) not in begun:
             begun[id(base)] = drawing(
                 job, source, base=base, steps=config.steps, counted=config.counted
@@ -260,14 +267,17 @@ def draw_each(
 
 
 def run_task(shared: Sequence[Drawing], task: tuple[int, Chunk]) -> NDArray[np.int64]:
-    """One chunk of one of several drawings."""
+    """Compute one chunk of one of several drawings."""
     which, chunk = task
     return run_chunk(shared[which], chunk)
 
 
 def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
-    """Step times of one chunk, draw by draw: the periods of the last steps (of each as many as a
-    cycle of the settled job has)."""
+    """Return the step times of one chunk, draw by draw.
+
+    The time of a counted step is the mean period over the steps of the settled job's cycle, up to
+    and including this step.
+    """
     start = shared.start
     before = start.steps if start else 0
     # Row 0: the end of the step before the drawn ones.
@@ -294,10 +304,10 @@ def run_chunk(shared: Drawing, chunk: Chunk) -> NDArray[np.int64]:
 
 
 def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:
-    """Cut the draws so that each chunk fits the budget.
+    """Cut the draws into chunks that fit the memory budget.
 
     Raises:
-        UsageError: one draw alone does not.
+        UsageError: a single draw does not fit.
     """
     if draw_bytes > config.memory_bytes:
         raise UsageError(
@@ -314,18 +324,18 @@ def chunks_of(config: MonteCarlo, draw_bytes: int) -> list[Chunk]:
 
 
 def bytes_per_draw(job: JobProgram) -> int:
-    """Estimate of what one draw holds at most: end times that somebody still needs."""
+    """Estimate the most memory that one draw holds: end times that a later node still needs."""
     return 8 * SAFETY * sum(_most_alive(p) * p.n_members for p in job.classes)
 
 
 def _most_alive(program: ClassProgram) -> int:
     alive = most = 0
     first = program.n_prologue
-    # The second pass over the body starts with what the first left alive.
+    # The second pass over the body starts with the end times that the first left alive.
     for x in range(first, first + 2 * program.n_body):
         node = program.template(x)
         alive += program.kept[node]
-        # Before anything is freed: what a node reads is held while its own end is computed.
+        # Measured before the frees: a node's inputs are held while its own end time is computed.
         most = max(most, alive)
         alive -= sum(x - distance >= first for distance in program.frees[node])
     return max(most, 1)

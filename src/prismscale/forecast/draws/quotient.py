@@ -1,12 +1,12 @@
-"""Ranks that cannot differ, drawn as one: a smaller job with the very same step times.
+"""Ranks that cannot differ are drawn as one: a smaller job with exactly the same step times.
 
-The members of a tensor-parallel group sit on one node and run one program. Where nothing tells them
-apart (each node lasts as long on all of them, and so does each communication of the groups that run
-in parallel through them), all their times are equal in every draw, and one of them stands for all.
-Nothing is approximated: step times are those of the whole job, draw by draw.
+The members of a tensor-parallel group sit on one cluster node and run one program. Where nothing
+distinguishes them (each graph node lasts as long on all of them, and so does each communication of
+the groups that run in parallel through them), all their times are equal in every draw, and one of
+them stands for all. Nothing is approximated: step times are those of the whole job, draw by draw.
 
-Groups that run in parallel through one node find the network in one state, so one draw serves all
-of them, in the whole job as in the smaller one.
+Groups that run in parallel through one cluster node find the network in the same state, so one draw
+serves all of them, in the whole job as in the smaller one.
 
 Array axes: ``T`` recorded steps, ``M`` members of a class, ``F`` members of the smaller class,
 ``K`` ranks of a set, ``G`` groups of a family.
@@ -31,7 +31,7 @@ from prismscale.graph.pipeline import message_groups
 
 @dataclass(frozen=True, kw_only=True)
 class Quotient:
-    """The smaller job."""
+    """The smaller job, with its samples and its run without variation."""
 
     fused: FusedGraph
     samples: StepSamples
@@ -39,16 +39,18 @@ class Quotient:
 
     @property
     def graph(self) -> JobGraph:
-        """Of one rank for each set."""
+        """Graph with one rank for each set."""
         return self.fused.graph
 
 
 def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quotient | None:
-    """The smaller job along the largest groups within one node whose members cannot be told apart;
-    None where there are none."""
+    """Return the smaller job, or None where no ranks can be drawn as one.
+
+    The sets are the largest groups within one cluster node whose members cannot be told apart.
+    """
     graph = samples.graph
     for group_index in group_indices_within_nodes(graph, devices_per_node):
-        # Every node stays a node: only ranks become fewer.
+        # Graph nodes are not fused: only ranks become fewer.
         whole = [tuple((b,) for b in range(c.trace.n_body)) for c in graph.classes]
         try:
             fused = fuse_sets(graph, group_index, whole)
@@ -66,7 +68,10 @@ def quotient_of(samples: StepSamples, base: Base, devices_per_node: int) -> Quot
 
 
 def group_indices_within_nodes(graph: JobGraph, devices_per_node: int) -> list[int]:
-    """Group indices whose groups lie within a class and within a node, the largest groups first."""
+    """Return the group indices whose groups lie within a class and a cluster node.
+
+    The largest groups come first.
+    """
     sizes = {}
     for group_index in groups_within_classes(graph):
         tables = [graph.families[c.slots[group_index].family].ranks_KG for c in graph.classes]
@@ -77,7 +82,7 @@ def group_indices_within_nodes(graph: JobGraph, devices_per_node: int) -> list[i
 
 
 def messages_stay(fused: FusedGraph) -> bool:
-    """Whether groups that carry messages keep their positions, which name the peers."""
+    """Return whether groups that carry messages keep their positions, which name the peers."""
     for rank_class in fused.origin.classes:
         for group_index in message_groups(rank_class.trace):
             family = rank_class.slots[group_index].family
@@ -95,11 +100,11 @@ class QuotientDurations:
     origin: DurationSource
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
-        """It has none."""
+        """Return nothing: the smaller job has no prologue."""
         return ()
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body in ``step``."""
+        """Return the durations of the body in ``step``."""
         rank_class = self.fused.origin.classes[class_index]
         first_F = self.fused.classes[class_index].members_KF[0]
         computes = rank_class.trace.computes_B.tolist()
@@ -117,7 +122,7 @@ class QuotientDurations:
 
 
 def _samples(fused: FusedGraph, samples: StepSamples) -> StepSamples | None:
-    """The table of the smaller job; None where members of a set differ."""
+    """Return the samples of the smaller job, or None where members of a set differ."""
     classes = []
     stage_S, replica_S = (np.zeros(fused.graph.world_size, dtype=np.int64) for _ in range(2))
     for rank_class, small in zip(fused.origin.classes, fused.graph.classes, strict=True):
@@ -165,7 +170,7 @@ def _class(fused: FusedGraph, own: ClassSamples, class_index: int) -> ClassSampl
 
 
 def factors_of_sets(fused: FusedGraph, factor_R: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """The factor of each set; None where its members differ."""
+    """Return the factor of each set, or None where its members differ."""
     factor_S = np.ones(fused.graph.world_size)
     for own, small, large in zip(
         fused.classes, fused.graph.classes, fused.origin.classes, strict=True
@@ -178,5 +183,5 @@ def factors_of_sets(fused: FusedGraph, factor_R: NDArray[np.float64]) -> NDArray
 
 
 def first_of_each(became_G: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By fused group, the first group that became it."""
+    """Return, for each fused group, the first group that became it."""
     return np.unique(became_G, return_index=True)[1].astype(np.int64)

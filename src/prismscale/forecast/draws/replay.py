@@ -1,17 +1,18 @@
-"""Draws put together from recorded steps: nothing is fitted, what belongs together stays together.
+"""Draws recombined from recorded steps: nothing is fitted, and related durations stay together.
 
-Every duration of a draw is one that was recorded, on the same rank (worker identity). Which
-recorded step it comes from is decided
+Every duration of a draw was recorded on the same rank (worker identity). The recorded step that it
+comes from is chosen
 
-- for communication once a draw, by the draw's *base step*: congestion of one moment is kept whole;
-- for the computation of a microbatch once for all stages of its replica, forward and backward: long
-  sequences are long everywhere; a few neighbours at a time, because long ones come in runs (block
-  bootstrap: Künsch, Annals of Statistics 17(3), 1989);
-- for other computation once a replica.
+- for communication, once per draw: the draw's *base step*. The congestion of one moment stays
+  whole.
+- for the computation of a microbatch, once for all stages of its replica, forward and backward:
+  long sequences are long on every stage. A few neighbouring microbatches share the choice, because
+  long sequences come in runs (block bootstrap: Künsch, Annals of Statistics 17(3), 1989).
+- for other computation, once per replica.
 
-Only steps in the regime of the base step are drawn from. Where several steps are simulated, the
-regime lasts as long as it does in the data. Switches turn each of these off, to show
-what it is worth.
+Only steps in the regime of the base step are chosen. Where several steps are simulated, a regime
+lasts as long as it does in the data. Each of these rules can be switched off, to show what it is
+worth.
 
 Axes: ``D`` draws, ``T`` recorded steps, ``M`` members, ``G`` groups, ``R`` ranks.
 """
@@ -39,23 +40,28 @@ BASE_STREAM, REPLICA_STREAM, NODE_STREAM = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointGroup:
-    """What is drawn together; all on is the forecast, the rest is for comparison."""
+    """Which durations are drawn together.
+
+    Forecasts use the defaults, or set :attr:`job`. All other values are for comparison.
+    """
 
     microbatch: bool = True
-    """A microbatch's computation over all stages, from one recorded step. Off: every node alone."""
+    """A microbatch's computation on all stages comes from one recorded step. Off: each node is
+    drawn alone."""
     neighbours: bool = True
-    """A block of n^(1/3) neighbouring microbatches (of n) from one recorded step, the length at
-    which a block bootstrap's bias and variance balance (Hall, Horowitz and Jing, Biometrika 82(3),
-    1995). Off: each microbatch alone."""
+    """A block of n^(1/3) neighbouring microbatches (of n) comes from one recorded step. At this
+    length a block bootstrap's bias and variance balance (Hall, Horowitz and Jing, Biometrika 82(3),
+    1995). Off: each microbatch is drawn alone."""
     collective: bool = True
-    """A communication, once for all its members. Off: once for each, and the slowest counts."""
+    """A communication is drawn once for all its members. Off: it is drawn once for each member, and
+    the slowest counts."""
     job: bool = False
-    """All computation of all ranks from one recorded step, too: where few ranks were captured and
-    stand for all, how much one is late when another is not is not known, and ``prismscale run``
-    lets them replay the same step. Goes before the three above."""
+    """All computation of all ranks comes from one recorded step, too. This is for jobs in which a
+    few captured ranks stand for all: how late one rank is while another is not, is unknown, and
+    ``prismscale run`` replays the same step on all of them. It overrides the three fields above."""
     regime: bool = True
-    """All communication of a draw from one recorded step, and all else from steps of its regime.
-    Off: every communication alone, from any step."""
+    """All communication of a draw comes from one recorded step. Everything else comes from steps of
+    its regime. Off: each communication is drawn alone, from any step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +71,25 @@ class ReplayDraws:
     samples: StepSamples
     together: JointGroup = JointGroup()
     regime_T: NDArray[np.int64] | None = None
-    """Regime of each recorded step; None is one for all."""
+    """Regime of each recorded step. None: all steps have the same regime."""
     regimes: Regimes | None = None
-    """How regimes follow each other over simulated steps; None: they do not."""
+    """Transitions between regimes from one simulated step to the next. None: the steps' regimes are
+    independent."""
     factor_R: NDArray[np.float64] | None = None
-    """Further factor on each rank's computation: another placement, a hot node."""
+    """Further factor on each rank's computation: another placement, or a hot node."""
     frozen: frozenset[tuple[int, int]] = frozenset()
-    """(class, body node) whose variation is switched off: communication is held at its median over
-    all steps, computation at that of the base step's regime. Regimes belong to other nodes, too."""
+    """(class, body node) pairs whose variation is switched off. Communication is held at its median
+    over all steps, computation at its median in the base step's regime, because a regime is not one
+    node's alone."""
 
     modelled: frozenset[tuple[int, int]] = frozenset()
-    """(class, body node) of communication whose time is a model's, the same in every step."""
+    """(class, body node) pairs of communication with a modelled duration, equal in all steps."""
     modelled_factor: DurationDistribution | None = None
-    """What a modelled time is multiplied by, drawn once for each group; None: nothing."""
+    """Factor on modelled durations, drawn once for each group. None: no factor."""
     once_G: tuple[NDArray[np.int64], ...] | None = None
-    """By family, which of these draws each of its groups takes: groups that run in parallel through
-    one node find the network in one state. None: every group draws alone."""
+    """For each family, the index of the :attr:`modelled_factor` draw that each of its groups takes.
+    Groups that run in parallel through one cluster node find the network in the same state. None:
+    every group has its own draw."""
 
     def __post_init__(self) -> None:
         if self.regime_T is not None and len(self.regime_T) != self.samples.n_steps:
@@ -89,19 +98,19 @@ class ReplayDraws:
             )
 
     def chunk(self, chunk: Chunk) -> DurationSource:
-        """See :class:`DrawSource`."""
+        """Return the durations of one chunk. See :class:`DrawSource`."""
         return _ReplayChunk(self, chunk)
 
 
 def regimes_of(samples: StepSamples, *, seed: int = 0) -> NDArray[np.int64]:
-    """Regime of each recorded step; see :func:`fit_step_regimes`."""
+    """Return the regime of each recorded step. See :func:`fit_step_regimes`."""
     return fit_step_regimes(samples, seed=seed).state_S
 
 
 def fit_step_regimes(samples: StepSamples, *, seed: int = 0) -> Regimes:
-    """Regimes of the recorded steps, estimated from their total communication time.
+    """Fit regimes to the recorded steps by their total communication time.
 
-    Steps whose ids follow each other are taken as consecutive.
+    Steps whose ids follow each other count as consecutive.
     """
     total_T = np.zeros(samples.n_steps)
     for rank_class, own in zip(samples.graph.classes, samples.classes, strict=True):
@@ -109,12 +118,12 @@ def fit_step_regimes(samples: StepSamples, *, seed: int = 0) -> Regimes:
             if rank_class.trace.kind_N[rank_class.trace.n_prologue + b] != NodeKind.COMPUTE:
                 total_T += own.body_ns[b].mean(axis=1)
     breaks = np.flatnonzero(np.diff(np.asarray(samples.step_ids)) != 1) + 1
-    # Logarithms: what triples is as far from the usual as what falls to a third.
+    # On logarithms, a step of three times the usual time is as far from it as one of a third.
     return fit_regimes(np.split(np.log(np.maximum(total_T, 1.0)), breaks), seed=seed)
 
 
 class _ReplayChunk:
-    """Which recorded step each duration comes from, for one chunk."""
+    """Chooses the recorded step that each duration comes from, for one chunk."""
 
     def __init__(self, source: ReplayDraws, chunk: Chunk) -> None:
         self.source, self.chunk = source, chunk
@@ -123,7 +132,8 @@ class _ReplayChunk:
         if regime_T is None or not source.together.regime:
             regime_T = np.zeros(samples.n_steps, dtype=np.int64)
         self._regime_T = regime_T
-        # Steps of one regime stand in a row, from ``_first`` on, ``_count`` of them.
+        # ``_order`` sorts steps by regime: those of a regime begin at ``_first``, ``_count`` of
+        # them.
         self._order = np.argsort(regime_T, kind="stable")
         states = source.regimes.n_states if source.regimes is not None else 0
         self._count = np.bincount(regime_T, minlength=states)
@@ -142,7 +152,7 @@ class _ReplayChunk:
         return _ReplayBody(self, class_index, step)
 
     def base_D(self, step: int) -> Rows:
-        """The base step of every draw."""
+        """Return the base step of every draw."""
         if step not in self._bases:
             rng = self.chunk.generator(BASE_STREAM, step)
             regimes = self.source.regimes
@@ -152,23 +162,24 @@ class _ReplayChunk:
             else:
                 before_D = self._regime_T[self.base_D(step - 1)]
                 next_D = regimes.follow(rng, before_D)
-                # A state that is nowhere the most probable one has no recorded step.
+                # A state that is not the most probable one of any recorded step has no step to
+                # draw.
                 next_D = np.where(self._count[next_D] > 0, next_D, before_D)
                 self._bases[step] = self._one_of(next_D[:, None], rng)[:, 0]
         return self._bases[step]
 
     def alike(self, step: int, rng: np.random.Generator, width: int) -> Rows:
-        """``[D, width]`` steps of the base step's regime."""
+        """Draw recorded steps ``[D, width]`` of the base step's regime."""
         regime_D = self._regime_T[self.base_D(step)][:, None]
         return self._one_of(np.broadcast_to(regime_D, (self.chunk.draws, width)), rng)
 
     def _one_of(self, regime_DX: Rows, rng: np.random.Generator) -> Rows:
-        """A recorded step of each regime."""
+        """Draw one recorded step for each given regime."""
         pick = (rng.random(regime_DX.shape) * self._count[regime_DX]).astype(np.int64)
         return self._order[self._first[regime_DX] + pick]
 
     def still(self, ns_TX: NDArray[np.int64], *, by_regime: bool) -> NDArray[np.int64]:
-        """The same durations without variation (within each regime)."""
+        """Return the same durations without variation, or without variation within a regime."""
         out = np.empty_like(ns_TX)
         regime_T = self._regime_T if by_regime else np.zeros_like(self._regime_T)
         for regime in np.unique(regime_T):
@@ -177,16 +188,16 @@ class _ReplayChunk:
         return out
 
     def of_replicas(self, step: int, microbatch: int) -> Rows:
-        """``[D, replica]`` steps for one microbatch; kept until the step is done with."""
+        """Return the steps ``[D, replica]`` of one microbatch, cached until the step is over."""
         block = microbatch // max(self._block, 1) if microbatch != NO_MICROBATCH else NO_MICROBATCH
         key = (step, block)
         if key not in self._replica_rows:
-            # Whoever asks again gets the same rows, drawn anew: the stream depends on the key
-            # alone.
+            # A dropped entry can be drawn again with the same result: its random stream depends on
+            # the key alone.
             stale = [k for k in self._replica_rows if k[0] < step - 1]
             for k in stale:
                 del self._replica_rows[k]
-            # Parts of a key are not negative, and NO_MICROBATCH is.
+            # Parts of a stream's key must not be negative, but NO_MICROBATCH is.
             rng = self.chunk.generator(REPLICA_STREAM, step, block - NO_MICROBATCH)
             self._replica_rows[key] = self.alike(step, rng, len(self._replicas))
         return self._replica_rows[key]
@@ -220,7 +231,7 @@ class _ReplayBody(LazyBody):
         return np.rint(drawn * self._modelled_factor(node)).astype(np.int64)
 
     def _modelled_factor(self, node: int) -> NDArray[np.float64]:
-        """``[D, G]``, or ``[D, 1]`` where one draw serves all groups."""
+        """Return the factor ``[D, G]``, or ``[D, 1]`` where one draw serves all groups."""
         source = self._parent.source
         distribution, draws = source.modelled_factor, self._parent.chunk.draws
         trace = self._rank_class.trace
@@ -252,7 +263,7 @@ class _ReplayBody(LazyBody):
         return drawn if self._factor_M is None else scaled(drawn, self._factor_M)
 
     def _of_one_step(self, ns_TX: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``[D, X]``, or ``[1, X]`` where all recorded steps are alike."""
+        """Return durations ``[D, X]`` of the base step, or ``[1, X]`` where all steps are equal."""
         if len(ns_TX) == 1 or (ns_TX == ns_TX[0]).all():
             return ns_TX[:1]
         return ns_TX[self._parent.base_D(self._step)]

@@ -1,9 +1,9 @@
-"""Draws from fitted distributions: every node's duration from the distribution of its pool.
+"""Draws from fitted distributions: each node's duration comes from the distribution of its pool.
 
-What belongs together is drawn together: a collective once for all its members, a regime once for
-all communication of a step, a rank's spatial factor not at all (it persists). Each node of each
-class and step has a random stream of its own, so freezing one pool leaves all other draws as they
-were (common random numbers).
+Durations that belong together are drawn together. A collective is drawn once for all its members. A
+regime is drawn once per step for all communication. A rank's spatial factor is not drawn at all,
+because it persists. Each node of each class and step has its own random stream, so freezing one
+pool leaves all other draws unchanged (common random numbers).
 
 Axes: ``D`` draws, ``M`` members of a class, ``G`` groups of a family, ``B`` body nodes, ``K``
 states.
@@ -28,29 +28,29 @@ from prismscale.graph.node import NodeKind
 Floats = NDArray[np.float64]
 
 NO_DISTRIBUTION = -1
-"""A node that takes no time."""
+"""Distribution index of a node that takes no time."""
 CHAIN_DRAWS = 2**16
-"""Draws that stand for the distribution of a fused chain: quantiles beyond 1 - 1/65,536 are not
-resolved."""
+"""Number of draws that represent the distribution of a fused chain. Quantiles beyond 1 - 1/65,536
+are not resolved."""
 
 REGIME_STREAM, NODE_STREAM = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDistribution:
-    """Distribution of one node: what it computes, and what it communicates (a fused chain does
-    both)."""
+    """Distributions of a node's computation and communication. A fused chain has both."""
 
     name: str
     compute: DurationDistribution | None = None
     communication: DurationDistribution | None = None
     factor_K: Floats | None = None
-    """What each regime does to the communication; None: nothing."""
+    """Factor of each regime on the communication. None: regimes have no effect."""
     factors: tuple[str, ...] = ()
-    """Under which names it can be made steady; its own where there is none."""
+    """Names of the sensitivity factors that freeze this distribution. Empty: :attr:`name` is the
+    only one."""
 
     def steady(self) -> NodeDistribution:
-        """The same without variation: at its median, in every regime."""
+        """Return the same distribution without variation: its median, in every regime."""
         compute, communication = (
             Empirical(sorted_ns=one.quantile(np.array([0.5]))) if one is not None else None
             for one in (self.compute, self.communication)
@@ -60,19 +60,21 @@ class NodeDistribution:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributionDraws:
-    """Random durations of a graph from distributions (a :class:`DrawSource`)."""
+    """Random durations of a graph, drawn from distributions (a :class:`DrawSource`)."""
 
     graph: JobGraph
     distributions: tuple[NodeDistribution, ...]
     distribution_CB: tuple[NDArray[np.int64], ...]
-    """Distribution of every body node, by class; :data:`NO_DISTRIBUTION` for none."""
+    """Index of each body node's distribution, by class; :data:`NO_DISTRIBUTION` for none."""
     factor_R: Floats | None = None
-    """Spatial factor on each rank's computation; None is 1 everywhere."""
+    """Spatial factor on each rank's computation. None: 1 on every rank."""
     regime_share_K: Floats | None = None
-    """How often each regime holds; it is drawn once a step for all communication. None: one."""
+    """Probability of each regime. One is drawn per step, for all communication. None: there is a
+    single regime."""
     once_G: tuple[NDArray[np.int64], ...] | None = None
-    """By family, which draw each of its groups takes: groups that run in parallel through one node
-    find the network in one state. None: every group draws alone."""
+    """For each family, the index of the draw that each of its groups takes. Groups that run in
+    parallel through one cluster node find the network in the same state, so they share a draw.
+    None: every group has its own draw."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,11 +84,11 @@ class DistributionDraws:
             )
 
     def chunk(self, chunk: Chunk) -> DurationSource:
-        """See :class:`DrawSource`."""
+        """Return the durations of one chunk. See :class:`DrawSource`."""
         return _DistributionChunk(self, chunk)
 
     def freeze(self, distributions: frozenset[int]) -> DistributionDraws:
-        """The same draws with some distributions held at their median."""
+        """Return the same draws with some distributions held at their median."""
         kept = (
             distribution.steady() if i in distributions else distribution
             for i, distribution in enumerate(self.distributions)
@@ -141,7 +143,7 @@ class _DistributionBody(LazyBody):
         return drawn if share_G is None or drawn.shape[1] == 1 else drawn.take(share_G, axis=1)
 
     def _columns(self, node: int) -> tuple[int, NDArray[np.int64] | None]:
-        """How many draws a node needs, and which of them each group takes."""
+        """Return how many draws a node needs, and which of them each group takes."""
         trace = self._rank_class.trace
         i = trace.n_prologue + node
         if trace.kind_N[i] == NodeKind.COMPUTE:
@@ -163,12 +165,14 @@ def _draw_regime(share_K: Floats | None, chunk: Chunk, step: int) -> NDArray[np.
 def fuse_distributions(
     fused: FusedGraph, source: DistributionDraws, *, seed: int = 0
 ) -> DistributionDraws:
-    """Distributions of the fused graph: a chain's is simulated once, :data:`CHAIN_DRAWS` times,
-    from those of its nodes, and then drawn from. Exact where members draw independently and a set's
-    ranks have one spatial factor (they sit on one node).
+    """Return the distributions of the fused graph.
+
+    The distribution of a chain is simulated once from those of its nodes, with :data:`CHAIN_DRAWS`
+    draws, and then sampled. This is exact where members draw independently and the ranks of a set
+    have the same spatial factor (they sit on one node).
 
     Raises:
-        UsageError: ranks of one lockstep set with different spatial factors.
+        UsageError: ranks of one lockstep set have different spatial factors.
     """
     distributions: list[NodeDistribution] = []
     known: dict[tuple[tuple[int, bool], ...], int] = {}
@@ -179,7 +183,7 @@ def fuse_distributions(
             parts = [
                 (int(source.distribution_CB[index][n]), fused.is_compute(index, n)) for n in chain
             ]
-            # Computation without a distribution adds nothing. A collective without one still ends a
+            # Computation without a distribution adds no time. A collective without one still ends a
             # segment.
             key = tuple(p for p in parts if p[0] != NO_DISTRIBUTION or not p[1])
             if all(distribution == NO_DISTRIBUTION for distribution, _ in key):
@@ -187,7 +191,7 @@ def fuse_distributions(
             if key not in known:
                 known[key] = len(distributions)
                 rng = np.random.default_rng([seed, len(distributions)])
-                # A communication by itself: nothing was fused.
+                # The chain is a single communication: nothing was fused.
                 single = len(chain) == 1 and not fused.is_compute(index, chain[0])
                 distributions.append(
                     _tabulated(source.distributions[key[0][0]])
@@ -234,7 +238,7 @@ def _chain_distribution(
         compute += segment.max(axis=0)
     name = next(source.distributions[i].name for i, _ in parts if i != NO_DISTRIBUTION)
     if source.regime_share_K is None and source.factor_R is None:
-        # Nothing scales one part without the other, so one draw serves for both.
+        # No factor scales only computation or only communication, so one draw can hold their sum.
         return NodeDistribution(
             name=name, compute=Empirical(sorted_ns=np.sort(compute + communication))
         )
@@ -247,7 +251,7 @@ def _chain_distribution(
 
 
 def _mean_factor(distributions: list[NodeDistribution]) -> Floats | None:
-    """Factor of a sum of communications, each weighted by its median."""
+    """Return the regimes' factors on a sum of communications, each weighted by its median."""
     at = np.array([0.5])
     found = [
         (float(distribution.communication.quantile(at)[0]), distribution.factor_K)
@@ -261,8 +265,10 @@ def _mean_factor(distributions: list[NodeDistribution]) -> Floats | None:
 
 
 def _tabulated(distribution: NodeDistribution) -> NodeDistribution:
-    """The same distribution at :data:`CHAIN_DRAWS` evenly spaced quantiles: looking one up is
-    quick."""
+    """Return the same distribution, tabulated at :data:`CHAIN_DRAWS` evenly spaced quantiles.
+
+    Sampling is then a fast table lookup.
+    """
     at = (np.arange(CHAIN_DRAWS) + 0.5) / CHAIN_DRAWS
     compute, communication = (
         Empirical(sorted_ns=one.quantile(at)) if one is not None else None

@@ -1,5 +1,4 @@
-"""Distributions for a graph that was made by rule: durations known, their variation assumed or
-measured."""
+"""Distributions for a graph made by rule: known durations with assumed or measured variation."""
 
 from __future__ import annotations
 
@@ -22,20 +21,21 @@ from prismscale.graph.job_graph import JobGraph, RankClass
 from prismscale.graph.node import NodeKind
 
 COMMUNICATION_CV = 0.02
-"""Median over the communication pools of two production traces, waiting taken out; ``prismscale
-validate forecast`` prints it. Stalls are not in it: one pool in six had them."""
+"""Coefficient of variation (CV) of communication, without waiting. It is the median over the
+communication pools of two production traces; ``prismscale validate forecast`` prints it. Stalls are
+not included: one pool in six had them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variation:
-    """How unsteady a cluster is, where it was not measured."""
+    """How much durations vary on a cluster where this was not measured."""
 
     compute_cv: float = 0.02
-    """Within a rank, from one execution to the next. PRISM (arXiv 2510.15596): a GEMM varies by
-    0.98-6.46 % over time on one GPU."""
+    """CV of a computation within a rank, from one execution to the next. PRISM (arXiv 2510.15596):
+    a GEMM varies by 0.98-6.46 % over time on one GPU."""
     communication_cv: float = COMMUNICATION_CV
     stall_probability: float = 0.0
-    """Of a communication, to be a stall."""
+    """Probability that a communication stalls."""
     stall_factor: float = 10.0
     """How many times its ordinary time a stalled communication takes."""
 
@@ -46,7 +46,8 @@ class Variation:
             raise UsageError("stall_probability lies in [0, 1), stall_factor beyond 1")
 
     def compute(self, mean_ns: float) -> DurationDistribution:
-        """Distribution of a computation: Gamma, so that sums of kernels stay in the family."""
+        """Return a computation's distribution. It is Gamma, so that sums of kernels stay in the
+        family."""
         if self.compute_cv == 0:
             return Empirical(sorted_ns=np.array([mean_ns]))
         # A gamma's mean is shape × scale, its coefficient of variation shape^(-1/2).
@@ -54,7 +55,7 @@ class Variation:
         return Gamma(shape=shape, scale=mean_ns / shape)
 
     def communication(self, mean_ns: float) -> DurationDistribution:
-        """Distribution of a communication: LogNormal, with stalls where there are any."""
+        """Return the distribution of a communication: LogNormal, with stalls if there are any."""
         if self.communication_cv == 0:
             body: DurationDistribution = Empirical(sorted_ns=np.array([mean_ns]))
         else:
@@ -72,10 +73,10 @@ class Variation:
 
 
 def vary(graph: JobGraph, durations: GraphDurations, variation: Variation) -> DistributionDraws:
-    """Distributions for every node of ``graph`` around its known duration.
+    """Return distributions for every node of ``graph`` around its known duration.
 
-    Where a family's groups differ in their communication time (uneven nodes) the slowest speaks for
-    all.
+    Where the groups of a family differ in their communication time (uneven nodes), the slowest
+    one's time is used for all.
     """
     distributions: dict[tuple[bool, str, int], int] = {}
     table: list[NodeDistribution] = []

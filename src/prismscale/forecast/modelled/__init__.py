@@ -1,1 +1,1 @@
-"""Draws around modelled durations: what a variability profile says, on every rank of a job."""
+"""Draws around modelled durations: a variability profile on every rank of a job."""

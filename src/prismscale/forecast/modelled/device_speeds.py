@@ -2,11 +2,11 @@
 
 Ranks of a tensor-parallel group meet after every few kernels: between two meetings the slowest of
 them counts. One member of the drawn graph stands for such a set, and takes the largest of its
-ranks' durations: each is ``1 + s·(z + q·e)``, with ``z`` the device's own slowness, ``e`` the
-chance of this execution, ``s`` how much the node depends on the device and ``q`` how large chance
-is beside that. Mean and deviation of the largest over chance are those of Clark's approximation (C.
-E. Clark, "The greatest of a finite set of random variables", Operations Research 9(2), 1961), taken
-two at a time from the slowest device on.
+ranks' durations. Each duration is ``1 + s·(z + q·e)``. ``z`` is the device's own slowness, ``e``
+the random variation of this execution, ``s`` how much the node depends on the device, and ``q`` how
+large the random variation is relative to slowness. The mean and standard deviation of the largest
+over ``e`` come from Clark's approximation (C. E. Clark, "The greatest of a finite set of random
+variables", Operations Research 9(2), 1961), taken two at a time, beginning with the slowest device.
 
 Array axes: ``D`` draws, ``R`` ranks, ``K`` ranks of a set, ``M`` members of a class (sets).
 """
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 Slowness = NDArray[np.float32]
 
 STEPS_PER_OCTAVE = 2
-"""Of the ratios of chance to slowness for which the slowest of a set is tabled."""
+"""Tabulated ratios of random variation to slowness, for each factor of two between them."""
 EQUAL_POINTS = 2**16
-"""Evenly spaced quantiles that stand for a distribution."""
+"""Number of evenly spaced quantiles that represent a distribution."""
 LARGEST_RATIO = 64.0
-"""Beyond it devices are as good as equal."""
+"""Largest tabulated ratio. Beyond it, devices are practically equal."""
 
 
 def slowness(
     rng: np.random.Generator, draws: int, node_R: NDArray[np.int64], node_share: float
 ) -> Slowness:
-    """Slowness ``[D, R]`` of every rank's device, in standard deviations.
+    """Draw the slowness ``[D, R]`` of every rank's device, in standard deviations.
 
     Args:
         node_R: the node of each rank, from 0.
@@ -49,14 +49,16 @@ def slowness(
 
 @dataclass(kw_only=True)
 class SlowestOfSets:
-    """The sets of one class, in one chunk of draws."""
+    """The slowest device of each set of one class, in one chunk of draws."""
 
     slowness_DKM: Slowness
     _known: dict[float, tuple[Slowness, Slowness]] = field(default_factory=dict)
 
     def at(self, ratio: float) -> tuple[Slowness, Slowness | float]:
-        """Mean ``[D, M]`` and deviation over chance of ``max(z + ratio·e)``, in deviations of the
-        slowness."""
+        """Return mean ``[D, M]`` and standard deviation over ``e`` of ``max(z + ratio·e)``.
+
+        Both are in standard deviations of the slowness.
+        """
         if self.slowness_DKM.shape[1] == 1:
             return self.slowness_DKM[:, 0], ratio
         tabled = _tabled(ratio)
@@ -67,7 +69,7 @@ class SlowestOfSets:
 
 
 def _tabled(ratio: float) -> float:
-    """The next tabled ratio."""
+    """Return the nearest tabulated ratio."""
     if ratio <= 0:
         return 0.0
     octave = round(np.log2(min(ratio, LARGEST_RATIO)) * STEPS_PER_OCTAVE)
@@ -76,14 +78,17 @@ def _tabled(ratio: float) -> float:
 
 @lru_cache(maxsize=64)
 def largest_of_equal(of: int) -> tuple[float, float]:
-    """Mean and deviation of the largest of so many standard normal variables."""
+    """Return mean and deviation of the largest of ``of`` standard normal variables."""
     at = (np.arange(EQUAL_POINTS) + 0.5) / EQUAL_POINTS
     quantiles = scipy.special.ndtri(at ** (1 / of))
     return float(quantiles.mean()), float(quantiles.std())
 
 
 def greatest(mean_DKM: Slowness, deviation: float) -> tuple[Slowness, Slowness]:
-    """Mean and deviation of the greatest of ``K`` independent normal variables of one deviation."""
+    """Return mean and deviation of the greatest of ``K`` independent normal variables.
+
+    The variables have different means and the same deviation.
+    """
     ordered = -np.sort(-mean_DKM, axis=1)
     mean = ordered[:, 0]
     if deviation == 0:
@@ -97,7 +102,10 @@ def greatest(mean_DKM: Slowness, deviation: float) -> tuple[Slowness, Slowness]:
 def _greater(
     mean: Slowness, variance: Slowness, other: Slowness, other_variance: np.float32
 ) -> tuple[Slowness, Slowness]:
-    """Of two independent normal variables: Clark's equations (2) and (3)."""
+    """Return mean and variance of the greater of two independent normal variables.
+
+    These are Clark's equations (2) and (3).
+    """
     apart = np.sqrt(variance + other_variance)
     alpha = (mean - other) / apart
     above = scipy.special.ndtr(alpha).astype(np.float32)

@@ -1,8 +1,8 @@
-"""Which links a communication crosses, and how unsteady they make it.
+"""Which links a communication crosses, and how much they make its duration vary.
 
-A collective goes at the pace of its slowest link, and where one member of the drawn graph stands
-for a set of ranks, at that of the slowest of the groups that run in parallel through the set: both
-are the largest of independent normal variables.
+A collective is as slow as its slowest link. Where one member of the drawn graph stands for a set of
+ranks, it is as slow as the slowest of the groups that run in parallel through the set. Both are the
+largest of independent normal variables.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from prismscale.cost.variability import NVLINK, PODS, RAIL
 
 Factors = NDArray[np.float32]
 TABLED = 2**16
-"""Evenly spaced quantiles of the largest of several normal variables."""
+"""Number of tabulated, evenly spaced quantiles of the largest of several normal variables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """What the communications of one channel cross."""
+    """Links that the communications of one channel cross."""
 
     scope: str
     links: int
-    """Links of one group that can be its slowest."""
+    """Number of links of one group that can be its slowest."""
     parallel: int
-    """Groups of the whole job that one group of the drawn graph stands for."""
+    """Number of groups of the whole job that one group of the drawn graph stands for."""
 
 
 def crossing(ranks_KG: NDArray[np.int64], parallel: int, per_node: int, per_pod: int) -> Crossing:
-    """Of groups of global ranks; where they differ, the farthest one's.
+    """Return what groups of global ranks cross; where groups differ, the farthest one counts.
 
     Args:
-        per_node: ranks that NVLink connects. per_pod: so many times as many are a pod.
+        per_node: number of ranks that NVLink connects.
+        per_pod: number of such sets of ranks in a pod.
     """
     node_KG = ranks_KG // per_node
     apart = node_KG.max(axis=0) != node_KG.min(axis=0)
@@ -46,13 +47,13 @@ def crossing(ranks_KG: NDArray[np.int64], parallel: int, per_node: int, per_pod:
     far = (pod_KG.max(axis=0) != pod_KG.min(axis=0)).any()
     farthest = int(np.argmax(node_KG.max(axis=0) - node_KG.min(axis=0)))
     nodes = len(np.unique(node_KG[:, farthest]))
-    # A message between two nodes is one link; a ring over n nodes is n.
+    # A message between two nodes uses one link; a ring over n nodes uses n.
     links = nodes if nodes > 2 else 1
     return Crossing(scope=PODS if far else RAIL, links=links, parallel=parallel)
 
 
 def largest(rng: np.random.Generator, of: int, shape: tuple[int, int]) -> Factors:
-    """The largest of ``of`` standard normal variables, drawn ``shape`` times."""
+    """Draw the largest of ``of`` standard normal variables, ``shape`` times."""
     if of == 1:
         return rng.standard_normal(shape, dtype=np.float32)
     return _quantiles(of)[rng.integers(0, TABLED, shape, dtype=np.uint16)]

@@ -1,11 +1,11 @@
-"""Ranks that meet after every few kernels, drawn as one.
+"""Ranks that meet after every few kernels are drawn as one.
 
-Members of a tensor-parallel group differ in their devices' speed, but none of them gets ahead: what
-computes next needs a collective of the group. One member of a smaller graph stands for the group
-and takes, node by node, the duration of its slowest rank. Exact for a node that the group's
-collective follows; where several nodes follow each other without one (an optimizer) the sum of the
-slowest is more than the slowest sum, so that step times are an upper bound (``bench/variation.py``
-says by how much).
+Devices of a tensor-parallel group's members differ in speed, but no member gets ahead: the next
+computation needs a collective of the group. One member of a smaller graph stands for the group and
+takes, for each node, the duration of its slowest rank. This is exact for a node that the group's
+collective follows. Where several nodes follow each other without one (an optimizer), the sum of the
+slowest durations is more than the slowest sum, so step times are an upper bound
+(``bench/variation.py`` says by how much).
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import RankTrace
 
 LOCKSTEP_SHARE = 0.5
-"""Share of computation that a collective of the group must follow, for its ranks to be drawn as
-one."""
+"""Share of computation that a collective of the group must follow. With less, its ranks are not
+drawn as one."""
 
 
 def lockstep_sets(
     graph: JobGraph, compositions: tuple[Composition, ...], devices_per_node: int
 ) -> FusedGraph | None:
-    """The graph of the largest lockstep groups within one node; None where there are none."""
+    """Return the graph fused along the largest lockstep groups within one node.
+
+    None where there are no such groups.
+    """
     for group_index in group_indices_within_nodes(graph, devices_per_node):
         shares = [
             _share_followed(c.trace, compositions[c.index], group_index) for c in graph.classes
@@ -47,7 +50,7 @@ def lockstep_sets(
 
 
 def _share_followed(trace: RankTrace, own: Composition, group_index: int) -> float:
-    """Share of the streams' work that a collective of the group waits for."""
+    """Return the share of the streams' work that a collective of the group waits for."""
     first, n = trace.n_prologue, trace.n_body
     time_B = np.where(own.square_BK.any(axis=1), trace.body_ns_SB[0], 0)
     is_met_B = np.zeros(n, dtype=bool)

@@ -1,4 +1,4 @@
-"""A null run as it is drawn: its durations, what they are made of, and how unsteady that is."""
+"""A null-device run as it is drawn: its durations, their kernels, and how much they vary."""
 
 from __future__ import annotations
 
@@ -24,36 +24,39 @@ from prismscale.graph.job_graph import GroupFamily
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """What a model answered of a run, and how unsteady that is."""
+    """The modelled part of a run: its kernels and links, and how much they vary."""
 
     profile: VariabilityProfile
     compositions: tuple[Composition, ...]
-    """By class."""
+    """Kernels that the durations consist of, by class."""
     devices_per_node: int
     nodes_per_domain: int = 1
-    """Nodes that NVLink connects."""
+    """Number of nodes that NVLink connects."""
     links_of: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
-    """Ranks whose places the groups of a family are taken to have (``[K, 1]``), by family; others
-    have their own."""
+    """Ranks whose links all groups of a family are assumed to use (``[K, 1]``), by family. Groups
+    of other families use those of their own ranks."""
 
     def groups(self, family: GroupFamily) -> NDArray[np.int64]:
-        """Global ranks whose links the groups of a family use."""
+        """Return the global ranks whose links the groups of a family use."""
         places = self.links_of.get(family.index, family.ranks_KG)
         return np.broadcast_to(places, family.ranks_KG.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnJob:
-    """The draws of a job, and the run without variation that they go on from."""
+    """The draws of a job, and the run without variation that they continue from."""
 
     source: ProfileDraws
     base: Base
     fused: FusedGraph | None
-    """Where one member stands for a set of ranks."""
+    """Graph in which one member stands for a set of ranks. None: each stands for one rank."""
 
     def slowed(self, factor_R: NDArray[np.float64]) -> DrawnJob | None:
-        """The same job with a further factor on the computation of each rank of the whole job; None
-        where ranks of one set differ."""
+        """Return the same job with a further factor on the computation of each of its ranks.
+
+        The factors are by rank of the whole job. None where ranks of one set have different
+        factors.
+        """
         own = factor_R if self.fused is None else factors_of_sets(self.fused, factor_R)
         if own is None:
             return None
@@ -63,11 +66,11 @@ class DrawnJob:
 
 
 def drawn_job(modelled: Modelled, base: Base, *, fused: bool = True) -> DrawnJob:
-    """How a job is drawn.
+    """Return the draws of a null-device job.
 
     Args:
         base: the whole job without variation.
-        fused: draw ranks that meet after every few kernels as one, where there are such.
+        fused: draw ranks that meet after every few kernels as one, where there are any.
     """
     sets = (
         lockstep_sets(base.graph, modelled.compositions, modelled.devices_per_node)

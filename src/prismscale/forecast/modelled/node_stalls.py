@@ -1,4 +1,4 @@
-"""Nodes that stop for a moment: everything that their devices do then is later.
+"""Stalls: moments in which a node stops, so that everything on its devices is later.
 
 Array axes: ``D`` draws, ``E`` stalls, ``M`` members of a class, ``B`` body nodes.
 """
@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Delays = dict[int, list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]]
-"""By body node: draws, members and nanoseconds of the stalls that fall into it."""
+"""For each body node, the draws, members and nanoseconds of the stalls that fall into it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepStalls:
-    """The stalls of one step of all draws."""
+    """The stalls of one step in all draws."""
 
     draw_E: NDArray[np.int64]
     machine_E: NDArray[np.int64]
-    """Node of the cluster."""
+    """Cluster node that stalls."""
     when_E: NDArray[np.float64]
-    """Share of the step's work that is done by then."""
+    """Share of the step's work that is done when the stall begins."""
     ns_E: NDArray[np.int64]
 
     @classmethod
@@ -35,8 +35,10 @@ class StepStalls:
         draws: int,
         machines: int,
     ) -> StepStalls:
-        """A Poisson process over the step: so many stalls in each draw on average, each on one of
-        the machines."""
+        """Draw the stalls of a step as a Poisson process.
+
+        There are ``expected`` stalls per draw on average, each on one of the machines.
+        """
         count = int(rng.poisson(expected * draws)) if expected else 0
         return cls(
             draw_E=rng.integers(0, draws, count),
@@ -46,7 +48,7 @@ class StepStalls:
         )
 
     def and_also(self, others: StepStalls) -> StepStalls:
-        """These and those."""
+        """Return these stalls and the others together."""
         return StepStalls(
             draw_E=np.concatenate([self.draw_E, others.draw_E]),
             machine_E=np.concatenate([self.machine_E, others.machine_E]),
@@ -57,12 +59,12 @@ class StepStalls:
     def delays(
         self, machine_M: NDArray[np.int64], nodes: NDArray[np.int64], done_N: NDArray[np.float64]
     ) -> Delays:
-        """Of the members of a class.
+        """Return the delays of the members of a class.
 
         Args:
-            machine_M: where each member sits.
+            machine_M: cluster node of each member.
             nodes: body nodes that take a device's time, in order.
-            done_N: share of the step's work that is done when each of them ends.
+            done_N: share of the step's work that is done when each of these nodes ends.
         """
         found: Delays = {}
         if not len(self.draw_E) or not len(nodes):

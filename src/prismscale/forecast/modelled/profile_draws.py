@@ -1,13 +1,15 @@
 """Draws around modelled durations, by a variability profile (a :class:`DrawSource`).
 
-A draw is a run: devices and links keep their own speed through all of its steps. In each step
+A draw is a run: devices (*spatial*) and links keep their own speed through all of its steps. In
+each step
 
-- every kernel is drawn on every rank, and a node of the graph gets their sum (*temporal*);
+- every kernel is drawn on every rank, and a node of the graph gets the sum of its kernels
+  (*temporal*);
 - every communication is drawn once for each group (*links*);
-- machines stop for a moment, and one now and then for seconds (*stalls*);
+- machines stop for a moment, and now and then one stops for seconds (*stalls*);
 - one pace holds for all ranks, and one for all communication between nodes (*regimes*).
 
-Each source has random streams of its own: without one of them the others' draws stay as they were.
+Each source has its own random streams: switching one off leaves the draws of the others unchanged.
 A member of the drawn graph may stand for a set of ranks (:mod:`.lockstep_sets`).
 
 Array axes: ``D`` draws, ``M`` members of a class, ``K`` ranks of a member, ``G`` groups of a
@@ -49,42 +51,41 @@ TEMPORAL, SPATIAL, LINKS, STALLS, REGIMES = SOURCES = (
     "stalls",
     "regimes",
 )
-"""What a profile varies; each can be switched off."""
+"""Sources of variation in a profile. Each can be switched off."""
 LEAST_FACTOR = np.float32(0.1)
-"""On a computation: devices differ, but not that much."""
+"""Smallest factor on a computation: devices differ, but not by more than this."""
 _KERNELS, _DEVICES, _MESSAGES, _TAILS, _PAIRS, _MACHINES, _PACE, _DAY, _LONG = range(9)
-"""Random streams."""
+"""Keys of the random streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileDraws:
-    """Durations of one step without variation, and how unsteady they are."""
+    """Durations of one step without variation, and how much they vary."""
 
     graph: JobGraph
-    """Of members that stand for one rank each, or for a set."""
+    """Graph whose members stand for one rank each, or for a set of ranks."""
     plain: DurationSource
     """Durations of :attr:`graph` without variation, the same in every step."""
     profile: VariabilityProfile
     compositions: tuple[Composition, ...]
-    """By class."""
+    """Kernels that the durations consist of, by class."""
     ranks_CKM: tuple[NDArray[np.int64], ...]
-    """By class, the ranks of the whole job that each member stands for."""
+    """For each class, the ranks of the whole job that each member stands for."""
     groups_FKG: tuple[NDArray[np.int64], ...]
-    """By family, global ranks of the groups of the whole job, one for each group of
-    :attr:`graph`."""
+    """For each family, global ranks of groups of the whole job: one for each of :attr:`graph`."""
     parallel_F: tuple[int, ...]
-    """By family, how many groups of the whole job each of its groups stands for."""
+    """For each family, the number of groups of the whole job that one group stands for."""
     devices_per_node: int
     step_ns: int
-    """The step without variation."""
+    """Step time without variation."""
     nodes_per_domain: int = 1
-    """Nodes that NVLink connects."""
+    """Number of nodes that NVLink connects."""
     factor_R: Floats | None = None
     """Further factor on the computation of each rank of :attr:`graph`."""
     off: frozenset[str] = frozenset()
-    """Of :data:`SOURCES`."""
+    """Sources of :data:`SOURCES` that are switched off."""
     still: frozenset[tuple[int, int]] = frozenset()
-    """(class, body node) that is held at its median, but for the regimes."""
+    """(class, body node) pairs held at their median; regimes still affect them."""
 
     def __post_init__(self) -> None:
         unknown = self.off - set(SOURCES)
@@ -95,21 +96,21 @@ class ProfileDraws:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole job."""
+        """Number of ranks of the whole job."""
         return sum(ranks_KM.size for ranks_KM in self.ranks_CKM)
 
     def chunk(self, chunk: Chunk) -> DurationSource:
-        """See :class:`DrawSource`."""
+        """Return the durations of one chunk. See :class:`DrawSource`."""
         return _ProfileChunk(self, chunk)
 
     def without(self, *sources: str) -> ProfileDraws:
-        """The same draws without some sources of variation."""
+        """Return the same draws without some sources of variation."""
         return replace(self, off=self.off | set(sources))
 
     def steadied(
         self, kinds: frozenset[str], nodes: frozenset[tuple[int, int]] = frozenset()
     ) -> ProfileDraws:
-        """The same draws with kernels of some kinds, and some nodes, held at their median."""
+        """Return the same draws with some kinds of kernels and some nodes held at their median."""
         of_kind = {
             kind: self.profile.kernel(kind) for own in self.compositions for kind in own.kinds
         }
@@ -118,7 +119,7 @@ class ProfileDraws:
         return replace(self, profile=profile, still=self.still | nodes)
 
     def varying_kinds(self) -> list[str]:
-        """Kinds of kernels that the job runs, and that vary."""
+        """Return the kinds of kernels that the job runs and that vary."""
         found: dict[str, None] = {}
         for own in self.compositions:
             for kind, share in zip(own.kinds, own.share_BK.sum(axis=0).tolist(), strict=True):
@@ -128,12 +129,12 @@ class ProfileDraws:
         return sorted(found)
 
     def link(self, scope: str) -> LinkVariation:
-        """How unsteady links are, as far as they are on."""
+        """Return how much links of a scope vary: not at all if links are switched off."""
         return LinkVariation() if LINKS in self.off else self.profile.link(scope)
 
 
 class _ProfileChunk:
-    """What all classes and steps of a chunk share."""
+    """State that all classes and steps of a chunk share."""
 
     def __init__(self, source: ProfileDraws, chunk: Chunk) -> None:
         self.source, self.chunk = source, chunk
@@ -151,7 +152,10 @@ class _ProfileChunk:
         return _ProfileBody(self, self.classes[class_index], step)
 
     def slowness_of(self, ranks_KM: NDArray[np.int64]) -> Slowness:
-        """``[D, K, M]``; all devices are drawn at once, because those of a node belong together."""
+        """Return the slowness ``[D, K, M]`` of the devices of ranks.
+
+        All devices are drawn at once, because devices of one node have part of it in common.
+        """
         source = self.source
         if self._slowness_DR is None:
             node_R = np.arange(source.world_size) // source.devices_per_node
@@ -160,7 +164,7 @@ class _ProfileChunk:
         return self._slowness_DR[:, ranks_KM]
 
     def pace(self, step: int) -> tuple[Factors, Factors]:
-        """``[D, 1]``: factors of this step on everything, and on communication between nodes."""
+        """Return a step's factors ``[D, 1]`` on everything and on communication between nodes."""
         if step not in self._paces:
             self._paces[step] = self._pace(step)
         return self._paces[step]
@@ -177,12 +181,12 @@ class _ProfileChunk:
         return own.astype(np.float32), between.astype(np.float32)
 
     def _day(self) -> Floats:
-        """When in the day each run is, as a factor ``[D, 1]``."""
+        """Return the factor ``[D, 1]`` of the time of day at which each run is."""
         turn_D1 = _strata(self.chunk.generator(_DAY), self.chunk.draws)
         return 1 + self.source.profile.regimes.day_amplitude * np.sin(2 * np.pi * turn_D1)
 
     def stalls(self, step: int) -> StepStalls:
-        """Of all machines."""
+        """Return the stalls of all machines in one step."""
         if step not in self._stalls:
             source, own = self.source, self.source.profile.stalls
             machines = -(-source.world_size // source.devices_per_node)
@@ -203,7 +207,7 @@ class _ProfileChunk:
         return self._stalls[step]
 
     def crossing(self, key: ChannelKey) -> tuple[Crossing, Factors | float]:
-        """What a channel crosses, and how slow its links are for the whole run ``[D, G]``."""
+        """Return what a channel crosses, and its links' factor for the whole run: ``[D, G]``."""
         if key not in self._pairs:
             source = self.source
             groups_KG = source.groups_FKG[key.family]
@@ -223,13 +227,17 @@ class _ProfileChunk:
 
 
 def _strata(rng: np.random.Generator, draws: int) -> Floats:
-    """Uniform on 0 … 1, one in each of as many equal parts, in random order; ``[D, 1]``.
+    """Draw one uniform number from each of ``draws`` equal parts of 0 … 1, in random order.
 
-    [Note: strata] What is one number for the whole job, such as the pace of a step, is most of what
-    moves the step, and nothing in the job averages it. Drawn independently, it moves the median of
-    200 steps by 0.2 % from seed to seed. Each value of a stratified sample has the same
-    distribution, and quantiles of all of them hardly err (Latin hypercube sampling: McKay, Beckman,
-    Conover, Technometrics 21(2), 1979). Intervals that take draws to be independent are too wide.
+    [Note: strata] Some random numbers hold for the whole job, such as the pace of a step. They
+    cause most of the step's variation, and nothing in the job averages them out. Drawn
+    independently, they move the median of 200 steps by 0.2 % from seed to seed. Each value of a
+    stratified sample has the same distribution, and quantiles of all values have almost no error
+    (Latin hypercube sampling: McKay, Beckman, Conover, Technometrics 21(2), 1979). Intervals that
+    take draws to be independent are too wide.
+
+    Returns:
+        ``[D, 1]``.
     """
     parts_D1 = rng.permutation(draws)[:, None] + rng.random((draws, 1))
     # 0 itself has no normal quantile.
@@ -237,7 +245,7 @@ def _strata(rng: np.random.Generator, draws: int) -> Floats:
 
 
 class _ClassDraws:
-    """One class in one chunk: what holds for all of its steps."""
+    """One class in one chunk: the values that hold for all of its steps."""
 
     def __init__(self, parent: _ProfileChunk, rank_class: RankClass) -> None:
         source = parent.source
@@ -256,7 +264,7 @@ class _ClassDraws:
         self.works_B: list[bool] = np.any(own.square_BK, axis=1).tolist()
         if TEMPORAL in source.off:
             temporal_B = np.zeros_like(temporal_B)
-        # Rounded, so that nodes of equal kernels share what is computed for them.
+        # Rounded, so that nodes of equal kernels share one cached result.
         self.spatial_B = np.round(own.share_BK @ spatial_K, 6).tolist()
         self.temporal_B = np.round(temporal_B, 6).tolist()
         self.base = self._base(source)
@@ -272,8 +280,10 @@ class _ClassDraws:
         )
 
     def factors(self, node: int) -> tuple[Factors | float, Factors | float]:
-        """What a computation is multiplied by on average over chance, and its deviation:
-        ``[D, M]`` or one number."""
+        """Return the mean and the standard deviation of a computation's factor over executions.
+
+        Each is ``[D, M]`` or one number.
+        """
         key = self.spatial_B[node], self.temporal_B[node]
         if key not in self._factors:
             self._factors[key] = self._of_sets(*key)
@@ -287,26 +297,29 @@ class _ClassDraws:
             slowness_DKM = self._parent.slowness_of(self.ranks_KM)
             self._slowest = SlowestOfSets(slowness_DKM=slowness_DKM)
         mean_DM, deviation_DM = self._slowest.at(temporal / spatial)
-        # A device of no time at all would be the limit of a very unsteady fleet.
+        # Without the limit, devices of a very uneven fleet could take no time at all.
         own_DM: Factors = np.maximum(1 + np.float32(spatial) * mean_DM, LEAST_FACTOR)
         return own_DM, spatial * deviation_DM
 
     def delays(self, step: int) -> Delays:
-        """Of its members by stalls."""
+        """Return the delays of the class's members by the stalls of one step."""
         machine_M = self.ranks_KM[0] // self._parent.source.devices_per_node
         return self._parent.stalls(step).delays(machine_M, *self._work)
 
     @cached_property
     def _work(self) -> tuple[NDArray[np.int64], Floats]:
-        """Nodes (N) that work, and the share of the work that is done once each has ended."""
+        """Nodes (N) that work, and the share of the work that is done when each of them ends."""
         nodes = np.flatnonzero(self.works_B)
         time_N = np.array([np.max(self.base[b]) for b in nodes.tolist()], dtype=np.float64)
         return nodes, np.cumsum(time_N) / max(float(time_N.sum()), 1.0)
 
 
 class _ProfileBody(LazyBody):
-    """One step of one class. Nodes are drawn in ascending order, each once, as the engine asks:
-    streams of random numbers go on from node to node."""
+    """One step of one class.
+
+    Nodes must be drawn in ascending order, each once, as the engine asks for them: random streams
+    continue from node to node.
+    """
 
     def __init__(self, parent: _ProfileChunk, own: _ClassDraws, step: int) -> None:
         self._parent, self._own = parent, own
@@ -340,7 +353,8 @@ class _ProfileBody(LazyBody):
         usual = self._pace_D1 * base
         varies = own.works_B[node] and self._chance
         if varies:
-            # Also where it is not used: without one kind of kernels the others are drawn the same.
+            # Drawn even where it is not used, so that freezing one kind of kernels leaves the draws
+            # of the others as they are.
             self._kernels.standard_normal(out=drawn_DM, dtype=np.float32)
         if own.still_B[node]:
             return usual.astype(np.int64)
@@ -349,7 +363,7 @@ class _ProfileBody(LazyBody):
             return (usual * factor).astype(np.int64)
         drawn_DM *= deviation
         drawn_DM += factor
-        # float32 tells 1 part in 16 million: 60 ns of a second.
+        # float32 resolves 1 part in 16 million: 60 ns in a second.
         drawn_DM *= usual
         return np.maximum(drawn_DM, 0, out=drawn_DM).astype(np.int64)
 
@@ -380,7 +394,7 @@ class _ProfileBody(LazyBody):
     def _tail(
         self, link: LinkVariation, parallel: int, shape: tuple[int, int]
     ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Floats] | None:
-        """Draws and groups whose communication stalls, and how many times longer it takes."""
+        """Return draws and groups whose communication stalls, and how many times longer it is."""
         if not link.tail_probability:
             return None
         count = int(self._tails.binomial(shape[0] * shape[1] * parallel, link.tail_probability))

@@ -1,14 +1,14 @@
 """Placement: which node of unequal speed hosts which part of the job.
 
-A *node_slot* is a set of ranks that one node hosts (a tensor-parallel group, or several); a
+A *node slot* is a set of ranks that one node hosts (a tensor-parallel group, or several); a
 placement gives every node slot a node. A node's factor multiplies all computation of its ranks.
 Placements are compared by a quantile of the step time on the engine, all on the same draws, or by
 the step without variation (:mod:`.placed_steps`).
 
-Exhaustive search goes through placements that differ: replicas of the pipeline are interchangeable
-as a whole where they draw from the same pools, and so are nodes of equal speed. Beyond that,
-simulated annealing over swaps of two nodes (Kirkpatrick et al., Science 220, 1983), in as many
-chains as are evaluated at once.
+Exhaustive search goes through the placements that differ. Whole replicas of the pipeline are
+interchangeable where they draw from the same pools, and so are nodes of equal speed. Where these
+are too many, simulated annealing swaps two nodes at a time (Kirkpatrick et al., Science 220, 1983),
+in as many chains as are evaluated at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -32,32 +33,34 @@ from prismscale.sim.program import compile_job
 Floats = NDArray[np.float64]
 
 MOST_EXHAUSTIVE = 2_000
-"""Placements that are tried one by one; more are searched."""
+"""Number of placements up to which all are tried. Larger numbers are searched."""
+MOST_FORCED = 200_000
+"""Largest number of placements that are all tried where the user asks for it."""
 COOLING = 0.97
 FIRST_TEMPERATURE = 0.01
-"""A placement 1 % worse is accepted once in e times at the start."""
+"""At the start, a placement that is 1 % worse is accepted with probability 1/e."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlacement:
-    """Nodes by node slot, and what the job's step then takes."""
+    """The node on each node slot, and the job's step time then."""
 
     node_S: tuple[int, ...]
     """Index of the node on each node slot."""
     step_ns: float
-    """The quantile of the step time that is minimised."""
+    """Step time that is minimised: a quantile, or the step without variation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementStudy:
-    """The outcome of a search."""
+    """Result of a search."""
 
     nodes: tuple[ClusterNode, ...]
     node_slots: tuple[tuple[int, ...], ...]
     given: NodePlacement
     best: NodePlacement
     worst: NodePlacement
-    """Of all that were tried."""
+    """Worst placement of all that were tried."""
     tried: int
     exhaustive: bool
 
@@ -68,41 +71,41 @@ class PlacementStudy:
 
     @property
     def spread(self) -> float:
-        """Worst found over best found, minus 1."""
+        """Step of the worst placement found over that of the best, minus 1."""
         return self.worst.step_ns / self.best.step_ns - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedTail:
-    """How a placement's step varies."""
+    """How the step varies with one placement."""
 
     name: str
     step_ns: float
-    """Without other variation than its nodes' speed."""
+    """Step time with no other variation than the speed of its nodes."""
     p50_ns: float
     far_ns: float
     """The quantile that was asked for."""
 
 
 class PlacementCosts(Protocol):
-    """What placements cost."""
+    """Evaluates the step time of placements."""
 
     batch: int
-    """How many are best evaluated at once."""
+    """Number of placements that are best evaluated at once."""
     node_slots: tuple[tuple[int, ...], ...]
 
     @property
     def tried(self) -> int:
-        """Different placements that were evaluated."""
+        """Number of different placements that were evaluated."""
         ...
 
     def many(self, placements: Sequence[Sequence[int]]) -> list[NodePlacement]:
-        """Evaluate placements, given by the node on each slot."""
+        """Evaluate placements, each given by the node on each slot."""
         ...
 
 
 class Evaluator:
-    """Step time of a placement: the same draws for every one."""
+    """Evaluates placements by a quantile of the step time, all on the same draws."""
 
     def __init__(
         self,
@@ -118,12 +121,14 @@ class Evaluator:
     ) -> None:
         """
         Args:
-            source_for: durations, and what draws go on from, given the factor of every rank.
+            source_for: returns durations, and the base that draws continue from, given the factor
+                of every rank.
             node_slots: ranks of each node slot.
-            nodes: at least one a node slot; spare ones may be more.
+            nodes: at least one for each node slot; more are spare.
 
         Raises:
-            UsageError: fewer nodes than node slots, or node slots that do not hold every rank once.
+            UsageError: there are fewer nodes than node slots, or node slots do not hold every rank
+                once.
         """
         ranks = sorted(r for node_slot in node_slots for r in node_slot)
         if ranks != list(range(graph.world_size)):
@@ -145,7 +150,7 @@ class Evaluator:
         self._known: dict[tuple[float, ...], float] = {}
 
     def __call__(self, node_S: Sequence[int]) -> NodePlacement:
-        """Evaluate a placement; those of equal factors are computed once."""
+        """Evaluate a placement. Placements of equal factors are computed once."""
         step_ns = self.with_factors(self._factor_N[list(node_S)])
         return NodePlacement(node_S=tuple(node_S), step_ns=step_ns)
 
@@ -154,7 +159,7 @@ class Evaluator:
         return [self(node_S) for node_S in placements]
 
     def with_factors(self, factor_S: Floats) -> float:
-        """The quantile of the step time in ns, given the factor of every node slot."""
+        """Return the quantile of the step time in ns, given the factor of every node slot."""
         key = tuple(factor_S.tolist())
         if key not in self._known:
             source, base = self._source_for(factor_S[self._slot_R])
@@ -165,7 +170,7 @@ class Evaluator:
 
     @property
     def tried(self) -> int:
-        """Different placements that were evaluated."""
+        """Number of different placements that were evaluated."""
         return len(self._known)
 
 
@@ -182,26 +187,25 @@ def place(
     """Find a good placement.
 
     Args:
-        costs: of placements.
-        nodes: in the given order: node ``i`` sits on node slot ``i`` to begin with.
-        replica_S: replica of each node slot. Replicas hold equally many node slots, in the order of
-            stages.
-        rounds: evaluations of the search.
-        exhaustive: True or False to insist; None tries all where they are few.
-        progress: told how many placements of how many were tried.
+        costs: evaluates placements.
+        nodes: in the given order: at the beginning node ``i`` sits on node slot ``i``.
+        replica_S: replica of each node slot. All replicas have the same number of node slots, in
+            the order of stages.
+        rounds: number of evaluations of the search.
+        exhaustive: True or False forces the choice; None tries all placements if they are few.
+        progress: called with the number of placements tried, and of those to try.
 
     Raises:
         UsageError: exhaustive search was asked for, and there are too many placements; or replicas
-            of different sizes.
+            differ in size.
     """
     (given,) = costs.many([range(len(replica_S))])
-    every = exhaustive
-    count = count_placements(nodes, replica_S)
-    if every is None:
-        every = count <= MOST_EXHAUSTIVE
+    limit = MOST_EXHAUSTIVE if exhaustive is None else MOST_FORCED
+    count = 0 if exhaustive is False else count_placements(nodes, replica_S, limit)
+    every = 0 < count <= limit
+    if exhaustive and not every:
+        raise UsageError(f"more than {limit:,} different placements are too many to try all")
     if every:
-        if count > 100 * MOST_EXHAUSTIVE:
-            raise UsageError(f"{count:,} different placements are too many to try all")
         looked_at = _all_of(costs, list(different_placements(nodes, replica_S)))
         seen, total = [given], count
     else:
@@ -223,30 +227,29 @@ def place(
     )
 
 
-def count_placements(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> int:
-    """About how many placements differ: an upper bound where replicas may come out equal."""
-    total = math.factorial(len(nodes)) // math.factorial(len(nodes) - len(replica_S))
-    for same in Counter(n.factor for n in nodes).values():
-        total //= math.factorial(same)
-    return max(1, total // math.factorial(len(set(replica_S)))) if total > 1 else 1
+def count_placements(nodes: Sequence[ClusterNode], replica_S: Sequence[int], limit: int) -> int:
+    """Return how many placements :func:`different_placements` yields; ``limit`` + 1 if more.
+
+    Raises:
+        UsageError: replicas differ in size.
+    """
+    order, width = _slots_by_replica(replica_S)
+    held = Counter(node.factor for node in nodes)
+    return sum(1 for _ in islice(_filled(held, len(order), width), limit + 1))
 
 
 def different_placements(
     nodes: Sequence[ClusterNode], replica_S: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """One of each set of placements that cannot differ in the distribution of their step time.
+    """Yield one of each set of placements with the same distribution of the step time.
 
-    Filled node slot by node slot with factors; of replicas that hold the same factors in another
-    order only the ascending order is gone through.
+    Node slots are filled with factors one by one. Of placements that differ only in the order of
+    their replicas, only the one with replicas in ascending order is generated.
 
     Raises:
-        UsageError: replicas of different sizes.
+        UsageError: replicas differ in size.
     """
-    slots_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
-    width = len(slots_of[0])
-    if any(len(node_slots) != width for node_slots in slots_of):
-        raise UsageError("replicas differ in their number of node_slots")
-    order = [s for node_slots in slots_of for s in node_slots]
+    order, width = _slots_by_replica(replica_S)
     holders: dict[float, list[int]] = {}
     for index, node in enumerate(nodes):
         holders.setdefault(node.factor, []).append(index)
@@ -256,13 +259,25 @@ def different_placements(
         yield tuple(node_of[s] for s in range(len(order)))
 
 
+def _slots_by_replica(replica_S: Sequence[int]) -> tuple[list[int], int]:
+    """Return the node slots, replica by replica, and how many each replica has."""
+    slots_of = [[s for s, r in enumerate(replica_S) if r == own] for own in sorted(set(replica_S))]
+    width = len(slots_of[0])
+    if any(len(node_slots) != width for node_slots in slots_of):
+        raise UsageError("replicas differ in their number of node slots")
+    return [s for node_slots in slots_of for s in node_slots], width
+
+
 def _filled(held: Mapping[float, int], node_slots: int, width: int) -> Iterator[tuple[float, ...]]:
-    """Factors node slot by node slot, each as often as there are nodes of it; replicas of ``width``
-    node slots in ascending order. Without recursion: a job may have thousands of node slots."""
+    """Yield factors by node slot: each as often as nodes have it, with replicas in ascending order.
+
+    A replica has ``width`` node slots. There is no recursion, because a job may have thousands of
+    node slots.
+    """
     factors = sorted(held)
     filled: list[float] = []
     left = dict(held)
-    # What is still to be tried at each node slot so far.
+    # For each node slot filled so far, the factors that are still to be tried.
     choices = [iter(factors)]
     while choices:
         factor = next(choices[-1], None)
@@ -286,8 +301,11 @@ def _filled(held: Mapping[float, int], node_slots: int, width: int) -> Iterator[
 
 
 def _starts(nodes: Sequence[ClusterNode], replica_S: Sequence[int]) -> list[list[int]]:
-    """Orders to begin with: quick nodes first or last, replica by replica or stage by stage, so
-    that slow ones share few replicas or few stages."""
+    """Return orders of nodes to begin with.
+
+    Fast nodes come first or last, replica by replica or stage by stage, so that slow nodes share
+    few replicas or few stages.
+    """
     n = len(replica_S)
     ascending = np.argsort([node.factor for node in nodes], kind="stable").tolist()[:n]
     seen: Counter[int] = Counter()
@@ -317,12 +335,12 @@ def _anneal(
     rounds: int,
     rng: np.random.Generator,
 ) -> Iterator[NodePlacement]:
-    """All placements on the way. Chains begin at the starts, the quickest ones first."""
+    """Yield all placements that the search tries. Chains begin at the starts, the fastest first."""
     n_nodes, n_slots = len(nodes), len(starts[0].node_S)
     factors = [n.factor for n in nodes]
     ranked = sorted(starts, key=lambda p: p.step_ns)
     chains = [ranked[i % len(ranked)] for i in range(costs.batch)]
-    # Behind those that are placed stand the spare ones.
+    # In each order the placed nodes come first, then the spare ones.
     orders = [[*c.node_S, *(n for n in range(n_nodes) if n not in set(c.node_S))] for c in chains]
     temperature = FIRST_TEMPERATURE
     for _ in range(-(-rounds // costs.batch)):
@@ -349,13 +367,13 @@ def _swap(order: list[int], places: tuple[int, int]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotNode:
-    """One slow node at one node slot."""
+    """The step with one slow node at one node slot."""
 
     node_slot: int
     factor: float
     step_ns: float
     slowdown: float
-    """Over the job without it, minus 1."""
+    """Step time over that without the slow node, minus 1."""
 
 
 def hot_node_study(
@@ -365,12 +383,12 @@ def hot_node_study(
     *,
     node_slots: Sequence[int] | None = None,
 ) -> list[HotNode]:
-    """The step with one node slower, at each node slot, for every factor.
+    """Return the step with one slower node, at each node slot, for every factor.
 
     Args:
-        evaluate_with: step times in ns, given the factors of every node slot, placement by
+        evaluate_with: returns step times in ns, given the factors of every node slot, placement by
             placement.
-        node_slots: which to make slow; None for all.
+        node_slots: node slots to make slow; None: all.
     """
     slots = range(n_node_slots) if node_slots is None else node_slots
     asked = [(factor, slot) for factor in factors for slot in slots]

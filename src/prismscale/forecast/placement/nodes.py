@@ -1,4 +1,4 @@
-"""Machines of unequal speed: from a list, a health check, a log, a recording, or a profile."""
+"""Nodes of unequal speed: from a list, a health check, a log, a recording, or a profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prismscale.foreign import reading
 from prismscale.typed_files import text_of
 
 LONGEST_LINE = 2_000
-"""Characters of a log's line that are looked at: searching takes their square."""
+"""Characters of a log line that are searched: the search takes time by their square."""
 _SNIFF_TEST = "GPU sniff test"
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
 _METRIC = re.compile(rf"(?P<name>\S[^\[\]]*) \[[^\]]+\]: median=(?P<median>{_NUMBER}), mean=")
@@ -33,19 +33,21 @@ _OUTLIER = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode:
-    """A machine and how slow it is."""
+    """A node of the cluster and how slow it is."""
 
     name: str
     factor: float
-    """Of its computation time: 1.1 is 10 % slower than nominal."""
+    """Factor on its computation time: 1.1 is 10 % slower than nominal."""
 
 
 def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
-    """Nodes from a CSV with columns ``node`` and ``factor``, or ``speed`` (its inverse), or
-    ``seconds`` (of the same work: a health check; the median node has factor 1).
+    """Read nodes from a CSV file.
+
+    Its columns are ``node``, and ``factor``, ``speed`` (its inverse) or ``seconds``. Seconds are
+    times of the same work (a health check), and the median node gets factor 1.
 
     Raises:
-        FormatError: other columns, a factor that is no positive number, a name that repeats.
+        FormatError: other columns, a factor that is not a positive number, or a name that repeats.
         UsageError: the file cannot be read.
     """
     try:
@@ -77,15 +79,18 @@ def read_nodes(path: Path) -> tuple[ClusterNode, ...]:
 
 
 def read_sniff_test(path: Path, world_size: int, per_node: int) -> tuple[ClusterNode, ...] | None:
-    """Nodes from a log that holds Megatron-LM's GPU sniff test (``--gpu-sniff-test-interval``);
-    None where it holds none.
+    """Read nodes from a log of Megatron-LM's GPU sniff test (``--gpu-sniff-test-interval``).
 
-    The test times matrix products on every rank, and logs those that are more than 10 % off the
+    The test times matrix products on every rank, and logs the ranks that are more than 10 % off the
     median; all others count as median. Of several tests the last one counts. A node is as slow as
-    its slowest device, on average over the products.
+    its slowest device, each device on average over the products.
+
+    Returns:
+        The nodes, or None where the log holds no such test.
 
     Raises:
-        UsageError: the file cannot be read. FormatError: a rank that the job does not have.
+        UsageError: the file cannot be read.
+        FormatError: the log names a rank that the job does not have.
     """
     try:
         lines = [line[:LONGEST_LINE] for line in text_of(path, errors="replace").splitlines()]
@@ -122,8 +127,9 @@ def read_sniff_test(path: Path, world_size: int, per_node: int) -> tuple[Cluster
 def nodes_of_profile(
     profile: VariabilityProfile, count: int, per_node: int, *, seed: int = 0
 ) -> tuple[ClusterNode, ...]:
-    """Nodes as a variability profile has them: each as slow as its slowest device is at matrix
-    products.
+    """Draw nodes from a variability profile.
+
+    Each node is as slow as its slowest device is at matrix products.
 
     Raises:
         UsageError: the profile's devices are all alike.
@@ -143,7 +149,9 @@ def nodes_of_profile(
 def nodes_of_recording(
     samples: StepSamples, node_slots: Sequence[Sequence[int]]
 ) -> tuple[ClusterNode, ...]:
-    """The node of each node slot, as slow as its ranks' computation was beside that of their peers.
+    """Return the node of each node slot, as slow as its ranks' computation was in the recording.
+
+    A rank is compared with its peers, see :func:`rank_factors`.
 
     Raises:
         UsageError: all ranks are equally fast, or share one recording.

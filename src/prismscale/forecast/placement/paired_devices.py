@@ -1,7 +1,8 @@
-"""How fast devices of one machine run ranks of a job, beside each other and its recorded steps.
+"""How fast devices of one machine run ranks of a job, compared with each other and recorded steps.
 
-Two ranks of the job run live on two devices at a time. Each device has both of them in turn, so
-that what differs between ranks differs for no device (PrismLLM checks pairs of GPUs so).
+Two ranks of the job run live on two devices at a time. Each device runs both of them in turn, so
+that a difference between the ranks makes no device look slower (PrismLLM checks pairs of GPUs in
+this way).
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from prismscale.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A rank ran on a device."""
+    """One run of a rank on a device."""
 
     device: int
     rank: int
     computed_ns: int
-    """Of a step, median; without waits."""
+    """Median computation time of a step, without waits."""
     recorded_ns: int
-    """The same of the rank's recorded steps."""
+    """The same for the rank's recorded steps."""
     step_ns: int
-    """The job's step with this pair of devices."""
+    """Step time of the job with this pair of devices."""
 
     @property
     def factor(self) -> float:
-        """Of the computation's time: 1.1 is 10 % slower than what was recorded."""
+        """Factor on computation time: 1.1 is 10 % slower than recorded."""
         return self.computed_ns / self.recorded_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpeed:
-    """Of all its turns."""
+    """Speed of a device over all its turns."""
 
     device: int
     turns: tuple[Turn, ...]
@@ -42,20 +43,20 @@ class DeviceSpeed:
 
     @property
     def factor(self) -> float:
-        """See :attr:`Turn.factor`; the mean of both ranks."""
+        """Mean of :attr:`Turn.factor` over both ranks."""
         return _factor(self.turns)
 
     @property
     def step_ns(self) -> int:
-        """The job's step with it, at its longest."""
+        """Longest step time of the job with this device."""
         return max(turn.step_ns for turn in self.turns)
 
 
 def pairs(devices: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours in a ring: each device is first once, and second once.
+    """Return pairs of neighbours in a ring: each device is first once, and second once.
 
     Raises:
-        UsageError: fewer than two devices, or one twice.
+        UsageError: fewer than two devices, or one of them twice.
     """
     if len(devices) < 2 or len(set(devices)) < len(devices):
         raise UsageError(
@@ -66,8 +67,11 @@ def pairs(devices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def device_speeds(turns: Iterable[Turn], tolerance: float) -> tuple[DeviceSpeed, ...]:
-    """Speeds by device. One is slow whose factor is more than ``tolerance`` (0.05: 5 %) above the
-    median of the others'."""
+    """Return the speed of each device.
+
+    A device is slow if its factor is more than ``tolerance`` (0.05: 5 %) above the median of the
+    others.
+    """
     by_device: dict[int, list[Turn]] = {}
     for turn in turns:
         by_device.setdefault(turn.device, []).append(turn)

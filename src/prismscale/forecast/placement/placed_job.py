@@ -1,7 +1,8 @@
-"""A job whose nodes are placed: where they go, which there are, and what placements cost.
+"""A job whose nodes are placed: its node slots, its nodes, and what placements cost.
 
-A null run's placements are compared by the step without other variation, many at once
-(:mod:`.placed_steps`); recorded durations by a quantile of the same draws for every placement.
+Placements of a null-device run are compared by the step without other variation, many at once
+(:mod:`.placed_steps`). Those of recorded durations are compared by a quantile of the same draws for
+every placement.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSlots:
-    """Where nodes go: neighbouring ranks, the slots of a replica in the order of its stages."""
+    """Slots that nodes are placed in. A slot holds neighbouring ranks.
+
+    The slots of a replica are in the order of its stages.
+    """
 
     ranks: tuple[tuple[int, ...], ...]
     replica_S: tuple[int, ...]
@@ -52,12 +56,12 @@ class NodeSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How placements are looked for."""
+    """How placements are searched."""
 
     rounds: int = 400
-    """Placements that the search tries."""
+    """Number of placements that the search tries."""
     exhaustive: bool | None = None
-    """True or False to insist; None: all are tried where they are few."""
+    """True or False forces the choice. None: all placements are tried if they are few."""
     seed: int = 0
 
 
@@ -70,11 +74,11 @@ class PlacedJob:
     slots: NodeSlots
     nodes: tuple[ClusterNode, ...]
     own_R: Floats
-    """Factors that recorded durations hold already."""
+    """Factors that recorded durations already contain."""
 
     @property
     def is_modelled(self) -> bool:
-        """Compared by the step that the run shows: its durations are one model's."""
+        """Whether placements are compared by the run's own step, because durations are modelled."""
         return self.recording.modelled_job is not None
 
     def by_steps(
@@ -83,9 +87,12 @@ class PlacedJob:
         hot: list[float],
         progress: StageUpdate = lambda done, total: None,
     ) -> tuple[PlacementStudy, list[HotNode]]:
-        """Of a null run, without other variation; and one hot node at each stage."""
+        """Search the placements of a null-device run, without other variation.
+
+        Also returns the step with one hot node at each stage.
+        """
         found = self.recording
-        # Ranks that cannot differ: their nodes' factors are all that tells ranks apart.
+        # Draws ranks that cannot differ as one: only the factors of their nodes tell ranks apart.
         small = quotient_of(found.samples, found.base, len(self.slots.ranks[0]))
         base, fused = (small.base, small.fused) if small else (found.base, None)
         costs = PlacedSteps(base, fused, self.slots.ranks, self.nodes)
@@ -107,7 +114,10 @@ class PlacedJob:
         draws: int,
         steps: int | None,
     ) -> tuple[PlacementStudy, list[HotNode]]:
-        """Of recorded durations, a quantile of the same draws; and one hot node at each stage."""
+        """Search the placements of recorded durations, by a quantile of the same draws.
+
+        Also returns the quantile with one hot node at each stage.
+        """
         model, slots = self.model, self.slots
         evaluate = Evaluator(
             model.graph,
@@ -150,8 +160,10 @@ class PlacedJob:
         executor: Executor | None = None,
         progress: StageUpdate | None = None,
     ) -> tuple[PlacedTail, ...]:
-        """How the shown placements of a null run vary, but for the devices, whose speed is
-        known."""
+        """Return how the step varies with each shown placement of a null-device run.
+
+        The speed of devices does not vary, because it is known.
+        """
         shown = {"given": study.given, "best": study.best, "worst": study.worst}
         factors = [[study.nodes[n].factor for n in placed.node_S] for placed in shown.values()]
         found = []
@@ -168,8 +180,10 @@ class PlacedJob:
         executor: Executor | None = None,
         progress: StageUpdate | None = None,
     ) -> list[Draws]:
-        """Steps of a null run whose nodes are this slow, by node slot, and whose devices do not
-        differ else; of each of several such runs."""
+        """Draw the steps of several null-device runs whose nodes are slow by the given factors.
+
+        The factors of each run are by node slot. Its devices do not differ otherwise.
+        """
         variants = [self._slowed(factor_S) for factor_S in factors]
         return draw_each(
             self.model.graph,
@@ -188,11 +202,11 @@ class PlacedJob:
 
 
 def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
-    """Neighbouring ranks share a node; node slots of a pipeline replica in the order of its
+    """Return slots of neighbouring ranks. Slots of a pipeline replica are in the order of its
     stages.
 
     Raises:
-        UsageError: ranks that do not fill nodes.
+        UsageError: the ranks do not fill nodes.
     """
     world_size = samples.graph.world_size
     if ranks_per_node < 1 or world_size % ranks_per_node:
@@ -204,29 +218,35 @@ def node_slots(samples: StepSamples, ranks_per_node: int) -> NodeSlots:
         tuple(range(first, first + ranks_per_node))
         for first in range(0, world_size, ranks_per_node)
     ]
-    # A node that holds several replicas is named after the first.
+    # A slot that holds several replicas counts as part of its first rank's replica.
     slots.sort(key=lambda own: (int(replica_R[own[0]]), int(stage_R[own[0]])))
     replicas = (int(replica_R[own[0]]) for own in slots)
     return NodeSlots(ranks=tuple(slots), replica_S=tuple(replicas))
 
 
 def ranks_of_a_node(found: Recording, given: int | None = None) -> int:
-    """As given; else the cluster's, of a null run, or 1."""
+    """Return the number of ranks on a node.
+
+    It is the given one; else the cluster's for a null-device run, and 1 for others.
+    """
     if given is not None or found.modelled_job is None or found.cluster is None:
         return given or 1
     return min(found.cluster.devices_per_node, found.samples.graph.world_size)
 
 
 def keeps_nodes_whole(found: Recording, slots: NodeSlots) -> bool:
-    """Whether ranks that are drawn as one sit in one slot: not where a node is several slots."""
+    """Return whether ranks that are drawn as one sit in one slot.
+
+    They do not where a node consists of several slots.
+    """
     return found.cluster is None or len(slots.ranks[0]) >= found.cluster.devices_per_node
 
 
 def profile_of(found: Recording) -> VariabilityProfile:
-    """The profile of a null run, else its cluster's.
+    """Return the variability profile of a null-device run; of other runs, that of their cluster.
 
     Raises:
-        UsageError: neither has one.
+        UsageError: neither the run nor its cluster has one.
     """
     if found.modelled_job is not None:
         return found.modelled_job.profile

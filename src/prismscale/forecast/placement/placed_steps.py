@@ -1,7 +1,7 @@
 """The step of many placements at once, as ``prismscale run --slow`` shows it.
 
-Placements are one more axis of the engine, as draws are: a pass over the job answers for all of
-them. Nothing else varies.
+Placements are an additional axis of the engine, as draws are: one pass over the job answers for all
+of them. Nothing else varies.
 
 Array axes: ``P`` placements, ``S`` node slots, ``R`` ranks, ``M`` members of a class.
 """
@@ -28,15 +28,15 @@ from prismscale.sim.steady import settle
 Floats = NDArray[np.float64]
 
 MOST_AT_ONCE = 32
-"""Placements of one pass: beyond it arrays leave the processor's cache."""
+"""Placements of one pass: with more, arrays leave the processor's cache."""
 MEMORY_BYTES = 2**30
 SAME_PACE = 1e-6
-"""Change of a step from one to the next, below which a placement has settled."""
+"""Relative change from one step to the next below which a placement has settled."""
 MOST_STEPS = 24
 
 
 class PlacedSteps:
-    """Steps of a job without variation whose nodes are placed."""
+    """Step times, without variation, of a job whose nodes are placed."""
 
     def __init__(
         self,
@@ -48,12 +48,13 @@ class PlacedSteps:
         """
         Args:
             base: the job without variation.
-            fused: how ranks of the whole job became those of ``base``; None: they are.
+            fused: how ranks of the whole job became those of ``base``; None: they are the same.
             node_slots: ranks of the whole job, by node slot.
-            nodes: at least one a node slot; spare ones may be more.
+            nodes: at least one for each node slot; more are spare.
 
         Raises:
-            UsageError: fewer nodes than node slots, or slots that part ranks that are drawn as one.
+            UsageError: there are fewer nodes than node slots, or slots separate ranks that are
+                drawn as one.
         """
         if len(nodes) < len(node_slots):
             raise UsageError(
@@ -70,18 +71,18 @@ class PlacedSteps:
 
     @property
     def tried(self) -> int:
-        """Different placements that were evaluated."""
+        """Number of different placements that were evaluated."""
         return len(self._known)
 
     def many(self, placements: Sequence[Sequence[int]]) -> list[NodePlacement]:
-        """Evaluate placements, given by the node on each slot."""
+        """Evaluate placements, each given by the node on each slot."""
         factors = [self._factor_N[list(node_S)] for node_S in placements]
         steps_ns = self.with_factors(factors)
         pairs = zip(placements, steps_ns, strict=True)
         return [NodePlacement(node_S=tuple(node_S), step_ns=ns) for node_S, ns in pairs]
 
     def with_factors(self, factor_PS: Sequence[Floats]) -> list[float]:
-        """Steps in ns, given the factor of every node slot."""
+        """Return step times in ns, one for each list of node slots' factors."""
         keys = [tuple(factor_S.tolist()) for factor_S in factor_PS]
         left = [key for key in dict.fromkeys(keys) if key not in self._known]
         for first in range(0, len(left), self.batch):
@@ -90,7 +91,7 @@ class PlacedSteps:
         return [self._known[key] for key in keys]
 
     def _steps_ns(self, factor_PS: Floats) -> list[float]:
-        """From where the job without slow nodes stands, until every placement goes on steadily."""
+        """Simulate from the settled job without slow nodes until every placement has settled."""
         durations = _PlacedDurations(self._base, factor_PS[:, self._slot_R])
         before, cycle = self._start.steps, self._start.cycle
         ends: list[NDArray[np.int64]] = []
@@ -121,7 +122,7 @@ class PlacedSteps:
 def _slots_of_ranks(
     fused: FusedGraph | None, node_slots: Sequence[Sequence[int]]
 ) -> NDArray[np.int64]:
-    """Slot of every rank that is drawn."""
+    """Return the slot of every rank that is drawn."""
     ranks = sorted(r for slot in node_slots for r in slot)
     if ranks != list(range(len(ranks))):
         raise UsageError("node_slots must hold every rank of the job once")
@@ -144,7 +145,7 @@ def _slots_of_ranks(
 
 
 class _PlacedDurations:
-    """The job's durations with the factors of each placement."""
+    """Durations of the job with the factors of each placement."""
 
     def __init__(self, base: Base, factor_PR: Floats) -> None:
         self._base, self._factor_PR = base, factor_PR * base.factor_R
@@ -173,7 +174,7 @@ class _PlacedBody(LazyBody):
             return duration
         if np.ndim(duration):
             return scaled(duration, self._factor_PM)
-        # Few durations are many nodes'.
+        # Many nodes share few different durations.
         if duration not in self._known:
             self._known[duration] = scaled(duration, self._factor_PM)
         return self._known[duration]

@@ -1,1 +1,1 @@
-"""From the traces of a few captured ranks to the graph of all ranks."""
+"""Assembles the graph of all ranks from the traces of a few captured ranks."""

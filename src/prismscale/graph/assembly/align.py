@@ -1,14 +1,15 @@
-"""Brings all traces of a job to one step before their bodies begin.
+"""Extends prologues so that the bodies of all traces of a job begin at the same step.
 
-A body begins where its own rank's program had settled, and ranks do not settle after equally many
-steps: one that reads its loss waits for the device in every step, others run ahead of theirs and
-need a step more until they repeat. Group members would then meet each other in different steps.
+A body begins where the program of its own rank reached its steady state, and ranks do not get there
+after equally many steps. A rank that reads its loss waits for the device in every step; others run
+ahead of their device and need one step more until their steps repeat. Without alignment, group
+members would meet each other in different steps.
 
-The stream ``prologue, body, body, …`` is the same program wherever behind that place the border is
-drawn. So bodies move into the shorter prologues, as many as it takes until all members of each
-group have communicated there equally often: the n-th use of a channel meets the n-th of every other
-side. Nothing is cut, because the first steps differ from steady ones and a live rank really makes
-them.
+The stream ``prologue, body, body, …`` stays the same program if the border moves to a later step.
+So bodies move into the shorter prologues, as many as it takes until all members of each group have
+communicated equally often in the prologue: the n-th use of a channel meets the n-th use by every
+other side. Prologues are never shortened, because the first steps differ from steady ones and a
+live rank really runs them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from prismscale.graph.trace import RankTrace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Uses:
-    """How often one trace comes to a channel."""
+    """How often one trace uses a channel, in its prologue and in its body."""
 
     trace: int
     prologue: int
@@ -34,12 +35,12 @@ class _Uses:
 
 
 def aligned(graph: JobGraph) -> JobGraph:
-    """``graph`` with prologues that end at the same step, or itself where they do already.
+    """Return ``graph`` with prologues that end at the same step, or itself if they already do.
 
-    Where no number of moved bodies makes members agree, nothing is moved: the program's own
-    mismatch is left for :func:`prismscale.graph.verify.verify` to tell.
+    If no number of moved bodies makes members agree, nothing is moved: it is left to
+    :func:`prismscale.graph.verify.verify` to report the program's own mismatch.
     """
-    # Each trace once: classes that share one must go on sharing it.
+    # Each trace once, because classes that share a trace must go on sharing it.
     traces = list({id(c.trace): c.trace for c in graph.classes}.values())
     moved = _bodies_to_move(len(traces), _channel_uses(graph, traces))
     if not any(moved):
@@ -51,11 +52,11 @@ def aligned(graph: JobGraph) -> JobGraph:
 
 
 def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
-    """The same program with ``bodies`` more steps in its prologue, which last as sampled ones."""
+    """Return the same program with ``bodies`` more steps, of sampled durations, in its prologue."""
     if bodies == 0:
         return trace
     n = trace.n_prologue
-    # The stored node of every new one. Distances back stay what they are, because the stream does.
+    # Stored node of each new node. Distances back do not change, because the stream does not.
     order = np.concatenate([np.arange(n), np.tile(np.arange(n, trace.n_nodes), bodies + 1)])
     counts = np.diff(trace.pred_start_N1)[order]
     start_N1 = np.concatenate([[0], np.cumsum(counts)])
@@ -76,7 +77,7 @@ def unrolled(trace: RankTrace, bodies: int) -> RankTrace:
 
 
 def _channel_uses(graph: JobGraph, traces: Sequence[RankTrace]) -> list[list[_Uses]]:
-    """By channel: how often each class comes to it."""
+    """Return, for each channel, how often each class uses it."""
     number = {id(trace): n for n, trace in enumerate(traces)}
     uses_by_channel: dict[ChannelKey, list[_Uses]] = {}
     for rank_class in graph.classes:
@@ -93,7 +94,10 @@ def _channel_uses(graph: JobGraph, traces: Sequence[RankTrace]) -> list[list[_Us
 
 
 def _spellings(trace: RankTrace) -> Iterator[tuple[int, int, int]]:
-    """For each way in which a trace names a channel: one such node, uses in prologue and body."""
+    """Iterate over the distinct (kind, group index, peer) of a trace's communications.
+
+    Each entry holds one such node, the number of uses in the prologue, and that in the body.
+    """
     nodes = np.flatnonzero(trace.kind_N != NodeKind.COMPUTE)
     names = np.stack(
         [c[nodes].astype(np.int64) for c in (trace.kind_N, trace.group_index_N, trace.peer_N)]
@@ -107,20 +111,20 @@ def _spellings(trace: RankTrace) -> Iterator[tuple[int, int, int]]:
 
 
 def _bodies_to_move(n_traces: int, uses_by_channel: Sequence[Sequence[_Uses]]) -> list[int]:
-    """Fewest bodies of each trace that its prologue must take in; none where that cannot help."""
+    """Return the fewest bodies to move into each prologue; all 0 if no number makes sides agree."""
     nothing = [0] * n_traces
     moved = list(nothing)
     repeated = [uses for uses in uses_by_channel if uses[0].body]
-    # What one trace takes in may oblige another, as lengths of paths do: what still changes after
-    # that many rounds never ends.
+    # Bodies moved in one trace may require more in another, as in a longest-path search. If the
+    # numbers still change after one round more than there are traces, they never settle.
     for _ in range(n_traces + 1):
         before = list(moved)
         for uses in repeated:
             level = max(u.prologue + moved[u.trace] * u.body for u in uses)
             for u in uses:
                 lacking = level - u.prologue - moved[u.trace] * u.body
-                # Sides that use a channel unequally often in a step never agree, and no part of a
-                # step moves.
+                # Only whole steps move: sides that use a channel unequally often in one never
+                # agree.
                 if u.body != uses[0].body or lacking % u.body:
                     return nothing
                 moved[u.trace] += lacking // u.body

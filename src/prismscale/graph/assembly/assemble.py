@@ -1,12 +1,13 @@
-"""From a few captured traces to the whole job: rank classes, group families, slots.
+"""Assembles the graph of the whole job from a few captured traces: classes, families, slots.
 
-Given which captured rank stands for each rank, and the groups of every rank, classes are found by
-colour refinement: ranks start with the colour of their trace (and of their position in groups that
-carry point-to-point traffic, because lockstep along a pipeline would deadlock: the receive of stage
-``s`` needs the earlier send of stage ``s - 1``); a group's colour is the sequence of its members'
-colours; a rank takes on the colours of its groups; until nothing splits any more. Then every group
-index of a class leads to groups of one colour, which is a family. Before, messages are moved to
-groups no larger than they need; last, traces are brought to one step.
+The input says which captured rank stands for each rank, and which groups every rank has. Classes
+are found by colour refinement. Ranks start with the colour of their trace and of their position in
+groups that carry point-to-point traffic: lockstep along a pipeline would deadlock, because the
+receive of stage ``s`` needs the earlier send of stage ``s - 1``. A group's colour is the sequence
+of its members' colours, and a rank takes on the colours of its groups. This repeats until nothing
+splits any more. Then every group index of a class leads to groups of one colour, and these groups
+are a family. Before the refinement, messages are moved to groups no larger than they need; after
+it, the prologues of all traces are brought to end at the same step.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def assemble(
 
     Args:
         traces: by captured rank.
-        representative_R: for every rank the captured rank whose trace it runs (a captured rank may
-            be represented by another one that was found to be the same).
+        representative_R: for every rank, the captured rank whose trace it runs (a captured rank may
+            be represented by another one that was found to run the same program).
         groups: the groups of every rank, by group index.
-        alone: ranks that get a class of their own (live ranks).
-        meta: provenance for the graph.
+        alone: ranks that each get a class of their own (live ranks).
+        meta: provenance to store with the graph.
 
     Raises:
-        GraphError: a representative that was not captured.
+        GraphError: a representative was not captured.
     """
     world_size = len(representative_R)
     used = sorted(set(representative_R.tolist()))
@@ -61,7 +62,7 @@ def assemble(
     classes = []
     for colour in range(int(colour_R.max()) + 1):
         members = np.flatnonzero(colour_R == colour)
-        # Ranks of one colour have one representative: their first colours name it.
+        # Ranks of one colour have one representative, because their initial colours include it.
         trace = traces[int(representative_R[members[0]])]
         slots = tuple(
             _slot(members, group_index, groups, families, family_of)
@@ -75,7 +76,7 @@ def assemble(
         coverage=tuple(_coverage(c, traces) for c in classes),
         meta=dict(meta or {}),
     )
-    # Last: what has to meet in one step is known once groups are families.
+    # This comes last because channels, whose uses must agree, are defined by families.
     return aligned(graph)
 
 
@@ -88,7 +89,7 @@ def _initial_colours(
     messages = {r: message_groups(traces[r]) for r in set(representative_R.tolist())}
     keys: list[Hashable] = []
     for rank, representative in enumerate(representative_R.tolist()):
-        # Lockstep along a pipeline would deadlock, so its stages are apart from the beginning.
+        # Lockstep along a pipeline would deadlock, so its stages have different colours at once.
         positions = tuple(
             groups.group_rank(rank, group_index) for group_index in messages[representative]
         )
@@ -106,7 +107,7 @@ def _refine(
             for rank, colour in enumerate(colour_R.tolist())
         ]
         finer = _intern(keys)
-        # Refinement only ever splits: as many colours as before are the same colours.
+        # Refinement only splits colours, so an unchanged number means that none was split.
         if finer.max() == colour_R.max():
             return finer
         colour_R = finer
@@ -114,8 +115,7 @@ def _refine(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Members:
-    """The members of one group: who they are, and which group index the group has for each of
-    them."""
+    """The members of one group, and the group index that the group has for each of them."""
 
     ranks_K: NDArray[np.int64]
     group_indices: bytes
@@ -135,9 +135,12 @@ def _members(groups: GroupTable) -> list[_Members]:
 
 
 def _group_colours(colour_R: NDArray[np.int64], members: Sequence[_Members]) -> list[int]:
-    """Groups are equal when their members are, and when they have the same group index for each of
-    them: where groups overlap like links of a ring, one is the first group of this rank and the
-    second of the next. Bytes are a much cheaper dictionary key than a tuple of 65,536 numbers."""
+    """Return a colour for each group, equal for groups whose members are alike.
+
+    Members are alike if they have the same colours, and the same group index for this group: if
+    groups overlap like links of a ring, one is the first group of this rank and the second of the
+    next. Bytes are a much cheaper dictionary key than a tuple of 65,536 numbers.
+    """
     ids: dict[tuple[bytes, bytes], int] = {}
     keys = ((colour_R[m.ranks_K].tobytes(), m.group_indices) for m in members)
     return [ids.setdefault(key, len(ids)) for key in keys]
@@ -152,7 +155,7 @@ def _intern(keys: Sequence[Hashable]) -> NDArray[np.int64]:
 def _families(
     colour_R: NDArray[np.int64], members: Sequence[_Members], groups: GroupTable
 ) -> tuple[list[GroupFamily], dict[int, tuple[int, int]]]:
-    """Families, and for each group its (family, index within the family)."""
+    """Return the families, and for each group its (family, index within the family)."""
     alike: dict[int, list[int]] = {}
     for g, colour in enumerate(_group_colours(colour_R, members)):
         alike.setdefault(colour, []).append(g)
@@ -174,7 +177,7 @@ def _slot(
     family_of: Mapping[int, tuple[int, int]],
 ) -> GroupSlot:
     places = [family_of[groups.of_rank(rank)[group_index]] for rank in members.tolist()]
-    # Groups of one colour are one family, and refinement gave all members' groups one colour.
+    # Refinement gave the groups of all members one colour, so they are in one family.
     family = places[0][0]
     group_M = np.array([column for _, column in places], dtype=np.int64)
     position_M = np.array(

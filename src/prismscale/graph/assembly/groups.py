@@ -1,8 +1,8 @@
-"""Every process group of the job, known or inferred from a few captured ranks.
+"""Finds all process groups of the job, seen or inferred, from a few captured ranks.
 
 torch makes every rank call ``new_group`` for every group, so one captured rank usually knows them
-all. Where it does not (``use_local_synchronization``, ``split_group``), a group with a constant
-stride is translated to the other ranks; witness ranks confirm or refute the translation.
+all. If it does not (``use_local_synchronization``, ``split_group``), a group with a constant stride
+is translated to the other ranks. Witness ranks confirm or refute the translation.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from prismscale.errors import GraphError
 from prismscale.graph.trace import GroupRecord, RankTrace
 
 GroupKey = tuple[tuple[int, ...], int]
-"""Ranks, and the how-many-th group with just these ranks it is."""
+"""The ranks of a group, and how many earlier groups have exactly the same ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTable:
     """All groups of a job.
 
-    ``group_index`` is the k-th group of a rank in creation order, as in a trace.
+    As in a trace, group index ``k`` of a rank means its k-th group in creation order.
     """
 
     ranks: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
     groups_R: tuple[tuple[int, ...], ...]
-    """For each rank its groups (indices into :attr:`ranks`) by group index."""
+    """Each rank's groups, as indices into :attr:`ranks`, by group index."""
     positions_R: tuple[tuple[int, ...], ...]
-    """For each rank its group rank in each of those."""
+    """Each rank's group rank in each of its groups, by group index."""
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """Groups of ``rank`` by group index."""
+        """Return the groups of ``rank`` by group index."""
         return self.groups_R[rank]
 
     def group_rank(self, rank: int, group_index: int) -> int:
-        """Position of ``rank`` in its group of that group index."""
+        """Return the group rank of ``rank`` in its group of that index."""
         return self.positions_R[rank][group_index]
 
     def matches(self, rank: int, trace: RankTrace) -> bool:
-        """True where the groups of ``rank`` have the same sizes, by group index, as ``trace``'s."""
+        """Return whether ``rank``'s groups have the same sizes, by group index, as ``trace``'s."""
         sizes = [len(self.ranks[g]) for g in self.of_rank(rank)]
         return sizes == [len(g.ranks) for g in trace.groups]
 
@@ -53,11 +53,11 @@ class GroupTable:
 def collect_groups(
     traces: Mapping[int, RankTrace], world_size: int, representative_R: NDArray[np.int64]
 ) -> GroupTable:
-    """The group table of a job from what its captured ranks saw.
+    """Build the group table of a job from the groups that its captured ranks saw.
 
     Raises:
-        GraphError: a rank whose groups cannot be known from the captured ones, or captured ranks
-            that created their groups in contradictory orders.
+        GraphError: the groups of some rank cannot be inferred from the captured ranks, or captured
+            ranks created their groups in contradictory orders.
     """
     known = _Known()
     orders = [
@@ -72,7 +72,7 @@ def collect_groups(
         moves = {rank: _Moves(trace, known) for rank, trace in traces.items()}
         for rank in range(world_size):
             if rank not in traces:
-                # A rank that lacks no group is moved for the order of its groups alone.
+                # For a rank that lacks no group, the translation only adds the order of its groups.
                 move = moves[int(representative_R[rank])]
                 orders.append(move.groups_of(rank, may_add=rank in lacking))
         table = known.table(orders, world_size)
@@ -90,24 +90,29 @@ def _keyed(records: Iterable[GroupRecord]) -> Iterable[tuple[GroupKey, GroupReco
 
 @dataclass(kw_only=True, slots=True)
 class _Known:
-    """Groups numbered as they were heard of. Hashing a group of the whole world costs as much as
-    the world is large, so everything after the first look works on numbers."""
+    """Known groups, numbered in the order in which they were first seen.
+
+    The cost of hashing a group of the whole world grows with the world size, so all later work uses
+    the numbers.
+    """
 
     ids: dict[GroupKey, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
     def add(self, key: GroupKey, name: str) -> int:
-        """Number of a group, new if need be."""
+        """Return the number of a group, adding the group if it is new."""
         number = self.ids.setdefault(key, len(self.names))
         if number == len(self.names):
             self.names.append(name)
         return number
 
     def table(self, orders: Sequence[Sequence[int]], world_size: int) -> GroupTable:
-        """All groups in an order that agrees with every given one: order defines the group
-        indices."""
+        """Build the table of all groups, in an order that agrees with each of ``orders``.
+
+        The order matters because it defines the group indices.
+        """
         keys = list(self.ids)
-        # Numbers follow the first rank's order, with which the others mostly agree.
+        # Numbers follow the order of the first rank, and the other ranks mostly agree with it.
         order: Sequence[int] = range(len(keys))
         if any(b < a for seen in orders for a, b in itertools.pairwise(seen)):
             order = self._sorted(orders)
@@ -142,7 +147,7 @@ class _Known:
 
 
 class _Moves:
-    """Moves the groups of one captured rank to the ranks that it stands for."""
+    """Translates the groups of one captured rank to the ranks that it stands for."""
 
     def __init__(self, trace: RankTrace, known: _Known) -> None:
         self._known = known
@@ -150,8 +155,10 @@ class _Moves:
         self._numbers: dict[tuple[int, int], int | None] = {}
 
     def groups_of(self, rank: int, *, may_add: bool) -> list[int]:
-        """Numbers of the groups of ``rank`` by group index; what is irregular or unknown is left
-        out."""
+        """Return the numbers of the groups of ``rank``, in order of group index.
+
+        A group without a regular stride is left out. So is an unknown group, unless ``may_add``.
+        """
         found = [self._number(group_index, rank, may_add) for group_index in range(len(self._axes))]
         return [number for number in found if number is not None]
 
@@ -160,7 +167,7 @@ class _Moves:
         if stride is None:
             return None
         origin = _origin(rank, stride * len(ranks), stride)
-        # What was unknown to a rank that may not add groups may be added for one that may.
+        # The number may be None because an earlier rank was not allowed to add the group.
         if (group_index, origin) not in self._numbers or may_add:
             moved = self._numbers.get((group_index, origin))
             if moved is None:
@@ -171,7 +178,7 @@ class _Moves:
 
 
 def _stride(ranks: tuple[int, ...]) -> int | None:
-    """Stride of a group that is one row of a mesh axis; None for any other.
+    """Return the stride of a group that is one row of a mesh axis, or None for any other group.
 
     A mesh axis of size ``n`` and stride ``s`` cuts the world into blocks of ``n * s`` ranks; within
     a block, ranks that are equal modulo ``s`` form a group.
@@ -191,7 +198,7 @@ def _origin(rank: int, block: int, stride: int) -> int:
 def _lacking(
     table: GroupTable, traces: Mapping[int, RankTrace], representative_R: NDArray[np.int64]
 ) -> set[int]:
-    """Ranks whose groups do not fit the trace that they are taken to run."""
+    """Return the ranks whose groups do not fit the trace that they are assumed to run."""
     wanted = enumerate(representative_R.tolist())
     return {r for r, captured in wanted if not table.matches(r, traces[captured])}
 
@@ -211,6 +218,6 @@ def _refuse_unknown(
 
 
 def _shown(ranks: Sequence[int]) -> str:
-    """A group in a message: its ranks, or the first and last of many."""
+    """Format a group for a message: all its ranks, or the first three and the last of many."""
     shown = [*map(str, ranks)] if len(ranks) <= 8 else [*map(str, ranks[:3]), "…", str(ranks[-1])]
     return f"[{', '.join(shown)}]"

@@ -1,13 +1,15 @@
-"""Messages that are sent in a larger group than they need, moved to one of those who exchange them.
+"""Moves messages that are sent in a larger group than they need to a smaller group.
 
-DeepSpeed and picotron pass activations from stage to stage in the group of all ranks. There each
-rank has a position of its own, and ranks at different positions cannot advance in lockstep: every
-rank would be a class. But its messages stay within a smaller group, the pipeline, in which ranks of
-all replicas have the same position. So these messages get a group of their own, which has the ranks
-of the smaller group and nothing else in it: what they wait for is what it was, because the n-th
-message of a pair is the n-th message of the pair there, too.
+DeepSpeed and picotron pass activations from stage to stage in the group of all ranks. In that group
+each rank has a position of its own, and ranks at different positions cannot advance in lockstep, so
+every rank would be a class. But a rank's messages stay within a smaller group, the pipeline, in
+which corresponding ranks of all replicas have the same position. So the assembler adds a group for
+these messages alone, with the ranks of the smaller group. The messages wait for the same peers as
+before, because the n-th message of a pair in the large group is also the n-th message of the pair
+in the added group.
 
-Such a group comes after those that the program created. :func:`as_sent` leads back to these.
+Added groups come after the groups that the program created. :func:`as_sent` gives the group and
+peer that the program used.
 """
 
 from __future__ import annotations
@@ -23,25 +25,25 @@ from prismscale.graph.pipeline import messages_of, smallest_group
 from prismscale.graph.trace import GroupRecord, RankTrace
 
 Traces = Mapping[int, RankTrace]
-"""By captured rank."""
+"""Traces by captured rank."""
 Message = tuple[int, int]
-"""Group index and peer, as a trace has them."""
+"""Group index and peer of a message, as a trace stores them."""
 Narrowing = tuple[int, int]
-"""A group in which messages are sent, and a smaller one that holds both ends: indices, of a rank's
-groups or of a job's."""
+"""A group in which messages are sent, and a smaller one that holds both ends. Both are indices,
+either into a rank's groups or into the job's."""
 
 
 def narrowed(
     traces: Traces, representative_R: NDArray[np.int64], groups: GroupTable
 ) -> tuple[Traces, GroupTable]:
-    """``traces`` and ``groups`` with messages in groups no larger than they need.
+    """Return ``traces`` and ``groups`` with messages in groups no larger than they need.
 
-    Both are returned as they are where no message can move, and where ranks that run one trace
-    would get different groups.
+    Both are returned unchanged if no message can move, or if ranks that run one trace would get
+    different groups.
 
     Args:
         traces: by captured rank.
-        representative_R: for every rank the captured rank whose trace it runs.
+        representative_R: for every rank, the captured rank whose trace it runs.
         groups: the groups of every rank.
     """
     used = sorted(set(representative_R.tolist()))
@@ -64,8 +66,7 @@ def narrowed(
 
 
 def as_sent(trace: RankTrace) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-    """``group_index_N`` and ``peer_N`` as the program called: messages in the groups that it sent
-    them in."""
+    """Return ``group_index_N`` and ``peer_N`` with messages in the groups that the program used."""
     moves = {}
     for index, peer in messages_of(trace):
         record = trace.groups[index]
@@ -78,7 +79,7 @@ def as_sent(trace: RankTrace) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
 def _moved(
     trace: RankTrace, moves: Mapping[Message, Message]
 ) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-    """``group_index_N`` and ``peer_N`` with some messages as others."""
+    """Return ``group_index_N`` and ``peer_N`` with some messages replaced as ``moves`` says."""
     group_index_N, peer_N = trace.group_index_N.copy(), trace.peer_N.copy()
     for (group_index, peer), new in moves.items():
         is_it = trace.is_message_N & (trace.group_index_N == group_index) & (trace.peer_N == peer)
@@ -87,7 +88,7 @@ def _moved(
 
 
 def _narrowings(trace: RankTrace) -> dict[Message, Narrowing]:
-    """Of a rank's messages that can move, from which of its groups to which smaller one."""
+    """Return, for each of a rank's messages that can move, its group and the smaller group."""
     pairs = {
         message: (message[0], smallest_group(trace, *message)) for message in messages_of(trace)
     }
@@ -95,13 +96,13 @@ def _narrowings(trace: RankTrace) -> dict[Message, Narrowing]:
 
 
 def _is_part(trace: RankTrace, wide: int, small: int) -> bool:
-    """Whether the group ``small`` is another one, of whose members all are in ``wide``."""
+    """Return whether ``small`` is a different group, and all its members are in ``wide``."""
     ranks = (set(trace.groups[k].ranks) for k in (small, wide))
     return small != wide and set.issubset(*ranks)
 
 
 def _peer(rank: int, ranks: tuple[int, ...], new: tuple[int, ...], peer: int) -> int:
-    """``peer`` of a message in a group of ``ranks``, for a group of ``new`` ones."""
+    """Translate the ``peer`` of a message from a group of ``ranks`` to a group of ``new`` ranks."""
     tag, offset = divmod(peer, len(ranks))
     other = ranks[(ranks.index(rank) + offset) % len(ranks)]
     return (new.index(other) - new.index(rank)) % len(new) + len(new) * tag
@@ -109,13 +110,13 @@ def _peer(rank: int, ranks: tuple[int, ...], new: tuple[int, ...], peer: int) ->
 
 @dataclass(frozen=True)
 class _Added:
-    """A job's groups, and one more for each of ``narrowings``."""
+    """A job's groups, and one added group for each of ``narrowings`` (job-wide indices)."""
 
     groups: GroupTable
     narrowings: list[Narrowing]
 
     def table(self) -> GroupTable:
-        """All groups."""
+        """Return the table of all groups, with the added ones last."""
         old, small = self.groups, [small for _, small in self.narrowings]
         own, places = [list(g) for g in old.groups_R], [list(p) for p in old.positions_R]
         for index, g in enumerate(small, start=len(old.ranks)):
@@ -130,7 +131,7 @@ class _Added:
         )
 
     def moved(self, trace: RankTrace, narrowings: Mapping[Message, Narrowing]) -> RankTrace:
-        """``trace`` with its messages in the added groups."""
+        """Return ``trace`` with its messages in the added groups."""
         own = self.groups.of_rank(trace.rank)
         index_of = {g: index for index, g in enumerate(own)}
         pairs = [pair for pair in self.narrowings if pair[1] in index_of]
@@ -156,5 +157,5 @@ class _Added:
         )
 
     def _name(self, wide: int, small: int) -> str:
-        """The axis along which messages go, where it has a name."""
+        """Return the name of the smaller group, or of the larger one if the smaller has none."""
         return self.groups.names[small] or self.groups.names[wide]

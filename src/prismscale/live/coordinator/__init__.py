@@ -1,1 +1,1 @@
-"""Who tells live ranks when their communications end: the engine beside them."""
+"""The process that runs the engine beside live ranks and tells them when communications end."""

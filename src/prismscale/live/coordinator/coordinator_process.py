@@ -24,7 +24,7 @@ def serve(spec: CoordinatorSpec) -> None:
     """Load the graph, wait for the live ranks, and answer them until they end."""
     graph = load_graph(Path(spec.graph))
     cluster, jitter = Cluster.load(spec.cluster), None
-    # Before the durations, which are made of a graph without the jitter that ranks share.
+    # Before the durations, because they must come from the graph without the shared jitter.
     if spec.follow_speed:
         graph, jitter = share_jitter(graph, spec.live, cluster.node_of)
     scenario = Scenario(

@@ -1,4 +1,4 @@
-"""What the coordinator's process is told."""
+"""The specification file of the coordinator's process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from prismscale.durations.faults import Faults
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSpec:
-    """The job that live ranks are in."""
+    """The job that the coordinator replays around the live ranks."""
 
     graph: str
     """Folder of the graph."""
     cluster: str
-    """Preset or file."""
+    """Name of a preset, or path of a cluster file."""
     live: tuple[int, ...]
     socket: str
-    """Where it is to listen."""
+    """Path of the socket on which the coordinator listens."""
     faults: Faults = field(default_factory=Faults)
     compute_scale: float = 1.0
     what_ifs: tuple[str, ...] = ()
-    """What is to be otherwise; the graph is so already."""
+    """The run's what-ifs. They are already applied to the graph."""
     follow_speed: bool = False
-    """Virtual ranks are as fast or slow as this machine is at the moment."""
+    """Let virtual ranks compute as fast or slow as this machine does at the moment."""

@@ -1,9 +1,9 @@
 """Replays all virtual ranks around the live ones.
 
 The engine runs ahead of every live rank as far as causality allows: a class stops at the first node
-that needs a live arrival which has not come. When a live rank arrives, everything that its group
-needs is already known, so the answer is one maximum away. A live rank that is late makes everyone
-late; a virtual rank is never earlier than its own predecessors allow.
+that needs a live arrival which has not come. When a live rank arrives, everything else that its
+group needs is already known, so the answer costs one maximum. A late live rank makes everyone late.
+A virtual rank never arrives earlier than its own predecessors allow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prismscale.sim.program import JobProgram
 from prismscale.sim.state import latest
 
 LOOKAHEAD_STEPS = 2
-"""Steps that virtual ranks may be ahead of the furthest live rank."""
+"""Number of steps that virtual ranks may be ahead of the furthest live rank."""
 
 
 @dataclass(kw_only=True)
@@ -38,15 +38,15 @@ class LiveRank:
     wire: Wire
     rank_class: RankClass
     told: dict[int, int] = field(default_factory=dict)
-    """Arrivals whose earlier communications on the same lane are still under way."""
+    """Arrival time by position, kept here until earlier communications on the lane have ended."""
     waiting: set[int] = field(default_factory=set)
-    """Positions that were told but not yet released."""
+    """Positions of arrivals that are not released yet."""
     blocked: bool = False
     finished: bool = False
 
 
 class Coordinator:
-    """Keeps the engine and answers live ranks."""
+    """Runs the engine and answers live ranks."""
 
     def __init__(
         self,
@@ -58,8 +58,15 @@ class Coordinator:
         follow_speed: bool = False,
         jitter: CommonJitter | None = None,
     ) -> None:
-        """``follow_speed``: ranks share this processor; see [Note: machine drift]. ``jitter``: what
-        they share of it was measured; see [Note: common jitter]."""
+        """
+        Args:
+            job: the compiled job.
+            durations: durations of all nodes.
+            model: answers communications that the graph does not have.
+            live: the live ranks.
+            follow_speed: ranks share this processor; see [Note: machine drift].
+            jitter: the jitter that ranks share, if it was measured; see [Note: common jitter].
+        """
         self._job = job
         self._model = model
         graph = job.graph
@@ -83,15 +90,15 @@ class Coordinator:
 
     @property
     def expected(self) -> int:
-        """Live ranks that must say hello."""
+        """Number of live ranks that must say hello."""
         return len(self._classes)
 
     def join(self, rank: int, wire: Wire) -> None:
-        """A live rank is ready."""
+        """Add a live rank that is ready."""
         self._ranks[rank] = LiveRank(rank=rank, wire=wire, rank_class=self._classes[rank])
 
     def go(self) -> None:
-        """All are there: the job begins now."""
+        """Begin the job: all live ranks are there."""
         processes = {rank: live.wire.process for rank, live in self._ranks.items()}
         origin = time.perf_counter_ns()
         for live in self._ranks.values():
@@ -111,7 +118,7 @@ class Coordinator:
             self._speed.observe(rank, message.time_ns)
         elif message.kind == MessageKind.WHY:
             live.blocked = True
-            # What was left for later is needed now.
+            # Computation that was held back is needed now.
             self._engine.advance()
             self._sweep()
             self._explain(live, message.position)
@@ -119,9 +126,9 @@ class Coordinator:
             self.gone(rank)
 
     def gone(self, rank: int) -> None:
-        """A live rank's process ended."""
+        """Note that a live rank's process ended."""
         self._ranks[rank].finished = True
-        # Others may have to go on without what it would have told.
+        # The other ranks may have to go on without the arrivals that it would have told.
         self._sweep()
 
     @property
@@ -132,7 +139,7 @@ class Coordinator:
     def _arrive(self, live: LiveRank, message: Message) -> None:
         trace = live.rank_class.trace
         live.blocked = False
-        # Before the engine goes on: what virtual ranks compute meanwhile follows from it.
+        # Before the engine goes on, because the speed of virtual ranks follows from it.
         if self._jitter is not None and message.time_ns < NEVER:
             factor = self._speed.factor
             self._jitter.observe(
@@ -147,25 +154,27 @@ class Coordinator:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Let told arrivals into the engine, release what ended, until nothing moves."""
+        """Pass arrivals to the engine and release ended communications until nothing changes."""
         moved = True
         while moved:
             moved = False
             for live in self._ranks.values():
                 if self._enter(live):
-                    # Where everybody else has come, the answer needs nothing more. It leaves before
-                    # virtual ranks are taken further: the live rank's computation hides that.
+                    # If all other members have come, the end is known. It is sent before virtual
+                    # ranks are advanced, so that the live rank's computation hides that work.
                     self._release(live)
                     moved = True
             self._advance()
             for live in self._ranks.values():
                 moved |= self._release(live)
-            # Only an arrival that waits for its lane has anything from another round.
+            # Another round helps only arrivals that wait for their lane.
             moved = moved and any(live.told for live in self._ranks.values())
 
     def _advance(self) -> None:
-        """Take virtual ranks on: as far as is known how the machine ran, and as far as it takes for
-        somebody to be answered."""
+        """Advance virtual ranks as far as it is known how fast the machine ran.
+
+        If no live rank can go on then, advance them further until one can.
+        """
         if self._jitter is None:
             self._engine.advance()
             return
@@ -174,7 +183,7 @@ class Coordinator:
             later = self._engine.advance(later)
 
     def _may_go_on(self, live: LiveRank) -> bool:
-        """Whether a live rank will do something without being told anything new."""
+        """Whether a live rank goes on without any end that is still unknown."""
         if live.finished:
             return False
         ends = [self._engine.end_of(live.rank_class.index, p) for p in live.waiting]
@@ -185,16 +194,17 @@ class Coordinator:
         for position in sorted(live.told):
             start = self._lane_free(live, position)
             if start is None:
-                # Those after it wait as well: the engine counts uses in the order of arrivals.
+                # Later arrivals wait too, because the engine counts a channel's uses in the order
+                # of arrivals.
                 break
-            # A lane works on one after the other.
+            # The communication starts when its lane is free.
             time_ns = max(live.told.pop(position), start)
             self._engine.arrive(live.rank_class.index, position, time_ns)
             entered = True
         return entered
 
     def _lane_free(self, live: LiveRank, position: int) -> int | None:
-        """When earlier communications on the node's lane end; None while that is unknown."""
+        """Time at which earlier communications on the node's lane end; None if still unknown."""
         program = self._job.classes[live.rank_class.index]
         free = 0
         for distance in program.preds[program.template(position)]:
@@ -207,7 +217,7 @@ class Coordinator:
             if end is None:
                 if before in live.waiting:
                     return None
-                # Forgotten: it ended steps ago.
+                # The engine has forgotten it, because it ended steps ago.
                 continue
             free = max(free, latest(end))
         return free
@@ -227,7 +237,7 @@ class Coordinator:
             else:
                 _send(live, Message(MessageKind.RELEASE, position, time_ns))
         if released and not live.waiting:
-            # Ends of the last two steps stay: what comes next on their lanes asks for them.
+            # Keep the ends of the last two steps: the next communications on their lanes need them.
             horizon = max(live.rank_class.trace.n_body, 1)
             newest = self._engine.position_of(live.rank_class.index)
             self._engine.forget_before(live.rank_class.index, newest - 2 * horizon)
@@ -247,8 +257,8 @@ class Coordinator:
             _send(live, Message(MessageKind.RELEASE, message.position, end))
 
     def _explain(self, live: LiveRank, position: int) -> None:
-        """Tell a waiting live rank that it waits for ever, if nobody can change that."""
-        # Whoever still computes may come yet.
+        """If the communication at ``position`` can never end, tell all live ranks why."""
+        # A rank that still computes may yet arrive.
         running = [r for r in self._ranks.values() if not (r.finished or r.blocked)]
         if running or position not in live.waiting:
             return
@@ -269,7 +279,7 @@ class Coordinator:
 
 
 def _send(live: LiveRank, message: Message) -> None:
-    """Tell a live rank; one that is gone needs no answer, the others still do."""
+    """Send a message to a live rank. If it is gone, mark it so: the others still need answers."""
     if live.finished:
         return
     try:

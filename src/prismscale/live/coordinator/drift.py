@@ -1,15 +1,15 @@
 """The speed of the machine, followed while live ranks run.
 
-[Note: machine drift] Ranks of a CPU target share one processor, and a virtual one is not constant:
-the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores these figures come from.
-Durations are as old as their capture, so virtual ranks would compute at the speed of that minute
-beside live ranks that compute at this one's. Each live rank therefore says after every step how
-long it computed; over the last few steps this is so many times what its trace says, and the virtual
-ranks' durations are taken so many times: communication too, which is the same processor's work, but
-for the part that moves its bytes. It is the machine that is followed, not the rank: a rank that
-``--slow`` makes slow says what its computation took here. Targets whose links are modelled keep the
-captured durations: what emulating hundreds of small communications costs a live rank would look
-like a slow machine.
+[Note: machine drift] Ranks of a CPU target share one processor, and the speed of a virtual
+processor is not constant: the same arithmetic took 18 ms and, seconds later, 28 ms on the two cores
+these figures come from. Durations are as old as their capture. Virtual ranks would compute at the
+speed of that minute, beside live ranks that compute at the speed of this one. Each live rank
+therefore reports after every step how long it computed. The ratio of that to its trace, over the
+last few steps, is the factor on the virtual ranks' durations. The factor applies to communications
+too, because the same processor works on them, but not to the part that moves their bytes. The
+factor follows the machine, not the rank: a rank that ``--slow`` makes slow reports how long its
+computation took here. Targets whose links are modelled keep the captured durations: the time that a
+live rank needs to emulate hundreds of small communications would look like a slow machine.
 """
 
 from __future__ import annotations
@@ -28,41 +28,46 @@ from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
 
 WINDOW_STEPS = 32
-"""Steps that count. Fewer would follow what is the live rank's own jitter; that of the virtual ones
-is in their samples, and independent."""
+"""Number of recent steps that count.
+
+Fewer steps would follow the live rank's own jitter. The virtual ranks' jitter is independent of it,
+and their samples have it already.
+"""
 MOVED_BYTES_PER_NS = 2.0
-"""How fast a communication's bytes move at any speed of the processor; what else it takes follows
-that speed. See [Note: bytes move at their own pace]."""
+"""Speed at which a communication's bytes move, whatever the speed of the processor.
+
+The rest of its duration follows the processor. See [Note: bytes move at their own pace].
+"""
 MOST_MOVING = 0.42
-"""Largest share of a communication that moves bytes."""
+"""Largest share of a communication's duration that moves bytes."""
 TRIMMED = 0.1
 """Share of steps left out at either end of the mean: a hiccup is not the machine's speed."""
 
 
 def trimmed_mean(values: ArrayLike) -> float:
-    """Mean without :data:`TRIMMED` of the values at either end."""
+    """Mean of the values without the share :data:`TRIMMED` at either end."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = int(TRIMMED * len(ordered))
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def captured_compute_ns(trace: RankTrace) -> float:
-    """Computation (ns) of a captured step: trimmed mean over the samples."""
+    """Computation (ns) in a captured step: trimmed mean over the samples."""
     return trimmed_mean(trace.compute_ns_S)
 
 
 @dataclass(kw_only=True)
 class MachineSpeed:
-    """How long computation takes now, over what it took when it was captured."""
+    """Ratio of the time that computation takes now to the time that it took when captured."""
 
     captured_ns: dict[int, float]
-    """Computation of one captured step, by live rank."""
+    """Computation in one captured step, by live rank."""
     factor: float = 1.0
-    """1 while nothing was observed."""
+    """The ratio; 1 while nothing was observed."""
     _recent: dict[int, deque[float]] = field(default_factory=dict)
 
     def observe(self, rank: int, compute_ns: int) -> None:
-        """Live rank ``rank`` computed so long in the step that just ended."""
+        """Note how long live rank ``rank`` computed in the step that just ended."""
         if self.captured_ns[rank] > 0 and compute_ns > 0:
             recent = self._recent.setdefault(rank, deque(maxlen=WINDOW_STEPS))
             recent.append(compute_ns / self.captured_ns[rank])
@@ -73,12 +78,13 @@ class MachineSpeed:
 class DriftingDurations:
     """Durations at the machine's present speed. A step keeps the factor it began with.
 
-    [Note: bytes move at their own pace] A core is slow when a neighbour shares it; copies wait for
-    memory then as before. Over 24 captures of the llama example, at speeds that differed by half,
-    an all-reduce of 128 KiB took 0.09 ms and 1.22 ms times the slowness of computation; an
-    all-gather of 2.8 MiB 1.7 and 2.1 ms; an all-reduce of 24.5 MiB 8.7 and 13.2 ms. Those were made
-    by one rank alone. Where ranks really communicated, their captured steps say how much more a
-    slow step's communications took (see :func:`communication_slope`).
+    [Note: bytes move at their own pace] A core becomes slow when a neighbour shares it, but copies
+    wait for memory no longer than before. Over 24 captures of the llama example, at speeds that
+    differed by half, an all-reduce of 128 KiB took 0.09 ms plus 1.22 ms times the slowness of
+    computation, an all-gather of 2.8 MiB 1.7 ms plus 2.1 ms times it, and an all-reduce of 24.5 MiB
+    8.7 ms plus 13.2 ms times it. In those captures one rank did the work alone. Where ranks really
+    communicated, their captured steps show how much longer the communications of a slow step took
+    (see :func:`communication_slope`).
     """
 
     durations: GraphDurations
@@ -89,7 +95,7 @@ class DriftingDurations:
         self._paces = [_paces(c.trace, slope) for c in self.durations.graph.classes]
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
-        """As captured: nothing was observed before the first step."""
+        """Durations of the prologue, as captured: nothing was observed before the first step."""
         return self.durations.prologue(class_index)
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
@@ -102,8 +108,10 @@ class DriftingDurations:
 
 
 def communication_slope(graph: JobGraph) -> float | None:
-    """Exponent ``b`` in "time of communication ∝ (time of computation)^b": least squares on the
-    logarithms over captured steps, between 0 and 1. None where ranks did not really communicate.
+    """Exponent ``b`` in "time of communication ∝ (time of computation)^b".
+
+    Least squares on the logarithms over captured steps, limited to between 0 and 1. None where
+    ranks did not really communicate.
 
     Slices of two ranks on two cores, four captures each: 0.5 for all-reduces of 24.5 MiB beside a
     backward pass and for fully sharded parameters, 0.2 for all-reduces of 128 KiB, which mostly
@@ -126,13 +134,13 @@ class Pace(NamedTuple):
     """How a node's duration follows the machine's speed."""
 
     power: float = 1.0
-    """Of the slowness of computation."""
+    """Exponent on the slowness of computation."""
     moving_ns: float = 0.0
-    """What moving its bytes takes, at any speed."""
+    """Time that moving its bytes takes, whatever the speed."""
 
 
 def _paces(trace: RankTrace, slope: float | None) -> list[Pace]:
-    """By body node. ``slope`` is that of communications, None where it was not measured."""
+    """The pace of each body node. ``slope`` is the power of communications, None if unmeasured."""
     bytes_B = trace.bytes_N[trace.n_prologue :].tolist()
     if slope is None:
         communications = [Pace(moving_ns=n / MOVED_BYTES_PER_NS) for n in bytes_B]

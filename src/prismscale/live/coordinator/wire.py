@@ -1,4 +1,4 @@
-"""What live ranks and the coordinator say to each other: fixed binary records on a local socket."""
+"""Messages between live ranks and the coordinator: fixed binary records on a local socket."""
 
 from __future__ import annotations
 
@@ -14,41 +14,45 @@ from typing import Any
 from prismscale.errors import FormatError
 
 _HEADER = struct.Struct("<BQqqI")
-"""kind, position, time and computation in ns, bytes of JSON text that follow."""
+"""Kind, position, time (ns), computation (ns), number of bytes of JSON text that follow."""
 MAX_TEXT = 1 << 20
 _PEER = struct.Struct("3i")
-"""Process, user, group."""
+"""Ids of the process, user and group."""
 
 ASK_AFTER_S = 5.0
-"""A communication that lasts this long makes a rank ask whether it ever ends."""
+"""If a communication lasts this long, the rank asks whether it ever ends."""
 UNCOVERED_ID_BASE = 1 << 62
-"""Communications that the trace does not contain are numbered from here on."""
+"""First number of communications that the trace does not contain."""
 
 
 class MessageKind(IntEnum):
-    """What a message means; ``position`` is a stream position of the sender's trace."""
+    """Meaning of a message; ``position`` is a stream position in the live rank's trace."""
 
     HELLO = 0
     """Live rank → coordinator: ready to run; ``position`` is the rank."""
     GO = 1
-    """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock; text lists the
-    processes of the other live ranks."""
+    """Coordinator → all: the job begins at ``time_ns`` of the monotonic clock.
+
+    The text lists the processes of the other live ranks.
+    """
     ARRIVE = 2
-    """Live rank → coordinator: reached communication ``position`` at ``time_ns``, and since the one
-    before it computed ``computed_ns`` on this machine."""
+    """Live rank → coordinator: the rank reached communication ``position`` at ``time_ns``.
+
+    Since the communication before, it computed for ``computed_ns`` on this machine.
+    """
     RELEASE = 3
     """Coordinator → live rank: communication ``position`` ends at ``time_ns``."""
     UNCOVERED = 4
     """Live rank → coordinator: a communication that the graph does not have; text describes it.
     Answered by RELEASE with the same ``position``."""
     WHY = 5
-    """Live rank → coordinator: still waiting for ``position``; does it ever end?"""
+    """Live rank → coordinator: the rank asks whether ``position`` ever ends: it still waits."""
     FAULT = 6
-    """Coordinator → live rank: it never ends; the text says why."""
+    """Coordinator → live rank: the communication never ends; the text says why."""
     BYE = 7
     """Live rank → coordinator: the program ended."""
     COMPUTED = 8
-    """Live rank → coordinator: a step ended, in which it computed ``time_ns`` on this machine."""
+    """Live rank → coordinator: a step ended; it held ``time_ns`` of computation on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,12 @@ class Wire:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The socket's descriptor, for selectors."""
         return self.connection.fileno()
 
     @property
     def process(self) -> int | None:
-        """The process at the other end when the two were connected, where Linux tells."""
+        """The process that was at the other end when the two connected; Linux only."""
         if not hasattr(socket, "SO_PEERCRED"):
             return None
         told = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -91,7 +95,7 @@ class Wire:
         self.connection.sendall(header + text)
 
     def receive(self, timeout_s: float | None) -> list[Message] | None:
-        """Messages that are there, waiting for the first at most ``timeout_s`` (None: for ever).
+        """Read messages; wait for the first at most ``timeout_s`` (None: for ever).
 
         Returns an empty list on time-out and None when the other side closed.
         """
@@ -99,7 +103,7 @@ class Wire:
         return self.read() if ready else []
 
     def read(self) -> list[Message] | None:
-        """Messages, of which there are some; None when the other side closed."""
+        """Read messages from a socket that is ready; None when the other side closed."""
         chunk = self.connection.recv(1 << 16)
         if not chunk:
             return None

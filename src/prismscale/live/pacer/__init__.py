@@ -1,1 +1,1 @@
-"""Who holds a live rank on a GPU back until its communications end."""
+"""The process that holds back a live rank's GPU until its communications end."""

@@ -1,4 +1,4 @@
-"""A live rank's end of its pacer: starts the process, tells it what is issued, hears of faults."""
+"""A live rank's end of its pacer: starts the process, reports what is issued, hears of faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACER_PROCESS = "prismscale.live.pacer.pacer_process"
 
 
 class PacerLink:
-    """Speaks with the pacer over the words and a socket."""
+    """Connection to the pacer process: shared-memory words for progress, a socket for records."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PacerLink:
     def start(
         path: Path, words: SharedWords, wire: Wire, origin_ns: int, compute_factor: float
     ) -> PacerLink:
-        """Start the pacer of a rank; the coordinator's wire is the pacer's from here on."""
+        """Start the pacer of a rank. From here on it alone uses the wire to the coordinator."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         spec = PacerSpec(
             words=str(path),
@@ -48,21 +48,21 @@ class PacerLink:
             origin_ns=origin_ns,
             compute_factor=compute_factor,
         )
-        # See [Note: why a process paces] in shared_words.py. Not a session of its own: whoever ends
-        # this rank ends its pacer.
+        # See [Note: why a process paces] in shared_words.py. The pacer gets no session of its own,
+        # so that whoever ends this rank's session ends its pacer too.
         process = subprocess.Popen(
             [sys.executable, "-m", PACER_PROCESS, json.dumps(plain(spec))],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), wire.fileno()),
         )
-        # With a copy of it open here, the pacer's end would go unnoticed.
+        # If a copy stayed open here, this rank would not notice when the pacer ends.
         theirs.close()
         link = PacerLink(words, ours, process)
         link.hear()
         return link
 
     def tell(self, *records: Record) -> None:
-        """Say what was issued.
+        """Tell the pacer what was issued.
 
         Raises:
             StuckError: the pacer knows that the job cannot go on.
@@ -71,16 +71,16 @@ class PacerLink:
         try:
             self._connection.sendall(b"".join(record.pack() for record in records))
         except OSError:
-            # It is gone; its last line says why.
+            # The pacer has exited. The last line it sent says why.
             self.hear()
 
     def check(self) -> None:
-        """Raise what the pacer has to say, if anything.
+        """Raise the fault that the pacer reported, if there is one.
 
         Raises:
             StuckError: the job cannot go on.
         """
-        # Only a pacer that gives up opens answers that nobody asked for.
+        # A pacer opens answers that nobody asked for only when it gives up.
         if self._words.answers[0] >= OPEN:
             self.hear()
 
@@ -95,10 +95,10 @@ class PacerLink:
         self.check()
 
     def hear(self) -> dict[str, Any]:
-        """The next thing that the pacer says.
+        """Wait for the next message of the pacer.
 
         Raises:
-            StuckError: it is a fault, or the pacer has ended.
+            StuckError: the message is a fault, or the pacer has ended.
         """
         line = self._lines.readline()
         if not line:
@@ -109,8 +109,8 @@ class PacerLink:
         return body
 
     def close(self) -> None:
-        """Go; the pacer opens every gate and ends."""
-        # Both: the socket stays open as long as the file made of it.
+        """Leave: the pacer then opens every gate and ends."""
+        # Close both: the socket stays open as long as the file made from it.
         self._lines.close()
         self._connection.close()
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""What a pacer makes of the words: times of counters, and gates that count without a gap."""
+"""How a pacer reads and writes the words: times of counters, and gates that open in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from prismscale.live.pacer.shared_words import Point, SharedWords
 
 KEPT_TIMES = 8192
-"""Of each counter; a batch in flight needs its own only."""
+"""Number of times kept for each counter. A batch in flight needs only its own."""
 
 
 class CounterTimes:
-    """When each counter reached each value, as far as looking now and then can tell."""
+    """When each counter reached each value, as exactly as looking now and then can tell."""
 
     def __init__(self, words: SharedWords) -> None:
         self._words = words
@@ -22,7 +22,7 @@ class CounterTimes:
         self._looked_ns: int | None = None
 
     def look(self, now_ns: int) -> bool:
-        """Note what changed since the last look; whether anything did."""
+        """Note what changed since the last look; return whether anything did."""
         before = now_ns if self._looked_ns is None else self._looked_ns
         self._looked_ns = now_ns
         changed = np.flatnonzero(self._words.counters != self._seen).tolist()
@@ -39,21 +39,23 @@ class CounterTimes:
         return bool(changed)
 
     def at(self, point: Point) -> int | None:
-        """Host time at which the point was reached."""
+        """Host time at which the point was reached; None if it was not."""
         times = self._times.get(point.word)
         return None if times is None else times.get(point.value)
 
 
 class ContiguousPrefix:
-    """Words that hold the last point up to which all were passed, in whatever order that was. A
-    stream waits for its points in order."""
+    """Words that each hold the last point up to which all points were passed.
+
+    Points may be passed in any order, but a stream waits for its points in order.
+    """
 
     def __init__(self, words: Any) -> None:
         self._words = words
         self._passed: set[Point] = set()
 
     def pass_(self, point: Point) -> None:
-        """Count the point as soon as all before it are."""
+        """Count the point as soon as all points before it are passed."""
         self._passed.add(point)
         while (following := Point(point.word, int(self._words[point.word]) + 1)) in self._passed:
             self._passed.remove(following)

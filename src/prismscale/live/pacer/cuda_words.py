@@ -11,7 +11,7 @@ from prismscale.errors import UsageError
 from prismscale.live.pacer.shared_words import Point, SharedWords
 
 _WAIT_UNTIL_GEQ = 0
-"""``CU_STREAM_WAIT_VALUE_GEQ``: until ``(int32_t)(word - value) >= 0``."""
+"""``CU_STREAM_WAIT_VALUE_GEQ``: wait until ``(int32_t)(word - value) >= 0``."""
 _WORD_BYTES = 4
 
 
@@ -22,7 +22,7 @@ class CudaSignals:
         """Register the words with the driver.
 
         Raises:
-            UsageError: a driver without stream memory operations.
+            UsageError: the driver has no stream memory operations.
         """
         self._words = words
         try:
@@ -35,7 +35,7 @@ class CudaSignals:
             ) from error
         address = words.counters.__array_interface__["data"][0]
         n_bytes = words.counters.nbytes + words.gates.nbytes + words.answers.nbytes
-        # torch checks nothing of what it passes on: the answer is CUDA's error code.
+        # torch does not check this call: the result is CUDA's error code.
         _check(int(torch.cuda.cudart().cudaHostRegister(address, n_bytes, 0)), "cudaHostRegister")
         seen = ctypes.c_uint64()
         locate = driver.cuMemHostGetDevicePointer_v2
@@ -44,12 +44,12 @@ class CudaSignals:
         self._gates = seen.value + words.counters.nbytes
 
     def count(self, stream: Any, point: Point) -> None:
-        """``cuStreamWriteValue32``; what the stream did before is visible before."""
+        """Issue ``cuStreamWriteValue32``. The stream's earlier writes become visible first."""
         at = self._counters + _WORD_BYTES * point.word
         _check(self._write(stream.cuda_stream, at, point.value, 0), "cuStreamWriteValue32")
 
     def hold(self, stream: Any, gate: Point) -> None:
-        """``cuStreamWaitValue32``."""
+        """Issue ``cuStreamWaitValue32``."""
         at = self._gates + _WORD_BYTES * gate.word
         code = self._wait(stream.cuda_stream, at, gate.value, _WAIT_UNTIL_GEQ)
         _check(code, "cuStreamWaitValue32")

@@ -1,13 +1,13 @@
 """Paces one live rank's device: ``python -m prismscale.live.pacer.pacer_process SPEC``.
 
-Reads off the counters when the device got where, tells the coordinator of arrivals, and opens each
-gate when logical time has reached the communication's end. :mod:`.shared_words` says why this is a
-process.
+The pacer reads from the counters when the device reached each point, and tells the coordinator of
+arrivals. It opens each gate when logical time has reached the communication's end.
+:mod:`.shared_words` says why this is a process.
 
-*Logical* time is the monotonic clock less an origin that moves by what only the emulation cost: a
-stream that waited for a communication and went on later than its end was held up by us, by so much.
-The moves are made in program order for the rank as a whole; a stream that did not wait joins the
-one that did before it matters.
+*Logical* time is the monotonic clock minus an origin. The origin moves by the time that only the
+emulation cost: if a stream waited for a communication and went on after its end, the emulation held
+it up for the difference. The origin moves in program order, for the rank as a whole: a stream that
+did not wait joins the one that did before the difference matters.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from prismscale.processes.children import die_with_parent
 from prismscale.typed_files import decode
 
 KEPT_LATE = 4096
-"""Gates of which it is remembered how late they were opened."""
+"""Number of latest gates whose delay is remembered."""
 IDLE_AFTER_NS = 100_000_000
-"""The pacer looks without a pause until nothing has happened for this long."""
+"""The pacer polls without a pause until nothing has happened for this long."""
 IDLE_S = 100e-6
-"""Pause between looks from then on; a message ends it."""
+"""Pause between polls from then on; a message ends it."""
 
 
 class RankLink(Protocol):
-    """The other end: the live rank."""
+    """The pacer's connection to the live rank."""
 
     def records(self) -> Sequence[Record] | None:
-        """What came since the last call; None when the rank is gone. Never blocks."""
+        """Records that came since the last call; None when the rank is gone. Never blocks."""
         ...
 
     def answer(self, body: dict[str, Any]) -> None:
-        """Tell the rank: a ``fault``, or what was seen."""
+        """Send the rank one message, for example a ``fault`` or the steps that were seen."""
         ...
 
 
@@ -77,11 +77,11 @@ class Batch:
 
 @dataclass(kw_only=True)
 class Pacer:
-    """One pass after another over counters, records, the coordinator, and gates that are due."""
+    """Paces one live rank. Each pass looks at counters, records, the coordinator and due gates."""
 
     words: SharedWords
     link: RankLink
-    """To the live rank."""
+    """Connection to the live rank."""
     wire: Wire
     origin_ns: int
     compute_factor: float = 1.0
@@ -89,9 +89,9 @@ class Pacer:
     lag_ns: int = 0
     finished: bool = False
     steps: list[tuple[int, int, int]] = field(default_factory=list)
-    """Logical end, waited and lag so far, of each steady step."""
+    """For each steady step: its logical end, and the total wait and lag by then."""
     late_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_LATE))
-    """How long after their end the latest gates were opened."""
+    """How long after the communication's end each of the latest gates was opened."""
 
     def __post_init__(self) -> None:
         self._times = CounterTimes(self.words)
@@ -110,7 +110,7 @@ class Pacer:
         self._busy_ns = 0
 
     def poll(self, now_ns: int) -> None:
-        """One pass."""
+        """Make one pass."""
         if self._times.look(now_ns):
             self._busy_ns = now_ns
         records = self.link.records()
@@ -137,7 +137,7 @@ class Pacer:
         """Let the device run free and tell the rank why."""
         self.words.gates[:] = OPEN
         self.words.answers[:] = OPEN
-        # Last: a rank that sees its answers open waits for this line.
+        # This comes last: a rank that sees its answers open waits for this line.
         self.link.answer({"fault": text})
         self.finished = True
 
@@ -157,8 +157,11 @@ class Pacer:
             self._order.append(record)
 
     def _report(self, record: Record) -> bool:
-        """Tell the coordinator, if the device is there. A group's communications are told in
-        program order, whatever streams they come from: the coordinator counts them."""
+        """Report an arrival to the coordinator if the device has reached it; return whether it has.
+
+        A group's communications are reported in program order, whatever streams they come from,
+        because the coordinator counts them.
+        """
         reached = self._times.at(record.at)
         if reached is None:
             return False
@@ -189,19 +192,19 @@ class Pacer:
 
     def _answered(self, gate: Point, batch: Batch) -> None:
         if batch.issued and not batch.unanswered:
-            # The end is known: the host may go on. The stream may when it has come.
+            # The end is known, so the host may go on. The stream may go on when the end has come.
             self._answers.pass_(gate)
             heapq.heappush(self._due, (batch.end_ns, gate))
 
     def _open_due(self, now_ns: int) -> None:
-        # Kept in logical time, because the origin moves.
+        # Ends are kept in logical time, because the origin moves.
         while self._due and self._due[0][0] + self.origin_ns <= now_ns:
             end_ns, gate = heapq.heappop(self._due)
             self._gates.pass_(gate)
             self.late_ns.append(now_ns - self.origin_ns - end_ns)
 
     def _advance(self, record: Record, now_ns: int) -> bool:
-        """Act on what is next in program order; False while the device is not there yet."""
+        """Act on the next record in program order; False while the device is not there yet."""
         if record.kind == WordKind.END:
             self._end()
             return True
@@ -224,7 +227,8 @@ class Pacer:
         arrived = before - self.origin_ns
         due = max(arrived, batch.end_ns)
         lag = after - self.origin_ns - due
-        # May be negative by the error of the two times: left so, errors cancel out over a step.
+        # The lag may be negative, by the error of the two times. It stays negative, so that errors
+        # cancel out over a step.
         self.origin_ns += lag
         self.lag_ns += lag
         self.waited_ns += due - arrived
@@ -240,7 +244,7 @@ class Pacer:
         self._computing_since_ns = reached + max(0, extra)
 
     def _ask(self, gate: Point, now_ns: int) -> None:
-        """A stream waits: does the communication ever end?"""
+        """Ask the coordinator from time to time whether an awaited communication ever ends."""
         unanswered = self._batches[gate].unanswered
         if self._asked_ns == 0 or not unanswered:
             self._asked_ns = now_ns
@@ -260,18 +264,18 @@ class Pacer:
 
 
 class SocketLink:
-    """The live rank at the other end of a stream socket."""
+    """Connection to the live rank over a stream socket (a :class:`RankLink`)."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """For select."""
+        """The socket's descriptor, for select."""
         return self._connection.fileno()
 
     def records(self) -> Sequence[Record] | None:
-        """Whole records that have come."""
+        """Complete records that have come; None when the rank is gone."""
         try:
             chunk = self._connection.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -285,12 +289,12 @@ class SocketLink:
         return records
 
     def answer(self, body: dict[str, Any]) -> None:
-        """One line of JSON."""
+        """Send one line of JSON."""
         self._connection.sendall(json.dumps(body).encode() + b"\n")
 
 
 def pace(pacer: Pacer, link: SocketLink) -> None:
-    """Run until the rank has ended; on the way out every gate is open."""
+    """Run until the rank has ended, then open every gate. Errors open them too."""
     try:
         while not pacer.finished:
             now = perf_counter_ns()
@@ -318,7 +322,7 @@ def main(arguments: list[str]) -> int:
     try:
         pace(pacer, link)
     except (BrokenPipeError, ConnectionResetError):
-        # One of the two others ended first. The rank finds its gates open and says so.
+        # The rank or the coordinator ended first. The rank finds its gates open and says so.
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What a pacer's process is told."""
+"""The specification of a pacer's process."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacerSpec:
-    """One live rank's pacer. Descriptors are passed on to it."""
+    """The pacer of one live rank. Its process inherits the descriptors."""
 
     words: str
-    """File of the words that it shares with the rank and its GPU."""
+    """File of the words that the pacer shares with the rank and its GPU."""
     link: int
     """Descriptor of the socket to the rank."""
     wire: int
     """Descriptor of the socket to the coordinator."""
     origin_ns: int
-    """Of logical time, on the monotonic clock."""
+    """Origin of logical time, on the monotonic clock."""
     compute_factor: float
-    """How much longer the rank computes than it does here."""
+    """Factor on the time that the rank's computation takes on this machine."""

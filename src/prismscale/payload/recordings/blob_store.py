@@ -1,7 +1,7 @@
 """A folder of byte strings by their SHA-256, of bounded size, shared by processes.
 
-What is written twice is there once. A file is complete when it has its name. Whatever is read is
-compared with its name, so damage is noticed.
+Equal byte strings are stored once. A file gets its name only when it is complete. Every read is
+checked against the name, so damage is noticed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ LIMIT_BYTES = 16 << 30
 
 
 class BlobStore:
-    """Byte strings by digest."""
+    """Stores byte strings by digest."""
 
     def __init__(self, folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
 
     def put(self, data: memoryview | bytes) -> str:
-        """Keep ``data``; returns its digest.
+        """Keep ``data`` and return its digest.
 
         Raises:
-            StorageError: the store would be larger than it may, or cannot be written.
+            StorageError: the store would exceed its limit, or cannot be written.
         """
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
@@ -45,10 +45,10 @@ class BlobStore:
         return digest
 
     def get(self, digest: str) -> bytearray:
-        """What has this digest.
+        """Return the byte string of a digest.
 
         Raises:
-            FormatError: it is missing or damaged.
+            FormatError: the byte string is missing or damaged.
         """
         path = self._path(digest)
         try:
@@ -65,7 +65,7 @@ class BlobStore:
         return self._folder / digest[:2] / digest[2:]
 
     def _take_room(self, n_bytes: int) -> None:
-        """Count what all processes have written together."""
+        """Add ``n_bytes`` to the total that all processes have written; raise above the limit."""
         counter = self._folder / "bytes"
         with counter.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -22,25 +22,25 @@ REDUCTIONS = REDUCED_FOR_ALL | {CollectiveOp.REDUCE}
 
 @dataclass(kw_only=True)
 class KnownCommunication:
-    """Of a communication of several tensors, the ``index``-th. Nothing outlives it."""
+    """The ``index``-th tensor of a recorded communication. It alone keeps the values it reads."""
 
     recording: RecordedJob
     name: str
     op: CollectiveOp
     ranks: Sequence[int]
-    """Global ranks of the group, in its order."""
+    """Global ranks of the group, in group order."""
     receiver: int
     """Group rank of the live member."""
     root: int = -1
     kind: Any = KIND.SUM
-    """The reduction."""
+    """Kind of the reduction."""
     index: int = 0
     count: int = 1
-    """Tensors of the communication."""
+    """Number of tensors of the communication."""
     _read: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def result(self, start: int, stop: int) -> torch.Tensor:
-        """A range of what the live member ends with."""
+        """Return a range of the live member's result."""
         if self.op in REDUCED_FOR_ALL:
             return self._flat(RESULT)[start:stop]
         if self.op is CollectiveOp.REDUCE:
@@ -52,11 +52,11 @@ class KnownCommunication:
         return self.said_by(self.root)[start:stop]
 
     def contribution(self, member: int, start: int, stop: int) -> torch.Tensor:
-        """A range of what a member put into a reduction."""
+        """Return a range of a member's contribution to a reduction."""
         return self._flat(self.ranks[member])[start:stop]
 
     def is_enough(self, live: Sequence[int]) -> bool:
-        """Whether all that members who are not ``live`` (group ranks) say was recorded."""
+        """Return whether all that members outside ``live`` (group ranks) say was recorded."""
         if self.op in REDUCED_FOR_ALL:
             return self._has(RESULT) and all(self._has(self.ranks[m]) for m in live)
         if self.op in (CollectiveOp.BROADCAST, CollectiveOp.SCATTER, CollectiveOp.RECV):
@@ -65,7 +65,7 @@ class KnownCommunication:
             return True
         if self.op is CollectiveOp.REDUCE:
             return all(self._has(rank) for rank in self.ranks)
-        # Of an all-gather a live member's part passes absent ones on its way to another.
+        # In an all-gather a live member's part passes absent members on its way to another.
         passes = self.op is CollectiveOp.ALL_GATHER and len(live) > 1
         here = set() if passes else set(live)
         return all(self._has(rank) for m, rank in enumerate(self.ranks) if m not in here)
@@ -81,7 +81,7 @@ class KnownCommunication:
         return total
 
     def _gathered(self, start: int, stop: int) -> torch.Tensor:
-        """A range of all members' inputs, which are of one length."""
+        """Return a range of all members' inputs, concatenated; all have the same length."""
         each = self._length()
         first, last = start // each, -(-stop // each)
         whole = [self.said_by(m) for m in range(first, last)]
@@ -89,7 +89,7 @@ class KnownCommunication:
         return flat[start - first * each : stop - first * each]
 
     def _length(self) -> int:
-        """Of the input of any member that was recorded."""
+        """Return the length of the input of any recorded member."""
         gifts = (self.recording.gift(self.name, rank) for rank in self.ranks)
         shape = next(gift for gift in gifts if gift).tensors[self.index].shape
         return torch.Size(shape).numel()
@@ -98,7 +98,7 @@ class KnownCommunication:
         return torch.cat([self.said_by(m) for m in range(len(self.ranks))])
 
     def said_by(self, member: int) -> torch.Tensor:
-        """What a member contributes to the live one's outputs, of what is no reduction; flat."""
+        """Return a member's flat contribution to the live one's outputs, for all but reductions."""
         rank, size = self.ranks[member], len(self.ranks)
         if self.op is CollectiveOp.ALL_TO_ALL:
             rows = split_rows(self._tensors(rank), self._gift(rank).splits, size)
@@ -108,7 +108,7 @@ class KnownCommunication:
         return self._tensors(rank)[self.index].reshape(-1)
 
     def _flat(self, rank: int) -> torch.Tensor:
-        """Of a reduction: a tensor, or of a reduce-scatter of lists a list of the group's size."""
+        """Return a flat tensor of a reduction; of a list reduce_scatter, its list concatenated."""
         tensors, size = self._tensors(rank), len(self.ranks)
         if self.op is CollectiveOp.REDUCE_SCATTER and len(tensors) == self.count * size > 1:
             own = tensors[self.index * size : (self.index + 1) * size]

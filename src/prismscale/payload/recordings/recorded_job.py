@@ -1,4 +1,4 @@
-"""What was recorded, by the name of the communication; read ahead into a bounded pool."""
+"""The recorded values of a job, by name of the communication, read ahead into a bounded pool."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from prismscale.payload.recordings.blob_store import BlobStore
 from prismscale.payload.recordings.recording_writer import SCHEMA, blobs_of
 
 POOL_BYTES = 256 << 20
-"""Of what has been read ahead."""
+"""Most bytes that are held of what was read ahead."""
 _LATE = 64
-"""Communications that may still be asked for when a later one has been: several are under way."""
+"""A communication up to this many before the latest may still be asked for: several are under
+way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTensor:
-    """One tensor of a recording."""
+    """One tensor of a recording: its type, and where its bytes are."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -31,13 +32,13 @@ class RecordedTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Its size."""
+        """Size of its values in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedGift:
-    """What one rank gave to a communication."""
+    """One rank's contribution to a communication, or its result (:data:`.RESULT`)."""
 
     tensors: tuple[RecordedTensor, ...]
     splits: tuple[int, ...]
@@ -47,13 +48,14 @@ class RecordedJob:
     """Recorded communications of a job; made by :meth:`load`.
 
     A thread reads ahead on the channels that were asked for before, in the order in which
-    communications were recorded. What has been taken is dropped, and so is what lies behind.
+    communications were recorded. Values leave the pool when they are taken, or when they lie too
+    far behind.
     """
 
     def __init__(
         self, gifts: dict[str, dict[int, RecordedGift]], blobs: BlobStore, *, pool_bytes: int
     ) -> None:
-        """``gifts`` by name and rank, in the order of recording."""
+        """``gifts``: by name and rank, in the order of recording."""
         self._gifts, self._blobs, self._pool_bytes = gifts, blobs, pool_bytes
         self._names = list(gifts)
         self._order = {name: i for i, name in enumerate(gifts)}
@@ -64,11 +66,11 @@ class RecordedJob:
         self._change = threading.Condition()
         self._reader: threading.Thread | None = None
         self.most_ahead_bytes = 0
-        """The most that the pool has held."""
+        """Most bytes that the pool has held."""
 
     @classmethod
     def load(cls, folder: Path, *, pool_bytes: int = POOL_BYTES) -> RecordedJob | None:
-        """What lies in ``folder``; None where nothing was recorded.
+        """Load the recording in ``folder``; None if nothing was recorded.
 
         Raises:
             FormatError: a list of recorded communications is damaged.
@@ -85,14 +87,14 @@ class RecordedJob:
         return name in self._gifts
 
     def gift(self, name: str, member: int) -> RecordedGift | None:
-        """What a global rank, or :data:`.RESULT`, gave; None where that was not recorded."""
+        """Return what a global rank, or :data:`.RESULT`, gave; None if it was not recorded."""
         return self._gifts[name].get(member)
 
     def tensors(self, name: str, gift: RecordedGift) -> list[torch.Tensor]:
-        """Read a gift to ``name``, and let the thread go on from there.
+        """Return the tensors of a gift to ``name``, and let the thread go on from there.
 
         Raises:
-            FormatError: it is missing or damaged.
+            FormatError: a tensor is missing or damaged.
         """
         at = self._order[name]
         with self._change:
@@ -127,13 +129,13 @@ class RecordedJob:
             at += 1
 
     def _wanted(self, at: int) -> dict[str, int]:
-        """Digests of what may be asked for of a communication, with their sizes."""
+        """Return the digests, with sizes, that may be asked for of a communication."""
         name = self._names[at]
         if _channel(name) not in self._channels:
             return {}
         gifts = self._gifts[name].values()
         wanted = {t.digest: t.n_bytes for gift in gifts for t in gift.tensors}
-        # What fits no pool is read when it is needed.
+        # A communication too large for the pool is read when it is needed.
         return wanted if sum(wanted.values()) <= self._pool_bytes else {}
 
     def _has_room(self, at: int) -> bool:
@@ -145,7 +147,7 @@ class RecordedJob:
         try:
             data = self._blobs.get(digest)
         except FormatError:
-            # Whoever needs it is told.
+            # The reader that needs it gets the error.
             return
         with self._change:
             if at > self._last:
@@ -178,7 +180,7 @@ def _rows(path: Path) -> Iterator[tuple[int, str, int, RecordedGift]]:
 
 
 def recorded_by_selection(folder: Path) -> list[int]:
-    """How many communications each ``--record`` has kept something of, over all ranks."""
+    """Return how many communications each ``--record`` covers, summed over all ranks."""
     counts: list[list[int]] = []
     for path in sorted(folder.glob("index-*.arrow")):
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:

@@ -1,4 +1,4 @@
-"""Records what one rank gives to its job's communications, and the results that it works out."""
+"""Records what one rank gives to its job's communications, and the results that it computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prismscale.payload.recordings.selection import RecordSelection
 from prismscale.payload.tensor_bytes import tensor_bytes
 
 RESULT = -1
-"""In place of a rank: what a reduction came to."""
+"""Stands in place of a rank for the result of a reduction."""
 SCHEMA = pa.schema(
     [
         ("name", pa.string()),
@@ -31,12 +31,12 @@ SCHEMA = pa.schema(
 
 
 def blobs_of(folder: Path) -> Path:
-    """Where the bytes of a recording lie."""
+    """Return the folder of a recording's bytes."""
     return folder / "blobs"
 
 
 class RecordingWriter:
-    """Of one rank. What it has seen is listed in ``index-<rank>.arrow`` when it is closed."""
+    """Records one rank. :meth:`close` lists what it recorded in ``index-<rank>.arrow``."""
 
     def __init__(
         self, folder: Path, rank: int, selections: Sequence[str], limit_bytes: int
@@ -46,14 +46,14 @@ class RecordingWriter:
         self._blobs = BlobStore(blobs_of(folder), limit_bytes=limit_bytes)
         self._rows: list[dict[str, Any]] = []
         self.recorded = [0] * len(self._selections)
-        """Communications by selection."""
+        """Number of communications by selection."""
         blobs_of(folder).mkdir(parents=True, exist_ok=True)
 
     def gave(self, name: str, collective: Collective, ranks: Sequence[int], step: int) -> None:
         """Keep what this rank gives to a communication that is selected.
 
         Raises:
-            StorageError: there is no room for it.
+            StorageError: there is no room, or it cannot be written.
         """
         covering = self._covering(collective, ranks, step)
         for i in covering:
@@ -74,7 +74,7 @@ class RecordingWriter:
             self._write(name, RESULT, totals, ())
 
     def close(self) -> None:
-        """Write the list of what was recorded, and how much by each selection."""
+        """Write the list of what was recorded, and the number of communications by selection."""
         path = self._folder / f"index-{self._rank}.arrow"
         try:
             table = pa.Table.from_pylist(self._rows, schema=SCHEMA).replace_schema_metadata(

@@ -1,16 +1,16 @@
-"""Remainders of a reduction: what is left of its result without some contributions.
+"""Remainders of reductions: what is left of a result without some contributions.
 
 ================ ==========================================================================
-sum, avg         result less the contributions (avg: times the members first), in twice the
+sum, avg         result minus the contributions (avg: result times the members), in twice the
                  precision; modulo 2 ** n for integers
 bxor             the same by exclusive or
-min, max, band,  the result itself: contributions once more change nothing, as long as they are
-bor, sum of bool what they were
-product          result over the contributions, of floats that are finite and not 0
+min, max, band,  the result itself: reducing the contributions again changes nothing, as long as
+bor, sum of bool they are the same as in the recording
+product          result divided by the contributions, of floats that are finite and not 0
 ================ ==========================================================================
 
 Where that is impossible (a product of integers, or with a 0; 8-bit floats, whose sums are rounded
-to 3 bits) the remainder is worked out from what absent members contribute themselves: *exactly*.
+to 3 bits), the remainder is computed from the absent members' own contributions: *exactly*.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DIVISIBLE = frozenset({torch.float32, torch.float64})
 
 
 def partial_kind(kind: Any) -> Any:
-    """How contributions are put together on the way: an average is divided at the end."""
+    """Return how contributions are reduced on the way: an average is divided at the end."""
     return KIND.SUM if kind == KIND.AVG else kind
 
 
 def neutral(like: torch.Tensor, kind: Any) -> torch.Tensor:
-    """As many values that change no result."""
+    """Return a tensor like ``like`` that changes no result of a reduction."""
     value: float | bool = 0
     if kind == KIND.PRODUCT:
         value = 1
@@ -55,8 +55,10 @@ def neutral(like: torch.Tensor, kind: Any) -> torch.Tensor:
 def remainder(
     result: torch.Tensor, added: Sequence[torch.Tensor], kind: Any, size: int
 ) -> torch.Tensor | None:
-    """What, with ``added`` put to it, becomes ``result`` of a group of ``size``; flat tensors. None
-    where only what others contribute can tell."""
+    """Return the remainder that, reduced with ``added``, gives ``result`` of a group of ``size``.
+
+    Tensors are flat. Return None where only what others contribute can tell.
+    """
     dtype = result.dtype
     is_bool_sum = dtype is torch.bool and partial_kind(kind) == KIND.SUM
     if kind in _IDEMPOTENT or is_bool_sum:
@@ -79,7 +81,7 @@ def remainder(
 
 
 def exact(contributions: Sequence[torch.Tensor], kind: Any) -> torch.Tensor:
-    """What ``contributions`` come to together."""
+    """Reduce ``contributions``; an average is not divided yet."""
     total = contributions[0].clone()
     for term in contributions[1:]:
         accumulate(signed(total), signed(term.clone()), partial_kind(kind), 1)
@@ -93,8 +95,7 @@ def _difference(
     left = result.to(wide) * times
     taken = sum((term.to(wide) for term in added), torch.zeros_like(left))
     rest = left - taken
-    # Infinite less infinite is no number: where live members brought the infinity, the rest is
-    # nothing.
+    # Infinity minus infinity is NaN: where live members brought the infinity, the rest is 0.
     known = torch.isfinite(taken)
     return torch.where(known | torch.isnan(left), rest, torch.zeros_like(rest)).to(result.dtype)
 

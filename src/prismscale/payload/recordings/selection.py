@@ -1,4 +1,4 @@
-"""Which communications are recorded: what ``--record`` says, and where they lie."""
+"""Which communications are recorded (``--record``), and where the recording lies."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from prismscale.graph.node import CollectiveOp
 EVERYTHING = "all"
 _KEYS = ("group", "op", "rank", "step")
 REDUCED_FOR_ALL = frozenset({CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE_SCATTER})
-"""Whose result is recorded; that of a reduce is its root's alone."""
+"""Reductions whose result is recorded. Only the root holds the result of a reduce."""
 
 
 def recordings_of(captures: Path) -> Path:
-    """Where the recording of a job lies, beside the traces of its ranks."""
+    """Return where the recording of a job lies, beside the traces of its ranks."""
     return captures / "recorded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSelection:
-    """One ``--record``: communications for which everything holds that is given."""
+    """One ``--record``: the communications that fit everything that is given."""
 
     group: str = ""
-    """The group's name, or what follows ``mesh_`` in it; ``*`` and ``?`` as in file names."""
+    """The group's name, with or without its ``mesh_``; ``*`` and ``?`` match as in file names."""
     op: str = ""
     ranks: tuple[range, ...] = ()
-    """One of these takes part. Of reductions whose result all have only their own contributions are
-    kept, beside the result; none: all ranks."""
+    """One of these ranks takes part; none: all ranks. For a reduction whose result every member
+    gets, only these ranks' contributions are kept, beside the result."""
     steps: tuple[range, ...] = ()
-    """Counted from 0, which is what comes before the first optimizer step has ended."""
+    """Steps, counted from 0; step 0 ends with the first optimizer step."""
 
     @staticmethod
     def parse(text: str) -> RecordSelection:
         """``all``, or ``group=tp,step=3,rank=0-3,op=all_reduce`` with some of these.
 
         Raises:
-            UsageError: another key, a number that is none, or no such operation.
+            UsageError: an unknown key, an invalid number, or an unknown operation.
         """
         if text.strip() == EVERYTHING:
             return RecordSelection()
@@ -68,7 +68,7 @@ class RecordSelection:
         )
 
     def covers(self, op: CollectiveOp, group: str, ranks: Iterable[int], step: int) -> bool:
-        """Whether a communication among ``ranks`` is meant."""
+        """Return whether a communication among ``ranks`` is selected."""
         names = (group, group.removeprefix("mesh_"))
         return (
             (not self.op or op.spelling == self.op)
@@ -78,15 +78,17 @@ class RecordSelection:
         )
 
     def keeps(self, op: CollectiveOp, rank: int) -> bool:
-        """Whether what ``rank`` gives to one that is covered is kept."""
+        """Return whether what ``rank`` gives to a covered communication is kept."""
         return op not in REDUCED_FOR_ALL or not self.ranks or _holds(self.ranks, rank)
 
 
 def refuse_idle_selections(texts: Collection[str], recorded: Iterable[int]) -> None:
-    """A selection that nothing fits is misspelt. ``recorded``: communications by selection.
+    """Raise for a selection that fits no communication, because it must be misspelt.
+
+    ``recorded`` is the number of communications by selection.
 
     Raises:
-        UsageError: one of them recorded nothing.
+        UsageError: a selection recorded nothing.
     """
     for text, count in zip(texts, recorded, strict=True):
         if not count:
@@ -101,7 +103,7 @@ def _holds(ranges: tuple[range, ...], number: int) -> bool:
 
 
 def _numbers(value: str, text: str) -> tuple[range, ...]:
-    """``3``, ``2-5``, or several of them with ``+`` in between."""
+    """Parse ``3``, ``2-5``, or several of them with ``+`` in between."""
     if not value:
         return ()
     found = []

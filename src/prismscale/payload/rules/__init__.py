@@ -1,1 +1,1 @@
-"""What a user says of values that absent peers contribute."""
+"""User rules for the values that absent peers contribute."""

@@ -1,4 +1,4 @@
-"""A rule: which communications it is for, and what absent peers contribute to them."""
+"""A rule: which communications it applies to, and what absent peers contribute to them."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ REDUCTIONS = {
     "bxor": KIND.BXOR,
 }
 ATTRIBUTE = "__payload_rule__"
-"""Of a function: the rule that a decorator made of it."""
+"""Attribute of a function that holds the rule which the decorator made of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """What a rule's function is told. Tensors are the program's own: read them, write none."""
+    """The argument of a rule's function. Tensors are the program's own: read them, write none."""
 
     op: str
     """As torch spells it: ``broadcast``, ``all_reduce``, …, ``broadcast_object_list``."""
     group: str
     """The program's name for the group, for example ``mesh_tp``; may be empty."""
     ranks: tuple[int, ...]
-    """Global ranks of the group, in its order."""
+    """Global ranks of the group, in group order."""
     group_rank: int
-    """This rank's position in it."""
+    """This rank's position in :attr:`ranks`."""
     root: int = -1
-    """Group rank of the root or of the sender; -1 where there is none."""
+    """Group rank of the root or the sender; -1 if there is none."""
     site: str = ""
-    """``file:line`` of the program."""
+    """``file:line`` of the program's call."""
     number: int = 0
-    """How many communications the rule has answered on this rank before."""
+    """Number of communications that the rule has answered on this rank before."""
     inputs: tuple[torch.Tensor, ...] = ()
     """What this rank contributes."""
     outputs: tuple[torch.Tensor, ...] = ()
-    """What is to be defined; in it is whatever the program left there."""
+    """Tensors to define; they still hold whatever the program left there."""
     objects: tuple[Any, ...] = ()
-    """Of an object collective: what this rank passed in."""
+    """The objects that this rank passed to an object collective."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """Which communications a rule is for: those for which everything holds that is given.
+    """Which communications a rule applies to: those that fit everything that is given.
 
     Raises :class:`UsageError` for an operation, dtype or reduction that does not exist.
     """
@@ -77,16 +77,16 @@ class Match:
     op: tuple[str, ...] = ()
     """One of these operations."""
     group: str = ""
-    """The group's name, or what follows ``mesh_`` in it; ``*`` and ``?`` as in file names."""
+    """The group's name, with or without its ``mesh_``; ``*`` and ``?`` match as in file names."""
     site: str = ""
-    """The end of the path of the line that calls, with or without ``:line``; ``*`` and ``?`` as in
-    file names."""
+    """The end of the path of the calling file, with or without ``:line``; ``*`` and ``?`` match as
+    in file names."""
     dtype: tuple[str, ...] = ()
-    """Of all tensors: one of these, ``int64`` for example."""
+    """Every arriving tensor has one of these dtypes, for example ``int64``."""
     numel: int = 0
-    """Elements of each tensor that arrives; 0: any number."""
+    """Number of elements of each tensor that arrives; 0: any number."""
     max_numel: int = 0
-    """At most so many; 0: any number."""
+    """Most elements of each tensor that arrives; 0: any number."""
     reduce: str = ""
     """How contributions are reduced: ``sum``, ``max``, …"""
 
@@ -106,7 +106,7 @@ class Match:
             raise UsageError("numel and max_numel are numbers of elements: give 1 or more")
 
     def covers(self, collective: Collective) -> bool:
-        """Everything but the place of the call, which takes longest to find."""
+        """Return whether everything fits but the call site, which takes longest to find."""
         arriving = collective.outputs or collective.inputs
         return (
             self.covers_call(collective.op.spelling, collective.group.name)
@@ -117,14 +117,14 @@ class Match:
         )
 
     def covers_call(self, op: str, group: str) -> bool:
-        """Whether operation and group are meant. Without an operation, none on objects is."""
+        """Return whether operation and group fit. No :attr:`op` means all operations on tensors."""
         if op not in self.op if self.op else op in OBJECT_OPS:
             return False
         names = (group, group.removeprefix("mesh_"))
         return not self.group or any(fnmatchcase(name, self.group) for name in names)
 
     def covers_site(self, site: str) -> bool:
-        """Whether the line ``file:line`` is meant."""
+        """Return whether the call site ``file:line`` fits."""
         if not self.site:
             return True
         path, _, line = site.rpartition(":")
@@ -136,24 +136,24 @@ class Match:
 
 
 Contribute = Callable[[Communication, int], Any]
-"""What the member of that group rank contributes: a number, tensors, objects; None: nothing is
-said of this communication."""
+"""Returns what the member of a group rank contributes: a number, tensors or objects; None if the
+rule says nothing about this communication."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What absent peers contribute to the communications that :attr:`match` is for."""
+    """What absent peers contribute to the communications that fit :attr:`match`."""
 
     name: str
     """Unique among the rules of a job."""
     where: str
-    """``file:line`` of its definition."""
+    """``file:line`` of its definition; for TOML, the file's name."""
     match: Match
     contribute: Contribute
     is_recorded: bool = False
-    """Nothing but a recorded value will do; :attr:`contribute` is never asked."""
+    """Only a recorded value is accepted; :attr:`contribute` is never called."""
     is_per_peer: bool = True
-    """Absent peers contribute different things."""
+    """Whether absent peers contribute different values."""
 
     def __str__(self) -> str:
         return f"'{self.name}' ({self.where})"
@@ -170,22 +170,23 @@ def payload_rule(
     reduce: str = "",
     name: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function of a file that ``prismscale run --rules`` names a rule for payloads.
+    """Make a function in the file of ``prismscale run --rules`` a payload rule.
 
-    The function takes a :class:`Communication` and says what each absent peer contributes to it: a
-    number for all elements, or a tensor (or one for each, where several tensors are sent) with as
-    many elements; for object collectives, the list of objects. With a second parameter it is asked
-    for each peer, whose group rank that is. None leaves the communication to other sources.
+    The function takes a :class:`Communication` and returns what each absent peer contributes to it:
+    a number for all elements, or a tensor with as many elements (one for each, where several
+    tensors are sent); for object collectives, the list of objects. A function with a second
+    parameter is called for each peer and gets the peer's group rank. None leaves the communication
+    to other sources.
 
     Args:
-        op: operations it is for, in torch's spelling; none: all that carry tensors.
-        group: name of the group, ``tp`` or ``mesh_tp``; ``*`` and ``?`` as in file names.
+        op: operations that the rule applies to, in torch's spelling; none: all that carry tensors.
+        group: name of the group, ``tp`` or ``mesh_tp``; ``*`` and ``?`` match as in file names.
         site: end of the path of the calling line: ``data.py``, ``data.py:120``.
-        dtype: of the tensors, ``int64`` for example.
+        dtype: dtype of the tensors, ``int64`` for example.
         numel: elements of each tensor; 0: any number.
         max_numel: most elements of each tensor; 0: any number.
         reduce: how contributions are reduced, ``max`` for example.
-        name: for errors and the report; empty: the function's.
+        name: name for errors and the report; empty: the function's name.
 
     Raises:
         UsageError: an operation, dtype or reduction that does not exist, or a function that takes

@@ -1,4 +1,4 @@
-"""All rules of a job on one rank: which of them answers a communication, and how often each did."""
+"""All rules of a job on one rank: finds the rule that answers a communication, and counts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from prismscale.payload.rules.values import (
 
 
 class RuleBook:
-    """Rules, of which at most one may be for a communication.
+    """The rules of one rank, of which at most one may apply to a communication.
 
-    ``value_of`` reads what this rank contributes where that lies on a device.
+    ``value_of`` reads this rank's contribution from a device.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RuleBook:
         self.rules = tuple(rules)
         self._value_of = value_of
         self.answered: Counter[str] = Counter()
-        """Communications by the rule's name."""
+        """Number of answered communications by rule name."""
 
     def offer(
         self,
@@ -49,21 +49,21 @@ class RuleBook:
         here: Contributions | None = None,
         is_recorded: bool = False,
     ) -> bool:
-        """Define the outputs, if a rule is for them.
+        """Define the outputs if a rule applies, and return whether one does.
 
         Args:
-            collective: to be answered.
-            otherwise: defines the outputs where they depend on what this rank contributes, and that
-                is unknown.
-            here: what members that are here contribute to this rank's outputs.
-            is_recorded: a recorded value has defined the outputs already.
+            collective: communication to answer.
+            otherwise: defines the outputs if they depend on this rank's contribution and that is
+                unknown.
+            here: contributions to this rank's outputs of the members that are here.
+            is_recorded: a recorded value has already defined the outputs.
 
         Raises:
-            UsageError: two rules are for it, a rule fails, says what does not fit, or wants a
-                recorded value where there is none.
+            UsageError: two rules apply, or a rule fails, gives a value that does not fit, or
+                demands a recorded value where there is none.
         """
         here = here or {}
-        # Parts of an object collective are none of the program's own communications.
+        # The parts of an object collective are not communications of the program's own.
         if not self.rules or MIRROR.is_calling:
             return False
         matching = [rule for rule in self.rules if rule.match.covers(collective)]
@@ -93,8 +93,9 @@ class RuleBook:
     def objects(
         self, op: str, group: GroupHandle, objects: Sequence[Any], root: int = -1
     ) -> RuledObjects | None:
-        """What arrives in an object collective, if a rule is for it: as many objects as
-        ``objects``, or one of each member.
+        """Return what arrives in an object collective; None if no rule applies.
+
+        The answer has as many objects as ``objects``, or one of each member.
 
         Raises:
             UsageError: as :meth:`offer`.
@@ -124,8 +125,10 @@ class RuleBook:
         return _of_members(rule, told)
 
     def noting_sites(self, hook: CommunicationHook) -> CommunicationHook:
-        """``hook``, told from where the program calls if a rule asks: outputs may be defined later,
-        when the program waits."""
+        """Return ``hook``; if a rule matches by site, wrapped so that call sites are noted first.
+
+        The outputs may be defined later, when the program waits.
+        """
         return SiteNotes(hook) if any(rule.match.site for rule in self.rules) else hook
 
     def _told(self, collective: Collective, rule: Rule, site: str) -> Communication:
@@ -144,13 +147,13 @@ class RuleBook:
 
 
 class SiteNotes:
-    """A hook in front of another one, which notes the calling line of each communication."""
+    """A hook that notes the call site of each communication and passes it on to another hook."""
 
     def __init__(self, hook: CommunicationHook) -> None:
         self._hook = hook
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """Note the line, and pass on."""
+        """Note the call site, and pass the batch on."""
         site = ""
         for collective in batch:
             if not collective.site:

@@ -1,4 +1,4 @@
-"""A file of rules that the user names: Python, which ranks execute, or TOML, which is data."""
+"""The user's file of rules: Python, which ranks execute, or TOML, which is data."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class RuleFile:
     """A file given by ``--rules``."""
 
     path: str
-    """Absolute."""
+    """Absolute path."""
 
     @staticmethod
     def parse(text: str) -> RuleFile:
-        """Look at the file without executing it.
+        """Check the file without executing it.
 
         Raises:
-            UsageError: there is no such file, or its Python is none.
-            FormatError: its TOML is none, or describes no rules.
+            UsageError: there is no such file, or it is not valid Python.
+            FormatError: it is not valid TOML, or describes no rules.
         """
         path = Path(text)
         if path.suffix not in (".py", ".toml"):
@@ -44,17 +44,17 @@ class RuleFile:
 
     @property
     def digest(self) -> str:
-        """Changes with what is in the file."""
+        """Digest of the file's content."""
         return hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
 
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of the file, in its order. Executes it if it is Python.
+        """Return the rules of the file, in its order. A Python file is executed.
 
         Raises:
-            UsageError: it fails, or has no rules, or two of one name.
-            FormatError: it is TOML that describes no rules.
+            UsageError: the file fails, has no rules, or has two rules of one name.
+            FormatError: the file is TOML that describes no rules.
         """
-        # Rules know tensors: only a job that has some imports torch here.
+        # Rules import torch, so they are imported only for a job that has some.
         from prismscale.payload.rules.rule_reading import rules_in
 
         path = Path(self.path)

@@ -1,4 +1,4 @@
-"""Rules out of a user's file; see :mod:`.rule_file`."""
+"""Reads the rules in a user's file; see :mod:`.rule_file`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MATCH_KEYS = tuple(f.name for f in fields(Match))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TomlRule:
-    """One ``[[rule]]`` of a TOML file, in the form in which it is written."""
+    """One ``[[rule]]`` of a TOML file, as written there."""
 
     name: str = ""
     op: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ class TomlRule:
 
 
 def rules_in(path: Path) -> Iterator[Rule]:
-    """The rules of a file, in its order. Executes it if it is Python.
+    """Return the rules of a file, in its order. A Python file is executed.
 
     Raises:
-        UsageError: it fails.
-        FormatError: it is TOML that describes no rules.
+        UsageError: the file fails.
+        FormatError: the file is TOML that describes no rules.
     """
     return _from_toml(path) if path.suffix == ".toml" else _from_python(path)
 
@@ -110,7 +110,7 @@ def _plain(parameters: Mapping[str, Any]) -> Any:
 
 
 def _listed(key: str, value: Any) -> Any:
-    """``op`` and ``dtype`` may be one or several."""
+    """Return a list for ``op`` and ``dtype``, which may be one value or several."""
     return [value] if key in ("op", "dtype") and isinstance(value, str) else value
 
 

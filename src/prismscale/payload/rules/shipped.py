@@ -1,5 +1,8 @@
-"""Rules for what training programs send each other, by name. A job takes those that its rules file
-names, and narrows each to its own communications (``group``, ``site``)."""
+"""Named rules for common communications of training programs.
+
+A job uses the rules that its rules file names, and narrows each to its own communications
+(``group``, ``site``).
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _FLAGS = 8
 _SEED = 0x70CE
 _LARGEST_VOCABULARY = 2**31 - 1
-"""Ids are at least of 32 bits."""
+"""Ids have at least 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShippedRule:
-    """A rule that needs no program of the user's."""
+    """A ready-made rule, for which the user writes no Python."""
 
     what: str
     match: Match
     contribute: Callable[[Mapping[str, Any]], Contribute]
-    """Makes the rule's function of its parameters."""
+    """Makes the rule's function from its parameters."""
     parameters: Mapping[str, Any]
-    """By name with their defaults; None: it must be given."""
+    """Default value by parameter name; None: the parameter must be given."""
     is_recorded: bool = False
 
 
@@ -40,8 +43,10 @@ def _value(parameters: Mapping[str, Any]) -> Contribute:
 
 
 def _token_ids(parameters: Mapping[str, Any]) -> Contribute:
-    """Ids that are below the vocabulary's size, alike on all ranks of a group: others in each
-    call."""
+    """Contribute ids below the vocabulary's size.
+
+    They are the same on all ranks of a group, and differ from call to call.
+    """
     vocab = parameters["vocab"]
     if type(vocab) is not int or not 1 <= vocab <= _LARGEST_VOCABULARY:
         raise UsageError(

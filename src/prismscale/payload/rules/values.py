@@ -1,4 +1,4 @@
-"""From what a rule says of absent peers to what a communication leaves on this rank."""
+"""Turns what a rule says about absent peers into the outputs of a communication on this rank."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from prismscale.payload.mirror import FROM_ONE
 from prismscale.payload.rules.rule import Rule
 
 OWN = "own"
-"""What a rule says of a peer that contributes what this rank does."""
+"""A rule's answer for a peer that contributes the same as this rank."""
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
-"""What a tensor holds; None where nobody knows."""
+"""Returns the values of a tensor, or None if they are unknown."""
 Tensors = Sequence[torch.Tensor]
 
 
 def in_host_memory(collective: Collective, value_of: ValueOf) -> Collective | None:
-    """The same communication on tensors of the host; None where what this rank contributes is
-    unknown."""
+    """Return the communication on host tensors; None if this rank's contribution is unknown."""
     if all(t.device.type == "cpu" for t in (*collective.inputs, *collective.outputs)):
         return collective
     values: dict[int, torch.Tensor | None] = {}
@@ -45,10 +44,10 @@ def in_host_memory(collective: Collective, value_of: ValueOf) -> Collective | No
 def write_said(
     collective: Collective, rule: Rule, said: dict[int, Any], here: Contributions
 ) -> None:
-    """Define the outputs, all in host memory, by what ``rule`` said of absent members.
+    """Define the outputs, all in host memory, from what ``rule`` said about absent members.
 
     Raises:
-        UsageError: what it said does not fit the tensors.
+        UsageError: what the rule said does not fit the tensors.
     """
     parts = {member: [t.cpu() for t in given] for member, given in here.items()}
     if collective.op not in FROM_ONE:
@@ -64,7 +63,7 @@ def _part_said(value: Any, collective: Collective, member: int, rule: Rule) -> T
     if isinstance(value, str) and value == OWN:
         if collective.op in FROM_ONE:
             return room
-        # A copy: what this rank contributes may be its output, too.
+        # A copy, because this rank's contribution may also be its output.
         return [t.clone() for t in own_part(collective)]
     if isinstance(value, bool | int | float):
         return [torch.full((), value, dtype=t.dtype).expand(t.numel()) for t in room]
@@ -93,7 +92,7 @@ def _tensors(value: Any, rule: Rule, op: CollectiveOp) -> Tensors:
 
 
 def _room(collective: Collective, member: int) -> Tensors:
-    """Tensors as large as what ``member`` contributes to this rank's outputs, each flat."""
+    """Return flat tensors as large as what ``member`` contributes to this rank's outputs."""
     if collective.op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER):
         return [t.detach().reshape(-1) for t in collective.inputs]
     outputs = collective.outputs

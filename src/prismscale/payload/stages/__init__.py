@@ -1,1 +1,1 @@
-"""What pipeline stages tell each other before their first activations."""
+"""Metadata that pipeline stages send each other before their first activations."""

@@ -1,7 +1,7 @@
-"""What stages of DeepSpeed's pipeline tell each other before their first activations.
+"""Metadata that stages of DeepSpeed's pipeline send each other before their first activations.
 
-Each stage tells the next, in one tensor of integers, the type and shape of what it sends. An absent
-stage is answered for with what the first stage told: see
+Each stage sends the next the type and shape of its output, in one tensor of integers. In place of
+an absent stage's tensor, what the first stage sent is used: see
 :mod:`prismscale.payload.stages.first_stage`.
 """
 
@@ -22,14 +22,14 @@ FILE = "deepspeed-forward.json"
 
 
 class DeepSpeedStages:
-    """Of one emulated rank."""
+    """A payload rule for the stage metadata of one emulated rank."""
 
     def __init__(self) -> None:
         self._note = FirstStageNote(FILE)
         self.shared_in = self._note.shared_in
 
     def offer(self, collective: Collective) -> bool:
-        """Whether this is a receive of what a stage would be told, now answered."""
+        """Answer a receive of stage metadata; return False for any other communication."""
         if not collective.op.is_p2p or not self._note.is_shared:
             return False
         tensors = collective.outputs or collective.inputs
@@ -51,7 +51,7 @@ class DeepSpeedStages:
 
 
 def _told(frame: FrameType) -> Sequence[int] | None:
-    """The numbers that a stage is sending; the tensor's other elements are never set."""
+    """Return the numbers that a stage is sending; the tensor's other elements are never set."""
     for caller in callers(frame):
         if caller.f_code.co_name == "_send_tensor_meta":
             numbers: Sequence[int] | None = caller.f_locals.get("meta_buf_list")

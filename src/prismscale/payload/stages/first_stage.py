@@ -1,8 +1,8 @@
-"""What the rank with the first stage of a pipeline leaves for the ranks of the others.
+"""A note that the rank with a pipeline's first stage leaves for the ranks of other stages.
 
-Between two stages of one pipeline there is always the same hidden state, and the first stage, which
-alone needs nobody, knows it first. It leaves what it tells its successor as JSON, in a folder that
-captured ranks share.
+The hidden state is the same between any two stages of a pipeline. The first stage, which alone
+needs no other stage, knows it first. Its rank leaves what it sends to its successor as JSON, in a
+folder that captured ranks share.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from prismscale.files import await_file, write_json
 
 PATIENCE_S = 300.0
-"""How long a rank waits for the one with the first stage, which is captured at the same time."""
+"""How long a rank waits for the rank with the first stage, captured at the same time."""
 _POLL_S = 0.05
 
 
 class FirstStageNote:
-    """One file, which the first rank that has something to tell writes."""
+    """One file, written by the first rank that has something to leave."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,8 +32,10 @@ class FirstStageNote:
     def shared_in(
         self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Meanwhile tell other ranks, and ask them, through ``folder``; what is not there yet is
-        waited for only ``while_true``."""
+        """While the block runs, exchange the note with other ranks through ``folder``.
+
+        :meth:`wait` waits for a missing note only as long as ``while_true`` answers True.
+        """
         self._path, self._may_come = folder / self._name, while_true
         try:
             yield
@@ -42,17 +44,17 @@ class FirstStageNote:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is a folder."""
+        """Whether ranks share a folder now."""
         return self._path is not None
 
     def leave(self, told: Any) -> None:
-        """Write ``told``, plain data, unless a rank has before or nothing is shared."""
+        """Write ``told``, plain data, unless a rank has written before or no folder is shared."""
         if self._path is not None and not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, told)
 
     def wait(self) -> Any:
-        """What was left; None where it does not come, or nothing is shared."""
+        """Wait for the note and return it; None if it does not come or no folder is shared."""
         path = self._path
         if path is None or not await_file(
             path, PATIENCE_S, poll_s=_POLL_S, while_true=self._may_come

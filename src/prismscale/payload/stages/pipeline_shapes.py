@@ -1,14 +1,15 @@
-"""What pipeline stages without static shapes tell each other before the first step.
+"""Shapes that pipeline stages without static shapes send each other before the first step.
 
 Each stage receives, as a pickled object, the shapes that the stage before it sends forward and
-those that the stage after it sends back. An absent stage is answered for:
+those that the stage after it sends back. The answer in place of an absent stage comes from:
 
-- *backward*, by the receiver's own outputs: a gradient has the shape of what it belongs to;
-- *forward*, by what a stage of this rank, or of the rank with the first stage, sent: see
+- *backward*: the receiver's own outputs, because a gradient has the shape of its tensor;
+- *forward*: what a stage of this rank, or of the rank with the first stage, sent: see
   :mod:`prismscale.payload.stages.first_stage`.
 
-torch 2.11 tells forward shapes only, as a plain tuple of meta tensors; later versions have classes
-for them. What real sending stages recorded (:mod:`prismscale.payload.recorded`) goes first.
+torch 2.11 sends forward shapes only, as a plain tuple of meta tensors; later versions have classes
+for them. Values recorded from real sending stages (:mod:`prismscale.payload.recorded`) have
+priority.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FILE = "pipeline-forward.json"
 
 
 class StageMetadata:
-    """Of one emulated rank."""
+    """The stage metadata of one emulated rank."""
 
     def __init__(self) -> None:
         self._note = FirstStageNote(FILE)
@@ -43,7 +44,7 @@ class StageMetadata:
     def shared_in(
         self, folder: Path, *, while_true: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Tell other ranks, and ask them, through ``folder``: see :class:`FirstStageNote`."""
+        """Exchange shapes with other ranks through ``folder``: see :class:`FirstStageNote`."""
         try:
             with self._note.shared_in(folder, while_true=while_true):
                 yield
@@ -51,7 +52,7 @@ class StageMetadata:
             self._forward = None
 
     def sent(self, objects: Sequence[Any]) -> None:
-        """This rank sends objects to a peer: perhaps a stage its shapes."""
+        """Note objects that this rank sends to a peer, if they are the shapes of a stage."""
         metas = _forward_metas(objects[0]) if len(objects) == 1 else None
         if metas is None:
             return
@@ -59,7 +60,7 @@ class StageMetadata:
         self._note.leave(_encode(metas))
 
     def expected(self, frame: FrameType | None) -> Any:
-        """The object that the stage which is receiving, if one is, would be sent; or None."""
+        """Return the object that the receiving stage would be sent; None if unknown or no stage."""
         for caller in callers(frame):
             if caller.f_code.co_name == "_recv_meta":
                 stage, source = caller.f_locals["self"], caller.f_locals["src_stage"]
@@ -75,7 +76,7 @@ class StageMetadata:
 
 
 def _kinds() -> Any:
-    """Imported for pipelines only: importing it makes a tensor, in the program's own memory."""
+    """Import lazily, for pipelines only: the import makes a tensor in the program's own memory."""
     return import_module("torch.distributed.pipelining._utils")
 
 
@@ -84,7 +85,7 @@ def _has_classes() -> bool:
 
 
 def _forward_metas(told: Any) -> Sequence[Any] | None:
-    """What a stage tells of each tensor that it sends forward; None for a program's own object."""
+    """Return the metadata of each tensor sent forward; None for the program's own object."""
     if type(told).__name__ == "_StageForwardMeta":
         metas: Sequence[Any] = told.forward_metas
         return metas
@@ -94,7 +95,7 @@ def _forward_metas(told: Any) -> Sequence[Any] | None:
 
 
 def _backward_of(stage: Any) -> Any:
-    """The gradients of the stage's outputs; those of DTensors are taken to be placed like them."""
+    """Return metadata of the gradients of a stage's outputs, with the outputs' placements."""
     metas = [
         replace(meta, requires_grad=False) if meta.requires_grad else None
         for meta in stage._stage_meta.outputs
@@ -127,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _axes_of(layout: Any) -> Sequence[Any]:
-    """Until torch 2.12 a mesh was one layout of nested tuples, now it is one for each axis."""
+    """Return a mesh's layouts: one for each axis; until torch 2.12, one of nested tuples."""
     return layout.axes if hasattr(layout, "axes") else (layout,)
 
 

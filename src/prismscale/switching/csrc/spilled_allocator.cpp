@@ -1,9 +1,9 @@
-// torch's CPU allocator over a file, so that the memory of a suspended process can be given back.
+// A CPU allocator for torch over a file, so that a suspended process can give its memory back.
 //
-// Tensors of 64 KiB or more are shared mappings of one file. Its space is reserved when a block is
-// made: a full disk is an error of the allocation, and not a signal in the middle of a kernel. To
-// press out is to write what is dirty and to let the kernel drop the pages; the next touch reads
-// them again. Freed blocks are kept for the next allocation of their size.
+// Tensors of 64 KiB or more are shared mappings of one file. File space is reserved when a block is
+// made, so a full disk fails the allocation instead of raising a signal in the middle of an
+// operator. Pressing out writes dirty pages and lets the operating system drop them; the next
+// access reads them again. Freed blocks are kept for the next allocation of about their size.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -48,20 +48,20 @@ class SpilledAllocator final : public c10::Allocator {
     std::memcpy(to, from, count);
   }
 
-  // 0, or the error number of what failed.
+  // Returns 0, or the error number of the call that failed.
   int press_out() {
     const std::lock_guard<std::mutex> lock(mutex_);
     drop_free();
     if (fdatasync(file_) != 0) return errno;
     for (const auto& [data, block] : blocks_) {
-      // Pages that are clean leave the process and the page cache.
+      // The pages are clean now, so they leave the process and the page cache.
       madvise(data, block.bytes, MADV_PAGEOUT);
       posix_fadvise(file_, block.offset, static_cast<off_t>(block.bytes), POSIX_FADV_DONTNEED);
     }
     return 0;
   }
 
-  // Most bytes in use at a time since this was last asked.
+  // Most mapped bytes at a time since the last call.
   size_t take_peak() {
     const std::lock_guard<std::mutex> lock(mutex_);
     const size_t peak = peak_;
@@ -75,7 +75,7 @@ class SpilledAllocator final : public c10::Allocator {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto found = free_.lower_bound(bytes);
     void* data = nullptr;
-    // A block that is much too large would be a waste of the budget.
+    // A block that is much larger than requested would waste the memory budget.
     if (found != free_.end() && found->first <= bytes + bytes / 4) {
       data = found->second;
       free_.erase(found);
@@ -90,8 +90,9 @@ class SpilledAllocator final : public c10::Allocator {
 
   void* make(size_t bytes) {
     if (mapped_ + bytes > limit_) drop_free();
-    TORCH_CHECK(mapped_ + bytes <= limit_, "the store of suspended ranks' memory is full: this rank has ",
-                mapped_, " bytes of at most ", limit_, " in it and asks for ", bytes, " more");
+    TORCH_CHECK(mapped_ + bytes <= limit_,
+                "the store of suspended ranks' memory is full: this rank has ", mapped_,
+                " bytes of at most ", limit_, " in it and asks for ", bytes, " more");
     const Block block{place_for(bytes), bytes};
     if (fallocate(file_, 0, block.offset, static_cast<off_t>(bytes)) != 0) {
       const int error = errno;
@@ -106,14 +107,14 @@ class SpilledAllocator final : public c10::Allocator {
     return data;
   }
 
-  // As torch's own allocator tells the profiler, which is how memory is followed.
+  // Report to the profiler as torch's own allocator does: memory is tracked that way.
   void report(void* data, int64_t change) {
     in_use_ += change;
     c10::reportMemoryUsageToProfiler(data, change, static_cast<size_t>(in_use_), 0,
                                      c10::Device(c10::kCPU));
   }
 
-  // A hole of the file that is large enough, or its end.
+  // Offset of a hole in the file that is large enough, or of the end of the file.
   off_t place_for(size_t bytes) {
     for (auto hole = unused_.begin(); hole != unused_.end(); ++hole) {
       if (hole->second < bytes) continue;
@@ -170,7 +171,7 @@ class SpilledAllocator final : public c10::Allocator {
   size_t peak_ = 0;
 };
 
-SpilledAllocator* g_allocator = nullptr;  // lives as long as the process: tensors outlast all else
+SpilledAllocator* g_allocator = nullptr;  // Never freed: tensors outlive everything else.
 
 void SpilledAllocator::release(void* data) {
   {
@@ -190,7 +191,7 @@ void SpilledAllocator::release(void* data) {
 
 extern "C" {
 
-// From now on tensors of this process lie in `file`, at most `limit` bytes of them.
+// Places tensors that this process makes from now on in `file`, at most `limit` bytes of them.
 __attribute__((visibility("default"))) void ps_spill_into(int file, int64_t limit) {
   g_allocator =
       new SpilledAllocator(file, static_cast<size_t>(limit), c10::GetCPUAllocator());
