@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prismscale.durations.what_if.blocking import LAUNCH_PATH, blocking
+from prismscale.durations.what_if.blocking import blocking
 from prismscale.durations.what_if.meant_groups import is_meant, meant_nodes
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.launch_paths import LAUNCH_SUFFIX
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import GroupRecord, RankTrace
 from prismscale.sim.timeline import simulate
@@ -113,7 +114,7 @@ def test_the_way_over_the_host_does_not_wait() -> None:
     first = builder.add_compute(300, preds=[-3], lane="stream 0", label="forward")
     gathered = gather(builder, 100, host)
     work = builder.add_compute(50, preds=[first], lane="stream 0", label="forward")
-    launch = builder.add_compute(60, preds=[host], lane="stream 0", label=f"forward{LAUNCH_PATH}")
+    launch = builder.add_compute(60, preds=[host], lane="stream 0", label=f"forward{LAUNCH_SUFFIX}")
     builder.add_compute(0, preds=[work, launch], lane="stream 0", label="forward")
     after, _ = blocked(builder)
     found = {node: [node - d for d in after.predecessors(node).tolist()] for node in (work, launch)}

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from prismscale.graph.launch_paths import LAUNCH_SUFFIX
 from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, RankTrace
 
-LAUNCH_PATH = f", {HOST}"
-"""Suffix of the label of a launch path on the null device: the path of a span through the host,
-beside its work on the stream. It waits for the host alone."""
 _MOST_SEEN = 4096
 """Most nodes that the search for an existing path visits."""
 
@@ -52,7 +50,7 @@ def _computing_lane(trace: RankTrace) -> int:
 
 
 def _is_work(trace: RankTrace, node: int) -> bool:
-    return not trace.labels[int(trace.label_N[node])].endswith(LAUNCH_PATH)
+    return not trace.labels[int(trace.label_N[node])].endswith(LAUNCH_SUFFIX)
 
 
 @dataclass(kw_only=True)
