@@ -5,7 +5,7 @@ from __future__ import annotations
 from prismscale.analysis.attribution import break_down
 from prismscale.graph.builder import TraceBuilder
 from prismscale.graph.facts import CaptureFacts
-from prismscale.graph.trace import GroupRecord, RankTrace
+from prismscale.graph.trace import GroupRecord
 from prismscale.sim.timeline import simulate
 from support.jobs import RecordedDurations, job_from_traces
 from support.traces import joined_traces
@@ -23,24 +23,18 @@ def test_a_communication_is_exposed_for_as_long_as_it_took() -> None:
     assert early.step_ns == late.step_ns == 35
 
 
-def two_streams(*, modelled: bool) -> RankTrace:
-    """The host issues work to two streams and waits for both."""
+def test_waiting_for_the_host_counts_while_no_stream_works() -> None:
+    """The first stream's launch path ends at 95; the second stream, recorded later, works from 5 to
+    75."""
     world = GroupRecord(ranks=(0,), name="world", backend="nccl")
     builder = TraceBuilder(rank=0, world_size=1, groups=(world,))
     builder.begin_body()
     host = builder.add_compute(5, label="forward, host", preds=[len(builder) - 1])
-    works = [
-        builder.add_compute(ns, label="forward", preds=[host], lane=f"stream {k}")
-        for k, ns in enumerate((100, 20))
-    ]
+    work = builder.add_compute(20, label="forward", preds=[host], lane="stream 0")
     path = builder.add_compute(90, label="forward, host", preds=[host], lane="stream 0")
-    builder.add_compute(1, label="forward, host", preds=[*works, path])
-    return builder.build(known_groups=(world,), facts=CaptureFacts(modelled=modelled))
-
-
-def test_kernels_of_streams_at_once_are_told_of_where_they_are_modelled() -> None:
-    """The second stream's work lies within the first's; a launch path is no kernel."""
-    for modelled, expected in ((True, 20), (False, 0)):
-        graph = job_from_traces({0: two_streams(modelled=modelled)})
-        timeline = simulate(graph, RecordedDurations(graph), steps=2, ranks=[0])
-        assert break_down(timeline, 0).beside_ns == expected
+    other = builder.add_compute(70, label="forward", preds=[host], lane="stream 1")
+    builder.add_compute(1, label="forward, host", preds=[work, path, other])
+    facts = CaptureFacts(modelled=True)
+    graph = job_from_traces({0: builder.build(known_groups=(world,), facts=facts)})
+    timeline = simulate(graph, RecordedDurations(graph), steps=2, ranks=[0])
+    assert break_down(timeline, 0).compute_ns == {"forward, host": 5 + 20 + 1, "forward": 70}

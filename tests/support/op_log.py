@@ -123,7 +123,9 @@ def set_cost_model(model: CostModel | None) -> None:
         _installed.clear()
         return
 
-    def cost(description: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
+    def cost(
+        description: bytes, device_ns: _IntPointer, host_ns: _IntPointer, _: _IntPointer
+    ) -> None:
         device_ns[0], host_ns[0] = model(parse_signature(description.decode()))
 
     callback = COST_CALLBACK(cost)

@@ -40,9 +40,6 @@ class Breakdown:
     """Waiting for a pipeline neighbour."""
     skew_ns: int = 0
     """Waiting for the last member of a collective."""
-    beside_ns: int = 0
-    """Time in which modelled kernels of several streams overlap. Not in the sum. Each kernel is
-    costed as if it had the GPU to itself; if they took turns, the step could be longer by this."""
 
     @property
     def total_compute_ns(self) -> int:
@@ -78,7 +75,9 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     start_ns_C, end_ns_C = seen.start_ns_N[row_C], seen.end_ns_N[row_C]
     own_ns_C, clock_ns_C1 = _beyond(start_ns_C, end_ns_C, began)
     clock_ns_C = clock_ns_C1[:-1]
-    labels_C = trace.label_N[nodes_N[row_C]]
+    names_C = np.array(trace.labels, dtype=object)[trace.label_N[nodes_N[row_C]]]
+    is_work_C = ~is_launch_path_N(trace)[nodes_N[row_C]] & _on_stream_N(trace)[nodes_N[row_C]]
+    idle_ns_C = _idle_ns(own_ns_C, start_ns_C, end_ns_C, is_work_C)
     exposed: dict[str, int] = {}
     bubble = skew = 0
     for at in np.flatnonzero(start_ns_C > clock_ns_C):
@@ -96,12 +95,11 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     return Breakdown(
         rank=rank,
         step_ns=int(clock_ns_C1[-1]) - began,
-        compute_ns=_sums(labels_C, own_ns_C, lambda i: trace.labels[i] or "computation"),
+        compute_ns=_phases(names_C, own_ns_C, idle_ns_C),
         exposed_ns={k: v for k, v in exposed.items() if v},
         moved_ns=_sums(trace.group_index_N[nodes_N[row_M]], took_ns_M, trace.group_label),
         bubble_ns=bubble,
         skew_ns=skew,
-        beside_ns=_beside_ns(trace, nodes_N[row_C], start_ns_C, end_ns_C),
     )
 
 
@@ -117,22 +115,53 @@ def _beyond(
     return np.maximum(end_ns_C - np.maximum(start_ns_C, clock_ns_C1[:-1]), 0), clock_ns_C1
 
 
-def _beside_ns(
-    trace: RankTrace,
-    nodes_C: NDArray[np.int64],
+def _on_stream_N(trace: RankTrace) -> NDArray[np.bool_]:
+    """Return True for nodes on a stream of a device."""
+    return np.array([lane != HOST for lane in trace.lanes])[trace.lane_N]
+
+
+def _idle_ns(
+    own_ns_C: NDArray[np.int64],
     start_ns_C: NDArray[np.int64],
     end_ns_C: NDArray[np.int64],
-) -> int:
-    """Return the summed compute time of all streams, less the time in which any stream computes."""
-    if not trace.facts.modelled:
-        # Measured durations already include the effect of kernels that ran beside them.
-        return 0
-    on_stream = np.array([lane != HOST for lane in trace.lanes])
-    is_work_N = on_stream[trace.lane_N] & ~is_launch_path_N(trace)
-    starts, ends = start_ns_C[is_work_N[nodes_C]], end_ns_C[is_work_N[nodes_C]]
-    order = np.argsort(starts)
-    busy_ns_W, _ = _beyond(starts[order], ends[order], began=0)
-    return int((ends - starts).sum() - busy_ns_W.sum())
+    is_work_C: NDArray[np.bool_],
+) -> NDArray[np.int64]:
+    """Return the part of each computation's own time, which ends with it, in which no stream works.
+
+    A launch path may end later than the work that was recorded before it, while a stream whose work
+    is recorded later computes.
+    """
+    order = np.argsort(start_ns_C[is_work_C])
+    starts, ends = start_ns_C[is_work_C][order], end_ns_C[is_work_C][order]
+    busy_ns_W, clock_ns_W1 = _beyond(starts, ends, began=0)
+    total_ns_W1 = np.concatenate([[0], np.cumsum(busy_ns_W)])
+
+    def busy_until(at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        begun = np.searchsorted(starts, at_ns)
+        # What has begun may last beyond that time.
+        return total_ns_W1[begun] - np.maximum(clock_ns_W1[begun] - at_ns, 0)
+
+    return own_ns_C - (busy_until(end_ns_C) - busy_until(end_ns_C - own_ns_C))
+
+
+def _phases(
+    names_C: NDArray[Any], own_ns_C: NDArray[np.int64], idle_ns_C: NDArray[np.int64]
+) -> dict[str, int]:
+    """Sum computations by phase. Waiting for the host counts while the device is idle; for the rest
+    of its time the device works on the same phase."""
+    out: dict[str, int] = {}
+    for name, own_ns, idle_ns in zip(
+        names_C.tolist(), own_ns_C.tolist(), idle_ns_C.tolist(), strict=True
+    ):
+        phase = name.removesuffix(LAUNCH_SUFFIX)
+        waited_ns = own_ns if phase == name else idle_ns
+        parts = (
+            {phase: own_ns - waited_ns, name: waited_ns} if own_ns > waited_ns else {name: own_ns}
+        )
+        for part, ns in parts.items():
+            part = part or "computation"
+            out[part] = out.get(part, 0) + ns
+    return out
 
 
 def _sums(

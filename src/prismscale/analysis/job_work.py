@@ -29,7 +29,7 @@ from prismscale.cost.kernel_attention import attention_flops
 from prismscale.cost.kernel_gemm import operand_dtype, products_of
 from prismscale.cost.kernel_kinds import kind_of
 from prismscale.cost.kernel_signature import TORCH_DTYPES, KernelCall, parse_signature
-from prismscale.cost.launch_log import HOST_ONLY, REPLAYED, LaunchLog, NodePath, load_launch_log
+from prismscale.cost.launch_log import REPLAYED, STATED, LaunchLog, NodePath, load_launch_log
 from prismscale.durations.recosting import launches_path
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.trace import RankTrace
@@ -195,7 +195,7 @@ def _labels_of_entries(trace: RankTrace, log: LaunchLog) -> NDArray[np.int64]:
     label_E = np.full(log.n_entries, -1, dtype=np.int64)
     is_work_N = log.path_N == NodePath.WORK
     for lane in np.unique(log.lane_N[is_work_N]).tolist():
-        (entries,) = np.nonzero((log.lane_E == lane) & (log.signature_E != HOST_ONLY))
+        (entries,) = np.nonzero((log.lane_E == lane) & (log.signature_E != STATED))
         (nodes,) = np.nonzero(is_work_N & (log.lane_N == lane))
         # Nodes of one lane hold consecutive ranges of entries.
         nodes = nodes[np.argsort(log.first_N[nodes], kind="stable")]

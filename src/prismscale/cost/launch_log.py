@@ -41,8 +41,11 @@ REPLAYED = "replayed "
 """Prefix of the signature of a launch that a CUDA graph makes: it costs the host nothing."""
 GRAPH_LAUNCH = "cuda::graph_launch"
 """Operator in the signature of a whole CUDA graph's launch: it costs the host only."""
+STATED = -1
+"""Signature of an entry that is no launch and whose time is stated: work of the host, or what the
+kernel launched before it waited for kernels of other streams."""
 HOST_ONLY = -1
-"""Signature and lane of an entry that is work of the host and launches nothing."""
+"""Lane of an entry that is the host's own work."""
 LONGEST_NS = 2**40
 """Limit on an entry's host work, 18 minutes: sums over all entries of a file stay exact."""
 
@@ -83,10 +86,10 @@ class LaunchLog:
     signatures: tuple[str, ...]
     """Text of each distinct call; see :mod:`prismscale.cost.kernel_signature`."""
     signature_E: NDArray[np.int32]
-    """Index into :attr:`signatures`, or :data:`HOST_ONLY`."""
+    """Index into :attr:`signatures`, or :data:`STATED`."""
     lane_E: NDArray[np.int32]
     """Stream of the launch, counted from 1 in order of first use, or :data:`HOST_ONLY`."""
-    host_only_ns_E: NDArray[np.int64]
+    stated_ns_E: NDArray[np.int64]
     """Duration of host work that launches nothing; 0 for launches, which cost what their signature
     costs."""
     node_N: NDArray[np.int32]
@@ -138,7 +141,7 @@ class LaunchLog:
         for name in ("since_N", "first_N", "stop_N"):
             nodes[name] -= start
         entries = {name: getattr(self, name)[start:stop].copy() for name in _ENTRY_COLUMNS}
-        launches_E = entries["signature_E"] != HOST_ONLY
+        launches_E = entries["signature_E"] != STATED
         used, number_E = np.unique(entries["signature_E"][launches_E], return_inverse=True)
         entries["signature_E"][launches_E] = number_E
         return replace(
@@ -204,10 +207,12 @@ def recost(
 
     Without ``recomputes``, what a backward pass makes a second time costs nothing.
     """
-    launches_E = log.signature_E != HOST_ONLY
-    device_ns_E = np.zeros(log.n_entries, dtype=np.int64)
+    launches_E = log.signature_E != STATED
+    is_host_E = log.lane_E == HOST_ONLY
+    stated_ns_E = log.stated_ns_E.astype(np.int64)
+    device_ns_E = np.where(is_host_E, 0, stated_ns_E)
     device_ns_E[launches_E] = device_ns_of_signature[log.signature_E[launches_E]]
-    host_ns_E = log.host_only_ns_E.astype(np.int64)
+    host_ns_E = np.where(is_host_E, stated_ns_E, 0)
     host_ns_E[launches_E] = host_ns_of_signature[log.signature_E[launches_E]]
     if not recomputes:
         device_ns_E[log.is_recomputed_E] = host_ns_E[log.is_recomputed_E] = 0
@@ -234,7 +239,7 @@ def sums_over_nodes(
     """
     order_E, first_N, stop_N = _by_lane(log)
     signature_E = log.signature_E[order_E]
-    counts_E = signature_E != HOST_ONLY
+    counts_E = signature_E != STATED
     if not recomputes:
         counts_E &= ~log.is_recomputed_E[order_E]
     values_VE = np.where(counts_E, values_VS[:, signature_E], 0.0)
@@ -274,11 +279,11 @@ def _most(
     return np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0, dtype=np.int64)
 
 
-_ENTRY_COLUMNS = ("signature_E", "lane_E", "host_only_ns_E")
+_ENTRY_COLUMNS = ("signature_E", "lane_E", "stated_ns_E")
 _NODE_COLUMNS = ("node_N", "path_N", "lane_N", "since_N", "first_N", "stop_N")
 _SCHEMA = schema_of(
     **{
-        name: integers(64 if name == "host_only_ns_E" else 32)
+        name: integers(64 if name == "stated_ns_E" else 32)
         for name in (*_ENTRY_COLUMNS, *_NODE_COLUMNS)
     }
 )
@@ -342,9 +347,9 @@ def _check(path: Path, log: LaunchLog) -> None:
             raise FormatError(f"{path}: columns {', '.join(names)} differ in length")
     most = 2**31
     ranges = {
-        "signature_E": (HOST_ONLY, len(log.signatures)),
+        "signature_E": (STATED, len(log.signatures)),
         "lane_E": (HOST_ONLY, 2**15),
-        "host_only_ns_E": (0, LONGEST_NS),
+        "stated_ns_E": (0, LONGEST_NS),
         "node_N": (0, most),
         "path_N": (0, len(NodePath)),
         "lane_N": (0, 2**15),
@@ -356,10 +361,10 @@ def _check(path: Path, log: LaunchLog) -> None:
         values = getattr(log, name)
         if len(values) and not (low <= values.min() and values.max() < high):
             raise FormatError(f"{path}: {name} has numbers outside {low} … {high - 1}")
-    if ((log.signature_E == HOST_ONLY) != (log.lane_E == HOST_ONLY)).any():
-        raise FormatError(
-            f"{path}: an entry has a signature and no lane, or a lane and no signature"
-        )
+    if ((log.signature_E == STATED) != (log.stated_ns_E > 0)).any():
+        raise FormatError(f"{path}: an entry has a signature and a stated time, or neither")
+    if ((log.signature_E != STATED) & (log.lane_E == HOST_ONLY)).any():
+        raise FormatError(f"{path}: an entry has a signature and no lane")
     if (np.diff(log.node_N) <= 0).any():
         raise FormatError(f"{path}: nodes must be in ascending order")
     if (log.since_N > log.first_N).any() or (log.first_N > log.stop_N).any():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prismscale.cost.kernel_signature import FIELD
-from prismscale.cost.launch_log import HOST_ONLY, REPLAYED, LaunchLog, NodePath, costs
+from prismscale.cost.launch_log import REPLAYED, STATED, LaunchLog, NodePath, costs
 from prismscale.durations.recosting import Recosting
 from prismscale.graph.trace import RankTrace
 
@@ -44,7 +44,7 @@ class NodeKernels:
             own = log.signature_E[entries[log.lane_E[entries] == log.lane_N[n]]]
             kernels = tuple(
                 (names[s], int(device_ns_S[s]))
-                for s in own[own != HOST_ONLY].tolist()
+                for s in own[own != STATED].tolist()
                 if device_ns_S[s]
             )
             found.append((int(log.node_N[n]), kernels))

@@ -88,7 +88,8 @@ class Fleet:
         """
         if name_or_path in cls.presets():
             package, folder = _PACKAGE
-            text = resources.files(package).joinpath(folder, f"{name_or_path}.toml").read_text("utf-8")
+            file = resources.files(package).joinpath(folder, f"{name_or_path}.toml")
+            text = file.read_text("utf-8")
             return decode(cls, parse(text, name_or_path), f"fleet {name_or_path}")
         path = Path(name_or_path)
         if path.suffix != ".toml" and not path.is_file():

@@ -17,8 +17,6 @@ FEW_SAMPLES = 3
 FEW_STEPS = 5
 SETTLED = 0.005
 FAR_OFF = 0.05
-BESIDE = 0.05
-"""Of a step: kernels beside others that are told of."""
 MOST_HANGS = 6
 MOST_PARTS = 3
 """Holders of memory outside torch's allocator that are named one by one."""
@@ -205,7 +203,6 @@ def warnings_of(result: RunResult) -> list[str]:
             "settle, and the step time is the mean of the later half."
         )
     found += [f"Not costed, {sentence}" for sentence in result.unmatched_events]
-    found += _beside_warnings(result)
     if result.samples < FEW_SAMPLES and not result.kernels:
         found.append(
             f"Computation rests on {counted(result.samples, 'captured step')} only; measure more "
@@ -222,19 +219,6 @@ def warnings_of(result: RunResult) -> list[str]:
         where = "" if len(untracked) == len(result.stages) else f" of {', '.join(untracked)}"
         found.append(f"The memory{where} was not tracked.")
     return found
-
-
-def _beside_warnings(result: RunResult) -> list[str]:
-    """Kernels of several streams at once, where they are much of a step."""
-    stage = max(result.stages, key=lambda s: s.breakdown.beside_ns, default=None)
-    if stage is None or stage.breakdown.beside_ns < BESIDE * result.step_ns:
-        return []
-    beside_ns = stage.breakdown.beside_ns
-    return [
-        f"Of {stage.name}, kernels of {duration(beside_ns)} a step run beside those of another "
-        "stream, each priced as if it had the GPU to itself: the step may take up to "
-        f"{percent(beside_ns / result.step_ns)} longer."
-    ]
 
 
 def _hang_warnings(result: RunResult) -> list[str]:

@@ -46,8 +46,10 @@ def signature_of(device_ns: int, host_ns: int) -> int:
 class Condensed:
     """The same program on the null device, recorded."""
 
-    def __init__(self, slowness: int = 1) -> None:
-        self.slowness = slowness
+    def __init__(self, slowness: int = 1, is_busy: bool = False) -> None:
+        """``is_busy``: kernels hold the multiprocessors, so that those of several streams take
+        turns."""
+        self.slowness, self.is_busy = slowness, is_busy
         self.library = active().library
         self.nodes = NodeStream()
         self.spans = NullSpans(self.library, self.nodes, "a")
@@ -61,8 +63,9 @@ class Condensed:
 
     def launch(self, stream: int, device_ns: int, host_ns: int) -> None:
         times = device_ns * self.slowness, host_ns * self.slowness
+        busy_ns = times[0] if self.is_busy else 0
         self.library.ps_launch(
-            0, self.cuda[stream].cuda_stream, signature_of(device_ns, host_ns), *times
+            0, self.cuda[stream].cuda_stream, signature_of(device_ns, host_ns), *times, busy_ns
         )
 
     def record(self, stream: int) -> None:

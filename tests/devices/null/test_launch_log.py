@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from span_programs import DEPTH, MOST_NS, PROGRAM, Condensed, observed
 from torch.utils.checkpoint import checkpoint
@@ -39,9 +40,11 @@ HOST_NS_S = np.tile(np.arange(MOST_NS + 1), MOST_NS + 1)
 """Costs of the calls of :mod:`span_programs`."""
 
 
-def recorded(steps: list[tuple[Any, ...]], slowness: int = 1) -> tuple[Condensed, LaunchLog]:
+def recorded(
+    steps: list[tuple[Any, ...]], slowness: int = 1, is_busy: bool = False
+) -> tuple[Condensed, LaunchLog]:
     """A program on the null device, and the log of its launches."""
-    condensed = Condensed(slowness)
+    condensed = Condensed(slowness, is_busy)
     condensed.library.ps_set_launch_queue_depth(DEPTH)
     condensed.run(observed(steps))
     condensed.spans.close()
@@ -55,10 +58,12 @@ def durations_ns(stream: NodeStream, log: LaunchLog) -> list[int]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(PROGRAM)
-def test_the_prices_of_a_capture_give_its_durations(steps: list[tuple[Any, ...]]) -> None:
-    """Of every node that is computation, to the nanosecond."""
-    condensed, log = recorded(steps)
+@given(PROGRAM, st.booleans())
+def test_the_prices_of_a_capture_give_its_durations(
+    steps: list[tuple[Any, ...]], is_busy: bool
+) -> None:
+    """Of every node that is computation, to the nanosecond; also where streams take turns."""
+    condensed, log = recorded(steps, is_busy=is_busy)
     kinds = [node.kind for node in condensed.nodes.nodes]
     assert log.node_N.tolist() == [n for n, k in enumerate(kinds) if k == NodeKind.COMPUTE]
     assert recost(log, DEVICE_NS_S, HOST_NS_S).tolist() == durations_ns(condensed.nodes, log)
@@ -154,7 +159,7 @@ def test_what_the_host_does_by_itself_is_in_the_log() -> None:
     assert event.query()
     condensed.communicate(0, 0, False)
     log = launch_log(condensed.library)
-    assert log.host_only_ns_E.tolist() == [0, 2**31 - 1, 8]
+    assert log.stated_ns_E.tolist() == [0, 2**31 - 1, 8]
     host = recost(log, DEVICE_NS_S, HOST_NS_S)[log.path_N == NodePath.HOST]
     assert host.sum() == 5 + 2**31 + 7
 
@@ -197,7 +202,7 @@ def changed(values: NDArray[Any], place: int, value: int) -> NDArray[Any]:
         ("signature_E", 0, 999),
         ("signature_E", 0, -1),
         ("lane_E", 0, -2),
-        ("host_only_ns_E", 0, -1),
+        ("stated_ns_E", 0, -1),
         ("node_N", 1, 0),
         ("path_N", 0, 3),
         ("lane_N", 0, -1),

@@ -79,7 +79,9 @@ SPAN_ROW = np.dtype(
     align=True,
 )
 
-LAUNCH_ROW = np.dtype([("signature", np.int32), ("lane", np.int16)], align=True)
+LAUNCH_ROW = np.dtype(
+    [("signature", np.int32), ("lane", np.int16), ("is_stated", np.int16)], align=True
+)
 
 NODE_ROW = np.dtype(
     [
@@ -108,7 +110,7 @@ MEMORY_ROW = np.dtype(
     align=True,
 )
 
-COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, ctypes.POINTER(c_int64), ctypes.POINTER(c_int64))
+COST_CALLBACK = ctypes.CFUNCTYPE(None, c_char_p, *[ctypes.POINTER(c_int64)] * 3)
 ORIGIN_CALLBACK = ctypes.CFUNCTYPE(c_int32, c_int64)
 ANSWER_CALLBACK = ctypes.CFUNCTYPE(c_double, c_char_p, c_int, c_int64)
 
@@ -132,7 +134,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_stream_time_ns": (c_int64, (c_int, c_int64)),
     "ps_elapsed_ns": (c_int64, (c_void_p, c_void_p)),
     "ps_advance_stream": (None, (c_int, c_int64, c_int64)),
-    "ps_launch": (c_int64, (c_int, c_int64, c_uint32, c_int64, c_int64)),
+    "ps_launch": (c_int64, (c_int, c_int64, c_uint32, c_int64, c_int64, c_int64)),
     "ps_memory_stats": (None, (c_int, c_void_p)),
     "ps_take_peaks": (None, (c_int, _IntPointer, _IntPointer)),
     "ps_reset_peaks": (None, (c_int,)),

@@ -19,6 +19,12 @@ from prismscale.devices.null.runtime import NullRuntime
 if TYPE_CHECKING:
     _IntPointer = ctypes._Pointer[ctypes.c_int64]
 
+LAUNCH_LATENCY_NS = 2_000
+"""Part of a kernel's time in which it has no block on the device yet: what an empty kernel takes.
+Kernels of other streams run meanwhile; see ``csrc/sharing.h``."""
+COPY_ENGINE_KINDS = ("transfer",)
+"""Kinds of kernels that take none of the multiprocessors."""
+
 
 class KernelLedger:
     """Models the cost of the program's ops by a model, and counts them."""
@@ -82,7 +88,11 @@ class KernelLedger:
             cost = self._costs[signature] = self._model.cost(signature)
         return cost
 
-    def _cost(self, signature: bytes, device_ns: _IntPointer, host_ns: _IntPointer) -> None:
+    def _cost(
+        self, signature: bytes, device_ns: _IntPointer, host_ns: _IntPointer, busy_ns: _IntPointer
+    ) -> None:
         cost = self._cost_of(signature.decode())
         device_ns[0] = round(cost.device_ns * self.slowness)
         host_ns[0] = round(cost.host_ns * self.slowness)
+        is_copied = cost.kind in COPY_ENGINE_KINDS
+        busy_ns[0] = 0 if is_copied else max(0, device_ns[0] - LAUNCH_LATENCY_NS)

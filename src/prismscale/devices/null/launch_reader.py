@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prismscale.cost.launch_log import HOST_ONLY, LaunchLog, RecomputedPart
+from prismscale.cost.launch_log import STATED, LaunchLog, RecomputedPart
 from prismscale.devices.null.bindings import LAUNCH_ROW, NODE_ROW
 from prismscale.devices.null.device import NullDevice
 
@@ -57,14 +57,14 @@ def launch_log(library: ctypes.PyDLL, recomputed: Sequence[RecomputedPart] = ())
     nodes = np.empty(n_nodes, dtype=NODE_ROW)
     library.ps_log_copy(rows.ctypes.data, nodes.ctypes.data)
     nodes = nodes[np.argsort(nodes["position"], kind="stable")]
-    host_only = rows["lane"] == HOST_ONLY
+    is_stated = rows["is_stated"] != 0
     count = library.ps_signature_count()
     return LaunchLog(
         signatures=tuple(library.ps_signature(s).decode() for s in range(count)),
-        signature_E=np.where(host_only, HOST_ONLY, rows["signature"]).astype(np.int32),
+        signature_E=np.where(is_stated, STATED, rows["signature"]).astype(np.int32),
         lane_E=rows["lane"].astype(np.int32),
         # Where there is no signature, the extension has the nanoseconds in its place.
-        host_only_ns_E=np.where(host_only, rows["signature"], 0).astype(np.int64),
+        stated_ns_E=np.where(is_stated, rows["signature"], 0).astype(np.int64),
         node_N=nodes["position"].copy(),
         path_N=nodes["path"].astype(np.int32),
         lane_N=nodes["lane"].astype(np.int32),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prismscale.cost.kernel import KernelModel
 from prismscale.cost.kernel_changes import KernelChange
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
-from prismscale.cost.launch_log import HOST_ONLY, REPLAYED, LaunchLog, costs
+from prismscale.cost.launch_log import REPLAYED, STATED, LaunchLog, costs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Launched:
         return found
 
     def _count_S(self, counted_E: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        launches_E = self.log.signature_E != HOST_ONLY
+        launches_E = self.log.signature_E != STATED
         if counted_E is not None:
             launches_E = launches_E & counted_E
         return np.bincount(self.log.signature_E[launches_E], minlength=len(self.log.signatures))

@@ -32,8 +32,9 @@ SEEN_SIMUMAX = (
     "llama3_405b_l4_tp8_pp1_dp1_mbc8_cef",
 )
 """Runs whose steps were looked at while the constants of a B200 were still moving."""
-SEEN_BRIDGE = ("nemotron_3_super, fp8_mx, 64 gb200",)
-"""Recipes whose steps a mechanism was looked for beside: a Grace CPU's time for an operator."""
+SEEN_BRIDGE = ("nemotron_3_super, fp8_mx, 64 gb200", "qwen3_30b_a3b, fp8_mx, 8 gb300")
+"""Recipes beside whose steps a mechanism was looked for: a Grace CPU's time for an operator, and
+that kernels of several streams take turns."""
 TITAN_TOKENS = 2 * 8192
 """Of a GPU in a step."""
 LLAMA_8B = 8.03e9

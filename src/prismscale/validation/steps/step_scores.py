@@ -57,16 +57,15 @@ REMARKS = (
     "Megatron-Bridge's recipes were listed before a result was seen: all whose sizes are those "
     "of the newest published row, rows with experts of the newest software alone (NeMo 26.06). "
     "No B300 or GB300 was measured: they are known by their data sheets.",
-    "Kernels of streams that run beside each other are priced as if each had the GPU to itself. Of "
-    "Qwen3 30B's recipe 1.6 of 4.9 s are such (MLP and exchange of two microbatches at once).",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
     "program. Parameters are those that a token goes through.",
     "p50 is the step that a run shows; it stands where a bench recorded it of the whole set.",
     "Not scored: SimuMax's runs whose steps were looked at while constants of the B200 moved, "
     "vTrain's rows beside which the host's time a launch was set, and Nemotron 3 Super's recipe in "
     "MXFP8 on GB200, beside which a slower host was looked for on a Grace CPU (its time for an "
-    "operator is of another source, and a lower bound). The B200's share of its bandwidth for "
-    "elementwise kernels is SimuMax's stated figure.",
+    "operator is of another source, and a lower bound), and Qwen3 30B's on GB300, which showed "
+    "that kernels of several streams take turns (no constant is of it). The B200's share of its "
+    "bandwidth for elementwise kernels is SimuMax's stated figure.",
     "Megatron-Bridge 0.5.1 (NeMo 26.06) names two regressions of its own: recipes with both tensor "
     "and expert parallelism may be slower since NCCL 2.30, which no longer binds the program to "
     "its GPU's cores (Nemotron 3 Super on GB200), and GPT-OSS in MXFP8 on GB200 and GB300. Their "

@@ -157,9 +157,9 @@ int64_t ps_elapsed_ns(const void* start, const void* end) {
 void ps_advance_stream(int index, int64_t stream, int64_t until_ns) {
   device(index).advance_stream(stream, until_ns);
 }
-int64_t ps_launch(
-    int index, int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns) {
-  return device(index).launch(stream, signature, device_ns, host_ns);
+int64_t ps_launch(int index, int64_t stream, uint32_t signature, int64_t device_ns,
+                  int64_t host_ns, int64_t busy_ns) {
+  return device(index).launch(stream, signature, {device_ns, host_ns, busy_ns});
 }
 
 void ps_memory_stats(int index, int64_t* out) {

@@ -26,11 +26,14 @@ struct SpanRow {
   int16_t lane;  // 0 is the host; streams count from 1 in order of first use
 };
 
-// What cost time, in program order: a call on a lane of the span graph, or (lane -1) the host's own
-// work, whose nanoseconds stand in place of a signature.
+// What cost time, in program order: a call on a lane of the span graph. A *stated* row has nanoseconds
+// in place of a signature: what a kernel waited for those of other streams, or (lane -1) the host's
+// own work.
+enum RowKind : int16_t { kCosted, kStated };
 struct LaunchRow {
   int32_t signature;
   int16_t lane;
+  RowKind kind;
 };
 
 // The launches that a node of the span graph is made of: rows `first` to `stop` of its lane. A launch

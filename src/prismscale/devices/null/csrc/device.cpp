@@ -133,6 +133,7 @@ uint32_t current_op() { return t_op; }
 Device::Device(int index, const DeviceSettings& settings)
     : index_(index),
       streams_(kStreams),
+      busy_(kStreams),
       completed_(kStreams, 0),
       allocator_(std::make_unique<CachingAllocator>(
           settings.allocator, kFirstAddress + static_cast<uint64_t>(index) * kAddressesPerDevice,
@@ -159,28 +160,52 @@ int64_t Device::new_stream(bool high_priority) {
   return 1 + (high_priority ? kStreamsPerPool : 0) + slot;
 }
 
-int64_t Device::launch(
-    int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns) {
+int64_t Device::launch(int64_t stream, uint32_t signature, const CallCost& cost) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.issued += 1;
   if (is_without_cost()) return state.tail_ns;
   if (state.branch >= 0) {
     if (graph_->is_broken) raise_cuda(kCaptureInvalidated);
-    advance_host(host_ns);  // Python and the dispatcher run as ever
-    graph_->launched(state.branch, signature, device_ns);
+    advance_host(cost.host_ns);  // Python and the dispatcher run as ever
+    graph_->launched(state.branch, signature, cost);
     return kCaptured;
   }
-  const bool is_queued = device_ns > 0;  // a view launches nothing
+  const bool is_queued = cost.device_ns > 0;  // a view launches nothing
   if (is_queued) wait_for_room(state);
-  add_host_time(host_ns);
-  SpanGraph::get().launched(
-      index_, stream, signature, host_ns, device_ns, is_queued ? kQueued : kNotQueued);
-  const int64_t start = std::max(state.tail_ns, host_time_ns());
-  state.tail_ns = start + device_ns;
-  kernels_ns_ += device_ns;
+  add_host_time(cost.host_ns);
+  const int64_t start = run(stream, signature, cost, is_queued ? kQueued : kNotQueued);
   if (is_queued) state.queue_ns.push_back(state.tail_ns);
   return start;
+}
+
+// Kernels of other streams that were launched later may have moved what this stream does last.
+// That is nobody's new work: it counts within a WithoutCostScope, too.
+void Device::reckon(int64_t stream) {
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  const int64_t free = std::max(state.tail_ns, host_time_ns()), end = busy_.end_ns(stream);
+  if (end <= free) return;
+  SpanGraph::get().moved(index_, stream, end - free);
+  state.tail_ns = end;
+}
+
+void Device::settle(int64_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  reckon(stream);
+}
+
+// Returns the start time.
+int64_t Device::run(
+    int64_t stream, uint32_t signature, const CallCost& cost, Queueing queueing) {
+  reckon(stream);
+  StreamState& state = streams_[static_cast<size_t>(stream)];
+  const int64_t now = host_time_ns(), free = std::max(state.tail_ns, now);
+  const int64_t waited = cost.device_ns == 0 ? 0 : busy_.place(stream, free, cost, now);
+  SpanGraph::get().launched(
+      index_, stream, signature, cost.host_ns, cost.device_ns, waited, queueing);
+  state.tail_ns = free + waited + cost.device_ns;
+  kernels_ns_ += cost.device_ns;
+  return free + waited;
 }
 
 void Device::wait_for_room(StreamState& state) {
@@ -196,6 +221,7 @@ void Device::record(EventState& event, int64_t stream) {
   StreamState& state = streams_[static_cast<size_t>(stream)];
   event.graph = state.branch >= 0 ? graph_ : nullptr;
   if (event.graph) return graph_->recorded(state.branch, event);
+  reckon(stream);
   // An event on an idle stream happens when the host gets there, as on a real device.
   event.time_ns = std::max(state.tail_ns, host_time_ns());
   event.horizon = state.horizon;
@@ -207,6 +233,7 @@ void Device::wait(const EventState& event, int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   if (event.graph || state.branch >= 0) return wait_in_graph(event, state);
+  reckon(stream);
   state.tail_ns = std::max(state.tail_ns, event.time_ns);
   raise_to(state.horizon, event.horizon);
   SpanGraph::get().waits(index_, stream, event.frontier);
@@ -250,6 +277,7 @@ void Device::synchronize_stream(int64_t stream) {
   if (is_without_cost()) return;
   StreamState& state = streams_[static_cast<size_t>(stream)];
   check_synchronizes(state);
+  reckon(stream);
   SpanGraph::get().host_waits(index_, stream);
   state.horizon[static_cast<size_t>(stream)] = state.issued;
   complete(state.horizon, state.tail_ns);
@@ -272,6 +300,7 @@ void Device::synchronize_device() {
 
 int64_t Device::stream_time_ns(int64_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
+  reckon(stream);
   return streams_[static_cast<size_t>(stream)].tail_ns;
 }
 

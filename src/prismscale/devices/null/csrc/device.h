@@ -17,6 +17,7 @@
 #include "caching_allocator.h"
 #include "capi.h"
 #include "memory_history.h"
+#include "sharing.h"
 #include "spans.h"
 
 namespace prismscale {
@@ -55,7 +56,7 @@ class Device : public StreamProgress {
   // Streams and logical time.
   int64_t new_stream(bool high_priority);
   // Returns the start time, or kCaptured.
-  int64_t launch(int64_t stream, uint32_t signature, int64_t device_ns, int64_t host_ns);
+  int64_t launch(int64_t stream, uint32_t signature, const CallCost& cost);
   void record(EventState& event, int64_t stream);
   void wait(const EventState& event, int64_t stream);
   bool query(const EventState& event);
@@ -64,6 +65,7 @@ class Device : public StreamProgress {
   void synchronize_stream(int64_t stream);
   void synchronize_device();
   int64_t stream_time_ns(int64_t stream);
+  void settle(int64_t stream);  // reckon with what other streams' kernels have moved
   int64_t kernels_ns();  // what all kernels have taken that were launched here
 
   // Captures of graphs. Launches on streams that take part, and events between them, are recorded.
@@ -74,7 +76,7 @@ class Device : public StreamProgress {
   // Replays: the host launches the graph, its launches follow at once, and it takes one place in the
   // stream's queue until all of them are done.
   int64_t launch_graph(int64_t stream, uint32_t signature, int64_t host_ns);
-  int64_t launch_in_graph(int64_t stream, uint32_t signature, int64_t device_ns);
+  int64_t launch_in_graph(int64_t stream, uint32_t signature, const CallCost& cost);
   void graph_launched(int64_t stream);
   bool begin_pool_of_capture(PoolId id);  // whatever thread allocates on its streams
   void advance_stream(int64_t stream, int64_t until_ns);
@@ -115,6 +117,8 @@ class Device : public StreamProgress {
     int branch = -1;               // of the graph that is being captured, or -1
   };
   void wait_for_room(StreamState& state);
+  void reckon(int64_t stream);
+  int64_t run(int64_t stream, uint32_t signature, const CallCost& cost, Queueing queueing);
   void wait_in_graph(const EventState& event, StreamState& state);
   void check_synchronizes(const StreamState& state);
   void complete(const std::vector<uint64_t>& horizon, int64_t time_ns);
@@ -123,6 +127,7 @@ class Device : public StreamProgress {
   const int index_;
   std::mutex mutex_;
   std::vector<StreamState> streams_;
+  BusyTimes busy_;
   std::shared_ptr<RecordedGraph> graph_;  // that is being captured here
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};

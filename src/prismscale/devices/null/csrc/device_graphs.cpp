@@ -71,20 +71,16 @@ int64_t Device::launch_graph(int64_t stream, uint32_t signature, int64_t host_ns
   if (is_without_cost()) return state.tail_ns;
   wait_for_room(state);
   add_host_time(host_ns);
-  SpanGraph::get().launched(index_, stream, signature, host_ns, 0, kQueued);
+  SpanGraph::get().launched(index_, stream, signature, host_ns, 0, 0, kQueued);
   return std::max(state.tail_ns, host_time_ns());
 }
 
-int64_t Device::launch_in_graph(int64_t stream, uint32_t signature, int64_t device_ns) {
+int64_t Device::launch_in_graph(int64_t stream, uint32_t signature, const CallCost& cost) {
   std::lock_guard<std::mutex> lock(mutex_);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   state.issued += 1;
   if (is_without_cost()) return state.tail_ns;
-  SpanGraph::get().launched(index_, stream, signature, 0, device_ns, kNotQueued);
-  const int64_t start = std::max(state.tail_ns, host_time_ns());
-  state.tail_ns = start + device_ns;
-  kernels_ns_ += device_ns;
-  return start;
+  return run(stream, signature, cost, kNotQueued);
 }
 
 void Device::graph_launched(int64_t stream) {

@@ -123,7 +123,7 @@ OutputTensor output_of(
 }
 
 void set_cost(CallEntry& entry, const std::string& description) {
-  std::tie(entry.device_ns, entry.host_ns) = cost_of(description);
+  entry.cost = cost_of(description);
 }
 
 std::unique_ptr<CallEntry> make_entry(
@@ -252,10 +252,12 @@ void use_workspaces(const CallEntry& entry, int index, int64_t stream) {
 
 }  // namespace
 
-std::pair<int64_t, int64_t> cost_of(const std::string& description) {
-  int64_t device_ns = g_default_device_ns, host_ns = g_default_host_ns;
-  if (g_cost != nullptr) g_cost(description.c_str(), &device_ns, &host_ns);
-  return {device_ns, host_ns};
+CallCost cost_of(const std::string& description) {
+  CallCost cost{g_default_device_ns, g_default_host_ns, 0};
+  if (g_cost != nullptr) {
+    g_cost(description.c_str(), &cost.device_ns, &cost.host_ns, &cost.busy_ns);
+  }
+  return cost;
 }
 
 void set_cost_callback(CostCallback callback, int64_t device_ns, int64_t host_ns) {
@@ -314,9 +316,8 @@ void charge(const char* name, std::vector<IValue> arguments, std::vector<IValue>
   }
   const int index = scan.device < 0 ? current_device() : scan.device;
   const int64_t stream = current_stream(index);
-  const int64_t start_ns =
-      device(index).launch(stream, entry->id, entry->device_ns, entry->host_ns);
-  record_op(entry->id, index, stream, start_ns, entry->device_ns);
+  const int64_t start_ns = device(index).launch(stream, entry->id, entry->cost);
+  record_op(entry->id, index, stream, start_ns, entry->cost.device_ns);
 }
 
 void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
@@ -347,9 +348,8 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
     if (exact) set_lasting(info, arguments, outputs, inputs);
     written_in_graph(info, arguments, outputs);
   }
-  const int64_t start_ns =
-      device(index).launch(stream, entry.id, entry.device_ns, entry.host_ns);
-  record_op(entry.id, index, stream, start_ns, entry.device_ns);
+  const int64_t start_ns = device(index).launch(stream, entry.id, entry.cost);
+  record_op(entry.id, index, stream, start_ns, entry.cost.device_ns);
 
   torch::jit::drop(*stack, info.arguments);
   for (IValue& output : outputs) stack->push_back(std::move(output));

@@ -29,7 +29,7 @@ struct CallEntry {
   std::vector<Output> outputs;
   std::vector<OutputTensor> resized;  // `out` arguments that take another shape
   std::vector<size_t> workspaces;     // bytes that the CUDA kernel takes and gives back
-  int64_t device_ns = 0, host_ns = 0;
+  CallCost cost;
   bool small = false;                 // every tensor is small enough for the exact path
   bool fits_host = false;             // every tensor is, if its value follows from the host
   std::atomic<bool> cpu_fails{false};
@@ -42,9 +42,10 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 void charge(const char* name, std::vector<c10::IValue> arguments,
             std::vector<c10::IValue> outputs = {});
 
-// Cost of a new call: fills in the two durations from its description. Called without locks.
-using CostCallback = void (*)(const char* description, int64_t* device_ns, int64_t* host_ns);
-std::pair<int64_t, int64_t> cost_of(const std::string& description);  // device, host
+// Cost of a new call: fills in the durations from its description. Called without locks.
+using CostCallback = void (*)(
+    const char* description, int64_t* device_ns, int64_t* host_ns, int64_t* busy_ns);
+CallCost cost_of(const std::string& description);
 void set_cost_callback(CostCallback callback, int64_t default_device_ns, int64_t default_host_ns);
 
 // exact.cpp: a tensor of the call is on the host, or follows from one that was; or the call makes

@@ -101,11 +101,13 @@ int RecordedGraph::join() {
   return static_cast<int>(clocks_.size()) - 1;
 }
 
-void RecordedGraph::launched(int branch, uint32_t signature, int64_t device_ns) {
-  if (device_ns == 0) return;  // a view launches nothing
+void RecordedGraph::launched(int branch, uint32_t signature, const CallCost& cost) {
+  if (cost.device_ns == 0) return;  // a view launches nothing
   const auto index = static_cast<size_t>(branch);
   clocks_[index][index] += 1;
-  steps_.push_back({GraphStep::kLaunch, static_cast<uint8_t>(branch), signature, device_ns});
+  // The host has made the call already; a replay costs it nothing.
+  const CallCost replayed{cost.device_ns, 0, cost.busy_ns};
+  steps_.push_back({GraphStep::kLaunch, static_cast<uint8_t>(branch), signature, replayed});
 }
 
 void RecordedGraph::recorded(int branch, EventState& event) {
@@ -185,7 +187,7 @@ int64_t RecordedGraph::stream_of(int branch) const {
 void RecordedGraph::begin_replay() {
   stream_ = current_stream(device);
   events_.assign(event_clocks_.size(), EventState());
-  const int64_t host_ns = cost_of(signature_text(launch_signature())).second;
+  const int64_t host_ns = cost_of(signature_text(launch_signature())).host_ns;
   const int64_t start_ns = prismscale::device(device).launch_graph(
       stream_, launch_signature(), host_ns);
   record_op(launch_signature(), device, stream_, start_ns, 0);
@@ -200,8 +202,8 @@ int64_t RecordedGraph::replay(int64_t& stream) {
     switch (step.kind) {
       case GraphStep::kLaunch: {
         const int64_t start_ns =
-            where.launch_in_graph(stream, replayed_signature(step.number), step.device_ns);
-        record_op(step.number, device, stream, start_ns, step.device_ns);
+            where.launch_in_graph(stream, replayed_signature(step.number), step.cost);
+        record_op(step.number, device, stream, start_ns, step.cost.device_ns);
         break;
       }
       case GraphStep::kRecord:

@@ -45,7 +45,7 @@ struct GraphStep {
   enum Kind : uint8_t { kLaunch, kRecord, kWait, kCall } kind;
   uint8_t branch;
   uint32_t number;  // signature of a launch, else which event or call
-  int64_t device_ns;
+  CallCost cost;    // of a launch
 };
 
 struct WrittenStorages;  // graph_values.cpp
@@ -65,7 +65,7 @@ class RecordedGraph {
 
   // Under the device's lock, while the graph is open.
   int join();  // a stream's branch, or -1: no more can be kept apart
-  void launched(int branch, uint32_t signature, int64_t device_ns);
+  void launched(int branch, uint32_t signature, const CallCost& cost);
   void recorded(int branch, EventState& event);
   void waited(int branch, const EventState& event);
   void called(int branch, uint32_t call, CallKind kind, uint32_t joins);

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <limits>
 
+#include "device.h"
+
 namespace prismscale {
 namespace {
 
@@ -78,33 +80,52 @@ void SpanGraph::host_worked(int64_t host_ns) {
   if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   host_ns_ += host_ns;
+  append_stated(host_ns, kNoLane);
+}
+
+void SpanGraph::append_stated(int64_t ns, int16_t lane) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  for (int64_t left = host_ns; left > 0; left -= kMost) {
-    launch_rows_.push_back({static_cast<int32_t>(std::min(left, kMost)), kNoLane});
+  for (int64_t left = ns; left > 0; left -= kMost) {
+    launch_rows_.push_back({static_cast<int32_t>(std::min(left, kMost)), lane, kStated});
   }
 }
 
 void SpanGraph::launched(
     int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns,
-    Queueing queueing) {
+    int64_t waited_ns, Queueing queueing) {
   if (!on_ || t_without_cost) return;
   std::lock_guard<std::mutex> lock(mutex_);
   Stream& state = stream_of(device, stream);
   host_ns_ += host_ns;
-  if (state.ops == 0) {
-    state.work_ns = 0;
-    state.launch_ns = 0;
-    state.host_frontier = host_frontier_;
-    state.host_base_ns = host_cut_ns_;
-    state.first_row = row();
-    state.since_row = host_cut_row_;
-  }
-  launch_rows_.push_back({static_cast<int32_t>(signature), state.lane});
-  state.ops += 1;
-  state.work_ns += device_ns;
-  state.launch_ns = std::max(state.launch_ns, host_ns_ - state.host_base_ns) + device_ns;
+  open(state);
+  launch_rows_.push_back({static_cast<int32_t>(signature), state.lane, kCosted});
+  append_stated(waited_ns, state.lane);
+  state.work_ns += waited_ns + device_ns;
+  state.launch_ns =
+      std::max(state.launch_ns, host_ns_ - state.host_base_ns) + waited_ns + device_ns;
   if (queueing == kQueued && counts_) state.launches += 1;
   if (held_ && state.launches - state.at_point >= most_between_points()) point();
+}
+
+void SpanGraph::moved(int device, int64_t stream, int64_t by_ns) {
+  if (!on_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  Stream& state = stream_of(device, stream);
+  open(state);
+  append_stated(by_ns, state.lane);
+  state.work_ns += by_ns;
+  state.launch_ns = std::max(state.launch_ns, host_ns_ - state.host_base_ns) + by_ns;
+}
+
+// Counts one op more in the stream's open span, which begins here if it has none.
+void SpanGraph::open(Stream& state) {
+  if (state.ops++ > 0) return;
+  state.work_ns = 0;
+  state.launch_ns = 0;
+  state.host_frontier = host_frontier_;
+  state.host_base_ns = host_cut_ns_;
+  state.first_row = row();
+  state.since_row = host_cut_row_;
 }
 
 Frontier SpanGraph::recorded(int device, int64_t stream) {
@@ -310,6 +331,7 @@ void ps_spans_close() { SpanGraph::get().close(); }
 void ps_without_cost(int on) { set_without_cost(on != 0); }
 
 int64_t ps_spans_issued(int device, int64_t stream, int by_host, int32_t* preds, int64_t capacity) {
+  prismscale::device(device).settle(stream);
   const Frontier found = SpanGraph::get().issued(device, stream, by_host != 0);
   std::copy_n(found.begin(), std::min(capacity, static_cast<int64_t>(found.size())), preds);
   return static_cast<int64_t>(found.size());
@@ -318,6 +340,7 @@ void ps_spans_took(int32_t count, int32_t channel, const int32_t* preds, int64_t
   SpanGraph::get().took_positions(count, channel, Frontier(preds, preds + pred_count));
 }
 void ps_spans_joined(int device, int64_t stream, const int32_t* nodes, int64_t count, int by_host) {
+  prismscale::device(device).settle(stream);
   SpanGraph::get().joined(device, stream, Frontier(nodes, nodes + count), by_host != 0);
 }
 

@@ -61,9 +61,12 @@ class SpanGraph {
 
   // What the devices tell. Nothing happens before begin() and within a WithoutCostScope.
   void host_worked(int64_t host_ns);
+  // `waited_ns`: how long the kernel waits for those of other streams before it runs.
   void launched(
       int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns,
-      Queueing queueing);
+      int64_t waited_ns, Queueing queueing);
+  // What the stream does last ends so much later, for kernels of other streams.
+  void moved(int device, int64_t stream, int64_t by_ns);
   Frontier recorded(int device, int64_t stream);
   void waits(int device, int64_t stream, const Frontier& events);
   void host_waits(int device, int64_t stream);
@@ -114,6 +117,8 @@ class SpanGraph {
   };
   Stream& stream_of(int device, int64_t stream);
   Frontier frontier_of(int device, int64_t stream);
+  void open(Stream& state);
+  void append_stated(int64_t ns, int16_t lane);
   void host_joins(const Frontier& nodes);
   void point();
   void make_room(Stream& stream);
