@@ -1,1 +1,1 @@
-"""What a program computes on: a CPU, a GPU, or a GPU that is not there."""
+"""Devices on which a program computes: a CPU, a GPU, or a null device that stands for a GPU."""

@@ -1,5 +1,7 @@
-"""Load of the ranks that experts are spread over, from statistics of their *balance ratio*: tokens
-on a rank over an equal share (PrismLLM, "MoE mock router").
+"""Loads of the ranks that hold experts, from statistics of their *balance ratio*.
+
+The balance ratio of a rank is its number of tokens over an equal share (PrismLLM, "MoE mock
+router").
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ from scipy import optimize
 from prismscale.errors import UsageError
 
 PRESETS = {"balanced": 1.0, "mild": 1.2, "moderate": 1.5, "heavy": 2.0, "extreme": 3.0}
-"""Balance ratio of the fullest rank; the others follow a power of their place. Ours: round figures
-from no imbalance to what makes a job several times as slow."""
+"""Balance ratio of the fullest rank; the ratios of the others fall with a power of their place.
+The figures are our own: round numbers from no imbalance to a job several times as slow."""
 MOST_RANKS = 1024
 _TOLERANCE = 0.02
-"""Relative, or absolute below 1: how far off a statistic may be that was asked for."""
+"""Allowed error of a requested statistic: relative, or absolute below 1."""
 _MOST_KNOTS = 33
-"""Places whose ratios are found; those of ranks between them lie between theirs."""
+"""Most places whose ratios are fitted; the ratios of the ranks between them are interpolated."""
 _EVENNESS = 1e-4
-"""Weight of the variance where nothing is said of it: too little to move what is."""
+"""Weight of the variance in the fit: too small to move the statistics that are requested."""
 _STATISTICS = ("min", "max", "avg", "std", "median", "skew")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """Statistics of the balance ratio over the ranks of one step. What is None is free.
+    """Statistics of the balance ratio over the ranks of one step. A statistic that is None is free.
 
     Raises :class:`UsageError` for values that no loads can have.
     """
@@ -36,9 +38,10 @@ class Balance:
     min: float | None = None
     max: float | None = None
     avg: float | None = None
-    """1 by definition of the ratio; anything else scales all loads, which changes none of them."""
+    """1 by definition of the ratio. Another value scales all ratios, but does not change the loads
+    relative to each other."""
     std: float | None = None
-    """Over all ranks (divided by their number)."""
+    """Population standard deviation over all ranks (the divisor is their number)."""
     median: float | None = None
     skew: float | None = None
     """Third central moment over std cubed."""
@@ -59,7 +62,7 @@ class Balance:
         """Read ``ranks=8,max=1.5,std=0.3``.
 
         Raises:
-            UsageError: another name, not a number, or no ranks.
+            UsageError: a name is unknown, a value is no number, or ``ranks`` is missing.
         """
         allowed = [field.name for field in fields(cls)]
         given: dict[str, float] = {}
@@ -78,10 +81,10 @@ class Balance:
 
     @classmethod
     def of(cls, given: dict[str, float]) -> Balance:
-        """Of numbers by name.
+        """Make one from numbers by name.
 
         Raises:
-            UsageError: the number of ranks is not among them, or not whole.
+            UsageError: the number of ranks is missing, or not whole.
         """
         ranks = given.pop("ranks", 0.0)
         if ranks < 1 or ranks != int(ranks):
@@ -89,7 +92,7 @@ class Balance:
         return cls(ranks=int(ranks), **given)
 
     def ratios(self) -> tuple[float, ...]:
-        """A ratio for each rank, the fullest first.
+        """Return a ratio for each rank, the fullest first.
 
         Raises:
             UsageError: no loads have these statistics.
@@ -114,7 +117,7 @@ class Balance:
 
 
 def statistics(ratios: NDArray[np.float64]) -> dict[str, float]:
-    """What :class:`Balance` takes, of given ratios."""
+    """Return the statistics of given ratios, by the names that :class:`Balance` has."""
     std = float(ratios.std())
     third = float(((ratios - ratios.mean()) ** 3).mean())
     return {
@@ -128,8 +131,11 @@ def statistics(ratios: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _fitted(balance: Balance, low: float, high: float, mean: float) -> NDArray[np.float64]:
-    """Ratios in ascending order, mean 1, ends where they are given, the rest by least squares; as
-    even as the statistics allow."""
+    """Fit ratios with mean 1 to the statistics; returns them in ascending order.
+
+    A given minimum and maximum are met exactly, the other statistics by least squares. The ratios
+    are as even as the statistics allow.
+    """
     n = balance.ranks
     knots = min(n, _MOST_KNOTS)
     place = np.linspace(0, knots - 1, n)
@@ -163,10 +169,10 @@ def _fitted(balance: Balance, low: float, high: float, mean: float) -> NDArray[n
 
 
 def ratios_of_preset(name: str, ranks: int) -> tuple[float, ...]:
-    """Loads that fall with a power of a rank's place, so that the first has the preset's ratio.
+    """Return loads that fall with a power of the rank's place; the first has the preset's ratio.
 
     Raises:
-        UsageError: as many ranks cannot be so uneven.
+        UsageError: this number of ranks cannot be so uneven, or is out of range.
     """
     highest = PRESETS[name]
     if not 1 <= ranks <= MOST_RANKS or highest > ranks:

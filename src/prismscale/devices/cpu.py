@@ -1,4 +1,4 @@
-"""The CPU as the device: spans by the monotonic clock, memory by torch's own allocation reports."""
+"""The CPU as device: spans from the monotonic clock, memory from torch's allocation reports."""
 
 from __future__ import annotations
 
@@ -21,48 +21,47 @@ from prismscale.graph.trace import HOST, MemoryRecord
 
 
 class CpuDevice:
-    """One lane, the host. Marks are ``perf_counter_ns`` readings."""
+    """A device with one lane, the host. Its marks are ``perf_counter_ns`` readings."""
 
     name = "cpu"
 
     def spans(self, stream: SpanSink, label: str) -> LaneSpans:
-        """One span between two marks."""
+        """Return spans that lie between two marks each."""
         return LaneSpans(stream, self, label)
 
     def lane(self) -> str:
-        """The host."""
+        """Return the host lane."""
         return HOST
 
     def mark(self, lane: str) -> int:
-        """Now."""
+        """Return the present time."""
         return perf_counter_ns()
 
     def elapsed_ns(self, began: int, ended: int) -> int:
-        """Their difference."""
+        """Return the difference of two marks."""
         return ended - began
 
     def communicate(
         self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
-        """Fill at once: nothing is left to wait for."""
+        """Run ``fill`` at once, so that nothing is left to wait for."""
         fill()
         return _at_once
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
-        """There is no other lane."""
+        """Observe nothing: there is no other lane."""
         return nullcontext()
 
 
 def _at_once() -> None:
-    """The host has filled the outputs already."""
+    """Wait for nothing: the host has filled the outputs already."""
 
 
 class CpuMemoryTracker:
-    """Every allocation and free of torch's CPU allocator, from the program's first line.
+    """Tracker of all allocations and frees of torch's CPU allocator from the program's first line.
 
-    The profiler is the only place where torch reports them. It costs about a quarter of a step, so
-    it runs only in the first steps, which are not timed. A program that starts a profiler of its
-    own gets it: ours ends first.
+    Only torch's profiler reports them. It costs about a quarter of a step, so it runs only in the
+    first steps, which are not timed. If the program starts a profiler of its own, ours ends first.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class CpuMemoryTracker:
         self._original_prepare: Any = None
 
     def start(self) -> None:
-        """Begin to follow allocations."""
+        """Begin to record allocations."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._original_prepare = autograd_profiler._prepare_profiler
 
@@ -90,18 +89,18 @@ class CpuMemoryTracker:
         autograd_profiler._prepare_profiler = give_way
 
     def optimizer_begins(self) -> None:
-        """Nothing to look at."""
+        """Do nothing."""
 
     def step_ended(self) -> None:
         """Note the end of a step.
 
-        One profile covers all steps: another thread's free between two profiles would be lost, and
-        the block count as allocated for ever.
+        One profile covers all steps: a free by another thread between two profiles would be lost,
+        and its block would count as allocated for ever.
         """
         self._step_ends_ns.append(time_ns())
 
     def stop(self) -> MemoryRecord:
-        """End; step 0 of the record is the part before the first step's end."""
+        """End tracking. Step 0 of the record is the part before the first step's end."""
         if self._running:
             self._end_profile()
         autograd_profiler._prepare_profiler = self._original_prepare
@@ -129,8 +128,11 @@ class CpuMemoryTracker:
 
 
 def allocations(roots: Iterable[Any]) -> list[tuple[int, int, int]]:
-    """Time, address and bytes (negative: a free) of a profile's memory events, in order of time:
-    the profiler keeps them thread by thread, and gloo's threads allocate too."""
+    """Return time, address and bytes (negative: a free) of a profile's memory events.
+
+    They are sorted by time, because the profiler keeps them thread by thread, and gloo's threads
+    allocate too.
+    """
     found = []
     left = list(roots)
     while left:
@@ -143,10 +145,11 @@ def allocations(roots: Iterable[Any]) -> list[tuple[int, int, int]]:
 
 
 class LiveBlocks:
-    """Allocated memory, by address.
+    """Allocated memory by address.
 
-    [Note: lost frees] A thread that the profiler does not follow (gloo's own) frees unheard, and
-    the block would count for ever. Its address tells: what is allocated there again was free.
+    [Note: lost frees] The profiler does not see frees by threads that it does not follow (gloo's
+    own), and such a block would count for ever. But when an address is allocated again, the old
+    block there must have been freed.
     """
 
     def __init__(self) -> None:
@@ -155,11 +158,11 @@ class LiveBlocks:
         self._bytes: dict[int, int] = {}
 
     def change(self, address: int, n_bytes: int) -> None:
-        """An allocation, or a free where ``n_bytes`` is negative."""
+        """Note an allocation, or a free if ``n_bytes`` is negative."""
         if n_bytes < 0:
             if address in self._bytes:
                 self._forget(bisect_left(self._starts, address))
-            else:  # allocated before anything was followed
+            else:  # allocated before tracking began
                 self.allocated += n_bytes
             return
         at = max(bisect_left(self._starts, address) - 1, 0)

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU as the device: spans by CUDA events, memory as ``torch.cuda`` reports it."""
+"""An NVIDIA GPU as device: spans from CUDA events, memory as ``torch.cuda`` reports it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def start_cuda() -> None:
     """Create the CUDA context of this process.
 
     ``CUDA_DEVICE_MAX_CONNECTIONS=1``, which Megatron demands, puts all streams into one hardware
-    queue. NCCL's kernels run past such a queue, a held stream would stop it: so the context is
-    made with the most queues before the program, which still reads the value it wants to see.
+    queue. NCCL's kernels run past such a queue, but a stream that is held would stop it. So the
+    context is created before the program starts, with the largest number of queues. The program
+    still reads the value that it wants to see.
 
     Raises:
         UsageError: there is no GPU that this torch can use.
@@ -41,10 +42,10 @@ def start_cuda() -> None:
 
 
 def require_cuda() -> None:
-    """Refuse a machine without a usable GPU.
+    """Raise if this machine has no usable GPU.
 
     Raises:
-        UsageError: says what is missing.
+        UsageError: torch or the GPU is missing; the message says which.
     """
     if torch.version.cuda is None:
         raise UsageError(
@@ -59,8 +60,11 @@ def require_cuda() -> None:
 
 
 class CudaStreams:
-    """``torch.cuda``'s streams, without its Python methods once a program's use of those is
-    observed."""
+    """Streams of ``torch.cuda``.
+
+    They call the methods that ``torch.cuda`` had at construction, so that an observer of the
+    program's calls does not see theirs.
+    """
 
     def __init__(self) -> None:
         self._record: Callable[..., None] = torch.cuda.Event.record
@@ -68,16 +72,16 @@ class CudaStreams:
         self._set_stream: Callable[..., None] = torch.cuda.set_stream
 
     def current(self) -> Stream:
-        """The stream of this thread."""
+        """Return the current stream of this thread."""
         return torch.cuda.current_stream()
 
     def create(self) -> Stream:
-        """A stream of torch's pool, as NCCL's are."""
+        """Return a stream of torch's pool, from which NCCL's streams come too."""
         return torch.cuda.Stream()
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
-        """Issue to ``stream`` meanwhile."""
+        """Issue work to ``stream`` during the block."""
         before = torch.cuda.current_stream()
         self._set_stream(stream)
         try:
@@ -86,35 +90,38 @@ class CudaStreams:
             self._set_stream(before)
 
     def record(self, stream: Stream) -> Event:
-        """A timed event."""
+        """Record an event with timing on ``stream``."""
         event = torch.cuda.Event(enable_timing=True)
         self._record(event, stream)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """``cudaStreamWaitEvent``."""
+        """Make ``stream`` wait for ``event`` (``cudaStreamWaitEvent``)."""
         self._wait(event, stream)
 
     def reached(self, event: Event) -> bool:
-        """``cudaEventQuery``."""
+        """Return whether ``event`` was reached (``cudaEventQuery``)."""
         return bool(event.query())
 
     def synchronize(self, event: Event | None = None) -> None:
-        """Block the host; other threads run on."""
+        """Block this thread until ``event``, or the whole device, is done; others run on."""
         if event is None:
             torch.cuda.synchronize()
         else:
             event.synchronize()
 
     def elapsed_ns(self, began: Event, ended: Event) -> int:
-        """``cudaEventElapsedTime``: exact to about half a microsecond."""
+        """Return the time between two events, exact to about 0.5 µs (``cudaEventElapsedTime``)."""
         return round(began.elapsed_time(ended) * 1e6)
 
     @contextmanager
     def observed(self, observer: StreamObserver) -> Iterator[None]:
-        """Rebind what every stream method of ``torch.cuda`` comes down to: ``Event.record``,
-        ``Event.wait`` and ``set_stream``. Edges that torch draws in C++ (autograd between streams)
-        are not seen."""
+        """Tell ``observer``, during the block, what the program does with streams.
+
+        This rebinds ``Event.record``, ``Event.wait`` and ``set_stream``, on which all stream
+        methods of ``torch.cuda`` are built. It does not see the edges between streams that torch
+        makes in C++ (autograd).
+        """
 
         def record(event: torch.cuda.Event, stream: Any = None) -> None:
             on = torch.cuda.current_stream() if stream is None else stream
@@ -143,10 +150,10 @@ class CudaStreams:
 
 
 class CudaMemoryTracker:
-    """The caching allocator's own peaks.
+    """Tracker of the caching allocator's own peaks.
 
-    ``per_step`` tells steps apart by resetting the peaks after each, which the program could see;
-    without it the program's own memory figures stay what they are.
+    With ``per_step`` the peaks are reset after each step, so that steps have peaks of their own;
+    the program could see that. Without it the program's own memory figures are not changed.
     """
 
     def __init__(self, *, per_step: bool) -> None:
@@ -160,17 +167,17 @@ class CudaMemoryTracker:
             torch.cuda.reset_peak_memory_stats()
 
     def optimizer_begins(self) -> None:
-        """Nothing to look at."""
+        """Do nothing."""
 
     def step_ended(self) -> None:
-        """Read the peaks; a program may have reset them itself."""
+        """Read the peaks; the program may have reset them itself."""
         self._peaks.append(int(torch.cuda.max_memory_allocated()))
         self._reserved = max(self._reserved, int(torch.cuda.max_memory_reserved()))
         if self._per_step:
             torch.cuda.reset_peak_memory_stats()
 
     def stop(self) -> MemoryRecord:
-        """The last peaks."""
+        """Read the last peaks and return the record."""
         self.step_ended()
         return MemoryRecord(
             peak_bytes=max(self._peaks),

@@ -1,9 +1,9 @@
-"""Computation between two places where lanes meet: one COMPUTE node for each such span.
+"""Spans of computation between two points where lanes meet: one COMPUTE node for each span.
 
-A lane is a host thread or a device stream. *Home*, the lane on which the program starts, always has
-an open span: where it waits for the host, the host's time is part of the step. Any other lane has
-one only while the program computes on it: a copy stream that nobody uses for half a step is idle,
-not busy.
+A lane is a host thread or a device stream. The lane on which the program starts, called *home*,
+always has an open span: where home waits for the host, the host's time is part of the step. Any
+other lane has an open span only while the program computes on it. A copy stream that is not used
+for half a step is idle, not busy.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from prismscale.devices.protocol import Mark, MarkingDevice, SpanSink
 
 @dataclass(slots=True)
 class Lane:
-    """Where one lane is. Numbers are positions in the node stream."""
+    """State of one lane. Nodes are given by their positions in the node stream."""
 
     name: str
     id: int
     began: Mark = None
-    """Of the open span; None while there is none."""
+    """Mark at which the open span began; None while there is no open span."""
     last: int = -1
+    """The lane's last span; -1: none."""
     joined: list[int] = field(default_factory=list)
-    """What the lane has waited for since its last span."""
+    """Nodes for which the lane has waited since its last span."""
 
     @property
     def frontier(self) -> tuple[int, ...]:
-        """Nodes that must be done for the lane to have done all it was given."""
+        """Nodes that are done once the lane has done all work that it was given."""
         own = (self.last,) if self.last >= 0 else ()
         return tuple(dict.fromkeys((*own, *self.joined))) if self.joined else own
 
     def issues(self, by_host: bool) -> tuple[int, ...]:
-        """What is issued comes after all that the lane was given."""
+        """Return the frontier: what is issued comes after all work that the lane was given."""
         return self.frontier
 
     def joins(self, nodes: Sequence[int], by_host: bool) -> None:
-        """The next span comes after ``nodes``; where the host waits is in the lane's own time."""
+        """Order the next span after ``nodes``; the lane's own time already has the host's waits."""
         self.joined.extend(nodes)
 
 
 class LaneSpans:
-    """The spans of every lane, written to a node stream as they close."""
+    """The spans of every lane, which are written to a node stream as they close."""
 
     def __init__(self, stream: SpanSink, device: MarkingDevice, label: str) -> None:
         self.label = label
-        """What spans are called from now on."""
+        """Label of all spans that close from now on."""
         self._stream = stream
         self._device = device
         self._lanes: dict[str, Lane] = {}
@@ -59,14 +60,14 @@ class LaneSpans:
         self._close(self._lane(self._device.lane()))
 
     def restart(self) -> None:
-        """What the current lane did since its span began was not the program's work."""
+        """Restart the current lane's span: the time since it began was not the program's work."""
         lane = self._lane(self._device.lane())
         if lane.began is not None:
             self._open(lane)
 
     @contextmanager
     def paused(self, name: str | None = None, ended: Mark = None) -> Iterator[Lane]:
-        """Close the span of a lane (None: the current one) meanwhile, at a mark (None: now)."""
+        """Close the span of a lane (None: the current one) for the block, at a mark (None: now)."""
         lane = self._lane(self._device.lane() if name is None else name)
         was_open = lane.began is not None
         self._close(lane, ended)
@@ -75,7 +76,7 @@ class LaneSpans:
             self._open(lane)
 
     def switch(self, before: str, after: str) -> None:
-        """The program goes from one lane to another."""
+        """Note that the program goes from one lane to another."""
         left, entered = self._lane(before), self._lane(after)
         if left is entered:
             return

@@ -1,4 +1,4 @@
-"""The seam between recording and the device a program computes on."""
+"""Protocols between the recorder and the device on which a program computes."""
 
 from __future__ import annotations
 
@@ -10,89 +10,94 @@ from prismscale.graph.builder import Names
 from prismscale.graph.trace import MemoryRecord
 
 Mark = Any
-"""A point in device time: a number on the CPU, an event on a stream on a GPU."""
+"""A point in device time: a number on a CPU, an event on a stream on a GPU."""
 
 
 CommunicationEnd = Callable[[], None]
-"""Orders what the program does next after a communication's end."""
+"""Call that makes the program's next work wait for the end of a communication."""
 
 
 class LaneObserver(Protocol):
-    """Told what the program does with its lanes."""
+    """Receiver of what the program does with its lanes."""
 
     def lane_switched(self, before: str, after: str) -> None:
-        """Work of the program goes to lane ``after`` from now on."""
+        """Note that the program's work goes to lane ``after`` from now on."""
         ...
 
     def lane_frontier(self, lane: str) -> tuple[int, ...]:
-        """What must be done for ``lane`` to have done all that it was given so far."""
+        """Return the nodes that are done once ``lane`` has done all work that it was given."""
         ...
 
     def lane_waits(self, lane: str, frontier: tuple[int, ...], order: Callable[[], None]) -> None:
-        """``lane`` waits for a frontier; ``order`` makes it so on the device."""
+        """Note that ``lane`` waits for a frontier. Call ``order`` to make the device do so."""
         ...
 
 
 class RecordedNode(Protocol):
-    """A node of a stream: what follows what, on which lane."""
+    """A node of a recorded stream, with its predecessors and its lane."""
 
     preds: tuple[int, ...]
     lane: int
 
 
 class SpanSink(Protocol):
-    """Where a device writes the program's computation: the stream of nodes that is recorded."""
+    """The recorded stream of nodes, to which a device appends the program's computation."""
 
     lanes: Names
     labels: Names
 
     @property
     def nodes(self) -> Sequence[RecordedNode]:
-        """All nodes so far, communications among them."""
+        """All nodes so far, communications included."""
         ...
 
     def add_computation(
         self, *, preds: tuple[int, ...], lane: int, label: int, began: Mark, ended: Mark
     ) -> int:
-        """Add a span of computation; returns its position."""
+        """Append a span of computation and return its position."""
         ...
 
 
 class ProgramLane(Protocol):
-    """Where one lane of the program is, between two of its spans. Nodes are positions in a
-    :class:`SpanSink`."""
+    """One lane of the program, at a cut between two spans.
+
+    Nodes are given by their positions in a :class:`SpanSink`.
+    """
 
     def issues(self, by_host: bool) -> tuple[int, ...]:
-        """Nodes that must be done before what the program issues here begins.
+        """Return the nodes that must be done before what the program issues now can begin.
 
-        ``by_host``: it works on the host's own memory and never sees the device.
+        ``by_host``: it works on host memory only and has no part in the device's order.
         """
         ...
 
     def joins(self, nodes: Sequence[int], by_host: bool) -> None:
-        """What the lane does from now on comes after ``nodes``; with ``by_host`` the host waits."""
+        """Order the lane's next work after ``nodes``; with ``by_host`` the host itself waits."""
         ...
 
 
 class ProgramSpans(Protocol):
-    """Writes the program's computation into a node stream, one span between two cuts."""
+    """Writer of the program's computation into a node stream: one span between two cuts."""
 
     label: str
-    """What spans are called from now on."""
+    """Label of all spans that close from now on."""
 
     def paused(
         self, name: str | None = None, ended: Mark = None
     ) -> AbstractContextManager[ProgramLane]:
-        """Close the span of a lane (None: the current one) meanwhile: nothing in it is its work.
-        ``ended``: where it did, on a device whose marks can be had from others (None: now)."""
+        """Close a lane's span for the duration of the block, which is not the program's work.
+
+        ``name``: the lane; None: the current one. ``ended``: the mark at which the span ended, if
+        the caller has one; None: now.
+        """
         ...
 
     def switch(self, before: str, after: str) -> None:
-        """The program goes from one lane to another."""
+        """Note that the program goes from one lane to another."""
         ...
 
     def restart(self) -> None:
-        """What the current lane did since its span began was not the program's work."""
+        """Restart the current lane's span: the time since it began was not the program's work."""
         ...
 
     def close(self) -> None:
@@ -101,16 +106,16 @@ class ProgramSpans(Protocol):
 
 
 class CaptureDevice(Protocol):
-    """Time of one device, and where its communications run."""
+    """A device as the recorder sees it: it times spans and runs communications."""
 
     name: str
 
     def spans(self, stream: SpanSink, label: str) -> ProgramSpans:
-        """The spans of a program that begins now, to be written to ``stream``."""
+        """Begin the spans of a program, which are written to ``stream``."""
         ...
 
     def elapsed_ns(self, began: Mark, ended: Mark) -> int:
-        """Nanoseconds between two marks; may wait for the device."""
+        """Return the nanoseconds between two marks; may wait for the device."""
         ...
 
     def communicate(
@@ -118,60 +123,60 @@ class CaptureDevice(Protocol):
     ) -> CommunicationEnd:
         """Run ``fill`` as a communication would run, after the work issued so far.
 
-        ``channel``: communications with equal ones run in order.
-        ``blocks_host``: waiting for it is the host's affair, not only the device's.
+        ``channel``: communications of one channel run in order.
+        ``blocks_host``: a wait for it blocks the host, not only a device stream.
         """
         ...
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
-        """Tell ``observer`` meanwhile what the program does with lanes by itself."""
+        """Tell ``observer``, during the block, what the program itself does with lanes."""
         ...
 
 
 class MarkingDevice(CaptureDevice, Protocol):
-    """A device whose time is read off where it is."""
+    """A device on which a point in time can be marked."""
 
     def lane(self) -> str:
-        """The lane that work issued now goes to: a host thread or a device stream."""
+        """Return the lane to which work issued now goes: a host thread or a device stream."""
         ...
 
     def mark(self, lane: str) -> Mark:
-        """The point in device time that work issued to ``lane`` so far will reach."""
+        """Return the point in device time at which ``lane`` will have done its work so far."""
         ...
 
 
 class MemoryTracker(Protocol):
-    """Follows a device's allocated bytes, step by step."""
+    """Tracker of a device's allocated bytes, step by step."""
 
     def start(self) -> None:
         """Begin; called before the program's first line."""
         ...
 
     def optimizer_begins(self) -> None:
-        """An optimizer is about to step: gradients are there."""
+        """Note that an optimizer is about to step: the gradients exist now."""
         ...
 
     def step_ended(self) -> None:
-        """A step ended."""
+        """Note that a step ended."""
         ...
 
     def stop(self) -> MemoryRecord:
-        """The peaks so far; tracking costs nothing from here on."""
+        """Return the peaks so far; tracking costs nothing from here on."""
         ...
 
 
 class NullMemoryTracker:
-    """Tracks nothing and reports nothing."""
+    """A memory tracker that tracks nothing."""
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def optimizer_begins(self) -> None:
-        """Nothing to look at."""
+        """Do nothing."""
 
     def step_ended(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def stop(self) -> MemoryRecord:
-        """A record of nothing."""
+        """Return an empty record."""
         return MemoryRecord(peak_bytes=0, peak_step=-1, source="untracked")

@@ -1,5 +1,7 @@
-"""What the process of any rank, captured or live, is told: a JSON file, because nothing is pickled
-between processes."""
+"""Instructions for the process of a captured or live rank.
+
+They are a JSON file, because nothing is pickled between processes.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from prismscale.typed_files import load_json, save_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSpec:
-    """One rank of a job: its program and what stands in for the rest."""
+    """One rank of a job: its program, its device and its stand-ins for the rest of the job."""
 
     WHAT = "rank"
-    """What such a file describes, in errors."""
+    """Name in error messages for what such a file describes."""
     PROCESS = ""
-    """The module that its process runs, with the file's path."""
+    """Module that the rank's process runs; its argument is the file's path."""
 
     rank: int
     world_size: int
@@ -42,28 +44,29 @@ class RankSpec:
     payloads: str
     """Folder of recorded payloads, shared by all ranks of a job."""
     out: str
-    """Folder for what the rank leaves."""
+    """Folder for the files that the rank writes."""
     payload: PayloadKind = PayloadKind.RECORDED
     """The first source of what absent peers contribute."""
     rules: str = ""
-    """File of the user's rules for it; empty for none."""
+    """File of the user's rules for payloads; empty for none."""
     gpu: Device | None = None
-    """What a null device pretends to be."""
+    """GPU that a null device stands for."""
     devices_per_domain: int = 0
-    """Ranks that reach each other over NVLink; 0: those of a node."""
+    """Number of ranks that reach each other over NVLink; 0: those of a node."""
     kernels: str = ""
-    """File of measured kernel times that go before a null device's model; empty for none."""
+    """File of measured kernel times that take precedence over a null device's kernel model; empty
+    for none."""
     fused: bool = False
-    """A null device models elementwise work as torch.compile fuses it."""
+    """Whether a null device models elementwise work as torch.compile fuses it."""
     routing: Routing = field(default_factory=Routing)
-    """Tokens by expert; on a device that computes, where it is given."""
+    """Tokens by expert. On a device that computes, the default leaves the program's own routing."""
     stand_ins: tuple[StandInFile, ...] = ()
-    """What a null device imports in place of CUDA binaries."""
+    """Files that a null device imports in place of CUDA binaries."""
     trusts_objects: bool = False
-    """Whatever an object collective brings is unpickled: see
+    """Whether everything that an object collective brings is unpickled: see
     :mod:`prismscale.payload.object_marks`."""
     storage_bytes_per_s: float = WRITE_BYTES_PER_S
-    """What a rank on a null device writes of a checkpoint in a second."""
+    """Bytes of a checkpoint that a rank on a null device writes in a second."""
 
     @property
     def script(self) -> Script:
@@ -81,8 +84,12 @@ class RankSpec:
         )
 
     def followed(self, path: Path, **known: Any) -> AbstractContextManager[None]:
-        """Meanwhile, a Python program that takes this process's place begins as this rank, too,
-        told so by the file at ``path``, with what is ``known`` by now."""
+        """Let a Python program that replaces this process during the block start as this rank too.
+
+        Args:
+            path: file with the new program's instructions, written when it starts.
+            known: fields that have other values by now.
+        """
 
         def anew(words: Sequence[str]) -> list[str] | None:
             options, rest = split_options(words)
@@ -104,6 +111,6 @@ class RankSpec:
         """Read what :meth:`save` wrote.
 
         Raises:
-            FormatError: not such a file.
+            FormatError: the file is not of this kind.
         """
         return load_json(cls, path, f"a {cls.WHAT}")

@@ -1,13 +1,12 @@
-"""What routers of experts choose on a device that computes: watched, and overwritten where the user
-says how many tokens each expert gets.
+"""Records what expert routers choose on a device that computes, and overrides it on request.
 
-A router chooses by ``topk`` over the last dimension of its scores: one row a token, one column an
-expert. Where the run's :class:`~prismscale.devices.routing.Routing` speaks of as many experts, the
-scores are overwritten in place just before (PrismLLM, "MoE mock router"), so that the program's own
-``topk`` chooses, weighs and dispatches. Written are valid scores before and after a softmax or
-sigmoid: positive, adding up to 1. They come from memory of the host that is not torch's: the
-program's allocator sees nothing of it. The same tokens choose the same experts when a part of the
-forward pass is computed again.
+A router chooses by ``topk`` over the last dimension of its scores, which have one row per token and
+one column per expert. If the run's :class:`~prismscale.devices.routing.Routing` has loads for that
+number of experts, the scores are overwritten in place just before (PrismLLM, "MoE mock router").
+So the program's own code chooses, weighs and dispatches. The new scores are positive and add up to
+1, so they are valid before and after a softmax or sigmoid. They come from host memory that is not
+torch's, so the program's allocator does not see them. The same tokens choose the same experts when
+a part of the forward pass is computed again.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from prismscale.emulation.call_site import call_site
 from prismscale.emulation.step_detection import watch_backward
 
 MOST_EXPERTS = 4096
-"""A ``topk`` over more columns is none of a router's: it samples from a vocabulary."""
+"""A ``topk`` over more columns does not belong to a router: it samples from a vocabulary."""
 MOST_STEPS = 4
-"""Steps of which the choices are kept: the last ones."""
+"""Number of steps, the latest ones, whose choices are kept."""
 _PATTERNS = 64
 
 
 class RouterWatch:
-    """Notes what routers choose, by step, and has them choose what ``routing`` says."""
+    """Records what routers choose in each step, and makes them choose as ``routing`` says."""
 
     def __init__(self, routing: Routing, device: str) -> None:
         """``device``: ``cpu`` or ``cuda``."""
@@ -47,14 +46,14 @@ class RouterWatch:
         self._counts: dict[int, list[tuple[float, ...]]] = defaultdict(list)
         self._backward_after: dict[int, list[int]] = defaultdict(list)
         self.sites: dict[str, int] = {}
-        """How often scores were overwritten, by line of the program."""
+        """Number of times that scores were overwritten, by line of the program."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Meanwhile every ``topk`` of the device comes by."""
+        """Intercept every ``topk`` of the device during the block."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            # torch tells that its own kernel is no longer asked first.
+            # torch warns that its own kernel is overridden.
             warnings.simplefilter("ignore")
             library.impl("topk", self._topk, self._key)
         handle = register_optimizer_step_post_hook(lambda *_: self._step_ended())
@@ -66,14 +65,14 @@ class RouterWatch:
             library._destroy()
 
     def backward_begins(self) -> None:
-        """What was chosen until now is needed by this pass, or a later one."""
+        """Note the choices so far: this backward pass, or a later one, needs them."""
         self._backward_after[self._step].append(len(self._counts[self._step]))
 
     def backward_ended(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def save(self, path: Path) -> None:
-        """Write what was chosen and overwritten. Raises :class:`StorageError`."""
+        """Write the choices and the overwritten lines. Raises :class:`StorageError`."""
         steps = [
             RouterStep(counts=tuple(counts), backward_after=tuple(self._backward_after[step]))
             for step, counts in self._counts.items()
@@ -85,7 +84,7 @@ class RouterWatch:
     def _topk(
         self, scores: torch.Tensor, k: int, dim: int = -1, largest: bool = True, order: bool = True
     ) -> Any:
-        # The kernel that the dispatcher would have asked; only outputs are allocated.
+        # ``topk.values`` is the same kernel as the one overridden. Only its outputs are allocated.
         values = scores.new_empty(0)
         indices = torch.empty(0, dtype=torch.int64, device=scores.device)
         is_router = largest and _may_be_scores(scores, k, dim)
@@ -94,7 +93,7 @@ class RouterWatch:
         chosen = torch.ops.aten.topk.values(
             scores, k, dim, largest, order, values=values, indices=indices
         )
-        # A part that is computed again in a backward pass was counted before.
+        # Inside a backward pass a part is computed again that was counted before.
         if is_router and torch._C._current_graph_task_id() == -1:
             self._note(indices, scores.shape[-1], k)
         return chosen
@@ -110,7 +109,7 @@ class RouterWatch:
         self.sites[site] = self.sites.get(site, 0) + 1
 
     def _note(self, indices: torch.Tensor, experts: int, k: int) -> None:
-        # On a device that works ahead of the host, to count would be to wait for it.
+        # On an asynchronous device, counting would make the host wait for it.
         if indices.is_cuda:
             return
         counts = np.bincount(indices.numpy().reshape(-1), minlength=experts)
@@ -133,16 +132,19 @@ def _may_be_scores(scores: torch.Tensor, k: int, dim: int) -> bool:
 
 
 def choices(counts: np.ndarray[Any, Any], tokens: int, k: int) -> np.ndarray[Any, Any]:
-    """Experts of each token, (tokens, k): expert ``e`` as often as ``counts`` says, but for what
-    is more than there are tokens, which others get; no token has an expert twice."""
+    """Return the experts of each token, shape (tokens, k).
+
+    Expert ``e`` is chosen ``counts[e]`` times. If that exceeds the number of tokens, other experts
+    get the excess. No token has an expert twice.
+    """
     counts = counts.copy()
     while (over := np.maximum(counts - tokens, 0)).any():
         counts -= over
         room = np.flatnonzero(counts < tokens)
         extra = int(over.sum())
         counts[room] += extra // len(room) + (np.arange(len(room)) < extra % len(room))
-    # Dealt to one token after another: no more of an expert than there are tokens come between two
-    # choices of one token.
+    # Choices are dealt to one token after another, and an expert has at most ``tokens`` choices in
+    # a row. So no token gets it twice.
     return np.repeat(np.arange(len(counts)), counts).reshape(k, tokens).T
 
 
@@ -150,12 +152,15 @@ def choices(counts: np.ndarray[Any, Any], tokens: int, k: int) -> np.ndarray[Any
 def _pattern(
     shares: tuple[float, ...], tokens: int, k: int, dtype: torch.dtype, pinned: bool
 ) -> torch.Tensor:
-    """Scores, (tokens, experts), by which a router chooses what ``shares`` say; in memory that is
-    not torch's allocator's, or pinned where a GPU reads it."""
+    """Return scores, shape (tokens, experts), by which a router chooses as ``shares`` say.
+
+    They are not in memory of torch's allocator; with ``pinned`` they are in pinned memory, for a
+    GPU.
+    """
     experts = len(shares)
     chosen = choices(spread(tokens * k, np.array(shares)), tokens, k)
     scores = np.full((tokens, experts), 0.25 / experts, dtype=np.float32)
-    # What is chosen first gets a little more, so that the order is no matter of chance.
+    # Earlier choices get slightly higher scores, so that their order is well defined.
     weights = np.linspace(1.1, 0.9, k, dtype=np.float32)
     np.put_along_axis(scores, chosen, 0.75 * weights / weights.sum(), axis=1)
     scores /= scores.sum(axis=1, keepdims=True)

@@ -1,5 +1,7 @@
-"""How many tokens each expert gets: an input, because routing is data that a null device lacks, and
-that a program on synthetic data has only of an untrained router.
+"""Number of tokens that each expert gets, as an input of a run.
+
+Routing is data, which a null device does not have. A program on synthetic data has only the routing
+of an untrained router.
 """
 
 from __future__ import annotations
@@ -14,19 +16,20 @@ from prismscale.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """Relative load of experts.
+    """Relative loads of experts.
 
-    Raises :class:`UsageError` for loads below 0, that sum to 0, or an exponent out of range.
+    Raises :class:`UsageError` for loads that are below 0 or sum to 0, and for an exponent out of
+    range.
     """
 
     loads: tuple[tuple[float, ...], ...] = ()
-    """By step, then by expert; applies where a program has as many experts. After the last step the
-    first comes again. Empty: see exponent."""
+    """Loads by step, then by expert. They apply if a program has this number of experts. The steps
+    repeat after the last one. Empty: :attr:`exponent` applies."""
     of_ranks: bool = False
-    """Loads are those of ranks, over which experts are spread evenly and in order; they apply
-    where the number of experts is a multiple of theirs."""
+    """Whether the loads are those of ranks, over which experts are spread evenly and in order. They
+    then apply if the number of experts is a multiple of the number of ranks."""
     exponent: float = 0.0
-    """Expert ``i`` (from 1) gets a share in proportion to ``i ** -exponent``; 0: all the same."""
+    """Expert ``i`` (from 1) gets a share in proportion to ``i ** -exponent``; 0: equal shares."""
 
     def __post_init__(self) -> None:
         for row in self.loads:
@@ -39,8 +42,10 @@ class Routing:
             )
 
     def shares_in(self, step: int, experts: int) -> NDArray[np.float64] | None:
-        """What each of so many experts gets of all tokens, adding up to 1, in a step (from 0); None
-        where nothing is said of as many."""
+        """Return each expert's share of all choices in ``step`` (from 0); the shares add up to 1.
+
+        None if the loads do not apply to this number of experts.
+        """
         if not self.loads:
             load = np.arange(1, experts + 1, dtype=np.float64) ** -self.exponent
         else:
@@ -53,7 +58,9 @@ class Routing:
 
 
 def spread(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """``total`` choices by expert, as the null device spreads them: rounding the running sum keeps
-    the total exact."""
+    """Spread ``total`` choices over the experts as the null device does.
+
+    Rounding the running sum keeps the total exact.
+    """
     upto = (np.cumsum(shares) * total + 0.5).astype(np.int64)
     return np.diff(upto, prepend=0)

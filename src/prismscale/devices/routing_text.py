@@ -1,4 +1,4 @@
-"""``--routing``: how many tokens each expert gets, as the command line and files say it."""
+"""Parser of ``--routing``: the number of tokens per expert, from the command line or a file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ _ALLOWED = (
     "balance:ranks=N,max=1.5,… or a CSV file of tokens by expert"
 )
 MOST_NUMBERS = 1 << 20
-"""Of a file, so that what ranks are told stays small."""
+"""Most numbers in a file, so that the instructions for ranks stay small."""
 
 
 def parse_routing(text: str) -> Routing:
-    """Read ``uniform``, ``zipf:1.2``, ``moderate:8``, ``balance:ranks=8,max=1.5``, or the CSV
-    file of that name.
+    """Read ``uniform``, ``zipf:1.2``, ``moderate:8``, ``balance:ranks=8,max=1.5`` or a CSV file.
 
-    A file whose header has ``step``, ``expert`` and ``tokens`` is a table by step; one whose
+    A file whose header has ``step``, ``expert`` and ``tokens`` is a table by step. A file whose
     header has ``ranks`` and any of ``min``, ``max``, ``avg``, ``std``, ``median``, ``skew`` has
-    the statistics of one step in each line. In any other the last field of each line is an
-    expert's load; a first line without a number is a header.
+    the statistics of one step in each line. In any other file the last field of each line is an
+    expert's load, and a first line without a number is a header.
 
     Raises:
-        UsageError: none of these.
+        UsageError: the text is none of these.
         FormatError: the file has a line without a number.
     """
     name, _, argument = text.partition(":")

@@ -1,4 +1,4 @@
-"""Makes the device of a rank's process ready, before the program's first line."""
+"""Prepares the device of a rank's process before the program's first line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from prismscale.errors import UsageError
 
 
 def router_watch(spec: RankSpec) -> RouterWatch | None:
-    """Watches the routers of a rank whose device computes."""
+    """Return a watch on the routers of a rank; None on a null device, which computes nothing."""
     return None if spec.device == "null" else RouterWatch(spec.routing, spec.device)
 
 
 def claim_device(device: str, index: int) -> None:
-    """Compute on one core of this machine, or on one of its visible GPUs, alone. torch may be
-    imported, but may not have asked for a GPU yet.
+    """Restrict this process to one core of this machine, or to one of its visible GPUs.
+
+    torch may already be imported, but must not have used a GPU yet.
 
     Raises:
         UsageError: there is no such core or GPU.
@@ -43,11 +44,13 @@ def claim_device(device: str, index: int) -> None:
 
 
 def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> NullEmulation | None:
-    """Start ``spec.device``; the emulation where the device is not there, with ``changes`` of what
-    its kernels cost.
+    """Start ``spec.device``; returns the emulation of a null device, None for a real one.
+
+    Args:
+        changes: changes to the costs of a null device's kernels.
 
     Raises:
-        UsageError: there is no such device here, and it cannot be made up.
+        UsageError: this machine has no such device, and it cannot be emulated.
     """
     if spec.device == "null":
         if spec.gpu is None:
@@ -64,6 +67,6 @@ def start_device(spec: RankSpec, changes: tuple[KernelChange, ...] = ()) -> Null
     if spec.device == "cuda":
         start_cuda()
     elif "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != 1:
-        # What torchrun sets comes too late for a torch that is imported already.
+        # torchrun sets OMP_NUM_THREADS=1, which comes too late if torch is imported already.
         torch.set_num_threads(1)
     return None

@@ -1,4 +1,4 @@
-"""A user's stand-in for an extension that exists only as a CUDA binary."""
+"""Stand-in by the user for an extension that exists only as a CUDA binary."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class StandInFile:
 
     module: str
     path: str
-    """Absolute."""
+    """Absolute path of the file."""
 
     @staticmethod
     def parse(text: str) -> StandInFile:
         """Read ``my_kernels.py`` or ``my_package._C=stand_ins/c.py``.
 
         Raises:
-            UsageError: there is no such file, or it cannot be the name of a module.
+            UsageError: the file does not exist, or the name cannot be that of a module.
         """
         name, equals, file = text.rpartition("=")
         path = Path(file)
@@ -37,6 +37,6 @@ class StandInFile:
 
     @property
     def digest(self) -> str:
-        """Changes with the module and with what is in the file."""
+        """A text that changes with the module's name and the file's content."""
         content = hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
         return f"{self.module}:{content}"

@@ -1,7 +1,7 @@
-"""How fast a rank writes a checkpoint: an input, because storage is no part of a program.
+"""Speed at which a rank writes a checkpoint, as an input: storage is not part of a program.
 
-The default is an assumption, not a measurement: 2 GB/s for each rank. That is about two thirds of
-what one of eight ranks has of a node's 200 Gb/s storage network when all use it at once
+The default is an assumption, not a measurement: 2 GB/s per rank. That is about two thirds of each
+rank's share when all eight ranks of a node use its 200 Gb/s storage network at once
 (25 GB/s / 8 = 3.1 GB/s).
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from prismscale.errors import UsageError
 
 WRITE_BYTES_PER_S = 2e9
-"""Assumed of a rank whose storage nobody has described."""
+"""Speed that is assumed where the user gives none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """Where one rank writes its checkpoints.
+    """Storage to which one rank writes its checkpoints.
 
     Raises :class:`UsageError` for a speed that is not positive.
     """
@@ -32,5 +32,5 @@ class Storage:
             )
 
     def write_ns(self, n_bytes: int) -> int:
-        """Nanoseconds that writing takes."""
+        """Return the nanoseconds that writing ``n_bytes`` takes."""
         return round(n_bytes / self.write_bytes_per_s * 1e9)

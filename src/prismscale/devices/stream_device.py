@@ -1,11 +1,11 @@
-"""Recording on a device whose streams run behind the host's back.
+"""Recording on a device with asynchronous streams.
 
-The host only issues work; a stream does it later, in order. So nothing here waits for the device:
-marks are events, a communication runs on a stream of its own, waiting for it is an order between
-two streams, and times are read after the program stopped.
+The host only issues work; a stream runs it later, in order. So nothing here waits for the device.
+Marks are events. A communication runs on a stream of its own, and a wait for it is an order between
+two streams. Times are read after the program has stopped.
 
-:class:`DeviceStreams` is the seam: ``torch.cuda`` answers it in :mod:`.cuda`, streams of logical
-time in the tests.
+:class:`DeviceStreams` is the interface to the device. :mod:`.cuda` implements it with
+``torch.cuda``, the tests with streams of logical time.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from prismscale.devices.lane_spans import LaneSpans
 from prismscale.devices.protocol import CommunicationEnd, LaneObserver, SpanSink
 
 Stream = Any
-"""Hashable; equal for equal streams."""
+"""Device stream; hashable, and equal for equal streams."""
 Event = Any
 """A point in a stream."""
 
 MAX_OPEN_MARKS = 4096
-"""Marks whose events are still held: beyond it, those that were reached are turned into numbers."""
+"""Most marks that hold an event. Beyond it, marks that were reached are turned into numbers."""
 ANCHOR_NS = 500_000_000
-"""CUDA reports elapsed time as 32-bit milliseconds: up to here that is exact to 60 ns."""
+"""Longest time measured from one anchor. CUDA reports elapsed time as 32-bit floating-point
+milliseconds, which are exact to 60 ns up to here."""
 
 
 class DeviceStreams(Protocol):
     """Streams of one device and the events that order and time them."""
 
     def current(self) -> Stream:
-        """The stream that work issued by this thread goes to."""
+        """Return the stream to which this thread's work goes."""
         ...
 
     def create(self) -> Stream:
-        """A new stream."""
+        """Return a new stream."""
         ...
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """Let work go to ``stream`` meanwhile."""
+        """Send work to ``stream`` during the block."""
         ...
 
     def record(self, stream: Stream) -> Event:
-        """An event that is reached once everything issued to ``stream`` so far is done."""
+        """Return an event that is reached once all work issued to ``stream`` so far is done."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """What is issued to ``stream`` from now on starts after ``event``; the host goes on."""
+        """Make later work of ``stream`` start after ``event``; the host does not wait."""
         ...
 
     def reached(self, event: Event) -> bool:
-        """Whether the device has reached ``event``; never blocks."""
+        """Return whether the device has reached ``event``; never blocks."""
         ...
 
     def synchronize(self, event: Event | None = None) -> None:
@@ -61,36 +62,36 @@ class DeviceStreams(Protocol):
         ...
 
     def elapsed_ns(self, began: Event, ended: Event) -> int:
-        """Device time between two events that were reached; negative in the other order."""
+        """Return the device time between two reached events; negative in the other order."""
         ...
 
 
 class StreamObserver(Protocol):
-    """Told what the *program* does with streams; see :meth:`ObservableStreams.observed`."""
+    """Receiver of what the *program* does with streams; see :meth:`ObservableStreams.observed`."""
 
     def switched(self, before: Stream, after: Stream) -> None:
-        """Work of the program goes to another stream from now on."""
+        """Note that the program's work goes to another stream from now on."""
         ...
 
     def recorded(self, event: object, stream: Stream) -> None:
-        """The program records its event on ``stream``; called before."""
+        """Note that the program is about to record its event on ``stream``."""
         ...
 
     def waits(self, stream: Stream, event: object, order: Callable[[], None]) -> None:
-        """The program lets ``stream`` wait for its event; the observer calls ``order`` to do it."""
+        """Note that the program makes ``stream`` wait for its event; call ``order`` to do it."""
         ...
 
 
 class ObservableStreams(DeviceStreams, Protocol):
-    """Streams whose use by the program can be watched."""
+    """Streams whose use by the program can be observed."""
 
     def observed(self, observer: StreamObserver) -> AbstractContextManager[None]:
-        """Tell ``observer`` meanwhile; what is done through :class:`DeviceStreams` is not told."""
+        """Tell ``observer`` during the block, but not of calls through :class:`DeviceStreams`."""
         ...
 
 
 class StreamMark:
-    """A point in device time: an event, until its time is read."""
+    """A point in device time: an event until its time is read, then a number."""
 
     __slots__ = ("event", "ns")
 
@@ -100,7 +101,7 @@ class StreamMark:
 
 
 class EventTimes:
-    """Device time of events, in nanoseconds since the first one that was asked for."""
+    """Device times of events, in nanoseconds since the first event that was looked up."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
@@ -108,7 +109,7 @@ class EventTimes:
         self._anchor_ns = 0
 
     def ns(self, event: Event) -> int:
-        """When ``event``, which was reached, was reached."""
+        """Return the time of ``event``, which must have been reached."""
         if self._anchor is None:
             self._anchor = event
             return 0
@@ -121,8 +122,8 @@ class EventTimes:
 class Flight:
     """A communication that was issued to its stream.
 
-    It holds what was issued, and with it the tensors, until somebody waits or the device is done:
-    as NCCL's work objects do, so that no memory is given to others while a stream uses it.
+    Like NCCL's work objects, it holds the issued call, and with it the tensors, until the program
+    waits for it or the device is done. So no memory is reused while a stream works on it.
     """
 
     def __init__(self, streams: DeviceStreams, ended: Event, issued: Callable[[Stream], None]):
@@ -132,13 +133,13 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
-        """Whether it holds nothing that the device may still use."""
+        """Whether the flight holds nothing that the device may still use."""
         if self._issued is not None and self._streams.reached(self.ended):
             self._issued = None
         return self._issued is None
 
     def join(self, blocks_host: bool = False) -> None:
-        """Let the current stream wait for the end; with ``blocks_host`` the host too."""
+        """Make the current stream wait for the end; with ``blocks_host`` the host too."""
         self._streams.wait(self._streams.current(), self.ended)
         if blocks_host:
             self._streams.synchronize(self.ended)
@@ -146,7 +147,7 @@ class Flight:
 
 
 class CommunicationStreams:
-    """One stream for each channel, ordered after the stream that communicates."""
+    """Communication streams, one for each channel, ordered after the stream that communicates."""
 
     def __init__(self, streams: DeviceStreams) -> None:
         self._streams = streams
@@ -154,7 +155,7 @@ class CommunicationStreams:
         self._flights: deque[Flight] = deque()
 
     def issue(self, channel: object, work: Callable[[Stream], None]) -> Flight:
-        """Let ``work`` issue to the channel's stream, after what the current stream has now."""
+        """Issue ``work`` to the channel's stream, after the current stream's work so far."""
         streams = self._streams
         stream = self._by_channel.get(channel)
         if stream is None:
@@ -170,7 +171,7 @@ class CommunicationStreams:
 
 
 class StreamDevice:
-    """A :class:`CaptureDevice` on streams. Its lanes are the streams the program computes on."""
+    """A :class:`CaptureDevice` with streams. Its lanes are the program's compute streams."""
 
     def __init__(self, streams: ObservableStreams, *, name: str) -> None:
         self.name = name
@@ -182,15 +183,15 @@ class StreamDevice:
         self._times = EventTimes(streams)
 
     def spans(self, stream: SpanSink, label: str) -> LaneSpans:
-        """One span between two marks."""
+        """Return spans that lie between two marks each."""
         return LaneSpans(stream, self, label)
 
     def lane(self) -> str:
-        """The current stream's lane."""
+        """Return the current stream's lane."""
         return self._lane_of(self._streams.current())
 
     def mark(self, lane: str) -> StreamMark:
-        """An event on the lane's stream."""
+        """Record an event on the lane's stream."""
         mark = StreamMark(self._streams.record(self._by_lane[lane]))
         self._marks.append(mark)
         if len(self._marks) > MAX_OPEN_MARKS:
@@ -198,7 +199,7 @@ class StreamDevice:
         return mark
 
     def elapsed_ns(self, began: StreamMark, ended: StreamMark) -> int:
-        """Device time between them; the first call waits for all work of the device."""
+        """Return the device time between two marks; the first call waits for the whole device."""
         if self._marks:
             self._streams.synchronize()
             self._flush_marks()
@@ -207,12 +208,15 @@ class StreamDevice:
     def communicate(
         self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
-        """Fill on the channel's stream; the result lets the then current stream wait for it."""
+        """Run ``fill`` on the channel's stream.
+
+        The returned call makes the stream that is then current wait for it.
+        """
         flight = self._communication.issue(channel, lambda _: fill())
         return lambda: flight.join(blocks_host)
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
-        """Tell ``observer`` what the program does with its streams."""
+        """Tell ``observer``, during the block, what the program does with its streams."""
         return self._streams.observed(_LaneTranslator(self._lane_of, observer))
 
     def _lane_of(self, stream: Stream) -> str:
@@ -223,20 +227,20 @@ class StreamDevice:
         return lane
 
     def _flush_marks(self) -> None:
-        """Turn marks that were reached into numbers, oldest first, and let go of their events."""
+        """Turn marks that were reached into numbers, oldest first, and release their events."""
         while self._marks and self._streams.reached(self._marks[0].event):
             mark = self._marks.popleft()
             mark.ns, mark.event = self._times.ns(mark.event), None
 
 
 _COVERED = "_prismscale_covered"
-"""Attribute of a program's event: what it covers."""
+"""Attribute of a program's event: the frontier that is done when the event is reached."""
 
 
 class _LaneTranslator:
-    """Streams and events of the program in the recorder's words: lanes and what an event covers.
+    """Translator of the program's streams and events to lanes and frontiers for the recorder.
 
-    What an event covers is kept on the event. A table with weak keys would be neater, but a weak
+    An event's frontier is stored on the event. A table with weak keys would be neater, but a weak
     reference to a ``torch.cuda.Event`` of torch 2.11 outlives it and crashes the process later.
     """
 

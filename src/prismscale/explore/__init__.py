@@ -1,1 +1,1 @@
-"""Explore by running: many command lines of one program, each captured, side by side."""
+"""Sweeps: many command lines of one program, each captured and simulated, side by side."""

@@ -1,4 +1,4 @@
-"""The figures of a point, read off its run folder."""
+"""The figures of a point, computed from its run folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from prismscale.report.remarks import highest_peak_bytes, job_shares
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is asked of every point beside its run."""
+    """Options of the figures, the same for every point of a sweep."""
 
     draws: int = DRAWS
+    """Number of Monte Carlo draws."""
     seed: int = 0
     tokens_per_step: int = 0
-    """Of the whole job; 0: as found."""
+    """Tokens a step of the whole job; 0: as found in the run."""
 
 
 def figures(folder: Path, key: str, asked: Asked) -> Outcome:
-    """The outcome of a finished run.
+    """Return the outcome of a finished run.
 
     Raises:
-        PrismscaleError: any of its kinds: files that cannot be read, or a job without a step.
+        PrismscaleError: files cannot be read, or the job has no step; any of its subclasses.
     """
     run = load(folder)
     result = run.result

@@ -1,13 +1,13 @@
 """Points side by side on this machine.
 
-Each point is a process that forks its ranks, itself a fork of a server that has imported what both
-need, and what ranks of earlier points imported. A server has the environment of its forks, because
-modules read it while they are imported: a sweep over environment variables has a server for each
-environment.
+Each point is a process that forks its ranks. It is itself a fork of a server that has imported the
+modules that points and ranks need, and modules that ranks of earlier points imported. A server has
+the environment of its forks, because modules read it while they are imported. A sweep over
+environment variables therefore has one server for each environment.
 
-On the null device all points share one place a core, and whoever has a rank to capture takes a free
-one: no core waits for the slowest rank of a point. Where computation is measured, points run one
-after another.
+On the null device all points share one place per core. A point that has a rank to capture takes a
+free place, so no core waits for the slowest rank of a point. Where computation is measured, points
+run one after another.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from prismscale.processes.starter import cores
 POINT_PROCESS = "prismscale.explore.point_process"
 _POLL_S = 0.05
 _Needs: TypeAlias = tuple[tuple[tuple[str, str | None], ...], tuple[str, ...]]
-"""What a point's server must have: changes of the environment, and modules."""
+"""Requirements on a point's server: changes of the environment, and modules to preload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPoints:
-    """Runs points here (a :class:`.PointRunner`)."""
+    """Runs points on this machine (a :class:`.PointRunner`)."""
 
     logs: Path
-    """Folder for what processes print."""
+    """Folder for the output of processes."""
     workers: int = field(default_factory=cores)
-    """Ranks that run side by side, over all points."""
+    """Number of ranks that run side by side, over all points."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    """That points change."""
+    """Environment to which the changes of each point are applied."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -53,11 +53,11 @@ class LocalPoints:
     def run(self, tasks: Sequence[PointTask], asked: Asked) -> Iterator[Ran]:
         """See :class:`.PointRunner`."""
         together = all(task.device == "null" for task in tasks)
-        # One more than there are places: one that assembles its graph has no rank to capture.
+        # One point more than there are places: while a point assembles its graph, it needs none.
         most = self.workers + 1 if together else 1
         waiting = _by_server(tasks)
         running: dict[str, PointTask] = {}
-        # Points end before what they were forked from, which would take them with it.
+        # Points end before the servers: a server that ends would end the points forked from it.
         with _Servers(self) as servers, Children() as children:
             places = str(children.shared_folder()) if together else ""
             while waiting or running:
@@ -97,7 +97,7 @@ class LocalPoints:
 
 
 class _Servers:
-    """A fork server for each environment that is in use (a context)."""
+    """One fork server for each :data:`_Needs` in use (a context)."""
 
     def __init__(self, runner: LocalPoints) -> None:
         self._runner = runner
@@ -111,7 +111,7 @@ class _Servers:
         self.keep([])
 
     def of(self, task: PointTask) -> ForkServer:
-        """The server for a point."""
+        """Return the server of a point."""
         key = _needs(task)
         if key not in self._known:
             self._started += 1
@@ -124,14 +124,14 @@ class _Servers:
         return self._known[key]
 
     def keep(self, tasks: Sequence[PointTask]) -> None:
-        """End the servers that none of these points needs."""
+        """End all servers except those that these points need."""
         needed = {_needs(task) for task in tasks}
         for key in self._known.keys() - needed:
             self._known.pop(key).close()
 
 
 def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment with changes, of which None removes a variable."""
+    """Return an environment with changes applied; None as a value removes the variable."""
     found = {**environment, **changes}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -141,7 +141,7 @@ def _needs(task: PointTask) -> _Needs:
 
 
 def _by_server(tasks: Sequence[PointTask]) -> list[PointTask]:
-    """The same points, those of one server after each other."""
+    """Order points so that those of one server follow each other."""
     order = {needs: i for i, needs in enumerate(dict.fromkeys(map(_needs, tasks)))}
     return sorted(tasks, key=lambda task: order[_needs(task)])
 

@@ -1,4 +1,4 @@
-"""What became of one point of a sweep: its figures, or why there are none."""
+"""The outcome of one point of a sweep: its figures, or why there are none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FRAMES = str.maketrans(dict.fromkeys("╭╮╰╯│─┌┐└┘━┃┏�
 _TELLING = re.compile(r"error|invalid|unrecogni[sz]ed|unknown|required|must|cannot", re.IGNORECASE)
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 LONGEST = 160
-"""Characters of a reason, but for a first sentence that has more."""
+"""Most characters of a reason. A first sentence that is longer is kept whole."""
 
 
 class Status(Enum):
@@ -26,56 +26,56 @@ class Status(Enum):
     TOO_LARGE = "does not fit"
     """The program ran out of the GPU's memory."""
     REFUSED = "refused"
-    """The program or the product refused it, and would again."""
+    """The program or prismscale refused the point, and would refuse it again."""
     BROKEN = "broken"
-    """Something else than the point itself ended it: it is run again by a second command."""
+    """Something other than the point itself ended it. A second command runs it again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """One point. What is not known is None, or empty."""
+    """Outcome of one point. Unknown figures are None or empty."""
 
     WHAT = "the outcome of a point"
 
     key: str
-    """Changes whenever the point would have to be run again."""
+    """Hash of everything on which the outcome depends. With another key, the point runs again."""
     status: Status
     reason: str = ""
-    """Why it has no figures, in the words of the program or of the product."""
+    """Why it has no figures, in the words of the program or of prismscale."""
     error: str = ""
-    """Kind of error."""
+    """Name of the exception class."""
     world_size: int = 0
     cluster: str = ""
     step_ns: int | None = None
-    """Without variation."""
+    """Step time without variation."""
     p50_ns: int | None = None
-    """As ``prismscale run`` shows it; tokens a second and utilisation are of it."""
+    """Median step time as ``prismscale run`` shows it; basis of tokens a second and utilisation."""
     p95_ns: int | None = None
     tokens_per_step: int | None = None
     tokens_given: bool = False
-    """Said by the user; else found."""
+    """Whether the user gave ``tokens_per_step``; otherwise it was found in the run."""
     mfu: float | None = None
     """Model FLOPs utilisation, 0 … 1."""
     peak_bytes: int | None = None
-    """Highest allocated of any captured rank."""
+    """Highest allocated bytes of any captured rank."""
     reserved_bytes: int | None = None
-    """Highest held by torch's allocator."""
+    """Highest bytes reserved by torch's allocator on any stage."""
     held_bytes: int | None = None
-    """That, and what others hold on the same GPU, where it is fullest."""
+    """Bytes held on the fullest GPU: reserved by torch's allocator, and outside of it."""
     memory_bytes: int | None = None
-    """Of the GPU."""
+    """Memory of the GPU."""
     computation: float | None = None
-    """Share of the step, over all ranks, as are the next three."""
+    """Computation as a share of the step, over all ranks. The next three are such shares, too."""
     exposed: float | None = None
-    """Communication that nothing hides."""
+    """Communication that no computation hides."""
     bubble: float | None = None
     skew: float | None = None
     captured: int = 0
-    """Ranks that ran the program."""
+    """Number of captured ranks, which ran the program."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether the GPU's memory is enough; None where that is not known."""
+        """Whether the GPU's memory is enough; None if unknown."""
         if self.status is Status.TOO_LARGE:
             return False
         if self.held_bytes is None or self.memory_bytes is None:
@@ -84,14 +84,14 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of the whole job."""
+        """Tokens a second of the whole job, at the median step."""
         if not self.tokens_per_step or not self.p50_ns:
             return None
         return self.tokens_per_step / (self.p50_ns / 1e9)
 
     @property
     def is_final(self) -> bool:
-        """Whether a second command takes it as it is."""
+        """Whether a second command reuses it instead of running the point again."""
         return self.status is not Status.BROKEN
 
     def save(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def failed(key: str, error: PrismscaleError) -> Outcome:
-    """The outcome of a point that ``error`` ended."""
+    """Return the outcome of a point that ``error`` ended."""
     said = error.said if isinstance(error, ScriptError) else ""
     reason = sentence(said) if said else str(error).partition("\n")[0]
     return Outcome(key=key, status=_status(error, said), reason=reason, error=type(error).__name__)
@@ -116,15 +116,16 @@ def _status(error: PrismscaleError, said: str) -> Status:
         return Status.BROKEN
     if isinstance(error, ScriptError):
         if not said:
-            return Status.BROKEN  # ended by a signal, such as that of a host without memory
+            return Status.BROKEN  # a signal ended it, for example because the host had no memory
         if _OUT_OF_MEMORY.search(said):
             return Status.TOO_LARGE
     return Status.REFUSED
 
 
 def sentence(said: str) -> str:
-    """The line that tells most: of an error its first sentences, of the end of an output the last
-    line that speaks of an error, or the last line at all."""
+    """Return the most telling line of an output, cut to its first sentences.
+
+    That is the last line that speaks of an error, or else the last line."""
     lines = [line.translate(_FRAMES).strip() for line in said.splitlines()]
     lines = [line for line in lines if any(c.isalnum() for c in line)]
     if not lines:

@@ -1,4 +1,4 @@
-"""A sweep as a page: time against memory, and the table of all points."""
+"""A sweep as an HTML page: time against memory, and the table of all points."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _cards(ranking: Ranking) -> list[Card]:
 
 
 def _front(ranking: Ranking, measured: Sequence[Explored]) -> str:
-    """Every point that has both figures, and the line of those that no other beats in both."""
+    """Return the plot of all points with known memory, with a line through the Pareto front."""
     unit = "tokens a second" if ranking.by_tokens else "step (p50), s"
     drawn = figure(height=420, xaxis_title=unit, yaxis_title="fullest GPU, GiB")
     front = ranking.front

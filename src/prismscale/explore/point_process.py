@@ -1,6 +1,7 @@
-"""The process of one point: ``prismscale run`` and its figures, in a fork that has imported both.
+"""The process of one point: does what ``prismscale run`` does, then computes the figures.
 
-``python -m prismscale.explore.point_process SPEC``. Whatever happens to the point is written as its
+``python -m prismscale.explore.point_process SPEC``. It is a fork of a server that has already
+imported the modules for both. However the point ends, the process writes its
 :class:`~prismscale.explore.outcome.Outcome`.
 """
 
@@ -33,19 +34,19 @@ from prismscale.typed_files import load_json, save_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointSpec:
-    """What the process of a point is told."""
+    """Instructions for the process of a point, passed as a JSON file."""
 
     WHAT = "a point"
 
     key: str
     arguments: tuple[str, ...]
-    """Of ``prismscale run``, without ``--out``."""
+    """Arguments of ``prismscale run``, without ``--out``."""
     folder: str
     """Run folder."""
     outcome: str
     """File for the outcome."""
     log: str
-    """Of what starts its ranks."""
+    """Log file of the fork server that starts its ranks."""
     places: str = ""
     """Folder of the places that ranks of all points share; empty: ranks have all cores."""
     n_places: int = 1
@@ -62,11 +63,11 @@ class PointSpec:
 
 
 class Ended(BaseException):
-    """SIGTERM, on its way up so that every rank ends with us."""
+    """Raised on SIGTERM: it unwinds the stack, so that every rank ends with this process."""
 
 
 def run_point(spec: PointSpec, server: ForkServer) -> Outcome:
-    """Run a point with ranks that are forks of ``server``, or say why it could not be run."""
+    """Run a point with ranks that are forks of ``server``; return its figures or its failure."""
     try:
         config = parse(["--out", spec.folder, *spec.arguments])
         with server, _sharing(server, spec) as starter:
@@ -93,7 +94,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry; returns the exit code, also in the ranks' processes: see :func:`.split`."""
+    """Entry point; returns the exit code, also in the ranks' processes (see :func:`.split`)."""
     die_with_parent()
     spec = PointSpec.load(Path(arguments[0]))
     server = split(Path(spec.log), learn=LEARNED)

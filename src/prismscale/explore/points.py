@@ -18,22 +18,22 @@ from prismscale.explore.where import Condition
 MOST_COMBINATIONS = 100_000
 MOST_POINTS = 10_000
 _LONGEST_NAME = 80
-"""Characters of a folder's name, before the digest."""
+"""Most characters of a folder's name before the digest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseCommand:
-    """The command line that points are variants of."""
+    """The command line of which the points are variants."""
 
     options: tuple[tuple[str, tuple[str, ...]], ...]
-    """Of ``prismscale run``: each option's name, and its arguments with the option itself."""
+    """Options of ``prismscale run``: the name of each, and its tokens, which begin with it."""
     script: Script
     """The program, with its arguments."""
     repeatable: frozenset[str] = frozenset()
     """Options of ``run`` that may be given several times."""
 
     def program_arguments(self, args: Sequence[str]) -> list[str]:
-        """The end of the command line: the program with these arguments."""
+        """Return the end of the command line: the program with these arguments."""
         if self.script.is_module:
             return ["-m", self.script.target, "--", *args]
         return ["--", self.script.target, *args]
@@ -44,35 +44,35 @@ class SweepPoint:
     """One command line of a sweep."""
 
     values: Mapping[str, str]
-    """By varied name, in the order of the command line."""
+    """The chosen value of each varied name, in the order of the command line."""
     arguments: tuple[str, ...]
-    """Of ``prismscale run``, without ``--out``."""
+    """Arguments of ``prismscale run``, without ``--out``."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that are set, or (None) not set."""
+    """Environment variables that the point sets; None removes the variable."""
 
     @property
     def label(self) -> str:
-        """``tp=2 pp=4``."""
+        """The values as text: ``tp=2 pp=4``."""
         return " ".join(f"{name}={value or '–'}" for name, value in self.values.items())
 
     @property
     def digest(self) -> str:
-        """Equal for points that are the same command."""
+        """Hash of the command: equal for points with the same arguments and environment."""
         text = json.dumps([self.arguments, sorted(self.environment.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def folder_name(self) -> str:
-        """Of its run folder."""
+        """Name of the point's run folder."""
         words = re.sub(r"[^\w.=-]+", "-", self.label, flags=re.ASCII).strip("-.")
         return f"{words[:_LONGEST_NAME]}-{self.digest}".lstrip("-")
 
 
 def points_of(base: BaseCommand, varied: Sequence[Varied], where: str = "") -> list[SweepPoint]:
-    """All combinations for which the condition holds, each command once.
+    """Return all combinations for which the condition ``where`` holds, each command once.
 
     Raises:
-        UsageError: no combination is left, or too many are; or a condition that cannot be told.
+        UsageError: no combination is left, or too many are, or the condition cannot be evaluated.
     """
     combinations = math.prod(len(v.alternatives) for v in varied)
     if combinations > MOST_COMBINATIONS:
@@ -104,7 +104,7 @@ def _point(
             environment[one.variable] = alternative.setting
             continue
         set_now = {(a.of_run, a.key) for a in alternative.arguments}
-        # What other alternatives set and this one does not is left out.
+        # Remove arguments that only other alternatives set.
         for of_run, key in sorted(one.keys - set_now):
             if of_run:
                 options = [option for option in options if option[0] != key]
@@ -126,12 +126,14 @@ def _point(
 
 
 def _replaced(program: Sequence[str], like: Argument, tokens: Sequence[str]) -> list[str]:
-    """The arguments with ``tokens`` in place of one of that name, and as many values; at the end
-    where there is none."""
+    """Return ``program`` with ``tokens`` in place of the argument that has the key of ``like``.
+
+    Up to as many values as ``like`` has are replaced along with it. Without such an argument, the
+    tokens are appended."""
     places = [i for i, token in enumerate(program) if token.partition("=")[0] == like.key]
     if not places or not like.key:
         return [*program, *tokens]
-    # Of several, later ones win.
+    # Where an option is given several times, the last one counts.
     place = places[-1]
     stop = place + 1
     if "=" not in program[place]:

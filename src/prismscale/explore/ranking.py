@@ -1,4 +1,4 @@
-"""Which points are best: in one order, and as the front between time and memory."""
+"""Ranking of points: in one order, and as the Pareto front of speed and memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class Ranking:
 
     rows: tuple[Explored, ...]
     by_tokens: bool
-    """By tokens a second, which is known of every row that has a step; else by the median step."""
+    """Whether rows are ordered by tokens a second, known for every row that has a step.
+    Otherwise the median step orders them."""
 
     @property
     def chosen(self) -> Explored | None:
-        """The best row that fits; None where there is none."""
+        """The best row that fits; None if no row does."""
         first = self.rows[0] if self.rows else None
         return first if first is not None and _class(first.outcome) == 0 else None
 
     @property
     def front(self) -> tuple[Explored, ...]:
-        """Rows that no other is better than in both time and memory, fastest first."""
+        """Rows that no other row beats in both speed and memory, fastest first."""
         found: list[Explored] = []
         least: int | None = None
         for row in self.rows:

@@ -1,7 +1,7 @@
 """Points on a Ray cluster: each runs on one node, and its run folder comes back.
 
-A node that is lost takes its points with it, and Ray runs them again elsewhere. What is given back
-is written here before it counts, so a sweep that is ended goes on like a local one.
+Points of a lost node are lost with it, and Ray runs them again elsewhere. A returned point counts
+once its files are written on this machine, so an interrupted sweep continues like a local one.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ PASSED_ON = (
     *("CUBLAS_", "CUDA_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_", "TORCH"),
     "TRITON_",
 )
-"""How variables begin that a point finds on every node as they are here: those that programs and
-their libraries read. Others may be secrets."""
+"""Prefixes of the environment variables that are passed from here to every node: those that
+programs and their libraries read. Other variables may hold secrets."""
 SET_BY_RAY = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""How variables begin that Ray sets in its workers; programs must not find them."""
+"""Prefixes of the variables that Ray sets in its workers. Programs must not see them."""
 _RETRIES = 5
-"""Lost nodes that one point survives."""
+"""How many lost nodes one point survives."""
 
 
 class OnNode(NamedTuple):
-    """What every point needs to know, on whatever node."""
+    """Data that every point gets, on whatever node it runs."""
 
     working: str
-    """Folder in which the command was given; every node has it."""
+    """Folder in which the command was given; every node must have it."""
     environment: Mapping[str, str]
     n_places: int
-    """Ranks of one point side by side."""
+    """Number of ranks of one point that run side by side."""
 
 
 class Returned(NamedTuple):
-    """What a node sends back."""
+    """Result of a point as a node sends it back."""
 
     outcome: Outcome
     files: Mapping[str, bytes]
-    """Of the run folder, by path in it."""
+    """Files of the run folder, by their path in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayPoints:
-    """Runs points on a cluster (a :class:`.PointRunner`)."""
+    """Runs points on a Ray cluster (a :class:`.PointRunner`)."""
 
     address: str | None = None
-    """Of a running cluster, or ``auto``; None starts one on this machine."""
+    """Address of a running cluster, or ``auto``; None starts a cluster on this machine."""
     workers: int | None = None
-    """Ranks of one point side by side; None: as many as there are cores for each."""
+    """Number of ranks of one point that run side by side; None: the number of cores per point."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -70,7 +70,7 @@ class RayPoints:
         """See :class:`.PointRunner`.
 
         Raises:
-            UsageError: there is no such cluster, or its nodes lack what a point needs.
+            UsageError: there is no such cluster, or a node lacks the folder of the command.
         """
         if not tasks:
             return
@@ -83,7 +83,7 @@ class RayPoints:
             remote = ray.remote(run_on_node).options(
                 num_cpus=n_places, max_retries=_RETRIES, scheduling_strategy="SPREAD"
             )
-            # No more at a time than run, and one ahead for each: results wait in Ray's memory.
+            # Submit those that run, and one ahead for each, because results use Ray's memory.
             most = 2 * max(1, sum(cores) // n_places)
             waiting = list(tasks)
             running: dict[Any, PointTask] = {}
@@ -96,17 +96,17 @@ class RayPoints:
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that every node gets."""
+    """Return the environment variables that every node gets."""
     return {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
 
 
 def _portable(task: PointTask) -> PointTask:
-    # A node has no use for where its files lie here.
+    # Only the name is kept: a node writes into a folder of its own.
     return replace(task, folder=Path(task.folder.name))
 
 
 def run_on_node(shared: OnNode, task: PointTask, asked: Asked) -> Returned:
-    """Run one point in a folder of its own; called by Ray on a node.
+    """Run one point in a temporary folder; Ray calls this on a node.
 
     Raises:
         UsageError: the node lacks the folder in which the command was given.
@@ -154,7 +154,7 @@ def _received(ray: Any, reference: Any, task: PointTask) -> Ran:
 
 
 def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    """Put a run folder in its place, whole or not at all."""
+    """Write a run folder, either completely or not at all."""
     part = part_of(folder)
     try:
         for name, content in files.items():

@@ -1,6 +1,6 @@
-"""What a sweep leaves behind: a table for spreadsheets and one for programs.
+"""Results of a sweep as files: a table for spreadsheets and one for programs.
 
-Neither says where or how long points ran, so the same sweep leaves the same bytes wherever it ran.
+Neither says where or for how long points ran, so the same sweep writes the same bytes anywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS = (
 
 
 def write_results(ranking: Ranking, folder: SweepFolder, about: Mapping[str, Any]) -> None:
-    """Write ``explore.json`` and ``explore.csv``; ``about`` says what was asked.
+    """Write ``explore.json`` and ``explore.csv``; ``about`` describes the sweep.
 
     Raises:
         StorageError: a file cannot be written.
@@ -44,7 +44,7 @@ def write_results(ranking: Ranking, folder: SweepFolder, about: Mapping[str, Any
 
 
 def figures_of(row: Explored) -> dict[str, Any]:
-    """The fields of a row, by name."""
+    """Return the fields of a row, by name."""
     found = {name: getattr(row.outcome, name) for name in FIELDS}
     return {**found, "status": row.outcome.status.value}
 

@@ -1,4 +1,4 @@
-"""Where points run: here, or on a Ray cluster."""
+"""Choice of the runner of points: this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from prismscale.processes.starter import cores
 def runner_named(
     name: str, *, logs: Path, workers: int | None = None, address: str | None = None
 ) -> PointRunner:
-    """The runner that a command line asks for.
+    """Return the runner that a command line asks for.
 
     Args:
         name: ``local``, ``serial`` or ``ray``.
-        logs: folder for what processes print.
-        workers: ranks side by side; None is one a core.
-        address: of the Ray cluster.
+        logs: folder for the output of processes.
+        workers: number of ranks that run side by side; None: one per core.
+        address: address of the Ray cluster.
 
     Raises:
-        UsageError: another name.
+        UsageError: there is no runner of this name.
     """
     if name in ("local", "serial"):
         count = 1 if name == "serial" else workers

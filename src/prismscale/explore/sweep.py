@@ -1,4 +1,4 @@
-"""One sweep: its points, what is known of them from earlier, and the runs of the rest."""
+"""One sweep: reuses outcomes of an earlier sweep and runs all other points."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from prismscale.run_options import parse
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Points that can be run, and outcomes of those that cannot."""
+    """Points that can be run, and the outcomes of points that cannot."""
 
     tasks: tuple[PointTask, ...]
     impossible: dict[str, Outcome]
-    """By digest of the point: options that ``prismscale run`` refuses."""
+    """Outcome of each point whose options ``prismscale run`` refuses, by the point's digest."""
 
 
 def prepare(points: Sequence[SweepPoint], folder: SweepFolder, asked: Asked) -> Prepared:
     """Read every point's command line as ``prismscale run`` does.
 
     Raises:
-        PrismscaleError: what it says where it refuses all of them.
+        PrismscaleError: every point is refused. It is the error of the first point.
     """
     tasks: list[PointTask] = []
     impossible: dict[str, Outcome] = {}
@@ -60,17 +60,18 @@ def sweep(
     retry: bool = False,
     progress: StageUpdate = lambda done, total: None,
 ) -> list[Explored]:
-    """A row for every point, in their order. Points that are known from an earlier sweep in the
-    folder are not run again.
+    """Run the points and return a row for each, in their order.
+
+    Points whose outcome an earlier sweep left in the folder are not run again.
 
     Args:
-        points: to be run.
-        folder: open; takes run folders and outcomes.
-        runner: runs points.
-        asked: what is asked of each beside its run.
-        again: run all of them, with new captures.
-        retry: run those again that failed.
-        progress: told how many rows there are.
+        points: the points of the sweep.
+        folder: the sweep's folder, already opened; takes run folders and outcomes.
+        runner: runs the points.
+        asked: options of the figures of each point.
+        again: run all points again, with new captures.
+        retry: run failed points again.
+        progress: called with the number of finished rows and of all rows.
 
     Raises:
         PrismscaleError: no point can be run at all, or files cannot be written.

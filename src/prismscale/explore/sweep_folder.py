@@ -1,9 +1,9 @@
-"""The folder of a sweep: where its points and its tables lie.
+"""The folder of a sweep, with its points and its tables.
 
 ::
 
     points/NAME/        run folder of each point, as ``prismscale run --out`` leaves it
-    points/NAME.json    what became of it: reused while the point stays the same
+    points/NAME.json    outcome of the point: reused while the point stays the same
     logs/               output of every process
     explore.json  explore.csv  report.html
 """
@@ -33,11 +33,11 @@ class SweepFolder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Create the folder, or take that of an earlier sweep; nobody else may use it meanwhile.
+        """Create the folder, or open that of an earlier sweep, and lock it while the block runs.
 
         Raises:
-            UsageError: a folder that is not a sweep's, or that another one uses.
-            StorageError: it cannot be created.
+            UsageError: the folder does not belong to a sweep, or another sweep uses it.
+            StorageError: the folder cannot be created.
         """
         with owned(self.root, marker=MARKER, whose="a sweep"):
             try:
@@ -52,7 +52,7 @@ class SweepFolder:
                     remove_parts(self.root)
 
     def earlier(self, task: PointTask) -> Outcome | None:
-        """What became of a point in an earlier sweep, if that still holds."""
+        """Return the outcome of a point in an earlier sweep; None if it is no longer valid."""
         try:
             found = Outcome.load(task.outcome_path)
         except FormatError:
@@ -63,7 +63,7 @@ class SweepFolder:
         return found if found.status is not Status.DONE or is_there else None
 
     def forget(self, task: PointTask) -> None:
-        """Remove what an earlier sweep left of a point."""
+        """Remove the outcome and the run folder that an earlier sweep left of a point."""
         try:
             task.outcome_path.unlink(missing_ok=True)
             if task.folder.is_dir():
@@ -73,25 +73,25 @@ class SweepFolder:
 
     @property
     def points(self) -> Path:
-        """Run folders and outcomes."""
+        """Folder of run folders and outcomes."""
         return self.root / "points"
 
     @property
     def logs(self) -> Path:
-        """Output of processes."""
+        """Folder for the output of processes."""
         return self.root / "logs"
 
     @property
     def table(self) -> Path:
-        """Figures for spreadsheets."""
+        """CSV file with the figures, for spreadsheets."""
         return self.root / "explore.csv"
 
     @property
     def results(self) -> Path:
-        """Figures for programs."""
+        """JSON file with the figures, for programs."""
         return self.root / "explore.json"
 
     @property
     def report(self) -> Path:
-        """Figures for people."""
+        """HTML page with the figures, for people."""
         return self.root / "report.html"

@@ -1,4 +1,4 @@
-"""Points that are to be run, and what runs them."""
+"""Points that are to be run, and the interface of their runners."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from prismscale.explore.points import SweepPoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointTask:
-    """A point, and where its files go."""
+    """A point to run, and the paths of its files."""
 
     point: SweepPoint
     key: str
-    """Of its outcome."""
+    """Key of its outcome; see :attr:`.Outcome.key`."""
     device: str
     preload: tuple[str, ...]
-    """Modules that its ranks find imported."""
+    """Modules that are already imported in its ranks."""
     folder: Path
-    """Run folder, in a folder of its own name."""
+    """Run folder; its name is that of the point."""
 
     @property
     def name(self) -> str:
-        """Of the run folder."""
+        """Name of the run folder."""
         return self.folder.name
 
     @property
     def outcome_path(self) -> Path:
-        """Where its outcome is kept."""
+        """File of its outcome, next to the run folder."""
         return self.folder.with_name(f"{self.name}.json")
 
 
 class Ran(NamedTuple):
-    """A point that was run."""
+    """A point that was run, with its outcome."""
 
     task: PointTask
     outcome: Outcome
 
 
 class PointRunner(Protocol):
-    """Runs points somewhere; their run folders are here afterwards, and their outcomes written."""
+    """Runs points somewhere and leaves their run folders and outcome files on this machine."""
 
     def run(self, tasks: Sequence[PointTask], asked: Asked) -> Iterator[Ran]:
-        """Run every point, and tell of each as it ends.
+        """Run every point and yield each as it ends.
 
         Raises:
-            StorageError: files cannot be written any more.
+            StorageError: files can no longer be written.
         """
         ...
 
 
 def raise_if_not_stored(outcome: Outcome) -> None:
-    """Raise what ended a point if it would end every other one too: a disk that is full."""
+    """Raise a point's storage error again: a full disk would end every other point, too."""
     if outcome.error == StorageError.__name__:
         raise StorageError(outcome.reason)

@@ -1,4 +1,4 @@
-"""A sweep on the terminal: one row a point, in 80 columns."""
+"""A sweep as text on the terminal: one row per point, in 80 columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prismscale.explore.sweep_folder import SweepFolder
 from prismscale.report.units import Scale, counted, duration, percent, size
 
 MOST_ROWS = 40
-"""More are in the files."""
+"""Most rows on the terminal; the files have all."""
 MOST_REASONS = 12
 LONGEST_NAME, LONGEST_VALUE = 8, 15
 GIB = 2**30
@@ -22,7 +22,7 @@ FIGURES = ("tok/s", "MFU", "GiB", "comm", "bubble")
 
 
 def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> None:
-    """The table, what its columns are, why points have no figures, and which is best."""
+    """Print the table, a key to its columns, why points have no figures, and the best point."""
     names = list(ranking.rows[0].point.values)
     short = short_names(names)
     front = {row.point.digest for row in ranking.front}
@@ -59,8 +59,10 @@ def print_ranking(console: Console, ranking: Ranking, folder: SweepFolder) -> No
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names for narrow columns: long ones by the first letters of their words, or (where two would
-    be the same) by a letter."""
+    """Shorten names for narrow columns.
+
+    A long name becomes the first letters of its words. Where short names are equal, each gets a
+    number."""
     short = [
         name if len(name) <= LONGEST_NAME else "".join(word[0] for word in name.split("_") if word)
         for name in names
@@ -99,7 +101,7 @@ def _share(fraction: float | None) -> str:
 
 
 def _print_reasons(console: Console, rows: Sequence[Explored]) -> None:
-    """Why points have no figures, those of one reason together."""
+    """Print why points have no figures, points with the same reason together."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         outcome = row.outcome

@@ -1,9 +1,10 @@
-"""What ``--vary`` says: a part of the command line, and what to put there.
+"""Parser of ``--vary``: a part of the command line, and the alternatives to put there.
 
-``--tp {2,4,8}`` is an option with three values. Around the braces stands what is the same in all of
-them; braces around everything change several arguments together (``{--tp 2 --pp 8,--tp 4 --pp 4}``)
-or leave an option out (``{--compile,}``). ``NCCL_ALGO={Ring,Tree}`` is an environment variable. A
-name of one's own goes before: ``tp: --parallelism.tensor_parallel_degree {2,4}``.
+``--tp {2,4,8}`` is an option with three values. Text around the braces is the same in all
+alternatives. Braces around everything change several arguments together
+(``{--tp 2 --pp 8,--tp 4 --pp 4}``) or leave an option out (``{--compile,}``).
+``NCCL_ALGO={Ring,Tree}`` is an environment variable. The user may put a name in front:
+``tp: --parallelism.tensor_parallel_degree {2,4}``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NUMBER = re.compile(r"-\.?\d")
 _OPEN, _CLOSE, _QUOTES = "{[(", "}])", "'\""
 _FORM = "for example --vary '--tp {2,4,8}'"
 PROGRAMS, RUNS = "-- ", "run "
-"""Before what is the program's, or ``run``'s, where both know it."""
+"""Prefixes that say whose option is varied, where both the program and ``run`` have it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,51 +34,51 @@ class Argument:
 
     tokens: tuple[str, ...]
     of_run: bool = False
-    """An option of ``prismscale run``, not of the program."""
+    """Whether it is an option of ``prismscale run`` rather than of the program."""
 
     @property
     def key(self) -> str:
-        """What names it on a command line: ``--tp``, or ``model.tp`` of ``model.tp=4``; empty
-        where it has no name."""
+        """Its name on a command line: ``--tp``, or ``model.tp`` of ``model.tp=4``; else empty."""
         head, equals, _ = self.tokens[0].partition("=")
         return head if equals or is_option(head) else ""
 
     @property
     def n_values(self) -> int:
-        """How many values an option has."""
+        """Number of values that follow the option's name."""
         return len(self.tokens) - 1 + ("=" in self.tokens[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alternative:
-    """One thing to put there."""
+    """One of the alternatives in the braces."""
 
     value: str
-    """As it is shown, and as ``--where`` has it."""
+    """The value as tables show it and as ``--where`` compares it."""
     arguments: tuple[Argument, ...] = ()
     setting: str | None = None
-    """Of an environment variable; None: it is not set."""
+    """Value of the environment variable; None: the variable is not set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Varied:
-    """What one ``--vary`` says."""
+    """One ``--vary``, parsed."""
 
     name: str
-    """An identifier."""
+    """Name of the varied value; an identifier."""
     given: str
+    """Text of the ``--vary`` as the user wrote it."""
     variable: str = ""
-    """The environment variable; empty where arguments are varied."""
+    """Name of the environment variable; empty where arguments are varied."""
     alternatives: tuple[Alternative, ...]
 
     @property
     def keys(self) -> set[tuple[bool, str]]:
-        """Whose and which named arguments it sets."""
+        """Named arguments that it sets, each as (whether it is an option of ``run``, key)."""
         found = (a for alternative in self.alternatives for a in alternative.arguments)
         return {(argument.of_run, argument.key) for argument in found if argument.key}
 
     def example(self, key: str) -> Argument:
-        """An argument of that name."""
+        """Return the first argument with this key."""
         found = (a for alternative in self.alternatives for a in alternative.arguments)
         return next(a for a in found if a.key == key)
 
@@ -85,15 +86,15 @@ class Varied:
 def parse_all(
     texts: Sequence[str], *, run_options: Collection[str], program: Sequence[str]
 ) -> tuple[Varied, ...]:
-    """What all ``--vary`` say.
+    """Parse all ``--vary``.
 
     Args:
-        texts: as given.
-        run_options: options that are ``run``'s; all others are the program's.
+        texts: the texts as the user wrote them.
+        run_options: options of ``prismscale run``; all others belong to the program.
         program: the program's own arguments.
 
     Raises:
-        UsageError: a text that cannot be read, or two that vary the same.
+        UsageError: a text cannot be read, or two vary the same argument or have the same name.
     """
     if not texts:
         raise UsageError(f"nothing is varied: give --vary, {_FORM}")
@@ -155,7 +156,7 @@ def _unquoted(value: str) -> str:
 
 
 def _braces(text: str, given: str) -> tuple[str, str, str]:
-    """What is before, between and after the braces."""
+    """Split a text into the parts before, between and after the braces."""
     first = text.find("{")
     last = next((i for i, d in _depths(text, first) if d == 0), -1) if first >= 0 else -1
     if last < 0:
@@ -169,8 +170,7 @@ def _braces(text: str, given: str) -> tuple[str, str, str]:
 
 
 def _depths(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Each place from ``start`` on that is not within quotes, and how many brackets are open after
-    it."""
+    """Yield each index from ``start`` on that is outside quotes, and the brackets open after it."""
     depth, quote = 0, ""
     for i in range(start, len(text)):
         c = text[i]
@@ -185,7 +185,7 @@ def _depths(text: str, start: int) -> Iterator[tuple[int, int]]:
 
 
 def _split(inner: str) -> list[str]:
-    """At commas that stand in no further brackets, nor in quotes."""
+    """Split at commas outside further brackets and quotes."""
     cuts = [i for i, depth in _depths(inner, 0) if depth == 0 and inner[i] == ","]
     return [inner[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(inner)], strict=True)]
 
@@ -211,7 +211,7 @@ def _tokens(text: str, given: str) -> list[str]:
 
 
 def _parts(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Each option with what follows it up to the next."""
+    """Yield each option together with the tokens up to the next option."""
     if not tokens:
         return
     starts = [i for i, token in enumerate(tokens) if i == 0 or is_option(token)]
@@ -220,7 +220,7 @@ def _parts(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def is_option(token: str) -> bool:
-    """``--tp`` and ``-x``, but neither ``-1`` nor ``-``."""
+    """Whether a token is an option: ``--tp`` and ``-x``, but neither ``-1`` nor ``-``."""
     return token.startswith("-") and len(token) > 1 and not _NUMBER.match(token)
 
 
@@ -247,8 +247,10 @@ def _name_of(varied: Varied) -> str:
 
 
 def _with_short_names(found: Sequence[Varied]) -> Iterator[Varied]:
-    """``tensor_parallel_degree`` for ``parallelism.tensor_parallel_degree``, where no other has
-    that name."""
+    """Replace each name by the last part of its option's key, where no other has that name.
+
+    ``parallelism.tensor_parallel_degree`` becomes ``tensor_parallel_degree``. Names that the user
+    gave and names of environment variables stay."""
     short = [v.name if v.variable else _last_part(v) or v.name for v in found]
     names = [v.name for v in found]
     for varied, name in zip(found, short, strict=True):
@@ -265,16 +267,17 @@ def _last_part(varied: Varied) -> str:
 def unheard_of(
     varied: Sequence[Varied], script: Script, run_options: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Options for the program that neither its arguments nor its own files mention, and that look
-    like one that is known, each with that one. Libraries read options, too, so nobody knows that
-    they are wrong.
+    """Yield varied options of the program that look misspelled, each with the option it resembles.
+
+    Neither the program's arguments nor its own files mention them, and they resemble a known
+    option. They may still be right, because libraries read options, too.
     """
     known = {argument.partition("=")[0] for argument in script.args}
     options = {key for v in varied for of_run, key in v.keys if not of_run and is_option(key)}
     left = sorted(options - known)
     text = "".join(path.read_text(errors="replace") for path in script.sources()) if left else ""
     for option in left:
-        # As an option, or as the name under which a parser keeps it.
+        # Search for the option itself and for the name under which a parser stores its value.
         words = {option.lstrip("-").rpartition(".")[2], option.lstrip("-")}
         if not any(form in text for word in words for form in (word, word.replace("-", "_"))):
             close = difflib.get_close_matches(option, [*known, *run_options], n=1, cutoff=0.75)

@@ -1,8 +1,9 @@
-"""The language of ``--where``: which points of a sweep are wanted.
+"""The language of ``--where``, a condition that selects points of a sweep.
 
-An expression over the varied names: numbers, quoted text, ``+ - * / // %``, comparisons (chained,
-too), ``in (…)``, ``and``, ``or``, ``not`` and parentheses. It is read with Python's parser and
-walked here; nothing of it is executed, and there are no calls, attributes, indices or powers.
+A condition is an expression over the varied names with numbers, quoted text, ``+ - * / // %``,
+comparisons (also chained), ``in (…)``, ``and``, ``or``, ``not`` and parentheses. Python's parser
+reads it and this module evaluates the tree, so Python never executes it. There are no calls,
+attributes, indices or powers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from prismscale.errors import UsageError, did_you_mean
 
 LONGEST = 1_000
-"""Characters of an expression: deeper ones would end Python's parser."""
+"""Most characters of an expression: deeply nested ones would end Python's parser."""
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -39,23 +40,23 @@ _MEND = "allowed: names, numbers, 'text', + - * / // %, comparisons, in (…), a
 
 
 class Condition:
-    """A condition that was read and found to be in the language."""
+    """A condition that was parsed and checked to be in the language."""
 
     def __init__(self, text: str, names: Iterable[str]) -> None:
         """
         Args:
-            text: the expression; empty for one that always holds.
-            names: that it may use.
+            text: the expression; an empty one always holds.
+            names: names that it may use.
 
         Raises:
-            UsageError: not an expression of the language, or a name that is not among ``names``.
+            UsageError: it is no expression of the language, or uses a name not in ``names``.
         """
         self.text = text.strip()
         if len(self.text) > LONGEST:
             raise UsageError(f"--where has {len(self.text):,} characters; allowed: {LONGEST:,}")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of spellings such as 4and 5
+                warnings.simplefilter("ignore")  # Python warns of spellings such as 4and 5
                 self._tree = ast.parse(self.text or "True", mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
@@ -63,10 +64,10 @@ class Condition:
         _check(self._tree, frozenset(names), self.text)
 
     def holds(self, values: Mapping[str, str]) -> bool:
-        """Whether it holds for these values by name: what looks like a number is one.
+        """Whether the condition holds for these values; text that looks like a number is one.
 
         Raises:
-            UsageError: values that cannot be compared or calculated with.
+            UsageError: the values cannot be compared, or an operation on them fails.
         """
         try:
             return bool(_value(self._tree, values))
@@ -121,7 +122,7 @@ def _value(node: ast.expr, values: Mapping[str, str]) -> Any:
             return _ARITHMETIC[type(op)](a, b)
         case ast.Compare(left=left, ops=ops, comparators=rest):
             return _compared(_value(left, values), ops, rest, values)
-    raise AssertionError(node)  # what _check lets through ends above
+    raise AssertionError(node)  # not reached: every node that _check accepts is handled above
 
 
 def _compared(
@@ -136,14 +137,14 @@ def _compared(
 
 
 def _number(value: Any) -> Any:
-    # Text times a number would be as much text as somebody likes.
+    # Refuse text: text times a large number would be text of any length.
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
     return value
 
 
 def number_or_text(text: str) -> int | float | str:
-    """``64`` and ``0.5`` as numbers, anything else as it is."""
+    """Return ``64`` and ``0.5`` as numbers and any other text as it is."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,1 +1,1 @@
-"""``prismscale fit``: does a program fit into the GPU's memory, by one capture of each stage."""
+"""``prismscale fit``: captures pipeline stages once to see whether they fit into GPU memory."""

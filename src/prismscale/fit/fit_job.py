@@ -1,4 +1,4 @@
-"""From a program to the verdict: captures of its stages, until their memory has settled."""
+"""Runs ``prismscale fit``: captures a program's stages until their memory has settled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from prismscale.runfolder import RunFolder
 
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 LARGER = 16
-"""Times the GPU's memory that a program which ran out of it is given, to see what it needs."""
+"""Factor on the GPU's memory for a program that ran out of it, to see how much it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class FitJob:
         """Capture the stages of every variant.
 
         Raises:
-            PrismscaleError: the program as it is cannot be captured.
+            PrismscaleError: the unchanged program cannot be captured.
         """
         began = time.monotonic()
         cluster = self.config.load_cluster()
         if not is_built():
-            # Where its progress is seen: a rank would compile behind a log.
+            # Compile here, where progress is shown. A rank would compile unseen, into a log.
             with self.reporter.stage("compile") as update:
                 build_extension()
                 update(1, 1)
@@ -92,7 +92,7 @@ class FitJob:
             runner = capture_runner(
                 config, cluster, starter=starter, folder=folder, logs=logs, progress=update
             )
-            # Nothing that happens now and then is looked for, and no time between steps.
+            # Only memory counts: no steps to look for rare events, no second step to time.
             runner.spec = replace(runner.spec, watched_steps=0, least_steps=1)
             runner.after_first_message = end_stages
             return StageCaptures(runner=runner, folder=folder).variant(change.text, config.capture)
@@ -100,15 +100,15 @@ class FitJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StageCaptures:
-    """The ranks of one variant that are captured, and what is known of their memory."""
+    """The captured ranks of one variant, with their memory."""
 
     runner: CaptureRunner
     folder: Path
     peaks: dict[int, MemoryPeak] = field(default_factory=dict)
-    """By rank."""
+    """Memory peak by rank."""
 
     def variant(self, change: str, also: Sequence[int]) -> Variant:
-        """Capture rank 0 and the ranks ``also``, then stages of the pipeline that rank 0 tells."""
+        """Capture rank 0 and the ranks ``also``, then ranks along the axes of rank 0's messages."""
         first = sorted({0, *also})
         self.runner.capture(first)
         columns = columns_of(self.runner.traces[0])

@@ -1,4 +1,4 @@
-"""Which ranks to look at, so that each kind of pipeline stage is seen."""
+"""Choice of the ranks to capture, so that every kind of pipeline stage is seen."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from prismscale.graph.trace import RankTrace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """Ranks along an axis in which rank 0 sends or receives, rank 0 first."""
+    """Ranks along a mesh axis on which rank 0 sends or receives, rank 0 first."""
 
     ranks: tuple[int, ...]
     is_pipeline: bool
-    """Whether they are stages; else they share the tokens of a sequence."""
+    """Whether the ranks are pipeline stages. Otherwise they share the tokens of a sequence."""
 
 
 def columns_of(trace: RankTrace) -> list[Column]:
-    """By what rank 0 did, whose trace it is."""
+    """Return the columns of rank 0, found from its sends and receives in its ``trace``."""
     axes = find_axes(trace)
     in_pipelines = {rank for g in pipeline_groups(trace) for rank in trace.groups[g].ranks}
     columns = []
@@ -35,14 +35,15 @@ def columns_of(trace: RankTrace) -> list[Column]:
 
 
 def end_stages(first_message: RankTrace) -> list[int]:
-    """Ranks that are looked at whatever rank 0 holds, which is not among them: the last stage's
-    first, since it may hold the logits and take longest."""
+    """Return the ranks that are captured in any case, besides rank 0.
+
+    The last stage comes first, because it may hold the logits and take longest."""
     columns = [column.ranks for column in columns_of(first_message)]
     return [ranks[p] for ranks in columns for p in reversed(_end_positions(len(ranks))) if p]
 
 
 def _end_positions(n_stages: int) -> list[int]:
-    """The first two stages and the last two."""
+    """Return the positions of the first two stages and the last two."""
     last = n_stages - 1
     return sorted({0, min(1, last), max(last - 1, 0), last})
 
@@ -52,11 +53,14 @@ def captured_positions(
     capture: Callable[[Sequence[int]], None],
     parameter_bytes: Callable[[int], int],
 ) -> list[int]:
-    """Captures the first two stages and the last two, then those between that may be fuller.
+    """Capture the first two stages and the last two, then stages between that may be fuller.
 
-    A later stage has no more microbatches in flight than an earlier one. So what lies between two
-    stages is taken to be no fuller than the first of them, unless the second holds more
-    parameters: then the middle one is captured too, and so on.
+    A later stage has no more microbatches in flight than an earlier one. Stages between two
+    captured stages are therefore assumed to be no fuller than the first of the two, unless the
+    second holds more parameters. Then the middle stage is captured too, and so on.
+
+    Returns:
+        The positions of all captured stages, in order.
     """
     known = _end_positions(n_stages)
     capture(known)

@@ -1,4 +1,4 @@
-"""A program with a change of its options or environment: ``--tp 8``, ``NAME=VALUE --mode full``."""
+"""Changes of a program's options or environment: ``--tp 8``, ``NAME=VALUE --mode full``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What a variant has that the program has not."""
+    """A variant's changes to the program's options and environment."""
 
     text: str = ""
-    """As the user wrote it; empty: nothing."""
+    """The change as the user wrote it; empty for none."""
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
 
     @staticmethod
     def parse(text: str) -> Change:
-        """Read ``NAME=VALUE … --option value …``, as a shell would.
+        """Parse ``NAME=VALUE … --option value …``, as a shell would.
 
         Raises:
-            UsageError: it is empty, or no shell could read it.
+            UsageError: the text is empty, or a shell could not parse it.
         """
         try:
             words = shlex.split(text)
@@ -46,13 +46,15 @@ class Change:
         return Change(text=text, environment=environment, arguments=tuple(words))
 
     def of(self, script: Script) -> Script:
-        """``script`` with the change."""
+        """Return ``script`` with the change applied."""
         return replace(script, args=changed(script.args, self.arguments))
 
 
 def changed(arguments: Sequence[str], change: Sequence[str]) -> tuple[str, ...]:
-    """``arguments`` in which the options of ``change`` have its values: they take the place of the
-    same options, or come last. ``--no-x`` takes the place of ``--x``, and the other way round."""
+    """Return ``arguments`` with the options of ``change`` appended.
+
+    Earlier occurrences of the same options are removed. ``--no-x`` also removes ``--x``, and the
+    other way round."""
     kept = list(arguments)
     for option, values in _options(change):
         if not option:
@@ -65,7 +67,7 @@ def changed(arguments: Sequence[str], change: Sequence[str]) -> tuple[str, ...]:
 
 
 def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each option with its values; what stands before the first one has none."""
+    """Return each option with its values; words before the first option have an empty name."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("-") and not _is_number(word):

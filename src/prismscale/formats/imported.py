@@ -1,4 +1,4 @@
-"""What every import of foreign traces answers."""
+"""The result that every import of foreign traces returns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prismscale.durations.samples import StepSamples
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTrace:
-    """A trace that somebody else recorded."""
+    """A trace that another program recorded."""
 
     samples: StepSamples
     repairs: tuple[str, ...]
-    """What was wrong with it and how it was mended, for people."""
+    """Messages for the user: what was wrong with the trace, and how it was repaired."""

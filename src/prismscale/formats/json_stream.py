@@ -1,4 +1,4 @@
-"""Reads a JSON object piece by piece: files larger than memory, plain, gzipped or in a tar archive.
+"""Reads JSON files larger than memory piece by piece: plain, gzipped or in a tar archive.
 
 Only the members of one top-level array are streamed; everything else at the top must fit in memory.
 """
@@ -20,20 +20,20 @@ from prismscale.errors import FormatError
 
 CHUNK = 1 << 20
 LARGEST_VALUE = 1 << 24
-"""Characters of one value: 16 MB are no event but a damaged file. As objects they take up to thirty
-times as much."""
+"""Most characters of one value: 16 MB are no event but a damaged file. As Python objects they take
+up to thirty times as much."""
 
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
 
 def documents(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Each JSON file at ``path``: itself, or the members of a tar archive, as (name, bytes).
+    """Yield each JSON file at ``path`` as (name, bytes): the file, or members of a tar archive.
 
     A document must be read before the next one is asked for.
 
     Raises:
-        FormatError: a file that is missing, truncated or no archive.
+        FormatError: a file is missing, truncated or no archive.
     """
     with _damage_named(str(path)):
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
@@ -48,7 +48,7 @@ def documents(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def members(name: str, file: IO[bytes], array: str) -> Iterator[tuple[str, Any]]:
-    """Top-level members of a JSON object as (key, value); ``array``'s items come one by one.
+    """Yield top-level members of a JSON object as (key, value), and ``array``'s items one by one.
 
     A document that is an array itself is taken as that array.
 
@@ -109,7 +109,7 @@ def _damage_named(name: str) -> Iterator[None]:
 
 
 class _Text:
-    """A window on the text: what is behind it is forgotten, what is ahead is read when needed."""
+    """A window on the text: text behind it is dropped, text ahead of it is read when needed."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name = name
@@ -120,7 +120,7 @@ class _Text:
         self._ended = False
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is no space; empty at the end."""
         while True:
             while self._at < len(self._window) and self._window[self._at] in _SPACE:
                 self._at += 1
@@ -130,7 +130,7 @@ class _Text:
                 return ""
 
     def take(self, allowed: str, what: str) -> str:
-        """Consume the next character, which must be one of ``allowed``."""
+        """Consume the next character that is no space, which must be one of ``allowed``."""
         found = self.peek()
         if not found:
             raise FormatError(f"{self._name}: ends where {what} was expected (truncated?)")
@@ -153,7 +153,7 @@ class _Text:
                     ) from error
                 continue
             except ValueError as error:
-                # A whole number of thousands of digits.
+                # An integer of thousands of digits.
                 raise FormatError(f"{self._name}: {error}") from error
             except RecursionError as error:
                 raise FormatError(f"{self._name}: nested too deeply") from error

@@ -1,4 +1,4 @@
-"""Memory in torch's snapshot format, for pytorch.org/memory_viz and torch's ``_memory_viz.py``.
+"""Memory snapshots in torch's format, for pytorch.org/memory_viz and torch's ``_memory_viz.py``.
 
 A snapshot is a dictionary of ``segments`` with their blocks and ``device_traces``, the events of
 each device (docs.pytorch.org, "Understanding CUDA Memory Usage", snapshot API reference).
@@ -27,7 +27,7 @@ ACTIONS = {
 
 
 class SnapshotBlock(NamedTuple):
-    """One block of the allocator, by address."""
+    """One block of the allocator."""
 
     address: int
     size_bytes: int
@@ -41,7 +41,7 @@ class SnapshotBlock(NamedTuple):
 
 
 def segments(blocks: Iterable[SnapshotBlock], device: int) -> list[dict[str, Any]]:
-    """The segments that blocks, ordered by address, lie in."""
+    """Return the segments that contain ``blocks``, which must be ordered by address."""
     found: list[dict[str, Any]] = []
     for block in blocks:
         if block.starts_segment or not found:
@@ -85,7 +85,7 @@ def _add_block(segment: dict[str, Any], block: SnapshotBlock) -> None:
 
 
 def trace(log: MemoryLog, frames: Callable[[int], Frames], first: int = 0) -> list[dict[str, Any]]:
-    """The events of a log from ``first`` on; ``frames`` gives those of an event's allocation."""
+    """Return the events of a log from ``first`` on; ``frames`` gives an allocation's frames."""
     columns = (log.action_E, log.address_E, log.bytes_E, log.stream_E, log.time_ns_E)
     rows = zip(*(column[first:].tolist() for column in columns), strict=True)
     return [
@@ -104,7 +104,7 @@ def trace(log: MemoryLog, frames: Callable[[int], Frames], first: int = 0) -> li
 
 
 def snapshot(found: list[dict[str, Any]], traces: Sequence[list[dict[str, Any]]]) -> dict[str, Any]:
-    """The whole: segments of all devices, and the events of each."""
+    """Return the whole snapshot: the segments of all devices, and the events of each device."""
     return {
         "segments": found,
         "device_traces": list(traces),
@@ -114,8 +114,11 @@ def snapshot(found: list[dict[str, Any]], traces: Sequence[list[dict[str, Any]]]
 
 
 def log_snapshot(log: MemoryLog) -> dict[str, Any]:
-    """Of a captured rank. Frames are the operator, the line of the program that asked, and the
-    module whose forward was running, where they are known."""
+    """Return the snapshot of a captured rank.
+
+    Frames are the operator, the program's line that requested the block, the module whose forward
+    was running, and the tensor's kind and name, where they are known.
+    """
     made: dict[int, int] = {}
     for event in log.alive(log.n_events - 1).tolist():
         made[int(log.address_E[event])] = event
@@ -163,5 +166,5 @@ def _frame(name: str, filename: str = "??", line: int = 0) -> dict[str, Any]:
 
 
 def write_snapshot(found: dict[str, Any], path: Path) -> None:
-    """Write as torch's ``_dump_snapshot`` does. Raises :class:`StorageError`."""
+    """Write a snapshot as torch's ``_dump_snapshot`` does. Raises :class:`StorageError`."""
     write_bytes(path, pickle.dumps(found))

@@ -1,4 +1,4 @@
-"""Reading what ``nccl-tests`` prints (``all_reduce_perf`` and its sisters).
+"""Reads the output of ``nccl-tests`` (``all_reduce_perf`` and its sister programs).
 
 The table differs between versions (``root`` and ``redop`` columns come and go, ``#wrong`` was
 called ``error``, launchers put a tag before each line), so rows are read from both ends: size,
@@ -34,7 +34,7 @@ _LAUNCHER_TAG = re.compile(r"^\s*(?:\[[\w,.\-]+\](?:<\w+>)?\s*:?|\d+:|[\w.\-]+:)
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)")
 _BLOCK = 4
 LARGEST = 1e15
-"""Of a figure: microseconds of 30 years."""
+"""Upper limit of any figure; as microseconds, it is 30 years."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +57,15 @@ class NcclTestsRow:
 
 
 def parse_nccl_tests(text: str, *, op: CollectiveOp | None = None) -> list[NcclTestsRow]:
-    """Rows in order of appearance, out-of-place before in-place.
+    """Return the rows in order of appearance, out-of-place before in-place.
 
     Args:
         text: standard output of one or more runs, with or without surrounding log lines.
-        op: the operation, for texts that do not name the program; a name in the text rules.
+        op: the operation, for texts that do not name the program; a name in the text overrides it.
 
     Raises:
-        FormatError: no row was found, or rows but no sign of which operation they measure.
+        FormatError: no row was found, or there are rows but nothing says which operation they
+            measure.
     """
     with reading("the text", "the output of nccl-tests"):
         return _parsed(text, op)
@@ -105,10 +106,10 @@ def _parsed(text: str, op: CollectiveOp | None) -> list[NcclTestsRow]:
 
 
 def measured_from(rows: Iterable[NcclTestsRow], *, machine: str, date: str) -> Measured:
-    """Curves for a cluster file from out-of-place rows; repeated sizes keep the fastest.
+    """Return curves for a cluster file from out-of-place rows; repeated sizes keep the fastest.
 
     Raises:
-        FormatError: rows that do not say how many ranks took part.
+        FormatError: a row does not say how many ranks took part.
     """
     times: dict[tuple[CollectiveOp, int, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
@@ -137,7 +138,7 @@ def _parse_row(line: str) -> tuple[int, list[list[str]]] | None:
         return None
     if not tokens[2][0].isalpha():
         return None
-    # What is left of the numbers: redop and root, either of which may be absent.
+    # To the left of the blocks stand redop and root, either of which may be absent.
     tail = tokens[3:]
     n_blocks = 2 if len(tail) >= 2 * _BLOCK else 1
     block_tokens = tail[len(tail) - n_blocks * _BLOCK :]

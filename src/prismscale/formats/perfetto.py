@@ -1,8 +1,8 @@
-"""Traces of chosen ranks for ui.perfetto.dev, in Perfetto's own protobuf.
+"""Writes traces of chosen ranks for ui.perfetto.dev, in Perfetto's own protobuf.
 
 One process per rank, one thread per lane (more where nodes of a lane overlap). A communication is
 two slices: waiting for the last member, and its own time. Arrows lead from each send to its
-receive, and through the shown members of each collective. Curves tell microbatches in flight, and
+receive, and through the shown members of each collective. Curves show microbatches in flight, and
 memory where it is known. Several timelines, for example predicted and observed, stand side by side,
 rank by rank. Times are nanoseconds.
 
@@ -36,26 +36,26 @@ from prismscale.sim.timeline import RankTimeline, Timeline
 
 Args = Mapping[str, str | int]
 Annotate = Callable[[RankClass, int], Args]
-"""``(class, template node)`` → what else to show, such as algorithm and source of the duration."""
+"""``(class, template node)`` → more arguments to show: algorithm, source of the duration, …"""
 
 InstanceKey = tuple[str, ChannelKey, int, int]
-"""(timeline, channel, group of the family, how-many-th use)."""
+"""(title of the timeline, channel, group of the family, index of this use of the channel)."""
 NOTES_UUID = 1
 SEQUENCE = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What a trace file holds, and what it does not."""
+    """How many slices a trace file holds, and how many were left out."""
 
     slices: int
     left_out: int
     """Slices that did not fit into ``max_slices``."""
     until_ns: int | None
-    """Where slices were left out: only those that begin before this time are there."""
+    """If slices were left out, the file holds only those that begin before this time. Else None."""
 
     def sentence(self) -> str:
-        """One line for people."""
+        """Return one line for the user that says what was left out."""
         if not self.left_out:
             return f"all {self.slices:,} slices"
         after = f"{(self.until_ns or 0) / 1e6:,.3f} ms"
@@ -74,10 +74,10 @@ def write_perfetto(
 
     Args:
         path: usually ``….perfetto-trace``; about 100 bytes a slice.
-        timelines: titles are shown where there are several.
-        max_slices: the trace ends, for all ranks at the same time, where more would be needed.
-        annotate: further arguments of a node.
-        curves: of a step, by rank: drawn in each of its steps.
+        timelines: by title; titles are shown if there are several.
+        max_slices: if more would be needed, the trace ends early, at the same time for all ranks.
+        annotate: gives further arguments of a node.
+        curves: curves over one step, by rank; drawn in each step of that rank.
 
     Returns:
         What was written and what was left out; the trace says the same in its first track.
@@ -116,7 +116,7 @@ class _Row:
         return self.timeline.graph.classes[self.kept.class_index]
 
     def curves(self, of_step: Sequence[StepCurve]) -> Iterator[Curve]:
-        """What is drawn beside the slices."""
+        """Yield the curves that are drawn beside the slices."""
         trace = self.rank_class.trace
         flying = in_flight(trace, self.kept)
         if flying is not None:
@@ -129,14 +129,14 @@ class _Row:
         return self.kept.start_ns_N if ready is None else ready
 
     def nodes(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(stream position, template node, start, last arrival, end) in stream order."""
+        """Yield (stream position, template node, start, last arrival, end) in stream order."""
         kept, trace = self.kept, self.rank_class.trace
         times = (kept.start_ns_N.tolist(), self.ready_times().tolist(), kept.end_ns_N.tolist())
         for x, *row in zip(itertools.count(kept.first_position), *times, strict=False):
             yield (x, trace.template(x), *row)
 
     def instances(self) -> Iterator[tuple[int, InstanceKey]]:
-        """(stream position, identity) of every communication."""
+        """Yield (stream position, identity) of every communication."""
         graph, rank_class = self.timeline.graph, self.rank_class
         trace = rank_class.trace
         member = int(graph.member_of_R[self.kept.rank])
@@ -156,7 +156,7 @@ class _Row:
 
 
 def _window(rows: list[_Row], max_slices: int) -> tuple[int | None, int]:
-    """The time from which slices must be left out (None: none), and how many there are in all."""
+    """Return the time from which slices are left out (None: none are), and their total number."""
     begins = [np.zeros(0, dtype=np.int64)]
     for row in rows:
         start, ready = row.kept.start_ns_N, row.ready_times()
@@ -168,7 +168,7 @@ def _window(rows: list[_Row], max_slices: int) -> tuple[int | None, int]:
 
 
 def _flows(rows: Iterable[_Row]) -> dict[InstanceKey, int]:
-    """A number for each communication of which several members are shown."""
+    """Number the communications of which several members are shown."""
     shown: Counter[InstanceKey] = Counter()
     for row in rows:
         shown.update(key for _, key in row.instances())
@@ -177,15 +177,15 @@ def _flows(rows: Iterable[_Row]) -> dict[InstanceKey, int]:
 
 @dataclass(slots=True)
 class _Lane:
-    """Threads of one lane: slices of one thread never overlap."""
+    """The threads that show one lane. Slices of one thread never overlap."""
 
     name: str
     threads: list[tuple[int, int]] = field(default_factory=list)
-    """(track uuid, busy until)."""
+    """(track uuid, end of the last slice) of each thread."""
 
 
 class _Writer:
-    """Writes packets; slices of a track go out in order of time, as readers sort stably."""
+    """Writes packets, the slices of a track in order of time, because readers sort stably."""
 
     def __init__(
         self, file: BinaryIO, flows: Mapping[InstanceKey, int], annotate: Annotate | None
@@ -195,11 +195,11 @@ class _Writer:
         self._annotate = annotate
         self._uuids = itertools.count(NOTES_UUID + 1)
         self._processes: dict[int, int] = {}
-        """Tracks by process."""
+        """Uuid of each process's track, by pid."""
         self.slices = 0
 
     def rank(self, row: _Row, pid: int, until_ns: int | None, *, titled: bool) -> None:
-        """All nodes of one rank, as far as they begin before ``until_ns``."""
+        """Write all nodes of one rank that begin before ``until_ns``."""
         name = describe_rank(row.timeline.graph, row.kept.rank)
         process = self._track()
         process.track_descriptor.process.pid = pid
@@ -228,7 +228,7 @@ class _Writer:
                 self._slice(track, category, label, ready, end, args, flow)
 
     def curve(self, curve: Curve, pid: int, until_ns: int | None) -> None:
-        """A counter of one rank."""
+        """Write a counter of one rank."""
         track = self._track()
         descriptor = track.track_descriptor
         descriptor.parent_uuid = self._processes[pid]
@@ -243,7 +243,7 @@ class _Writer:
             self._builder.write_packet(packet)
 
     def note(self, written: Written) -> None:
-        """Say in the trace what it lacks."""
+        """Write into the trace what was left out of it."""
         packet = self._track(NOTES_UUID)
         packet.track_descriptor.name = "prismscale"
         self._builder.write_packet(packet)
@@ -261,7 +261,7 @@ class _Writer:
         uuid = packet.track_descriptor.uuid
         number = f" ({len(lane.threads) + 1})" if lane.threads else ""
         thread = packet.track_descriptor.thread
-        # A thread whose id is its process's would be shown as the main thread.
+        # A thread whose id equals its process's id would be shown as the main thread.
         thread.pid, thread.tid, thread.thread_name = pid, 2**20 + uuid, lane.name + number
         self._builder.write_packet(packet)
         lane.threads.append((uuid, end))
@@ -332,7 +332,7 @@ def _communication_args(row: _Row, node: int) -> Args:
 
 
 def describe_rank(graph: JobGraph, rank: int) -> str:
-    """``rank 17 (tp 1, dp 0, pp 1)``: where a rank sits on each named axis of the mesh."""
+    """Return a rank and its place on each named mesh axis: ``rank 17 (tp 1, dp 0, pp 1)``."""
     rank_class = graph.classes[int(graph.class_of_R[rank])]
     member = int(graph.member_of_R[rank])
     places = []

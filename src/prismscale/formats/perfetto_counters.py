@@ -1,4 +1,4 @@
-"""What Perfetto draws as curves beside a rank's slices: microbatches in flight, and memory."""
+"""Curves that Perfetto draws beside a rank's slices: microbatches in flight, and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Curve:
     name: str
     unit: str
     time_ns_P: NDArray[np.int64]
-    """In the timeline's own time, ascending."""
+    """Times of the points on the timeline, ascending."""
     value_P: NDArray[np.int64]
 
 
@@ -30,7 +30,7 @@ class Curve:
 class StepCurve:
     """A counter over one step, to be drawn in every step that is shown.
 
-    ``time_ns_P`` counts from the beginning of the step; what lies beyond its end is left out.
+    ``time_ns_P`` counts from the beginning of the step; points beyond its end are left out.
     """
 
     name: str
@@ -39,7 +39,7 @@ class StepCurve:
     value_P: NDArray[np.int64]
 
     def over(self, starts_ns: list[int]) -> Curve:
-        """The curve in steps that begin at ``starts_ns``."""
+        """Return the curve, repeated in each of the steps that begin at ``starts_ns``."""
         times, values = [], []
         for start, stop in zip(starts_ns, [*starts_ns[1:], np.iinfo(np.int64).max], strict=True):
             shown = self.time_ns_P + start < stop
@@ -54,28 +54,28 @@ class StepCurve:
 
 
 def step_starts(trace: RankTrace, kept: RankTimeline) -> list[int]:
-    """When each whole step of ``kept`` begins: with the first of its nodes."""
+    """Return when each whole step of ``kept`` begins: at the earliest start of its nodes."""
     steps = _step_offsets(trace, kept)
     return [int(kept.start_ns_N[at : at + trace.n_body].min()) for at in steps]
 
 
 def _step_offsets(trace: RankTrace, kept: RankTimeline) -> range:
-    """Where the nodes of each whole step of ``kept`` begin."""
+    """Return the row of ``kept`` at which each whole step begins."""
     first = trace.n_prologue - kept.first_position
     return range(max(first, 0), len(kept.start_ns_N) - trace.n_body + 1, max(trace.n_body, 1))
 
 
 def in_flight(trace: RankTrace, kept: RankTimeline) -> Curve | None:
-    """Forward passes that have begun and whose backward pass has not ended, over time.
+    """Count, over time, forward passes that have begun and whose backward pass has not ended.
 
-    A pass is all computation of one label up to a message to or from another stage, or to
-    computation of the other label. What a program computes besides its passes is labelled as
-    forward, too: of more forward than backward stretches the longest count. With several model
-    chunks a rank, each chunk's pass counts.
+    A pass is a stretch of computation of one label, up to a message to or from another stage or to
+    computation of the other label. Computation outside the passes is labelled as forward, too. So
+    if there are more forward than backward stretches, only the longest forward ones count, as many
+    as there are backward ones. With several model chunks per rank, each chunk's pass counts.
 
     Returns:
-        None where passes cannot be matched: a step without backward passes, or with more of them
-        than of forward ones, as where a schedule splits them.
+        The curve, or None where passes cannot be matched: a step has no backward passes, or more of
+        them than forward passes, for example because the schedule splits them.
     """
     offsets = _step_offsets(trace, kept)
     if not offsets:
@@ -104,9 +104,9 @@ def in_flight(trace: RankTrace, kept: RankTimeline) -> Curve | None:
 
 
 def _passes(trace: RankTrace) -> Iterator[tuple[int, int, str]]:
-    """First and last node of the body, and label, of each stretch, in program order."""
+    """Yield first body node, last body node and label of each stretch, in program order."""
     first, last, name = -1, -1, ""
-    # Once: each makes an array of all nodes.
+    # Read only once, because each of these properties makes an array of all nodes.
     is_message_N, communicates_N = trace.is_message_N, trace.communicates_N
     for body in range(trace.n_body):
         node = trace.n_prologue + body

@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, written with tensorboard's own record writer and messages."""
+"""Writes event files of TensorBoard, with tensorboard's own record writer and messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prismscale.errors import UsageError
 from prismscale.files import atomic_write
 
 FILE_VERSION = "brain.Event:2"
-"""What every event file begins with."""
+"""Version in the first event of every file."""
 FILE_NAME = "events.out.tfevents.prismscale"
-"""TensorBoard reads files whose names hold ``tfevents``. Written again, it is replaced."""
+"""TensorBoard reads files whose names contain ``tfevents``. Writing again replaces the file."""
 
 
 def write_scalars(
@@ -23,8 +23,8 @@ def write_scalars(
     """Write the scalars of each step, from step 1.
 
     Args:
-        folder: TensorBoard shows it as a run of its own.
-        steps: value by tag.
+        folder: where to write; TensorBoard shows it as a run of its own.
+        steps: the scalars of each step, value by tag.
         step_s: how long each step lasts; places it on TensorBoard's axis of time.
 
     Returns:

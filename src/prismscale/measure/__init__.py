@@ -1,1 +1,1 @@
-"""What times hardware, and programs that run on it."""
+"""Measures hardware, and programs that run on it."""

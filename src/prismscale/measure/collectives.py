@@ -1,4 +1,4 @@
-"""Measuring communication on this machine: ``prismscale calibrate collectives``.
+"""Measures communication on this machine, for ``prismscale calibrate collectives``.
 
 Real processes form a gloo group on the loopback interface and run every operation over a range of
 message sizes. Monotonic time is one clock for all processes of a host, so the time *after the last
@@ -96,7 +96,7 @@ def measure_collectives(
         date: recorded as the day of the measurement; today if not given.
 
     Raises:
-        UsageError: a world size under 2, or sizes that are empty or not positive.
+        UsageError: the world size is under 2, or sizes are empty or not positive.
         PrismscaleError: a measuring process failed.
         StorageError: ``out`` cannot be written.
     """
@@ -175,7 +175,7 @@ def _worker(
 ) -> None:
     die_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # As in training on so few cores: arithmetic must not compete with gloo's threads.
+    # As in training on so few cores, arithmetic must not compete with gloo's threads.
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     points = [
@@ -235,7 +235,7 @@ def _agree_on_repeats(call: Callable[[], object], budget_s: float) -> int:
 def _operation(
     op: CollectiveOp, n_bytes: int, rank: int, world_size: int
 ) -> tuple[Callable[[], object], int]:
-    """A call of ``op`` and the bytes it really carries: sizes are rounded up to whole shares."""
+    """Return a call of ``op`` and the bytes it really carries: sizes round up to whole shares."""
     share = -(-n_bytes // (_ITEM_BYTES * world_size))
     whole = torch.zeros(share * world_size)
     part = torch.zeros(share)
@@ -254,7 +254,7 @@ def _operation(
 
 
 def _send_or_receive(tensor: torch.Tensor, rank: int) -> None:
-    """One message from rank 0 to rank 1; further ranks look on."""
+    """Send one message from rank 0 to rank 1; other ranks do nothing."""
     sender, receiver = _SEND_RANKS
     if rank == sender:
         dist.send(tensor, dst=receiver)
@@ -263,7 +263,10 @@ def _send_or_receive(tensor: torch.Tensor, rank: int) -> None:
 
 
 def _curves(samples: Sequence[_Sample], world_size: int) -> tuple[MeasuredCurve, ...]:
-    """Median over repeats, then the fastest round: other work on the machine only ever adds."""
+    """Return a curve per operation: the median over repeats, then the fastest round.
+
+    The fastest round counts because other work on the machine only ever adds time.
+    """
     points: dict[tuple[CollectiveOp, int], dict[int, list[_Sample]]] = defaultdict(dict)
     for sample in samples:
         points[sample.op, sample.n_bytes].setdefault(sample.round_index, []).append(sample)
@@ -290,8 +293,11 @@ def _median_after_last_arrival(members: Sequence[_Sample]) -> float:
 def links_of_send(
     curves: Sequence[MeasuredCurve],
 ) -> tuple[Link, dict[str, AlgorithmTuning]]:
-    """What the measured send says of the links, for groups and operations that were not measured:
-    latency of its smallest message, bandwidth of its largest, and algorithms that add nothing."""
+    """Return links, from the measured send, for groups and operations that were not measured.
+
+    Latency is that of its smallest message, bandwidth that of its largest. The algorithms that are
+    returned with the link add nothing.
+    """
     send = next(c for c in curves if c.op == CollectiveOp.SEND)
     link = Link(
         latency_ns=send.time_ns[0], bandwidth_bytes_per_s=1e9 * send.n_bytes[-1] / send.time_ns[-1]
@@ -308,7 +314,7 @@ def links_of_send(
 
 
 def _cluster_from(measured: Measured) -> Cluster:
-    """A one-machine cluster whose links are read off the send curve, for groups not measured."""
+    """Return a one-machine cluster; the send curve gives its links, for groups not measured."""
     link, algorithms = links_of_send(measured.curves)
     return Cluster(
         name="loopback-gloo",

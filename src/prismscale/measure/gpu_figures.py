@@ -1,5 +1,7 @@
-"""What processes that measure on a GPU write for the one that started them. No torch here: the
-reader needs none."""
+"""Figures that measuring processes on a GPU write for the process that started them.
+
+This module does not import torch, because the reader needs none.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from pathlib import Path
 from statistics import median
 
 WARM_UP = 4
-"""Plain steps that are left out of a median."""
+"""First steps of a plain run, which are left out of a median."""
 TRACED_STEPS = 2
-"""Steps at the end of a plain run that the profiler sees, where it is asked to."""
+"""Last steps of a plain run, which torch's profiler records if asked to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainFigures:
-    """One rank of a program that ran plainly (:mod:`prismscale.measure.plain_program`)."""
+    """Figures of one rank of a program run plainly (:mod:`prismscale.measure.plain_program`)."""
 
     step_ns: tuple[int, ...]
     """From the end of each step to the end of the next: one fewer than steps."""
@@ -27,11 +29,11 @@ class PlainFigures:
     kernels: Mapping[str, int] = field(default_factory=dict)
     """Launches of each kernel in the last :data:`TRACED_STEPS` steps, where they were traced."""
     kernel_ns: Mapping[str, int] = field(default_factory=dict)
-    """The time of those launches."""
+    """Total time of those launches."""
 
     @property
     def median_step_ns(self) -> float:
-        """Of the steps after the first ones and before those that were traced."""
+        """Median of the steps after the first ones and before those that were traced."""
         return median(self.step_ns[WARM_UP : -TRACED_STEPS if self.kernels else None])
 
     @property
@@ -42,13 +44,13 @@ class PlainFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldFigures:
-    """Streams that were held (:mod:`prismscale.measure.held_streams`)."""
+    """Figures of streams that were held (:mod:`prismscale.measure.held_streams`)."""
 
     asked_ns: tuple[int, ...]
     late_us: tuple[tuple[float, ...], ...]
-    """For each of :attr:`asked_ns`, how much later the stream went on, each time."""
+    """For each of :attr:`asked_ns`, how much later than asked the stream went on, each time."""
 
 
 def error_path(out: Path) -> Path:
-    """Where a rank that should have written ``out`` says why it could not."""
+    """Return the file in which a rank that should have written ``out`` says why it failed."""
     return out.with_suffix(".error.json")

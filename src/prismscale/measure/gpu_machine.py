@@ -1,4 +1,4 @@
-"""Which GPU, driver and torch a measurement was made with."""
+"""Describes the GPU, driver and torch that a measurement was made with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def describe_machine(command: str) -> dict[str, str]:
-    """What every result says about where it comes from; ``command`` is how to repeat it."""
+    """Return the origin that every result states; ``command`` repeats the measurement."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "gpu": torch.cuda.get_device_name(),
@@ -20,7 +20,7 @@ def describe_machine(command: str) -> dict[str, str]:
 
 
 def _driver_version() -> str:
-    """Of the first GPU; ``unknown`` where nvidia-smi does not say."""
+    """Return the driver version of the first GPU; ``unknown`` if nvidia-smi does not say."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         told = subprocess.run(query, capture_output=True, text=True, check=False).stdout

@@ -1,7 +1,8 @@
-"""How late a held stream goes on: ``python -m prismscale.measure.held_streams OUT WORDS``.
+"""Measures how late held streams go on: ``python -m prismscale.measure.held_streams OUT WORDS``.
 
-Writes :class:`.HeldFigures` to ``OUT``; ``WORDS`` is a new file in shared memory. A stream is held
-as a live rank's are, by a pacer that is told when to let it go on; CUDA events say when it did.
+Writes :class:`.HeldFigures` to ``OUT``; ``WORDS`` is a new file in shared memory. The stream is
+held like those of a live rank, by a pacer that is told when to let it go on. CUDA events show when
+it did.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ REPEATS = 100
 
 @dataclass(kw_only=True)
 class HeldStream:
-    """A stream, what holds it, and both ends of the pacer that lets it go."""
+    """A stream, the signals that hold it, and both connections of the pacer that lets it go on."""
 
     streams: Any
-    """As :class:`.CudaStreams`."""
+    """Has the methods of :class:`.CudaStreams`."""
     signals: Signals
     link: PacerLink
     coordinator: Wire
@@ -44,7 +45,7 @@ class HeldStream:
         self._stream = self.streams.create()
 
     def late_ns(self, asked_ns: int) -> int:
-        """Hold the stream for ``asked_ns``; how much longer it was held."""
+        """Hold the stream for ``asked_ns``, and return how much longer it was held, in ns."""
         self._position += 1
         at, gate = self._counters.next(0), self._gates.next(0)
         arrive = Record(WordKind.ARRIVE, at=at, gate=gate, position=self._position)
@@ -70,7 +71,7 @@ def measure_held(
 
 @contextmanager
 def paced(path: Path, words: SharedWords, signals: Signals, streams: Any) -> Iterator[HeldStream]:
-    """A stream with its pacer, which ends with the block."""
+    """Provide a stream and its pacer, which ends with the block."""
     rank_end, coordinator_end = socket.socketpair()
     with rank_end, coordinator_end:
         link = PacerLink.start(path, words, Wire(rank_end), 0, 1.0)
@@ -82,7 +83,7 @@ def paced(path: Path, words: SharedWords, signals: Signals, streams: Any) -> Ite
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the figures."""
     die_with_parent()
     out, path = map(Path, sys.argv[1:])
     start_cuda()

@@ -1,9 +1,9 @@
-"""A runnable call, rebuilt from its signature.
+"""Rebuilds a runnable call from its signature.
 
-A signature holds shapes, layouts, element types and integers; what it does not hold is made up:
-numbers are 1, masks are random, indices point anywhere that is legal whatever dimension they are
-for. Lists of tensors arrive as one row, which is shared out evenly between the operator's lists.
-The backward of fused attention runs through autograd, because it wants the forward's own outputs.
+A signature holds shapes, layouts, element types and integers. Everything else is made up: numbers
+are 1, masks are random, and indices are legal for every dimension that they may be for. Lists of
+tensors arrive flattened into one, which is divided evenly among the operator's lists. The backward
+of fused attention runs through autograd, because it needs the forward's own outputs.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _BACKENDS = {
 
 
 def build_call(call: KernelCall, device: torch.device) -> Runnable:
-    """A function that runs ``call`` on ``device``, with its tensors made beforehand.
+    """Return a function that runs ``call`` on ``device``, with its tensors made beforehand.
 
     Raises:
-        UsageError: an operator that is not known here, or a call that its signature does not
-            determine; says which.
+        UsageError: the operator is not known here, or the signature does not determine the call;
+            the message says which.
     """
     if call.base.startswith("_scaled_dot_product") and call.base.endswith("_backward"):
         return _attention_backward(call, device)
@@ -68,7 +68,7 @@ def build_call(call: KernelCall, device: torch.device) -> Runnable:
 
 
 def make_tensor(shape: TensorShape, device: torch.device, *, below: int) -> torch.Tensor:
-    """A tensor of ``shape``; integers lie in 0 … ``below`` - 1, floats around 0."""
+    """Return a tensor of ``shape``; integers lie in 0 … ``below`` - 1, floats around 0."""
     if shape.dtype not in DTYPES:
         raise UsageError(f"element type {shape.dtype} cannot be made")
     dtype = DTYPES[shape.dtype]
@@ -79,7 +79,7 @@ def make_tensor(shape: TensorShape, device: torch.device, *, below: int) -> torc
         tensor = torch.empty_strided(shape.sizes, shape.strides, dtype=dtype, device=place)
     source = tensor
     if shape.strides is not None and 0 in shape.strides:
-        # Writing through an expanded tensor is refused; its storage is what is shown repeatedly.
+        # torch refuses to write through an expanded tensor, so its storage is filled instead.
         source = tensor.as_strided((tensor.untyped_storage().nbytes() // dtype.itemsize,), (1,), 0)
     if dtype == torch.bool:
         source.bernoulli_()
@@ -103,11 +103,11 @@ def _operator(call: KernelCall) -> Any:
 
 
 def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """Each argument of the schema with its value."""
+    """Yield each argument of the schema with its value."""
     schema = operator._schema.arguments
     tensors = _shared_out(call, schema, device)
     kinds = [str(argument.type) for argument in schema if "Tensor" in str(argument.type)]
-    # A norm has a gradient of its weight and of its bias where it has those.
+    # A norm has a gradient of its weight or bias only if it has that weight or bias.
     optional = [
         tensor is not None
         for kind, tensor in zip(kinds, tensors, strict=True)
@@ -123,7 +123,7 @@ def _arguments(call: KernelCall, operator: Any, device: torch.device) -> Iterato
         elif kind == "Optional[Device]" and not call.inputs:
             yield argument, device
         elif call.base == "clamp" and argument.name == "min":
-            yield argument, 0.0  # it wants one of both bounds
+            yield argument, 0.0  # clamp needs one of its two bounds
         elif argument.name == "output_mask":
             yield argument, [True, *optional][: len(operator._schema.returns)]
         elif argument.has_default_value():
@@ -151,7 +151,11 @@ def _unknown(call: KernelCall, name: str, kind: str, lists: int) -> Any:
 
 
 def _shared_out(call: KernelCall, schema: Any, device: torch.device) -> list[Any]:
-    """The call's tensors by argument: one each, lists evenly, the optional ones first come."""
+    """Return the call's tensors by argument.
+
+    A plain argument takes one tensor. Lists divide the others evenly; without lists, the optional
+    arguments take them in order until none is left.
+    """
     wanted = [argument for argument in schema if "Tensor" in str(argument.type)]
     kinds = ["" if _is_empty(call, a.name) else str(a.type) for a in wanted]
     needed = sum(kind == "Tensor" for kind in kinds)
@@ -178,15 +182,17 @@ def _shared_out(call: KernelCall, schema: Any, device: torch.device) -> list[Any
 
 
 def _is_empty(call: KernelCall, argument: str) -> bool:
-    """Fused optimizers hand over an empty list of what they do not keep: largest moments without
-    AMSGrad, momentum of an SGD that has none."""
+    """Return whether ``argument`` is an empty list, because a fused optimizer keeps no such state.
+
+    It keeps no largest moments without AMSGrad, and an SGD without momentum keeps no momentum.
+    """
     if argument == "momentum_buffer_list":
         return len(call.inputs) % 3 != 0
     return argument == "max_exp_avg_sqs" and not call.flag("amsgrad")
 
 
 def _tensors(call: KernelCall, device: torch.device) -> list[torch.Tensor]:
-    # An index must be legal in whichever dimension of the first tensor it is used for.
+    # An index must be legal for every dimension of the first tensor, since any may be meant.
     sizes = call.inputs[0].sizes if call.inputs else ()
     below = min((size for size in sizes if size > 0), default=1)
     made = [make_tensor(shape, device, below=below) for shape in call.inputs]
@@ -199,7 +205,7 @@ def _tensors(call: KernelCall, device: torch.device) -> list[torch.Tensor]:
 
 
 def _fill_ends(tensor: torch.Tensor, rows: int, *, starts: bool) -> None:
-    """Ends of even parts of ``rows``; with ``starts``, the first one's start as well."""
+    """Fill in the ends of even parts of ``rows``; with ``starts``, the first one's start, too."""
     first = 0 if starts else rows // max(tensor.numel(), 1)
     ends = torch.linspace(first, rows, tensor.numel()).round()
     tensor.copy_(ends.to(tensor.dtype))

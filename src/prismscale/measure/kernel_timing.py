@@ -1,9 +1,9 @@
-"""Measure kernels one by one on the device that is here.
+"""Measures kernels one by one on the device that is here.
 
 Each call runs some times to warm up, then in batches that last long enough to be timed. On a GPU
 a batch is queued behind a sleeping kernel, so that the time between its events is the kernels' own
-and not that of launching them. Tensors stay the same between calls: what fits the level-2 cache is
-read from there, as it often is in a program whose last kernel wrote it.
+and not that of launching them. Tensors stay the same between calls: those that fit the level-2
+cache are read from there, as they often are in a program whose last kernel wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARM_UP = 3
 BATCHES = 9
 LONGEST_BATCH = 50
 BATCH_NS = 2_000_000
-"""A batch of short calls lasts about so long."""
+"""Approximate duration of a batch of short calls."""
 _SLEEP_CYCLES_PER_CALL = 40_000
 
 
@@ -34,15 +34,15 @@ class Stopwatch(Protocol):
     """Times a batch of calls."""
 
     def time_ns(self, run: Runnable, calls: int) -> tuple[float, float]:
-        """Device and host time of one of ``calls`` runs, on average."""
+        """Return device and host time of one run, averaged over ``calls`` runs."""
         ...
 
 
 class CpuStopwatch:
-    """Host and device are one."""
+    """Times calls on the CPU, where host and device are one."""
 
     def time_ns(self, run: Runnable, calls: int) -> tuple[float, float]:
-        """Wall time."""
+        """Return the wall time of one run, both as device and as host time."""
         began = time.perf_counter_ns()
         for _ in range(calls):
             run()
@@ -51,10 +51,10 @@ class CpuStopwatch:
 
 
 class CudaStopwatch:
-    """CUDA events around kernels that were all queued before the first one starts."""
+    """Times with CUDA events around kernels that are all queued before the first one starts."""
 
     def time_ns(self, run: Runnable, calls: int) -> tuple[float, float]:
-        """Time between events, and time that issuing took."""
+        """Return the time between the events, and the time that issuing took, both for one run."""
         start = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def profile_kernels(
     Args:
         signatures: texts as the null device writes them; repeated ones are measured once.
         device: where to measure.
-        progress: told how many of how many are done.
+        progress: called with the number of calls done and their total number.
     """
     stopwatch = CudaStopwatch() if device.type == "cuda" else CpuStopwatch()
     distinct = list(dict.fromkeys(signatures))
@@ -104,11 +104,11 @@ def profile_kernels(
 
 
 def measure(signature: str, device: torch.device, stopwatch: Stopwatch) -> MeasuredKernel:
-    """One call.
+    """Measure one call.
 
     Raises:
         PrismscaleError: the call cannot be rebuilt.
-        RuntimeError: it does not run (out of memory, values that it refuses).
+        RuntimeError: the call does not run (out of memory, values that it refuses).
     """
     run = build_call(parse_signature(signature), device)
     with torch.no_grad():

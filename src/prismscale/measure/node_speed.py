@@ -1,7 +1,7 @@
-"""A health check of this node: how long its devices take for the same work, over and over.
+"""Checks the health of this node: how long its devices take for the same work, over and over.
 
-One matrix product that keeps a device busy; the median of many runs, because a single one says more
-about what else the machine does. Nodes are compared by ``prismscale place --nodes``.
+The work is one matrix product that keeps a device busy. The median of many runs counts, because a
+single run says more about what else the machine does. ``prismscale place --nodes`` compares nodes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ DEVICES = ("cpu", "cuda")
 
 
 def local_devices(device: str) -> tuple[int, ...]:
-    """Cores that this process may use, or GPUs that torch sees, by number."""
+    """Return the cores that this process may use, or the GPUs that torch sees, by number."""
     if device == "cuda":
         return tuple(range(torch.cuda.device_count()))
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def check_seconds(device: str) -> float:
-    """Median seconds of one matrix product on the slowest device of this node.
+    """Return the median seconds of one matrix product on the slowest device of this node.
 
     Args:
         device: ``cpu`` (fp32) or ``cuda`` (bf16, every visible GPU).
 
     Raises:
-        UsageError: another device, or no GPU.
+        UsageError: ``device`` is neither of these, or torch sees no GPU.
     """
     if device not in DEVICES:
         raise UsageError(f"--device {device}: allowed are {', '.join(DEVICES)}")

@@ -40,9 +40,8 @@ PROGRAM_FOLLOWS = "--"
 class StepEnds:
     """Marks the end of each optimizer call on the stream, and stops the program after ``steps``.
 
-    A program may call several optimizers in a step; :func:`.calls_per_step` finds that, as it does
-    where programs are captured. ``before_last`` is called once, :data:`.TRACED_STEPS` steps before
-    the end.
+    A program may call several optimizers in a step; :func:`.calls_per_step` finds how many, as it
+    does in a capture. ``before_last`` is called once, :data:`.TRACED_STEPS` steps before the end.
     """
 
     def __init__(self, steps: int, before_last: Callable[[], object] | None = None) -> None:
@@ -52,13 +51,13 @@ class StepEnds:
         self._optimizers: list[int] = []
 
     def optimizer_begins(self) -> None:
-        """Nothing to note."""
+        """Do nothing: only the end of a call is marked."""
 
     def optimizer_ended(self, optimizer: int = 0) -> None:
-        """One call more.
+        """Mark the end of one optimizer call.
 
         Raises:
-            StopProgram: it was the last that is wanted.
+            StopProgram: the call ends the last step that is wanted.
         """
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -72,7 +71,7 @@ class StepEnds:
             self._before_last = None
 
     def step_ns(self) -> tuple[int, ...]:
-        """From end to end."""
+        """Return the time from the end of each step to the end of the next."""
         torch.cuda.synchronize()
         return tuple(round(a.elapsed_time(b) * 1e6) for a, b in pairwise(self._step_ends()))
 
@@ -83,7 +82,7 @@ class StepEnds:
 
 @contextmanager
 def through_gloo() -> Iterator[None]:
-    """``init_process_group`` with gloo, whatever the program asks for."""
+    """Make ``init_process_group`` use gloo, whatever the program asks for."""
     original = dist.init_process_group
 
     def init(backend: Any = None, *args: Any, device_id: Any = None, **named: Any) -> None:
@@ -106,13 +105,13 @@ class CountOperations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Count it, and let it run."""
+        """Count the operation, and run it."""
         self.calls[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
 class LastSteps:
-    """What torch's profiler sees from :meth:`begin` to :meth:`end`."""
+    """Records with torch's profiler from :meth:`begin` to :meth:`end`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -120,12 +119,12 @@ class LastSteps:
         self._profile = torch.profiler.profile(activities=activities, record_shapes=True)
 
     def begin(self) -> None:
-        """Earlier kernels are not in it."""
+        """Start the profiler; kernels of earlier steps are not recorded."""
         torch.cuda.synchronize()
         self._profile.start()
 
     def end(self) -> tuple[Counter[str], Counter[str]]:
-        """Write the trace; launches and time of each kernel."""
+        """Write the trace, and return launches and time (ns) of each kernel."""
         torch.cuda.synchronize()
         self._profile.stop()
         self._profile.export_chrome_trace(str(self._path))
@@ -147,9 +146,9 @@ def run_plainly(
 
     Args:
         script: the program.
-        steps: after so many it is stopped.
-        on_null: the GPU is a null device.
-        count: count operations, which makes the program slow.
+        steps: number of steps after which the program is stopped.
+        on_null: whether the GPU is a null device.
+        count: whether to count operations, which makes the program slow.
         trace: where to write the last steps as torch's profiler sees them; they are slower.
     """
     last = None if trace is None else LastSteps(trace)
@@ -174,7 +173,7 @@ def run_plainly(
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Script]:
-    """The command line: our options, and what follows the first ``--``."""
+    """Split the command line into our options and the script after the first ``--``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, required=True)
@@ -189,7 +188,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Script]:
 
 
 def main() -> int:
-    """Run and write what was seen; returns the exit code of a process that failed."""
+    """Run the program and write its figures; return an exit code only if that failed."""
     die_with_parent()
     options, script = parse(sys.argv[1:])
     try:

@@ -1,5 +1,6 @@
-"""The first screen of a run: each question with its answer, in words. The terminal, the HTML report
-and Markdown show the same rows."""
+"""The first screen of a run: each question with its answer, in words.
+
+The terminal, the HTML report and Markdown show the same rows."""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ MOST_GROUPS = 3
 SEEN = 0.0005
 """Share of the step below which waiting is not mentioned."""
 LAUNCH_BOUND = 0.02
-"""From which share of a step on it is told that devices wait for the host."""
+"""Share of the step from which on the row about devices waiting for the host is shown."""
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class AnswerRow(NamedTuple):
-    """One question."""
+    """One question with its answer."""
 
     name: str
     answer: str
-    """The figure."""
+    """The main figure."""
     detail: str = ""
     is_bad: bool = False
 
 
 def answer_rows(result: RunResult, found: Answers) -> list[AnswerRow]:
-    """Rows in the order in which people ask."""
+    """Return the rows, in the order in which people ask."""
     return list(_rows(result, found))
 
 
@@ -63,11 +64,11 @@ def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
 
 
 def fit_row(fit: MemoryFit) -> AnswerRow:
-    """Does it fit, and by how much."""
+    """Return the row that says whether the job fits, and by how much."""
     verdict = "yes" if fit.fits else "no"
     left = f"{size(abs(fit.headroom_bytes))} {'free' if fit.fits else 'too much'}"
     where = f"rank {fit.rank}" + ("" if fit.stage == "all ranks" else f", {fit.stage}")
-    # On a GPU nobody follows what lies outside torch's allocator.
+    # On a real GPU, memory outside torch's allocator is not tracked.
     outside = size(fit.outside_bytes) if fit.outside_bytes else "unknown"
     return AnswerRow(
         "Fits",
@@ -163,6 +164,6 @@ def _of_runs(known: KnownError) -> str:
 
 
 def large(value: float) -> str:
-    """``1.234 M``."""
+    """Format a large number: ``1.234 M``."""
     scale, letter = next(((s, n) for s, n in _LARGE if value >= s), (1.0, ""))
     return f"{digits(value / scale)} {letter}".strip()

@@ -1,4 +1,4 @@
-"""What ``prismscale fit`` tells people: on a terminal, and as Markdown."""
+"""The output of ``prismscale fit`` for people: on a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TABLE: dict[str, Any] = {
 
 
 def print_fit(result: FitResult, console: Console) -> None:
-    """Print the verdict, what holds the memory, and what changes would do."""
+    """Print the verdict, what holds the memory, and the effect of each change."""
     blocks: list[RenderableType] = [_headline(result)]
     fullest = result.given.fullest
     if fullest is not None:
@@ -46,7 +46,7 @@ def print_fit(result: FitResult, console: Console) -> None:
 
 
 def fit_markdown(result: FitResult, unmet: Sequence[str] = ()) -> str:
-    """The same for a pull request."""
+    """Return the result as Markdown, for a comment on a pull request."""
     fit = result.given.fit(result.capacity_bytes)
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
     lines = heading(where, result.command, fit is not None and fit.fits, unmet)
@@ -75,7 +75,7 @@ def _answers(result: FitResult) -> list[AnswerRow]:
 
 
 def _reservations(given: Variant) -> Iterator[str]:
-    """What the verdict does not rest on."""
+    """Yield what was not captured, and so is not covered by the verdict."""
     if any(stage.steps == 1 for stage in given.stages):
         yield "the program made one step and ended; its next one may need more memory"
     for first, last in given.between:

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and programs, and how it is read back."""
+"""Writes the results and reports of a run into its folder, and reads them back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def write_report(
 ) -> None:
     """Write ``results.json``, ``timeline.parquet``, the Perfetto trace and ``report.html``.
 
-    Each file appears whole or not at all; the HTML report, which names the others, comes last.
+    Each file is written completely or not at all. The HTML report comes last, because it names the
+    others.
 
     Raises:
         StorageError: a file cannot be written.
@@ -46,7 +47,7 @@ def write_report(
 def write_page(
     folder: RunFolder, result: RunResult, timeline: Timeline, extra: Iterable[Section] = ()
 ) -> None:
-    """Write ``report.html`` with the sections of a run, and ``extra`` ones among them."""
+    """Write ``report.html`` with the sections of a run and the ``extra`` ones."""
     sections = [*run_sections(result, timeline), *memory_sections(folder, result), *extra]
     if not result.hung:
         sections.append(answers_section(result))
@@ -54,11 +55,11 @@ def write_page(
 
 
 def read_results(folder: RunFolder) -> RunResult:
-    """What a run found out: its ``results.json``.
+    """Read ``results.json`` of a run.
 
     Raises:
         UsageError: there is no finished run in the folder.
-        FormatError: a damaged or foreign file.
+        FormatError: the file is damaged or of another kind.
     """
     if not folder.results.exists():
         raise UsageError(
@@ -68,18 +69,18 @@ def read_results(folder: RunFolder) -> RunResult:
 
 
 def read_run(folder: RunFolder) -> tuple[RunResult, Timeline]:
-    """What :func:`write_report` wrote, to add to it: ``write_page(folder, *read_run(folder), …)``.
+    """Read what :func:`write_report` wrote, for ``write_page(folder, *read_run(folder), …)``.
 
     Raises:
         UsageError: there is no finished run in the folder.
-        FormatError: damaged or foreign files.
+        FormatError: a file is damaged or of another kind.
     """
     result = read_results(folder)
     return result, load_timeline(folder.timeline, load_graph(folder.graph))
 
 
 class _DurationSource:
-    """Adds to each node of a trace where its duration comes from."""
+    """Annotates each node of a Perfetto trace with the source of its duration."""
 
     def __init__(self, durations: GraphDurations) -> None:
         self._model = type(durations.model).__name__

@@ -1,7 +1,7 @@
 """The timeline of a report: marks of the shown ranks over the last steps, as compact columns.
 
-Drawn on a canvas by ``timeline.js.j2``, because tens of thousands of marks, each of its own size
-and with its own words, are more than SVG can move.
+``timeline.js.j2`` draws them on a canvas, because SVG cannot move tens of thousands of marks, each
+with its own size and words.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MOST_LANES = 4
 WAITING = "waiting"
 
 _Look = tuple[int, int]
-"""Kind and info of a mark."""
+"""``kind`` and ``info`` of a :class:`Mark`."""
 
 
 class Mark(NamedTuple):
-    """One bar."""
+    """One bar of the timeline."""
 
     lane: int
-    """0: the program's own; from 1: communications under way."""
+    """0 is the program's own lane. Lanes from 1 on show communications in progress."""
     start_ns: int
     end_ns: int
     kind: int
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
 
 
 class BarKind(NamedTuple):
-    """What marks of one colour stand for."""
+    """Meaning and look of marks, as in the legend."""
 
     name: str
     colour: str
@@ -56,7 +56,7 @@ class BarKind(NamedTuple):
 
 @dataclass(kw_only=True)
 class GanttRow:
-    """One rank."""
+    """The marks of one rank."""
 
     rank: int
     label: str
@@ -64,12 +64,12 @@ class GanttRow:
 
     @property
     def lanes(self) -> int:
-        """How many lanes its marks use."""
+        """Number of lanes that its marks use."""
         return 1 + max((m.lane for m in self.marks), default=0)
 
 
 class Gantt:
-    """Marks of the kept ranks of ``timeline`` within its last :data:`STEPS` steps that end."""
+    """Marks of the kept ranks of ``timeline``, within the last :data:`STEPS` steps that end."""
 
     def __init__(
         self, timeline: Timeline, palette: Palette, *, most_marks: int = MOST_MARKS
@@ -88,11 +88,11 @@ class Gantt:
 
     @property
     def kinds(self) -> list[BarKind]:
-        """By index."""
+        """All kinds, in the order of their indices."""
         return list(self._kinds)
 
     def data(self) -> dict[str, Any]:
-        """What the page draws; times are relative to the beginning of the window."""
+        """Return the data that the page draws; times are relative to the start of the window."""
         rows = []
         for row in self.rows:
             columns = list(zip(*sorted(row.marks, key=lambda m: m.start_ns), strict=True))
@@ -126,7 +126,7 @@ class Gantt:
         steps = [(f"step {t}", int(ends_TR[t].max())) for t in range(first, last + 1)]
         if last == len(ends_TR) - 1:
             return begin, int(ends_TR[last].max()), steps
-        # A hang: everything that still happens, and a little of the silence after it.
+        # A hang: show everything that still happens, and a little of the silence after it.
         kept = (self._timeline.ranks[r].end_ns_N for r in ranks)
         latest = max((int(e[e < NEVER].max(initial=0)) for e in kept), default=0)
         return begin, latest + max(1, (latest - begin) // 10), steps
@@ -141,7 +141,7 @@ class Gantt:
         return row
 
     def _program(self, seen: RankTimeline, rank_class: RankClass) -> Iterator[Mark]:
-        """Computation, and what fills the gaps between: waiting, then exposed communication."""
+        """Yield computation and the gaps between: waiting, then exposed communication."""
         trace = rank_class.trace
         nodes = _template_nodes(seen, rank_class)
         shown = (trace.kind_N[nodes] == NodeKind.COMPUTE) & (seen.end_ns_N > self.begin_ns)
@@ -158,8 +158,8 @@ class Gantt:
             kind = self._kind("computation", label)
             if end >= NEVER:
                 kind, info = self._kind(WAITING, WAITING), self._info("stopped for ever")
-            # As in the breakdown: what a computation on another lane, such as a device that is
-            # behind its host, already accounts for is not drawn over it.
+            # As in the breakdown, time that computation on another lane already accounts for is
+            # not drawn again. This happens, for example, where a device is behind its host.
             yield from self._mark(0, max(start, clock), end, kind, info)
             clock = max(clock, end)
 
@@ -190,7 +190,7 @@ class Gantt:
     def _communication(
         self, lane: int, times: tuple[int, int, int], rank_class: RankClass, node: int
     ) -> Iterator[Mark]:
-        """Waiting between the first two times, moving data between the last two."""
+        """Yield waiting between the first two times, and data movement between the last two."""
         key = (rank_class.index, node)
         if key not in self._looks:
             self._looks[key] = self._look(rank_class, node)
@@ -232,7 +232,7 @@ class Gantt:
         return self._infos.setdefault(words, len(self._infos))
 
     def _thin_out(self, most_marks: int) -> None:
-        """Keep the longest marks where there are too many to draw."""
+        """Keep only the longest marks if there are too many to draw."""
         lengths = np.array([m.end_ns - m.start_ns for row in self.rows for m in row.marks])
         if len(lengths) <= most_marks:
             return
@@ -252,7 +252,7 @@ class Gantt:
 
 
 def _template_nodes(seen: RankTimeline, rank_class: RankClass) -> NDArray[np.int64]:
-    """The stored node of every row: :meth:`RankTrace.template` for all at once."""
+    """Return the stored node of every row: :meth:`RankTrace.template` for all rows at once."""
     trace = rank_class.trace
     position = seen.first_position + np.arange(len(seen.end_ns_N))
     body = trace.n_prologue + (position - trace.n_prologue) % max(1, trace.n_body)

@@ -1,7 +1,7 @@
-"""The page around a report: one file that needs no network.
+"""The HTML page around a report: one file that needs no network.
 
-plotly.js is inlined once, and only where a section draws with it. A content security policy forbids
-the page to load anything, so a report can be opened, mailed and archived without a thought.
+plotly.js is inlined once, and only if a section has a plot. A content security policy forbids the
+page to load anything, so a report can be opened, mailed and archived without concern.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prismscale.report.remarks import (
 from prismscale.report.units import counted, duration, seconds, signed_percent, size, span
 
 PLOT_CLASS = "plotly-graph-div"
-"""Present in the markup of every plotly figure."""
+"""CSS class in the markup of every plotly figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Section:
 
     title: str
     html: str
-    """Trusted markup: whatever came from a user must have been escaped in it."""
+    """Trusted markup: all text from a user must already be escaped in it."""
     order: float
     """Sections are shown in ascending order; those of a run use 10, 20, …"""
 
@@ -56,7 +56,7 @@ class Card:
 
 
 def render(result: RunResult, sections: Iterable[Section]) -> str:
-    """The report of one run: headline figures of ``result``, then ``sections``."""
+    """Render the report of one run: headline figures of ``result``, then ``sections``."""
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
     return render_page(
         where,
@@ -77,14 +77,15 @@ def render_page(
     shares: Sequence[tuple[str, str, float]] = (),
     warnings: Sequence[str] = (),
 ) -> str:
-    """A page of any sections.
+    """Render a page of any sections.
 
     Args:
-        title: shown large and in the browser's tab; escaped here, as all text but a section's.
-        sections: shown by :attr:`Section.order`.
+        title: title of the page and of the browser's tab. It is escaped here, as is all text except
+            that of sections.
+        sections: sections, shown in the order of :attr:`Section.order`.
         subtitle: one line under the title.
         cards: headline figures.
-        shares: ``(css class, name, fraction)`` of the bar under them.
+        shares: ``(css class, name, fraction)`` of each part of the bar under the cards.
         warnings: what a reader must know before believing the figures.
     """
     ordered = sorted(sections, key=lambda s: s.order)
@@ -101,12 +102,12 @@ def render_page(
 
 
 def fragment(source: str, **values: Any) -> str:
-    """Markup from a small template; every value is escaped."""
+    """Render a small template given as text; every value is escaped."""
     return _environment().from_string(source).render(**values)
 
 
 def template(name: str) -> Any:
-    """A template of this package."""
+    """Return a template of this package."""
     return _environment().get_template(name)
 
 

@@ -1,4 +1,4 @@
-"""What a report says of kernels that never ran, and of values that nobody knows: rows of text."""
+"""Report rows and sentences about kernels that never ran, and about made-up values."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ KIND_HEADS = ("Kind", "Share", "Calls", "Time", "Source", "Error")
 CALL_HEADS = ("Call", "Share", "Calls", "Each", "Source", "Error")
 VALUE_HEADS = ("Asked", "Where", "Answer", "Times")
 _ASKED = {"_local_scalar_dense": "item()"}
-"""What a program writes for an operator."""
+"""Expressions with which a program calls operators."""
 _DTYPES = {"BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Long": "i64"}
 
 
 def kind_rows(result: RunResult) -> list[tuple[str, ...]]:
-    """One row a kind and source, by :data:`KIND_HEADS`; shares of the device's time."""
+    """Return one row per kind and source, as :data:`KIND_HEADS`; shares are of device time."""
     return [_kind_row(kind, total_ns(result)) for kind in result.kernels]
 
 
 def call_rows(result: RunResult) -> list[tuple[str, ...]]:
-    """One row for each of the most expensive calls, by :data:`CALL_HEADS`."""
+    """Return one row for each of the most expensive calls, with columns :data:`CALL_HEADS`."""
     return [_call_row(use, total_ns(result)) for use in result.largest_kernels]
 
 
 def value_rows(result: RunResult) -> list[tuple[str, ...]]:
-    """One row for each place that asked, by :data:`VALUE_HEADS`."""
+    """Return one row for each line that read a made-up value, with columns :data:`VALUE_HEADS`."""
     return [_value_row(use) for use in result.values]
 
 
 def total_ns(result: RunResult) -> int:
-    """Device time of all kernels."""
+    """Return the device time of all kernels, but at least 1."""
     return sum(kernel.device_ns for kernel in result.kernels) or 1
 
 
 def coverage_sentence(result: RunResult) -> str:
-    """How much of the device's time has a rule, and what has none."""
+    """State how much of the kernels' time has a cost rule or measurement, and what has neither."""
     covered = result.kernel_coverage
     if not result.unknown_operators:
         return "Every kernel has a rule of cost or a measurement."
@@ -57,7 +57,7 @@ def coverage_sentence(result: RunResult) -> str:
 
 
 def stand_in_sentences(result: RunResult) -> list[str]:
-    """Which libraries were stood in for, and how much of the device's time is theirs."""
+    """State which libraries a stand-in replaced, and their share of the kernels' time."""
     return [
         f"{' '.join(part for part in (library.name, library.version) if part)} "
         f"({', '.join(library.modules)}): {percent(library.share)} of the kernels' time, "
@@ -67,7 +67,7 @@ def stand_in_sentences(result: RunResult) -> list[str]:
 
 
 def eager_sentence(result: RunResult) -> str:
-    """What torch.compile was asked for and did not lower, with the reasons."""
+    """State which regions torch.compile should have compiled but ran eagerly, and why."""
     regions = result.eager_regions
     named = [f"{r.region} ({counted(r.count, 'time')}; {r.reason})" for r in regions[:MOST_REGIONS]]
     left = len(regions) - len(named)
@@ -79,7 +79,7 @@ def eager_sentence(result: RunResult) -> str:
 
 
 def call_text(signature: str) -> str:
-    """``mm(bf16[16384, 4096], bf16[4096, 14336]ᵀ)``."""
+    """Return a call as text: ``mm(bf16[16384, 4096], bf16[4096, 14336]ᵀ)``."""
     try:
         call = parse_signature(signature)
     except FormatError:

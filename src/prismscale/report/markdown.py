@@ -14,7 +14,7 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#&"})
 
 
 def answers_markdown(result: RunResult, found: Answers | None, unmet: Sequence[str] = ()) -> str:
-    """A heading, the table of answers, what was asserted and does not hold, and the warnings."""
+    """Return a heading, the assertions that do not hold, the table of answers, and the warnings."""
     where = f"{counted(result.world_size, 'rank')} on {result.cluster}"
     if found is None:
         lines = [f"### Hangs: {escaped(where)}", "", f"`{_code(result.command)}`", ""]
@@ -26,20 +26,20 @@ def answers_markdown(result: RunResult, found: Answers | None, unmet: Sequence[s
 
 
 def heading(where: str, command: str, fits: bool, unmet: Sequence[str]) -> list[str]:
-    """The verdict, whose it is, and what was asserted and does not hold."""
+    """Return the lines of the verdict, the command, and the assertions that do not hold."""
     verdict = "does not fit" if not fits else "assertions do not hold" if unmet else "ok"
     lines = [f"### {escaped(where)}: {verdict}", "", f"`{_code(command)}`", ""]
     return [*lines, *(f"- **{escaped(text)}**" for text in unmet), *([""] if unmet else [])]
 
 
 def table(rows: Sequence[AnswerRow]) -> list[str]:
-    """A table of questions and answers."""
+    """Return the lines of a table of questions and answers."""
     cells = (f"| {escaped(r.name)} | **{escaped(r.answer)}** | {escaped(r.detail)} |" for r in rows)
     return ["| | | |", "|---|---|---|", *cells, ""]
 
 
 def escaped(text: str) -> str:
-    """``text`` as Markdown shows it, whatever is in it."""
+    """Escape ``text`` so that Markdown shows it literally, on one line."""
     return " ".join(text.split()).translate(_SPECIAL)
 
 

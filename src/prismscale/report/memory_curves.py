@@ -1,4 +1,4 @@
-"""The memory of ranks that are shown, as curves of a Perfetto trace."""
+"""The memory of shown ranks, as counter curves of a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from prismscale.formats.perfetto_counters import StepCurve
 from prismscale.runfolder import RunFolder
 
 CLOCK = "issuing host's time"
-"""Blocks come and go as the host issues, which is ahead of the device."""
+"""Clock of the curves: blocks come and go as the host issues work, ahead of the device."""
 
 
 def memory_curves(folder: RunFolder, ranks: Iterable[int]) -> dict[int, list[StepCurve]]:
-    """Allocated and reserved bytes over the step with the peak, of ``ranks`` whose memory was
-    followed.
+    """Return allocated and reserved bytes over the step with the memory peak, by rank.
+
+    Ranks whose memory was not tracked are left out.
 
     Raises:
-        FormatError: a damaged file.
+        FormatError: a file is damaged.
     """
     if not folder.scenario.exists():
         return {}

@@ -33,22 +33,22 @@ COLOURS = (
     "#cc4c3b",
     "#b3b9c2",
 )
-"""Of kinds, in their order."""
+"""Colour of each of :data:`.KINDS`, in their order."""
 GIB = 2**30
 
 
 def answers_section(result: RunResult) -> Section:
-    """The first lines of the summary on the terminal."""
+    """Return the section with the answers, the same rows as on the terminal."""
     rows = [tuple(row[:3]) for row in answer_rows(result, answers(result, Wanted()))]
     html = str(template("memory.html.j2").module.answers(rows=rows))
     return Section(title="Answers", html=html, order=5)
 
 
 def memory_sections(folder: RunFolder, result: RunResult) -> list[Section]:
-    """None where nobody followed the blocks of the fullest GPU.
+    """Return the section on memory; no section if the fullest GPU's blocks were not tracked.
 
     Raises:
-        FormatError: a damaged file.
+        FormatError: a file is damaged.
     """
     fit = fit_of(result)
     if fit is None or not folder.scenario.exists():

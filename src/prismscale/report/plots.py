@@ -1,4 +1,4 @@
-"""Figures in one style: colours with one meaning, and markup that follows the page's theme."""
+"""Plots in one style: each colour has one meaning, and the markup follows the page's theme."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Palette:
     """One colour for each part of a step, the same in every plot of a page."""
 
     def __init__(self, names: Iterable[tuple[str, str]]) -> None:
-        """``names`` holds ``(kind, name)``, as :func:`~prismscale.report.remarks.part_names`."""
+        """``names``: pairs ``(kind, name)``; see :func:`~prismscale.report.remarks.part_names`."""
         self._colours: dict[tuple[str, str], str] = {}
         for kind, name in names:
             self.of(kind, name)
 
     def of(self, kind: str, name: str) -> str:
-        """The colour of a part; the next free one where it is new."""
+        """Return the colour of a part; a new part gets the next colour of its kind."""
         key = (kind, name)
         if key not in self._colours:
             self._colours[key] = self._next(kind, name)
@@ -37,7 +37,7 @@ class Palette:
 
     @property
     def colours(self) -> list[str]:
-        """In the order of the parts."""
+        """All colours, in the order of their parts."""
         return list(self._colours.values())
 
     def _next(self, kind: str, name: str) -> str:
@@ -51,12 +51,12 @@ class Palette:
 
 
 def plain(text: str) -> str:
-    """``text`` so that plotly, which reads markup in labels, shows it as it is."""
+    """Escape ``text``, because plotly interprets markup in labels."""
     return html.escape(text)
 
 
 def figure(*, height: int, **layout: Any) -> go.Figure:
-    """An empty figure. Its text and lines take their colours from the page's style sheet."""
+    """Return an empty figure. The page's style sheet sets the colours of its text and lines."""
     drawn = go.Figure()
     drawn.update_layout(
         template=None,
@@ -85,7 +85,7 @@ def figure(*, height: int, **layout: Any) -> go.Figure:
 
 
 def markup(drawn: go.Figure, name: str) -> str:
-    """``drawn`` as a block of a page that holds plotly.js; ``name`` is unique on the page."""
+    """Return ``drawn`` as HTML for a page with plotly.js; ``name`` must be unique on the page."""
     block = plotly.io.to_html(
         drawn, full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", config=CONFIG
     )

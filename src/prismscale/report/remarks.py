@@ -1,4 +1,4 @@
-"""What the reports conclude from a result: totals over ranks, and what a reader must be told."""
+"""Conclusions from a result for the reports: totals over ranks, and sentences for the reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLED = 0.005
 FAR_OFF = 0.05
 MOST_HANGS = 6
 MOST_PARTS = 3
-"""Holders of memory outside torch's allocator that are named one by one."""
+"""Most parts of the memory outside torch's allocator that are named one by one."""
 MOST_VALUES = 4
 COVERED = 0.99
 
@@ -35,7 +35,7 @@ class Part:
 
 
 def parts_of(breakdown: Breakdown) -> list[Part]:
-    """The parts of one rank's step, in the order of :func:`part_names`."""
+    """Return the parts of one rank's step: computation, exposed communication, waiting."""
     compute, exposed = breakdown.compute_ns, breakdown.exposed_ns
     return [
         *(Part(name=n, kind="computation", ns=v) for n, v in compute.items()),
@@ -49,7 +49,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def part_names(result: RunResult) -> list[tuple[str, str]]:
-    """``(kind, name)`` of every part that some stage has: phases, groups, waiting."""
+    """Return ``(kind, name)`` of every part that a stage has: phases, groups, waiting."""
     compute = _seen(s.breakdown.compute_ns for s in result.stages)
     exposed = _seen(s.breakdown.exposed_ns for s in result.stages)
     phases = [p for p in PHASES if p in compute] + [n for n in compute if n not in PHASES]
@@ -66,8 +66,10 @@ def _seen(tables: Iterable[Mapping[str, int]]) -> list[str]:
 
 
 def job_shares(result: RunResult) -> dict[str, float]:
-    """Fractions of the step by kind (waiting as ``bubble`` and ``skew``), over all ranks. Waiting
-    for the host's launches is a part of ``computation``."""
+    """Return fractions of the step by kind, over all ranks.
+
+    Waiting is split into ``bubble`` and ``skew``. Waiting for the host's launches is part of
+    ``computation``."""
     whole = sum(s.ranks * s.breakdown.step_ns for s in result.stages)
     found = dict.fromkeys(("computation", "communication", "bubble", "skew"), 0.0)
     if whole == 0:
@@ -80,17 +82,17 @@ def job_shares(result: RunResult) -> dict[str, float]:
 
 
 def live_peak(live: LiveResult) -> str:
-    """Peak memory of a live rank, in words."""
+    """Return the peak memory of a live rank as text."""
     return size(live.peak_bytes) if live.peak_bytes else "not tracked"
 
 
 def highest_peak_bytes(result: RunResult) -> int | None:
-    """The highest memory peak of any stage; None where none was tracked."""
+    """Return the highest memory peak of any stage; None if none was tracked."""
     return max((s.peak_bytes for s in result.stages if s.peak_bytes is not None), default=None)
 
 
 def outside_sentence(result: RunResult) -> str:
-    """What holds memory beside torch's allocator where that is most; empty if it is not known."""
+    """Name the parts of memory outside torch on the stage with most of it; empty if unknown."""
     stage = max(result.stages, key=lambda s: s.outside_bytes, default=None)
     if stage is None or not stage.outside:
         return ""
@@ -103,14 +105,14 @@ def outside_sentence(result: RunResult) -> str:
 
 
 def difference(live: LiveResult) -> float | None:
-    """(observed - predicted) / predicted; None without an observation."""
+    """Return (observed - predicted) / predicted; None without an observed step."""
     if not live.step_ns or not live.predicted_step_ns:
         return None
     return live.median_step_ns / live.predicted_step_ns - 1
 
 
 def class_sentences(result: RunResult) -> list[str]:
-    """What the rank classes rest on, in sentences."""
+    """State how the rank classes were found: what was captured, checked and assumed."""
     assumed, checked = sum(c.assumed for c in result.classes), len(result.witnesses)
     axes = ", ".join(result.distinct_axes)
     stand = "stands" if len(result.classes) == 1 else "stand"
@@ -141,7 +143,7 @@ def class_sentences(result: RunResult) -> list[str]:
 
 
 def router_sentences(result: RunResult) -> list[str]:
-    """How unevenly experts are loaded, by Megatron-LM's measures, and who says so."""
+    """State how uneven the load of experts is, by Megatron-LM's measures, and what was mocked."""
     factors, mocked = result.routers.factors, result.routers.mocked
     sentences = []
     if factors is not None:
@@ -160,7 +162,7 @@ def router_sentences(result: RunResult) -> list[str]:
 
 
 def event_name(event: EventResult) -> str:
-    """When it comes, in a few words."""
+    """Return in a few words when the event happens."""
     if not event.every:
         return f"in step {event.first}, once"
     assumed = ", assumed" if event.seen == 1 else ""
@@ -168,13 +170,13 @@ def event_name(event: EventResult) -> str:
 
 
 def event_source(event: EventResult) -> str:
-    """What it is, as far as is known: what it writes, and from where it communicates."""
+    """Return what is known of an event: the checkpoint it writes, and where it communicates."""
     written = f"checkpoint, {size(event.checkpoint_bytes)} a rank" if event.checkpoint_bytes else ""
     return ", ".join(part for part in (written, event.site) if part) or "–"
 
 
 def variability_sentence(result: RunResult) -> str:
-    """What the parts of the step leave out, and who tells it; empty where no profile does."""
+    """State that parts of the step leave out variation; empty without a variability profile."""
     if not result.variability or result.hung:
         return ""
     return (
@@ -184,7 +186,7 @@ def variability_sentence(result: RunResult) -> str:
 
 
 def watched_sentence(result: RunResult) -> str:
-    """What was not looked at."""
+    """State how many steps were seen, and that rarer events are in no figure."""
     if not result.watched_steps:
         return ""
     return (
@@ -194,7 +196,7 @@ def watched_sentence(result: RunResult) -> str:
 
 
 def warnings_of(result: RunResult) -> list[str]:
-    """What a reader must know before believing the figures; most serious first."""
+    """Return the warnings that a reader must know before believing the figures, worst first."""
     found = [*_hang_warnings(result), *_what_if_warnings(result), *_live_warnings(result)]
     low, high = result.step_spread_ns
     if not (result.hung or result.varies or result.settled_after):
@@ -279,7 +281,7 @@ _SOURCES = {
 
 
 def payload_rows(result: RunResult) -> list[tuple[str, str]]:
-    """Where that came from which absent peers contribute, and to how many communications."""
+    """Return the sources of the values of absent peers, each with its number of communications."""
     rows = []
     for use in result.payloads:
         rule = f" '{use.name}' ({use.where})" if use.name else ""
@@ -288,13 +290,13 @@ def payload_rows(result: RunResult) -> list[tuple[str, str]]:
 
 
 def payload_sentences(result: RunResult) -> list[str]:
-    """The same in one line for each source."""
+    """Return one line for each row of :func:`payload_rows`."""
     rows = zip(payload_rows(result), result.payloads, strict=True)
     return [f"{name}: {counted(use.communications, 'communication')}" for (name, _), use in rows]
 
 
 def transfer_rows(result: RunResult) -> list[tuple[str, str]]:
-    """What each live rank really sent and received; empty where nothing was."""
+    """Return what each live rank really sent and received; ranks without messages are left out."""
     return [
         (f"rank {live.rank}", _moved(live.moved)) for live in result.live if live.moved.messages
     ]
@@ -311,7 +313,7 @@ def _moved(moved: Moved) -> str:
 
 
 def value_sentences(result: RunResult) -> list[str]:
-    """What the program was told that nobody knows."""
+    """State which made-up values the program read, and where."""
     total = sum(v.count for v in result.values)
     lines = [f"{counted(total, 'read')} of values that do not exist, answered by policy:"]
     lines += [

@@ -1,4 +1,4 @@
-"""The sections of a run's report, from its result and its timeline."""
+"""The sections of a run's HTML report, from its result and its timeline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAMES = {"skew": "skew: waiting for the last of a group", "bubble": "bubble: wai
 
 
 def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
-    """Every section of a run; a section about live ranks only where there were some."""
+    """Return all sections of a run, without those for which it has no data."""
     palette = Palette(part_names(result))
     return [
         _steps(result, palette),
@@ -63,7 +63,7 @@ def run_sections(result: RunResult, timeline: Timeline) -> list[Section]:
 
 
 def _block(name: str, **values: object) -> str:
-    """One macro of the section templates."""
+    """Render one macro of the section templates."""
     return str(getattr(template("sections.html.j2").module, name)(**values))
 
 
@@ -186,7 +186,7 @@ def _live_row(live: LiveResult) -> list[str]:
 
 
 def _memory_rows(result: RunResult) -> list[list[str]]:
-    """What each stage's fullest GPU holds; none where torch's allocator has no segments."""
+    """Return the memory of the fullest GPU of each stage whose allocator has segments."""
     return [
         [stage.name, size(stage.reserved_bytes), size(stage.outside_bytes)]
         for stage in result.stages

@@ -1,4 +1,4 @@
-"""The summary that a person reads on the terminal after a run."""
+"""The summary of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def print_summary(
     folder: RunFolder | None = None,
     asked: Wanted | None = None,
 ) -> None:
-    """Print what ``result`` says, at most as wide as ``console``: the answers first.
+    """Print the summary of ``result``, at most as wide as ``console``, beginning with the answers.
 
     Args:
-        result: of the run.
-        console: to print on.
-        folder: where the files were written; without it they are not named.
-        asked: what the user says beside the job.
+        result: result of the run.
+        console: console to print on.
+        folder: folder of the files that are listed; None: no files are listed.
+        asked: options of the user that answers depend on, besides the job itself.
     """
     blocks: list[RenderableType] = [_headline(result, asked or Wanted()), _stage_table(result)]
     if result.notable_events:
@@ -84,7 +84,7 @@ def print_summary(
 
 
 def _answers(result: RunResult, found: Answers) -> RenderableType:
-    """A line for each question; the detail follows on it where there is room."""
+    """Return a row for each question: its answer, followed by the detail."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -112,13 +112,13 @@ def _headline(result: RunResult, asked: Wanted) -> RenderableType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Column:
-    """One stage, or several of which the mean is shown."""
+    """One column of the stage table: a stage, or several stages as their mean."""
 
     head: str
     stages: tuple[StageResult, ...]
 
     def part_ns(self, kind: str, name: str) -> float:
-        """Mean of one part."""
+        """Return the mean time of one part of the step."""
         found = (p.ns for s in self.stages for p in parts_of(s.breakdown))
         keys = ((p.kind, p.name) for s in self.stages for p in parts_of(s.breakdown))
         total = sum(ns for ns, key in zip(found, keys, strict=True) if key == (kind, name))
@@ -131,7 +131,7 @@ class _Column:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest peak: of memory, a mean says nothing."""
+        """The highest peak of the stages; a mean of memory would say nothing."""
         return max((s.peak_bytes for s in self.stages if s.peak_bytes is not None), default=None)
 
     @property
@@ -153,7 +153,7 @@ def _event_table(result: RunResult) -> RenderableType:
 
 
 def _columns(stages: Sequence[StageResult]) -> list[_Column]:
-    """All stages, or the first, the one that computes most, the mean of the rest, and the last."""
+    """Return a column per stage, or the first, the busiest, the mean of the rest, and the last."""
     if len(stages) <= MOST_COLUMNS:
         return [_Column(head=s.name, stages=(s,)) for s in stages]
     busiest = max(stages[1:-1], key=lambda s: s.breakdown.total_compute_ns)
@@ -236,7 +236,7 @@ def _live_table(result: RunResult) -> RenderableType:
 
 def _kernel_table(result: RunResult, width: int) -> RenderableType:
     table = Table(**_TABLE)
-    # What the other columns leave: 31 of 80.
+    # The other columns leave 31 of 80 characters.
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(31, min(width - 49, 64)))
     for head in ("share", "calls", "time", "source", "error"):
         table.add_column(head, justify="left" if head == "source" else "right", no_wrap=True)
@@ -301,7 +301,7 @@ def _cost(result: RunResult) -> str:
 
 
 def _packed(items: Iterable[str], width: int = 62) -> list[str]:
-    """Lines of ``items``, none of which is broken."""
+    """Join ``items`` into lines without a line break inside an item."""
     line = ", ".join(item.replace(" ", "\0") for item in items)
     return [wrapped.replace("\0", " ") for wrapped in textwrap.wrap(line, width)]
 

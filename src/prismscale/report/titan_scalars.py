@@ -1,7 +1,7 @@
-"""A run's figures as torchtitan logs its own, by the tags that it gives TensorBoard.
+"""A run's figures under the TensorBoard tags that torchtitan logs.
 
-Tags and units: torchtitan 0.3.0, ``components/metrics.py``. Losses, gradient norms and the time of
-data loading are not predicted and have no tag here.
+Tags and units are those of torchtitan 0.3.0, ``components/metrics.py``. Losses, gradient norms and
+the time of data loading are not predicted and have no tag here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def scalars_of_step(result: RunResult, step_ns: int, asked: Wanted) -> dict[str, float]:
-    """What torchtitan would log of a step that lasts ``step_ns``; what is not known is left out."""
+    """Return what torchtitan would log of a step of ``step_ns``, without unknown figures."""
     found, ratio = answers(result, asked), result.median_ns / step_ns
     flops = result.work.unmasked_flops / result.world_size
     told = {
@@ -30,10 +30,10 @@ def scalars_of_step(result: RunResult, step_ns: int, asked: Wanted) -> dict[str,
 
 
 def memory_scalars(folder: RunFolder, result: RunResult) -> dict[str, float]:
-    """Of the fullest GPU. Its active memory is told where its blocks were followed.
+    """Return the memory of the fullest GPU; active memory only if its blocks were tracked.
 
     Raises:
-        FormatError: a damaged file.
+        FormatError: a file is damaged.
     """
     fit = answers(result, Wanted()).fit
     if fit is None:

@@ -1,4 +1,4 @@
-"""Figures as people read them: four significant digits at most, and a unit that fits."""
+"""Formats figures for people: at most four significant digits, and a unit that fits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Scale:
 
     unit: str
     ns: float
-    """One unit in nanoseconds."""
+    """Nanoseconds in one unit."""
     decimals: int
 
     @staticmethod
     def of(largest_ns: float) -> Scale:
-        """The scale that gives ``largest_ns`` four significant digits."""
+        """Return the scale that gives ``largest_ns`` four significant digits."""
         unit, ns = _fitting(largest_ns)
         return Scale(unit=unit, ns=ns, decimals=_decimals(largest_ns / ns) if ns > 1 else 0)
 
     def figure(self, ns: float) -> str:
-        """``ns`` as a bare figure."""
+        """Return ``ns`` in this unit, as a figure without the unit."""
         return f"{ns / self.ns:,.{self.decimals}f}"
 
 
@@ -45,7 +45,7 @@ def digits(value: float) -> str:
 
 
 def duration(ns: float) -> str:
-    """``412.3 ms``; ``never`` for what a hang leaves unfinished."""
+    """``412.3 ms``; ``never`` for work that a hang leaves unfinished."""
     if abs(ns) >= NEVER:
         return "never"
     unit, scale = _fitting(ns)
@@ -76,7 +76,7 @@ def size(n_bytes: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """``34.2 %``; never rounds something to nothing."""
+    """``34.2 %``; a small fraction other than 0 becomes ``<0.1 %``, never 0."""
     if 0 < abs(fraction) < 0.0005:
         return "<0.1 %"
     return f"{fraction:.1%}".replace("%", " %")

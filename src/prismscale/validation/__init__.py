@@ -1,1 +1,1 @@
-"""Results beside measurements: public ones, for ``docs/accuracy.md``, and a user's own on a GPU."""
+"""Compares results with measurements: public ones (``docs/accuracy.md``), and a user's on a GPU."""

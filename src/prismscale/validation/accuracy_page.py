@@ -1,8 +1,8 @@
-"""The accuracy page: rows of validations as a table for people, one section each.
+"""The accuracy page: rows of validations as tables for people, one section per validation.
 
-A section lies between markers, so that each validation renews its own and leaves the others. What
-misses its bar stands once more in the page's first table, worst first over all sections, with the
-cause where it is known.
+A section lies between markers, so that each validation replaces its own and leaves the others
+alone. Rows that miss their bar are repeated in the page's first table, the worst of all sections
+first, with the cause if it is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECTION = re.compile(
 
 
 def section(name: str, rows: Sequence[Row], *, command: str, remarks: Sequence[str] = ()) -> str:
-    """Markdown of one section, with its markers."""
+    """Return the Markdown of one section, with its markers."""
     missed = sum(not r.ok for r in rows)
     asked = sum(r.bar is not None for r in rows)
     others = tuple(dict.fromkeys(other for row in rows for other in row.others))
@@ -54,11 +54,11 @@ def section(name: str, rows: Sequence[Row], *, command: str, remarks: Sequence[s
 
 
 def renew(path: Path, sections: Mapping[str, str]) -> None:
-    """Put sections on the page, each in its old place or at the end, and the misses of all on top.
+    """Put sections on the page, each in its old place or at the end, and all misses on top.
 
     Raises:
         StorageError: the page cannot be written. UsageError: it cannot be read.
-        FormatError: a marker without its other one.
+        FormatError: the page has only one of the two markers of a section.
     """
     page = _read(path) if path.exists() else TITLE
     if _begin(MISSES) not in page:
@@ -79,7 +79,7 @@ def _with(page: str, name: str, text: str, path: Path) -> str:
 
 
 def _misses(page: str) -> str:
-    """The first table: of every section the rows that miss their bar, the worst first."""
+    """Return the first table: the rows of all sections that miss their bar, the worst first."""
     begin = page.find(_end(MISSES))
     found = [match.groups() for match in _MISSED.finditer(page, max(begin, 0))]
     lines = [
@@ -125,11 +125,11 @@ def _end(name: str) -> str:
 
 
 def renew_summary(readme: Path, page: Path) -> None:
-    """Put :func:`summary` of an accuracy page between its markers on another.
+    """Put the :func:`summary` of an accuracy page between its markers on the page ``readme``.
 
     Raises:
         StorageError: ``readme`` cannot be written. UsageError: a page cannot be read, or the
-            markers are not there.
+            markers are missing.
     """
     text, whole = _read(readme), _read(page)
     if _begin(SUMMARY) not in text or _end(SUMMARY) not in text:
@@ -139,7 +139,7 @@ def renew_summary(readme: Path, page: Path) -> None:
 
 
 def summary(page: str) -> str:
-    """Bars met of each of an accuracy page's sections, and the worst misses of all: ten lines."""
+    """Return ten lines: bars met in each section of an accuracy page, and the worst misses."""
     parts, missed = [], []
     for name, met, asked, text in _SECTION.findall(page):
         parts.append(f"| {name} | {met} of {asked} |")

@@ -1,4 +1,4 @@
-"""Why rows miss their bars, as far as that is known: what the accuracy page says beside them."""
+"""Known causes of missed bars, which the accuracy page shows beside the rows."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ CAUSES = (
     ("product bfloat16 from", _SHEET),
     ("product fp8 > 100 GFLOP", "vLLM's and SGLang's kernels are not cuBLAS's; one law for both"),
 )
-"""Part of a row's name, and the cause."""
+"""Pairs of a part of a row's name and the cause of its miss."""
 
 
 def with_causes(rows: Sequence[Row]) -> list[Row]:
-    """The rows, those that miss with what is known of it; a row's own note stays."""
+    """Return the rows, with the known cause as the note of each miss that has no note yet."""
     return [row if row.ok or row.note else replace(row, note=_cause(row)) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""The collective model against public measurements: ``prismscale validate collectives``."""
+"""Compares the collective model with public measurements: ``prismscale validate collectives``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _Family:
     name: str
     belongs: Callable[[CollectivePoint], bool]
     median_bar: float | None = None
-    """Percent."""
+    """Upper bound of the median error, in percent."""
 
 
 def validate(truth: Path) -> list[Row]:
-    """All rows, held-out families first.
+    """Return all rows, held-out families first.
 
     Raises:
         FormatError: measurements are missing or damaged.
@@ -78,13 +78,13 @@ def _rows(
 def _errors(
     points: Sequence[CollectivePoint], models: Mapping[str, AnalyticCollectiveModel]
 ) -> NDArray[np.float64]:
-    """Relative errors, positive where the model is too slow."""
+    """Return relative errors, positive where the model is too slow."""
     predicted = [models[p.hardware].time_ns(p.op, p.n_bytes, p.footprint) for p in points]
     return np.array(predicted) / np.array([p.time_ns for p in points]) - 1.0
 
 
 def _is_read_off(point: CollectivePoint) -> bool:
-    """A mechanism was inferred from it: where in-switch reduction begins."""
+    """Whether the point gave the group size at which in-switch reduction begins."""
     is_sum = point.op == CollectiveOp.ALL_REDUCE and point.nodes == 1
     return is_sum and point.hardware == "h100" and point.n_ranks == 4
 

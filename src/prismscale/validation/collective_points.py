@@ -1,13 +1,13 @@
 """Public measurements of NCCL's collectives, and which of them no constant was fitted to.
 
-Two harnesses: nccl-tests (launches in a row on a stream) and aiconfigurator (launches inside a CUDA
-graph). On one node they agree at all sizes, so both are times of the kernel.
+There are two harnesses: nccl-tests (launches in a row on a stream) and aiconfigurator (launches
+inside a CUDA graph). On one node they agree at all sizes, so both give times of the kernel.
 
 [Note: held out] Constants are fitted (``tools/fit/fit_collectives.py``) to groups of 2 and of 8
 GPUs of one node, to node pairs, and to 10 nodes with 1, 2 and 4 GPUs each. Held out and scored:
 
-- groups of 4 and 6 GPUs of one node, whatever GPU, harness or version of NCCL;
-- what another laboratory measured: all rows of dgxc-benchmarking and nccl-collectives-bench;
+- groups of 4 and 6 GPUs of one node, whatever the GPU, harness or version of NCCL;
+- measurements of other laboratories: all rows of dgxc-benchmarking and nccl-collectives-bench;
 - other versions of NCCL (2.23, 2.29.2) in aiconfigurator;
 - all rows of 80 GPUs;
 - A100s on other networks (AWS p4de, OCI).
@@ -43,7 +43,8 @@ FITTED_GROUPS = (2, 8)
 LARGEST_FITTED = 40
 _FITTED_LABORATORY = "xxrjun/nccl-tests-cluster"
 _LEFT_OUT = ("algo_sweep", "proto_sweep", "symmetric", "pairwise|example-cluster00")
-"""Forced algorithms and protocols, registered buffers, and a cluster with defective links."""
+"""Prefixes of configurations that are left out: forced algorithms and protocols, registered
+buffers, and a cluster with defective links."""
 _ELEMENT_BYTES = {"half": 2, "int8": 1}
 _GPUS = {"a100_sxm": "a100", "h100_sxm": "h100", "b200_sxm": "b200"}
 
@@ -55,17 +56,17 @@ class CollectivePoint:
     hardware: str
     """Key of :func:`clusters`."""
     source: str
-    """Repository, and for aiconfigurator the version of NCCL."""
+    """Repository of the measurement, and for aiconfigurator the version of NCCL."""
     op: CollectiveOp
     n_ranks: int
     nodes: int
     n_bytes: int
-    """In the convention of :class:`~prismscale.graph.node.CollectiveOp`."""
+    """Size in the convention of :class:`~prismscale.graph.node.CollectiveOp`."""
     time_ns: float
 
     @property
     def is_fitted(self) -> bool:
-        """A constant was fitted to it; see [Note: held out]."""
+        """Whether a constant was fitted to the point; see [Note: held out]."""
         if self.hardware == "h100 p5":
             return True
         if self.source.startswith(AICONFIGURATOR):
@@ -76,13 +77,13 @@ class CollectivePoint:
 
     @property
     def footprint(self) -> TopologyFootprint:
-        """The group on its nodes, which it fills evenly."""
+        """Footprint of the group, which is spread evenly over its nodes."""
         each = self.n_ranks // self.nodes
         return TopologyFootprint(size=self.n_ranks, nodes=self.nodes, most=each, least=each)
 
 
 def clusters() -> Mapping[str, Cluster]:
-    """The presets, and the same nodes on the networks that some rows were measured with."""
+    """Return the presets, and the same nodes on the networks with which some rows were measured."""
     h100, a100 = Cluster.load("h100-sxm"), Cluster.load("a100-80g")
     efa = replace(h100.inter_node, latency_ns=35_820, bandwidth_bytes_per_s=12.5e9)
     roce = Link(latency_ns=a100.inter_node.latency_ns, bandwidth_bytes_per_s=12.5e9)
@@ -97,7 +98,7 @@ def clusters() -> Mapping[str, Cluster]:
 
 
 def load_points(truth: Path) -> list[CollectivePoint]:
-    """All measured points below ``truth``, the folder of public measurements.
+    """Load all measured points below ``truth``, the folder of public measurements.
 
     Raises:
         FormatError: a file is missing or damaged.
@@ -149,7 +150,7 @@ def _aiconfigurator(path: Path) -> Iterator[_Measured]:
     source = f"{AICONFIGURATOR} {version}"
     with gzip.open(path, "rt", newline="") as file:
         for row in csv.DictReader(file):
-            # Its sizes are elements.
+            # Sizes in these tables are numbers of elements.
             n_bytes = int(row["message_size"]) * _ELEMENT_BYTES[row["nccl_dtype"]]
             key = (_GPUS[gpu], source, "", OPS[row["op_name"]], int(row["num_gpus"]), 1, n_bytes)
             yield key, 1e6 * float(row["latency_ms"])

@@ -1,8 +1,9 @@
-"""Forecast distributions of production traces against their own other half, and what each choice of
-what to draw together is worth; graphs whose distribution is known exactly.
+"""Compares forecast distributions of production traces with the traces' own held-out halves.
 
-Steps are split into random halves: pools from one, held against the other. Two halves differ by
-sampling alone as well, which is the floor. Figures are means over the splits.
+Steps are split into random halves: one gives the pools of the forecast, the other is compared with
+it. Two halves differ by sampling alone as well, which is the floor. Figures are means over the
+splits. Further rows show the effect of each choice of what is drawn together, and check graphs
+whose distribution is known exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ DRAWS = 1_500
 SEED = 2
 EXACT_DRAWS = 100_000
 REJECTED_AT_1_PERCENT = 1.63
-"""Times 1/√n: KS distance that a right distribution exceeds once in a hundred times."""
+"""Multiplied by 1/√n, this is the KS distance that n draws from the correct distribution exceed in
+one case of a hundred."""
 
 SWITCHES = {
     "all together": JointGroup(),
@@ -59,13 +61,13 @@ SWITCHES = {
 
 
 def validate(truth: Path) -> list[Row]:
-    """All rows of this module.
+    """Return all rows of this module, and those of :mod:`.slow_nodes`.
 
     Args:
-        truth: folder of public measurements; ``straggler`` lies in it.
+        truth: folder of public measurements, with the folder ``straggler``.
 
     Raises:
-        FormatError: files that are missing or damaged.
+        FormatError: files are missing or damaged.
     """
     rows: list[Row] = exact_rows()
     traces = {n: _read(truth, n) for n in NAMES}
@@ -79,7 +81,7 @@ def validate(truth: Path) -> list[Row]:
 
 
 def still_row(name: str, samples: StepSamples) -> Row:
-    """Draws without variation: all of them are the median re-timed step."""
+    """Check draws without variation: each must equal the median re-timed step."""
     recording = recording_of_import(samples, Changes())
     model = model_of(recording, variability=NONE)
     config = MonteCarlo(draws=20, steps=model.steps)
@@ -93,7 +95,7 @@ def _read(truth: Path, name: str) -> StepSamples:
 
 
 def distribution_rows(name: str, samples: StepSamples) -> list[Row]:
-    """Half against half."""
+    """Compare forecasts from one half of the steps with the other half."""
     ours, floor = compare_halves(samples, JointGroup(), splits=SPLITS)
     ks, ks_floor = _mean(ours, "ks"), _mean(floor, "ks")
     median, median_floor = _mean(ours, "median") * 100, _mean(floor, "median") * 100
@@ -113,7 +115,7 @@ def distribution_rows(name: str, samples: StepSamples) -> list[Row]:
 
 
 def switch_rows(name: str, samples: StepSamples) -> list[Row]:
-    """The same with one thing no longer drawn together."""
+    """Do the same with one thing, or all of :data:`SWITCHES`, no longer drawn together."""
     rows = []
     for label, together in SWITCHES.items():
         ours, _ = compare_halves(samples, together, splits=SWITCH_SPLITS)
@@ -128,10 +130,10 @@ def switch_rows(name: str, samples: StepSamples) -> list[Row]:
 def compare_halves(
     samples: StepSamples, together: JointGroup, *, splits: int
 ) -> tuple[list[Agreement], list[Agreement]]:
-    """Forecast against the measured other half, and half against half, for each split.
+    """Compare, for each split, the forecast with the measured other half, and half with half.
 
     Raises:
-        FormatError: the recording does not tell how long its steps took.
+        FormatError: the recording does not contain the durations of its steps.
     """
     if samples.observed_step_ns_T is None:
         raise FormatError("the recording does not tell how long its steps took")
@@ -156,7 +158,7 @@ def _mean(found: list[Agreement], name: str) -> float:
 
 
 def exact_rows() -> list[Row]:
-    """Graphs whose distribution is known: independent maxima, convolutions."""
+    """Check graphs whose distribution is known: independent maxima, convolutions."""
     bar = REJECTED_AT_1_PERCENT / np.sqrt(EXACT_DRAWS)
     config = MonteCarlo(draws=EXACT_DRAWS, steps=1)
     work = Normal(mean=1e9, std=5e7)
@@ -194,7 +196,7 @@ def exact_rows() -> list[Row]:
 
 
 def communication_rows(traces: Iterable[StepSamples]) -> list[Row]:
-    """How unsteady communication is, waiting taken out: the default for what is modelled."""
+    """Return the variation of communication without waiting, the default where it is modelled."""
     cvs = [
         pool.temporal_cv
         for samples in traces
@@ -211,7 +213,7 @@ def communication_rows(traces: Iterable[StepSamples]) -> list[Row]:
 
 
 def barrier_graph(ranks: int) -> JobGraph:
-    """Every rank computes once, then all meet."""
+    """Build a graph in which every rank computes once, then all meet in an ``all_reduce``."""
     builder = TraceBuilder(rank=0, world_size=ranks)
     builder.add_compute(1, preds=[-1], label="work")
     builder.add_communication(CollectiveOp.ALL_REDUCE, 8, preds=[0])
@@ -222,7 +224,7 @@ def barrier_graph(ranks: int) -> JobGraph:
 
 
 def serial_graph(kernels: int) -> JobGraph:
-    """One rank runs kernels one after the other."""
+    """Build a graph in which one rank runs kernels one after the other."""
     builder = TraceBuilder(rank=0, world_size=1)
     for i in range(kernels):
         builder.add_compute(1, preds=[i - 1], label="work")
@@ -234,7 +236,7 @@ def serial_graph(kernels: int) -> JobGraph:
 def _distributions(
     graph: JobGraph, work: Gamma | Normal | None, meet: LogNormal | None = None
 ) -> DistributionDraws:
-    """``work`` on what is labelled so, ``meet`` on collectives."""
+    """Use ``work`` for nodes with the label ``work``, and ``meet`` for collectives."""
     trace = graph.classes[0].trace
     distribution_of = {
         label: i

@@ -1,4 +1,4 @@
-"""Errors as rows: one wording for every validation that holds predictions against measurements."""
+"""Errors as rows: one wording for all validations that compare predictions with measurements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from prismscale.validation.rows import Row
 
 MEDIAN, P90, BIAS = "median error", "p90 error", "bias"
 MOST_TIMES = 999.0
-"""The bar, that a figure is said to be at most."""
+"""Largest ratio of a figure to its bar that is reported."""
 NOBODY: Mapping[str, Sequence[float]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bars:
-    """What errors may be at most, in %; None where nothing is asked."""
+    """Upper bounds of errors, in %; None for no bound."""
 
     median: float | None = None
     p90: float | None = None
@@ -33,14 +33,14 @@ def error_rows(
     of: str = "rows",
     others: Mapping[str, Sequence[float] | NDArray[np.float64]] = NOBODY,
 ) -> Iterator[Row]:
-    """Median, p90 and bias of signed errors; nothing where there are none.
+    """Yield rows with median, p90 and bias of signed errors; no row if there are no errors.
 
     Args:
-        name: what was predicted; how many there are is added.
-        error_percent: predicted over measured less one, in %: positive is too slow.
-        bars: what is asked.
-        of: what is counted.
-        others: errors of what others predict of the same rows, by who that is.
+        name: what was predicted; the number of errors is added.
+        error_percent: predicted over measured, minus 1, in %; positive is too slow.
+        bars: upper bounds of the errors.
+        of: noun for the things counted.
+        others: errors of other predictions of the same things, by the name of their source.
     """
     if not len(error_percent):
         return
@@ -66,13 +66,15 @@ def _figures(error_percent: Sequence[float] | NDArray[np.float64]) -> dict[str, 
 
 
 def worst_first(rows: Sequence[Row]) -> list[Row]:
-    """Rows that miss their bar by the most, then those that meet it, then those without one."""
+    """Order rows: those that miss their bar by most, those that meet it, those without a bar."""
     return sorted(rows, key=lambda row: (row.ok, -times_the_bar(row)))
 
 
 def times_the_bar(row: Row) -> float:
-    """A row's figure over its bar, or its bar over its figure where that is the least it may be:
-    above 1 the bar is missed. 0 without a bar; as large as it gets where one of the two is 0."""
+    """Return a row's figure over its bar, or for a lower bound its bar over its figure.
+
+    Above 1, the bar is missed. Without a bar, the ratio is 0. Where the ratio has no value, for
+    example with a bar of 0, it is :data:`MOST_TIMES` for a miss, else 0."""
     if row.bar is None:
         return 0.0
     small, large = (row.value, row.bar) if row.least else (row.bar, row.value)

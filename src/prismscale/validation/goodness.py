@@ -1,7 +1,7 @@
-"""How near a forecast distribution is to a measured one, and how near it could be at all.
+"""How close a forecast distribution is to a measured one, and how close it could be at best.
 
-Two halves of one measured series differ too: by sampling alone. That *floor* is what a forecast is
-held against, because a fixed bar on the KS distance of twenty steps can be neither met nor missed.
+Two halves of one measured series differ, too, by sampling alone. A forecast is compared with that
+*floor*, because a fixed bar on the KS distance of twenty steps can be neither met nor missed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Forecast against measurement; all but ``ks`` are shares of the measured value."""
+    """Errors of a forecast; ``median``, ``p95`` and ``p99`` are relative to the measured value."""
 
     ks: float
     """KS distance of the two samples."""
     centred_ks: float
-    """KS distance after each is divided by its own median."""
+    """KS distance after each sample is divided by its own median."""
     median: float
-    """Forecast's median over the measured one, minus 1."""
+    """Median of the forecast over the measured median, minus 1."""
     p95: float
     p99: float
 
 
 def ks_two_sample(a: Floats, b: Floats) -> float:
-    """Largest gap between two empirical CDFs."""
+    """Return the largest gap between two empirical CDFs."""
     a, b = np.sort(a), np.sort(b)
     both = np.concatenate([a, b])
     gap = np.searchsorted(a, both, side="right") / len(a)
@@ -43,7 +43,7 @@ def agreement(forecast: Floats, measured: Floats) -> Agreement:
     """Compare two samples of step times.
 
     Raises:
-        UsageError: one of them is empty.
+        UsageError: one of the samples is empty.
     """
     if len(forecast) == 0 or len(measured) == 0:
         raise UsageError(f"{len(forecast)} forecast and {len(measured)} measured steps to compare")
@@ -62,10 +62,10 @@ def agreement(forecast: Floats, measured: Floats) -> Agreement:
 def random_halves(
     n: int, *, splits: int, seed: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """``splits`` random ways to cut ``n`` steps into two halves, as sorted indices.
+    """Return ``splits`` random ways to cut ``n`` steps into two halves, as sorted indices.
 
     Raises:
-        UsageError: fewer than two steps.
+        UsageError: there are fewer than two steps.
     """
     if n < 2:
         raise UsageError(f"{n} steps cannot be split into halves; record at least 2")

@@ -1,12 +1,12 @@
-"""What can be measured of a user's program on a GPU: items, each runs and the rows made of them.
+"""Items that ``prismscale validate gpu`` measures: each does runs and makes rows of them.
 
 ========  ==========================================================================================
 run       the emulated program at world sizes 1, 8 and 1,024 with rank 0 live: step, lag, peak
-overhead  the emulated against the plain program, taking turns: ratio of step times
+overhead  the emulated and the plain program by turns: ratio of step times
 memory    2 and 4 real processes on the one GPU against a live rank: peak bytes, equal to the byte
 null      the plain program against the null device: peak bytes, how often operations are called,
           time of a step and of its kernels
-release   how late held streams go on, asked for 50 µs to 50 ms; nothing of it is the program's
+release   how late streams go on that were held for 50 µs to 50 ms; without the user's program
 ========  ==========================================================================================
 """
 
@@ -38,15 +38,15 @@ class GpuItem:
     """One thing to measure."""
 
     runs: int
-    """How many runs it takes, for the progress."""
+    """Number of runs that it takes, for the progress."""
     measure: Callable[[GpuRuns], list[Row]]
 
 
 def chosen_items(names: str) -> dict[str, GpuItem]:
-    """The items of a comma-separated list, in its order.
+    """Return the items of a comma-separated list, in its order.
 
     Raises:
-        UsageError: an unknown item.
+        UsageError: an item is unknown.
     """
     found = {}
     for name in (part.strip() for part in names.split(",")):
@@ -57,12 +57,12 @@ def chosen_items(names: str) -> dict[str, GpuItem]:
 
 
 def measure_run(runs: GpuRuns) -> list[Row]:
-    """The emulated program at several world sizes."""
+    """Run the emulated program at several world sizes."""
     return run_rows({world_size: runs.emulated(world_size) for world_size in WORLD_SIZES})
 
 
 def run_rows(found: Mapping[int, EmulatedFigures]) -> list[Row]:
-    """What a live rank and the command took, by world size."""
+    """Return the time and memory of the live rank, and the command's time, by world size."""
     rows = []
     for world_size, figures in found.items():
         live, name = figures.live, f"world {world_size:,}"
@@ -77,13 +77,13 @@ def run_rows(found: Mapping[int, EmulatedFigures]) -> list[Row]:
 
 
 def measure_overhead(runs: GpuRuns) -> list[Row]:
-    """Plain and emulated in turn: what drifts on the machine is in both."""
+    """Run the plain and the emulated program by turns, so that drift of the machine is in both."""
     pairs = [(runs.plain(1, steps=OVERHEAD_STEPS)[0], runs.emulated(1)) for _ in range(PAIRS)]
     return overhead_rows(pairs)
 
 
 def overhead_rows(pairs: Sequence[tuple[PlainFigures, EmulatedFigures]]) -> list[Row]:
-    """The ratio of step times; what was taken out as lag is part of what emulation costs."""
+    """Return the ratio of step times. Lag was taken out of them, and is added as a cost here."""
     ratios = [
         (emulated.live.median_step_ns + emulated.live.lag_ns) / plain.median_step_ns
         for plain, emulated in pairs
@@ -93,14 +93,14 @@ def overhead_rows(pairs: Sequence[tuple[PlainFigures, EmulatedFigures]]) -> list
 
 
 def measure_memory(runs: GpuRuns) -> list[Row]:
-    """A real rank 0 among real ranks, and the live one in a world of as many."""
+    """Run rank 0 among real ranks, and as the live rank in a world of the same size."""
     return memory_rows(
         {n: (runs.plain(n, steps=MEMORY_STEPS)[0], runs.emulated(n)) for n in RANKS_OF_MEMORY}
     )
 
 
 def memory_rows(found: Mapping[int, tuple[PlainFigures, EmulatedFigures]]) -> list[Row]:
-    """Peak bytes of both, by number of ranks."""
+    """Compare peak bytes of the real and the live rank, by number of ranks."""
     rows = []
     for n_ranks, (plain, emulated) in found.items():
         for figure in ("peak_bytes", "reserved_bytes"):
@@ -112,7 +112,7 @@ def memory_rows(found: Mapping[int, tuple[PlainFigures, EmulatedFigures]]) -> li
 
 
 def measure_null(runs: GpuRuns) -> list[Row]:
-    """The plain program on the GPU, and on one that is not there."""
+    """Run the plain program on the GPU and on the null device."""
     (timed,) = runs.plain(1, steps=OVERHEAD_STEPS + TRACED_STEPS, trace=True)
     (counted,) = runs.plain(1, steps=NULL_STEPS, count=True)
     return null_rows(timed, counted, runs.on_null(steps=NULL_STEPS), runs.predicted())
@@ -121,10 +121,11 @@ def measure_null(runs: GpuRuns) -> list[Row]:
 def null_rows(
     timed: PlainFigures, counted: PlainFigures, null: PlainFigures, predicted: PredictedFigures
 ) -> list[Row]:
-    """Peak bytes, steps, kernels, and operations that were not called equally often.
+    """Compare peak bytes, steps and kernels, and list operations not called equally often.
 
-    Memory is compared where operations were counted, after equally many steps. The kernels of the
-    GPU are all that its profiler saw, those of the null device all that it prices.
+    Memory is compared in the runs that count operations, because these have equally many steps. The
+    kernels of the GPU are all that its profiler saw; those of the null device are all that it
+    prices.
     """
     names = {*counted.operations, *null.operations}
     differing = [
@@ -148,7 +149,7 @@ def null_rows(
 
 
 def _beside(name: str, null: float, real: float, bar: float | None, unit: str) -> list[Row]:
-    """Both figures, and how far the null device's is off."""
+    """Return both figures, and the relative error of the null device's figure."""
     off = null / real - 1
     error = f"{name}, null against real"
     return [
@@ -159,12 +160,12 @@ def _beside(name: str, null: float, real: float, bar: float | None, unit: str) -
 
 
 def measure_release(runs: GpuRuns) -> list[Row]:
-    """How long after the asked time a stream that was held goes on, by CUDA events."""
+    """Measure by CUDA events how long after the asked time a held stream goes on."""
     return release_rows(runs.held())
 
 
 def release_rows(figures: HeldFigures) -> list[Row]:
-    """Median and 90th percentile, by asked time."""
+    """Return the median and 90th percentile of the lateness, by asked time."""
     rows = []
     for asked_ns, late_us in zip(figures.asked_ns, figures.late_us, strict=True):
         ordered, name = sorted(late_us), f"asked {asked_ns / 1e3:,.0f} µs"

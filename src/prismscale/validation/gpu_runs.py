@@ -1,7 +1,7 @@
 """Runs of a user's program, emulated and plain, on the GPU of this machine, one after the other.
 
-Every run is processes of its own, so that each has its own CUDA context, allocator and exit. What
-they print goes to files, and the end of it into the error of one that fails.
+Every run has processes of its own, so that each has its own CUDA context, allocator and exit. Their
+output goes to files. If a process fails, the end of its output is part of the error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prismscale.report.folder import read_results
 from prismscale.runfolder import RunFolder
 from prismscale.typed_files import load_json
 
-# Started by name, not imported: they need torch.
+# These modules are started by name and not imported, because they need torch.
 PLAIN_PROGRAM = "prismscale.measure.plain_program"
 HELD_STREAMS = "prismscale.measure.held_streams"
 LIVE_STEPS = 12
@@ -38,45 +38,45 @@ TAIL_LINES = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmulatedFigures:
-    """What an emulated run with rank 0 live found out."""
+    """Figures of an emulated run with rank 0 live."""
 
     live: LiveResult
     observed: Observation
     command_s: float
-    """From the start of the command to its end."""
+    """Time from the start of the command to its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedFigures:
-    """What a run on the null device says of a program alone."""
+    """Figures of a run of the program on the null device, with world size 1."""
 
     step_ns: int
     kernel_ns: int
-    """Of all kernels of a step."""
+    """Time of all kernels of a step."""
     peak_bytes: int
     reserved_bytes: int
 
 
 @dataclass(kw_only=True)
 class GpuRuns:
-    """Starts runs of one program; each is one more on the progress."""
+    """Starts runs of one program. Each finished run advances the progress by one."""
 
     script: Script
     scratch: Path
-    """What runs write is thrown away with it."""
+    """Folder for the files of runs, which is removed afterwards."""
     logs: Path
     cluster: str
-    """Preset with this GPU (:func:`preset_of`): what runs aim at, and the null device's GPU."""
+    """Preset with this GPU (:func:`preset_of`): target of runs, and the null device's GPU."""
     total: int = 0
-    """How many runs there will be, for :attr:`update`."""
+    """Number of all runs, for :attr:`update`."""
     update: StageUpdate = field(default=lambda done, total: None)
     _done: int = 0
 
     def emulated(self, world_size: int) -> EmulatedFigures:
-        """``prismscale run`` with rank 0 live.
+        """Run ``prismscale run`` with rank 0 live.
 
         Raises:
-            PrismscaleError: it failed; the message has the end of its output.
+            PrismscaleError: the command failed; the message has the end of its output.
         """
         out = self.scratch / f"{self._done:02d}-emulated"
         began = time.monotonic()
@@ -89,13 +89,13 @@ class GpuRuns:
     def plain(
         self, n_ranks: int, *, steps: int, count: bool = False, trace: bool = False
     ) -> list[PlainFigures]:
-        """The program itself, ``n_ranks`` processes on this GPU; what each saw.
+        """Run the program itself in ``n_ranks`` processes on this GPU; return the figures of each.
 
         Args:
-            n_ranks: how many.
-            steps: of each.
-            count: count operations.
-            trace: keep the profile of the last steps beside the logs, of one rank.
+            n_ranks: number of processes.
+            steps: number of steps of each.
+            count: whether to count operations.
+            trace: whether to keep the profile of one rank's last steps beside the logs.
 
         Raises:
             ScriptError: a rank failed.
@@ -108,23 +108,23 @@ class GpuRuns:
         return self._ranks("plain", sys.executable, n_ranks, steps, options)
 
     def on_null(self, *, steps: int) -> PlainFigures:
-        """The program alone on the null device, operations counted; raises as :meth:`plain`."""
+        """Run the program on the null device and count operations; raises as :meth:`plain`."""
         options = ["--operations", "--null", self.cluster]
         (figures,) = self._ranks("null", sys.executable, 1, steps, options)
         return figures
 
     def predicted(self) -> PredictedFigures:
-        """``prismscale run --device null`` of the program alone; raises as :meth:`emulated`."""
+        """Run ``prismscale run --device null`` at world size 1; raises as :meth:`emulated`."""
         out = self.scratch / f"{self._done:02d}-predicted"
         self._command(out, 1, ["--device", "null"])
         self._count()
         return predicted_figures(RunFolder(root=out))
 
     def held(self) -> HeldFigures:
-        """Streams that are held; no part of it is the program.
+        """Measure how late held streams go on. The user's program takes no part in it.
 
         Raises:
-            PrismscaleError: it failed; the message has the end of its output.
+            PrismscaleError: the process failed; the message has the end of its output.
         """
         out = self.scratch / f"{self._done:02d}-held.json"
         with Children() as children:
@@ -164,7 +164,7 @@ class GpuRuns:
         return figures
 
     def _command(self, out: Path, world_size: int, options: Sequence[str]) -> None:
-        """``prismscale run`` of the program."""
+        """Run ``prismscale run`` with the program."""
         command = [sys.executable, "-m", "prismscale", "run", *options]
         command += ["--cluster", self.cluster]
         command += ["--world-size", str(world_size), "--out", str(out), *self._program()]
@@ -174,7 +174,7 @@ class GpuRuns:
             wait_for_all(children, _command_failure)
 
     def _program(self) -> list[str]:
-        """The program as ``prismscale run`` takes it."""
+        """Return the program as arguments of ``prismscale run``."""
         if self.script.is_module:
             return ["-m", self.script.target, *self.script.args]
         return [self.script.target, *self.script.args]
@@ -185,10 +185,10 @@ class GpuRuns:
 
 
 def emulated_figures(folder: RunFolder, command_s: float) -> EmulatedFigures:
-    """What a finished run with rank 0 live left behind.
+    """Read the figures of a finished run with rank 0 live.
 
     Raises:
-        UsageError: there is no finished run. FormatError: a damaged file.
+        UsageError: there is no finished run. FormatError: a file is damaged.
     """
     (live,) = read_results(folder).live
     path = next(folder.live.glob("*/live-0.json"))
@@ -197,8 +197,9 @@ def emulated_figures(folder: RunFolder, command_s: float) -> EmulatedFigures:
 
 
 def predicted_figures(folder: RunFolder) -> PredictedFigures:
-    """What a finished run of one rank on the null device left behind; raises as
-    :func:`emulated_figures`."""
+    """Read the figures of a finished run of one rank on the null device.
+
+    Raises as :func:`emulated_figures`."""
     found = read_results(folder)
     (stage,) = found.stages
     return PredictedFigures(
@@ -210,15 +211,15 @@ def predicted_figures(folder: RunFolder) -> PredictedFigures:
 
 
 def preset_of(gpu: str) -> str:
-    """The cluster preset whose GPU torch calls ``gpu``; the usual one for a GPU that has none."""
+    """Return the cluster preset whose GPU torch calls ``gpu``; without one, the usual preset."""
     return Cluster.presets_by_gpu().get(gpu, USUAL_CLUSTER)
 
 
 def wait_for_all(children: Children, failure: Callable[[Child], PrismscaleError]) -> None:
-    """Wait until all have ended well.
+    """Wait until all children have ended successfully.
 
     Raises:
-        PrismscaleError: the ``failure`` of the first that did not.
+        PrismscaleError: the ``failure`` of the first child that did not.
     """
     while True:
         for child in children.finished():
@@ -230,17 +231,17 @@ def wait_for_all(children: Children, failure: Callable[[Child], PrismscaleError]
 
 
 def rank_environment(rank: int, n_ranks: int, port: int) -> dict[str, str]:
-    """What a script reads under torchrun; all ranks share the first GPU."""
+    """Return the variables that torchrun would set; all ranks share the first GPU."""
     numbers = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": n_ranks}
     numbers["MASTER_PORT"] = port
     return {"MASTER_ADDR": HOST, **{name: str(number) for name, number in numbers.items()}}
 
 
 def refuse_incomparable(figures: PlainFigures, steps: int, label: str) -> None:
-    """Refuse a program with which there is nothing to compare.
+    """Refuse a program that leaves nothing to compare.
 
     Raises:
-        UsageError: it ended before ``steps`` steps, or did not use the GPU.
+        UsageError: the program ended before ``steps`` steps, or did not use the GPU.
     """
     if len(figures.step_ns) < steps - 1:
         raise UsageError(

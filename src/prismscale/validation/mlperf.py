@@ -1,12 +1,12 @@
 """Forecasts of public step times: MLPerf training logs of jobs that were run several times.
 
 A forecast from one run is the pool of its steps, with the far tail of runs of other configurations
-(:func:`.borrowed_tail`): a run has two to six steps beyond its
-p99. The bare pool and a fitted distribution are told beside, and what no distribution could do
-better: the steps of all repeat runs, the forecast one's among them. It is held against every repeat
-run of the same configuration; and, carried over to another median (:func:`.carry_over`), against
-runs of the same submitter and accelerator at another scale. Only logs with one time per step are
-used: Llama-3.1-8B is logged every 32 steps.
+(:func:`.borrowed_tail`), because a run has only two to six steps beyond its p99. The forecast is
+compared with every repeat run of the same configuration. Carried over to another median
+(:func:`.carry_over`), it is compared with runs of the same submitter and accelerator at another
+scale. Three references stand beside it: the bare pool, a fitted distribution, and the steps of all
+repeat runs including the forecast one, which no distribution could beat. Only logs with one time
+per step are used, so not Llama-3.1-8B, which is logged every 32 steps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from prismscale.validation.rows import Row
 Floats = NDArray[np.float64]
 
 WARM_UP_STEPS = 2
-"""First steps of a run, which are slow for reasons of their own."""
+"""Number of first steps that are left out, because they are slow for reasons of their own."""
 EVENT_S = 0.5
-"""A step that begins so much later than the one before ended follows an evaluation: in all logs
-these gaps are longer than 1.3 s, and all others shorter than 0.4 s."""
+"""A step follows an evaluation if it begins at least this much later than the step before ended. In
+all logs these gaps are longer than 1.3 s, and all others are shorter than 0.4 s."""
 QUANTILES = (np.arange(4_000) + 0.5) / 4_000
-"""A distribution is held against a sample as this many evenly spaced quantiles."""
+"""Evenly spaced quantiles that represent a distribution where it is compared with a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +44,29 @@ class MlperfRun:
 
     bench: str
     configuration: str
-    """Equal for repeat runs."""
+    """Name that repeat runs share."""
     family: str
-    """Equal for runs of one submitter, round and accelerator at any scale."""
+    """Name that runs of one round, submitter, benchmark and accelerator share at any scale."""
     n_gpus: int
     steps_ns: Floats
-    """Consecutive steps, warm-up left out."""
+    """Times of consecutive steps, without warm-up."""
     after_event_B: NDArray[np.bool_]
-    """Of these, the ones that directly follow an evaluation."""
+    """Whether each step directly follows an evaluation."""
 
     @property
     def usual_ns(self) -> Floats:
-        """Without the steps that follow an evaluation: 405B's first such step takes 2 to 20 %
-        longer in every run of v5.0; GPT-3's on 4,096 GPUs and more are 2 % shorter."""
+        """Step times without steps that follow an evaluation.
+
+        405B's first such step takes 2 to 20 % longer in every run of v5.0. GPT-3's on 4,096 GPUs
+        and more are 2 % shorter."""
         return self.steps_ns[~self.after_event_B]
 
 
 def read_runs(folder: Path) -> list[MlperfRun]:
-    """All runs of GPT-3 and Llama-3.1-405B with raw step times; repeated submissions once.
+    """Read all runs of GPT-3 and Llama-3.1-405B with raw step times, repeated submissions once.
 
     Raises:
-        FormatError: files that are missing or damaged.
+        FormatError: files are missing or damaged.
     """
     try:
         with (folder / "mlperf_llm_runs.csv").open(newline="", encoding="utf-8") as text:
@@ -102,20 +104,20 @@ def read_runs(folder: Path) -> list[MlperfRun]:
 
 
 def validate(truth: Path) -> list[Row]:
-    """The MLPerf rows.
+    """Return the rows of MLPerf logs.
 
     Args:
-        truth: folder of public measurements; ``mlperf`` lies in it.
+        truth: folder of public measurements, with the folder ``mlperf``.
 
     Raises:
-        FormatError: files that are missing or damaged.
+        FormatError: files are missing or damaged.
     """
     runs = read_runs(truth / "mlperf")
     return [*repeat_rows(runs), *scale_rows(runs)]
 
 
 def repeat_rows(runs: list[MlperfRun]) -> list[Row]:
-    """Forecasts from one run against its repeat runs."""
+    """Compare forecasts from one run with its repeat runs."""
     pairs = [(a, b) for a, b in itertools.permutations(runs, 2) if _repeats(a, b)]
     tailed = {id(run): _with_borrowed_tail(run, runs) for run in runs}
     ours = [agreement(tailed[id(a)], b.steps_ns) for a, b in pairs]
@@ -169,7 +171,7 @@ def repeat_rows(runs: list[MlperfRun]) -> list[Row]:
 
 
 def scale_rows(runs: list[MlperfRun]) -> list[Row]:
-    """Forecasts from one run, for runs at another scale whose median is known."""
+    """Compare forecasts from one run with runs at another scale whose median is known."""
     rows = []
     for bench, label in (("llama31_405b", "405B"), ("gpt3", "GPT-3")):
         own = [r for r in runs if r.bench == bench]
@@ -196,7 +198,7 @@ def _repeats(a: MlperfRun, b: MlperfRun) -> bool:
 
 
 def _with_borrowed_tail(run: MlperfRun, runs: Iterable[MlperfRun]) -> Floats:
-    """The forecast of ``run``: nothing of its repeat runs is in it."""
+    """Return the forecast of ``run``. Nothing from its repeat runs is in it."""
     others = [r.steps_ns / np.median(r.steps_ns) for r in runs if not _repeats(r, run)]
     return borrowed_tail(run.steps_ns, others).sorted_ns
 
@@ -229,6 +231,6 @@ def _robust_normal(steps_ns: Floats) -> Floats:
 
 
 def _spread(found: list[Agreement], name: str, times: float = 1.0) -> tuple[float, float]:
-    """Median and 90th percentile of the absolute values."""
+    """Return the median and the 90th percentile of the absolute values."""
     values = np.abs([getattr(a, name) for a in found]) * times
     return float(np.median(values)), float(np.quantile(values, 0.9))

@@ -1,4 +1,4 @@
-"""The parts of ``prismscale validate``: what each is called, and what it computes."""
+"""The parts of ``prismscale validate``: the name of each, and the function that computes it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from prismscale.validation.steps import step_scores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """One of them."""
+    """One part of ``prismscale validate``."""
 
     name: str
-    """Of its section."""
+    """Title of its section."""
     command: str
-    """Behind ``prismscale validate``."""
+    """Its name after ``prismscale validate``."""
     compute: Callable[[Path], Sequence[Row]]
-    """Rows, from the folder of public measurements."""
+    """Computes its rows from the folder of public measurements."""
     remarks: tuple[str, ...]
 
     @property
     def file(self) -> str:
-        """Name of its rows among a bench's results."""
+        """Name of the file of its rows among the results of benches."""
         return f"validate_{self.command}"
 
     def rows(self, truth: Path) -> list[Row]:
-        """All of them, the worst first, misses with their causes.
+        """Return all rows, the worst first, misses with their causes.
 
         Raises:
-            UsageError: no tables below ``truth``. FormatError: tables that are damaged.
+            UsageError: there are no tables below ``truth``. FormatError: tables are damaged.
         """
         return with_causes(worst_first(self.compute(truth)))
 
     def section(self, rows: Sequence[Row]) -> str:
-        """On the accuracy page."""
+        """Return the section of the accuracy page for ``rows``."""
         command = f"prismscale validate {self.command}"
         return section(self.name, rows, command=command, remarks=self.remarks)
 
@@ -67,7 +67,7 @@ STEPS = Validation(
 
 
 def forecast(*, scale: bool) -> Validation:
-    """Of distributions; ``scale``: with the time of draws of large jobs."""
+    """Return the validation of forecasts; ``scale``: also time the draws of large jobs."""
     return Validation(
         name="Forecast",
         command="forecast",
@@ -77,5 +77,5 @@ def forecast(*, scale: bool) -> Validation:
 
 
 def all_parts(*, scale: bool) -> tuple[Validation, ...]:
-    """Of ``prismscale validate all``, in its order."""
+    """Return all parts of ``prismscale validate all``, in order."""
     return KERNELS, COLLECTIVES, STEPS, forecast(scale=scale)

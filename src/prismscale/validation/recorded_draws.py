@@ -1,12 +1,12 @@
-"""A whole job from a slice: one replica of the pipeline recorded, all others drawn from its steps.
+"""Draws of a whole job from a slice: one recorded pipeline replica stands in for all others.
 
-What belongs together is drawn together: the computation of one microbatch on all stages and in both
-directions comes from one recorded microbatch, because its length decides all of it. Communications
-are drawn once for all, by step.
+Durations that belong together are drawn together. The computation of one microbatch on all stages
+and in both directions comes from one recorded microbatch, because its length decides all of it.
+Communications are drawn once for all ranks, by step.
 
-What a replica draws as one piece is read off the slice by analysis of variance: whole steps where
-the microbatches of a step resemble each other, else single microbatches, in their place where the
-place matters and in any place where it does not.
+Analysis of variance of the slice decides what a replica draws as one piece. If the microbatches of
+a step resemble each other, a replica draws whole steps. Otherwise it draws single microbatches,
+each from its own place in a step if the place matters, else from any place.
 
 Array axes: ``D`` draws, ``P`` replicas, ``Q`` microbatches, ``T`` recorded steps, ``M`` members of
 a class, ``G`` groups of a family.
@@ -27,30 +27,30 @@ from prismscale.errors import UsageError
 from prismscale.graph.node import CollectiveOp, NodeKind
 
 SIGNIFICANCE = 0.001
-"""Chance of taking pure noise for resemblance."""
+"""Probability of taking pure noise for resemblance."""
 
 NodeKey = tuple[str, str, int]
-"""Label of a node, label of the node after it, microbatch: equal on equal work of all replicas."""
+"""Label of a node, label of the next node, microbatch: equal for equal work of all replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepIndices:
-    """Where each replica's microbatches, and everything else of a draw, come from."""
+    """Recorded steps and microbatches from which each draw takes its durations."""
 
     step_DPQ: NDArray[np.int64]
     microbatch_DPQ: NDArray[np.int64]
     common_step_D: NDArray[np.int64]
-    """Step of communications and of what belongs to no microbatch."""
+    """Step that gives communications, and computation that belongs to no microbatch."""
 
 
 def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> StepIndices:
     """Draw recorded microbatches for every replica.
 
     Args:
-        samples: recorded steps; only those of ``replica`` are looked at.
-        replica: the recorded one.
-        draws: how many steps to make up.
-        seed: of the random numbers.
+        samples: recorded steps, of which only those of ``replica`` are used.
+        replica: the recorded replica.
+        draws: number of steps to draw.
+        seed: seed of the random numbers.
     """
     total_TQ = microbatch_ns_TQ(samples, replica)
     n_steps, n_microbatches = total_TQ.shape
@@ -72,7 +72,7 @@ def pick(samples: StepSamples, replica: int, *, draws: int, seed: int) -> StepIn
 
 
 def _differ(rows: NDArray[np.int64] | NDArray[np.float64]) -> bool:
-    """True where rows differ in level by more than the scatter within them explains (F test)."""
+    """Whether rows differ in level by more than the scatter within them explains (F test)."""
     if min(rows.shape) < 2:
         return False
     within = rows.var(axis=1, ddof=1).mean()
@@ -84,10 +84,10 @@ def _differ(rows: NDArray[np.int64] | NDArray[np.float64]) -> bool:
 
 
 def microbatch_ns_TQ(samples: StepSamples, replica: int) -> NDArray[np.int64]:
-    """Computation of each recorded microbatch of a replica, summed over its stages.
+    """Return the computation of each recorded microbatch of a replica, summed over its stages.
 
     Raises:
-        UsageError: the samples do not know microbatches, or there is no such replica.
+        UsageError: the samples do not tell microbatches apart, or there is no such replica.
     """
     ranks = np.flatnonzero(samples.replica_R == replica)
     if len(ranks) == 0:
@@ -104,7 +104,7 @@ def microbatch_ns_TQ(samples: StepSamples, replica: int) -> NDArray[np.int64]:
 
 
 def computations(samples: StepSamples, rank: int) -> dict[NodeKey, NDArray[np.int64]]:
-    """Durations ``[T]`` of every computation of a rank."""
+    """Return the durations ``[T]`` of every computation of a rank."""
     index, member = int(samples.graph.class_of_R[rank]), int(samples.graph.member_of_R[rank])
     own = samples.classes[index]
     trace = samples.graph.classes[index].trace
@@ -116,11 +116,11 @@ def computations(samples: StepSamples, rank: int) -> dict[NodeKey, NDArray[np.in
 
 
 def node_keys(samples: StepSamples, class_index: int) -> list[NodeKey]:
-    """The key of every body node of a class."""
+    """Return the key of every body node of a class."""
     trace = samples.graph.classes[class_index].trace
     body = slice(trace.n_prologue, None)
     labels = [trace.labels[i] for i in trace.label_N[body].tolist()]
-    # Replicas differ in the barriers they pass, so these are looked through.
+    # Replicas differ in the barriers that they pass, so the next node is never a barrier.
     is_barrier = (trace.kind_N[body] == NodeKind.COLLECTIVE) & (
         trace.op_N[body] == CollectiveOp.BARRIER
     )
@@ -134,21 +134,21 @@ def node_keys(samples: StepSamples, class_index: int) -> list[NodeKey]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaDraws:
-    """Durations of made-up steps of the whole job (a ``DurationSource`` with a draw axis)."""
+    """Durations of drawn steps of the whole job (a ``DurationSource`` with a draw axis)."""
 
     samples: StepSamples
     replica: int
     """The recorded replica."""
     picks: StepIndices
     slowdown_R: Mapping[int, float] = field(default_factory=dict)
-    """Ranks whose computation takes so many times as long."""
+    """Factor on the computation of slowed-down ranks, by rank."""
 
     def prologue(self, class_index: int) -> Sequence[Duration]:
-        """Durations of the prologue: the same in every draw."""
+        """Return the durations of the prologue, which are the same in every draw."""
         return self.samples.classes[class_index].prologue_ns
 
     def body(self, class_index: int, step: int) -> Sequence[Duration]:
-        """Durations of the body, the same in every simulated step."""
+        """Return the durations of the body, which are the same in every simulated step."""
         rank_class = self.samples.graph.classes[class_index]
         recorded = computations(self.samples, self._recorded_rank(class_index))
         out: list[Duration] = []
@@ -185,7 +185,8 @@ class ReplicaDraws:
     ) -> NDArray[np.int64]:
         label, after, place = key
         n_microbatches = self.picks.step_DPQ.shape[2]
-        # The first and last microbatch have nodes that the others lack; those stay in their place.
+        # The first and the last microbatch have nodes that the others lack. These nodes keep their
+        # own durations.
         ns_TQ = np.stack(
             [recorded.get((label, after, q), recorded[key]) for q in range(n_microbatches)], axis=1
         )
@@ -196,7 +197,7 @@ class ReplicaDraws:
         return np.asarray(ns_TQ[step_DM, microbatch_DM], dtype=np.int64)
 
     def _communication(self, class_index: int, node: int) -> NDArray[np.int64]:
-        """Own time in the recorded replica's group, or in the one group of all replicas."""
+        """Return the time in the group with the recorded replica, or in the only group."""
         graph = self.samples.graph
         ns_TG = self.samples.classes[class_index].body_ns[node]
         column = 0

@@ -1,8 +1,8 @@
-"""Rows of a validation: a measured figure, what it may be at most, and whether it is.
+"""Rows of a validation: a measured figure, its bar, and whether the bar is met.
 
 Every bench and every ``prismscale validate`` prints rows and writes them as JSON: a list of objects
-``{"name", "value", "unit", "bar", "least", "ok"}``, ``"note"`` where there is something to say, and
-``"others"`` where others say something of the same.
+``{"name", "value", "unit", "bar", "least", "ok"}``, with ``"note"`` where a row has a note, and
+with ``"others"`` where there are other predictions of the same figure.
 """
 
 from __future__ import annotations
@@ -30,43 +30,44 @@ class Row:
     value: float
     unit: str = ""
     bar: float | None = None
-    """The most it may be; None where nothing is asked."""
+    """Upper bound of the figure; None for no bound."""
     least: bool = False
-    """The bar is the least it may be."""
+    """Whether the bar is a lower bound instead."""
     ok: bool = True
+    """Whether the bar is met."""
     note: str = ""
-    """Of what the row was measured, and why a bar is missed where that is known."""
+    """What the row was measured on, and why it misses its bar if that is known."""
     others: Mapping[str, float] = field(default_factory=dict)
-    """The same figure by what others predict of the same rows, by who that is."""
+    """The same figure from other predictions, by the name of their source."""
 
     @property
     def subject(self) -> str:
-        """What was measured, of which a bench may have many rows: the name before its colon."""
+        """What was measured: the name before its colon. A bench may have many rows of a subject."""
         return self.name.partition(":")[0]
 
     @property
     def sign(self) -> str:
-        """How the value should be to its bar."""
+        """Sign of the relation that the value should have to its bar."""
         return "≥" if self.least else "≤"
 
     @staticmethod
     def at_most(name: str, value: float, bar: float, unit: str = "") -> Row:
-        """A figure that must not exceed ``bar``; not-a-number never passes."""
+        """Return a row whose figure must not exceed ``bar``; not-a-number never passes."""
         return Row(name=name, value=value, unit=unit, bar=bar, ok=bool(value <= bar))
 
     @staticmethod
     def at_least(name: str, value: float, bar: float, unit: str = "") -> Row:
-        """A figure that must reach ``bar``; not-a-number never passes."""
+        """Return a row whose figure must reach ``bar``; not-a-number never passes."""
         return Row(name=name, value=value, unit=unit, bar=bar, least=True, ok=bool(value >= bar))
 
     @staticmethod
     def told(name: str, value: float, unit: str = "") -> Row:
-        """A figure without a bar."""
+        """Return a row without a bar."""
         return Row(name=name, value=value, unit=unit)
 
 
 def print_rows(rows: Iterable[Row], *, title: str = "", console: Console | None = None) -> None:
-    """Print a table on the terminal."""
+    """Print rows as a table on the terminal."""
     table = Table(title=title or None)
     table.add_column("what")
     table.add_column("value", justify="right")
@@ -84,7 +85,7 @@ def print_rows(rows: Iterable[Row], *, title: str = "", console: Console | None 
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Write rows as JSON; figures that are not finite become null, because JSON has no others.
+    """Write rows as JSON; non-finite figures become null, because JSON has no such numbers.
 
     Raises:
         StorageError: the file cannot be written.
@@ -98,7 +99,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_rows(path: Path | None) -> list[Row]:
-    """What an earlier run wrote to ``path``; nothing where there was none."""
+    """Read the rows that an earlier run wrote to ``path``; none if there is no file."""
     if path is None or not path.exists():
         return []
     rows = json.loads(path.read_text())
@@ -108,18 +109,20 @@ def read_rows(path: Path | None) -> list[Row]:
 
 
 def renewed(rows: Sequence[Row], found: Sequence[Row]) -> list[Row]:
-    """``rows``, with those in ``found`` in place of all of the same subjects.
+    """Return ``rows``, with ``found`` in place of all rows of the same subjects.
 
-    A bench calls this as each subject is measured, and writes what it returns: one that is cut off
-    has lost no earlier row.
+    A bench calls this after each measured subject and writes the result. A bench that is
+    interrupted therefore loses no earlier row.
     """
     subjects = {row.subject for row in found}
     return [*(row for row in rows if row.subject not in subjects), *found]
 
 
 def finish(rows: Sequence[Row], *, title: str = "", json_path: Path | None = None) -> int:
-    """Print the table, write it where asked; returns the exit code, 1 where a bar is missed or
-    nothing was measured.
+    """Print the table, and write it to ``json_path`` if given.
+
+    Returns:
+        The exit code: 1 if a bar is missed or nothing was measured.
 
     Raises:
         StorageError: the file cannot be written.
@@ -139,7 +142,7 @@ def _plain(row: Row) -> dict[str, object]:
 
 
 def _console() -> Console:
-    """As wide as the terminal; in a file, wide enough for a row's name."""
+    """Return a console as wide as the terminal; in a file, wide enough for a row's name."""
     return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 

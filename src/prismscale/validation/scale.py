@@ -1,9 +1,9 @@
-"""What a forecast costs: draws of a job of 8,192 ranks, and the curve to 65,536.
+"""The cost of a forecast: draws of a job of 8,192 ranks, and the curve up to 65,536 ranks.
 
-The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches, 16 tensor-parallel collectives in each
-pass: 35.5 million rank-nodes a step at 8,192 ranks. Draws run on the fused graph
-(:mod:`~prismscale.forecast.draws.lockstep`); that it has the distribution of the whole one is
-checked on a small job.
+The job is TP 8 × PP 16 × DP, 1F1B with 64 microbatches and 16 tensor-parallel collectives in each
+pass. It has 35.5 million rank-nodes per step at 8,192 ranks. Draws run on the fused graph
+(:mod:`~prismscale.forecast.draws.lockstep`). A check on a small job shows that the fused graph has
+the distribution of the whole one.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ VARIATION = Variation(compute_cv=0.03, communication_cv=0.1, stall_probability=1
 CURVE = {8: 1_024, 64: 8_192, 128: 16_384, 256: 32_768, 512: 65_536}
 """World size by data-parallel width."""
 BARRED = 64
-"""The width that has a bar."""
+"""Data-parallel width of the job whose time has a bar."""
 FEWER = 4
-"""Times fewer draws beyond it: time goes with their number, and the curve is to take minutes."""
+"""Divisor of the number of draws for larger jobs, because time is proportional to it and the curve
+should take minutes."""
 REJECTED_AT_1_PERCENT = 1.63
-"""Times √(2/n): KS distance of two samples that equal distributions exceed once in a hundred
-times."""
+"""Multiplied by √(2/n), this is the KS distance that two samples of n from equal distributions
+exceed in one case of a hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleJob:
-    """Distributions of a job, whole and fused."""
+    """Distributions of a job, on the whole graph and on the fused one."""
 
     whole: DistributionDraws
     fused: FusedGraph
@@ -67,13 +68,14 @@ class ScaleJob:
 def validate(
     *, draws: int = 1_000, workers: int = 2, steps: int = 2, most_ranks: int = 65_536
 ) -> list[Row]:
-    """All rows of this module; timings mean something on an idle machine only.
+    """Return all rows of this module. Timings are meaningful only on an idle machine.
 
     Args:
-        draws: of the job that has a bar, and of smaller ones; :data:`FEWER` beyond.
-        workers: local processes; the bar is for two cores.
-        steps: simulated steps a draw.
-        most_ranks: where the curve ends.
+        draws: draws of the job with a bar and of smaller jobs; divided by :data:`FEWER` for larger
+            ones.
+        workers: number of local processes; the bar is for two cores.
+        steps: simulated steps per draw.
+        most_ranks: largest world size of the curve.
     """
     rows = check_small(2_000)
     for dp, ranks in CURVE.items():
@@ -104,7 +106,7 @@ def prepare(layout: Layout) -> ScaleJob:
 
 
 def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
-    """Time draws of one world size."""
+    """Time the draws of one world size."""
     job = prepare(Layout(tp=8, pp=16, dp=dp, microbatches=64))
     config = MonteCarlo(draws=draws, steps=steps)
     began = time.perf_counter()
@@ -129,7 +131,7 @@ def measure(dp: int, draws: int, workers: int, steps: int) -> list[Row]:
 
 
 def check_small(draws: int) -> list[Row]:
-    """Fused against whole graph on a small job; what drawing parallel groups once is worth."""
+    """Compare fused and whole graph on a small job, and parallel groups drawn once and apart."""
     job = prepare(Layout(tp=8, pp=4, dp=2, microbatches=4))
     config = MonteCarlo(draws=draws, steps=1)
     origin = job.fused.origin
@@ -152,7 +154,7 @@ def check_small(draws: int) -> list[Row]:
 
 
 def peak_rss_gb() -> float:
-    """Of this process and, for each of its two workers, the largest that has ended."""
+    """Return this process's peak memory plus twice that of its largest ended worker, in GB."""
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return (own + 2 * largest_child) * 1024 / 1e9

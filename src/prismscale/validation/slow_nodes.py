@@ -1,5 +1,6 @@
-"""Placement on production traces: what the worst placement of unequal nodes costs over the best,
-and whether the search finds the best."""
+"""Placement on production traces: cost of the worst placement of unequal nodes over the best.
+
+Also checks whether the search finds the best placement."""
 
 from __future__ import annotations
 
@@ -16,22 +17,23 @@ from prismscale.forecast.placement.nodes import ClusterNode
 from prismscale.validation.rows import Row
 
 SPATIAL_CV = (0.0164, 0.1404)
-"""How much a kernel's time varies between the GPUs of one fleet (PRISM, arXiv 2510.15596)."""
+"""Range of how much a kernel's time varies between GPUs of one fleet (PRISM, arXiv 2510.15596)."""
 REAL_SPREAD = (1.0, 1.0, 1.0, 1.016, 1.016, 1.05, 1.09, 1.14)
-"""Factors of eight nodes, the same figures read as a range: none is more than 14 % slower than the
-fastest. Equal ones keep the number of placements that differ small enough to try all."""
+"""Relative times of eight nodes. Here the same figures are read as a range: no node is more than
+14 % slower than the fastest. Equal factors keep the number of different placements small enough to
+try all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracePlacement:
-    """Placement on a trace whose workers are the node slots, replica by replica."""
+    """Placement on a trace. Each of its workers is a node slot, in order of replicas."""
 
     samples: StepSamples
     draws: int
 
     @property
     def node_slots(self) -> list[tuple[int, ...]]:
-        """One worker a node slot."""
+        """Ranks of each node slot: one worker."""
         ranks = range(self.samples.graph.world_size)
         stage, replica = self.samples.stage_R, self.samples.replica_R
         return [(r,) for r in sorted(ranks, key=lambda r: (replica[r], stage[r]))]
@@ -44,7 +46,7 @@ class TracePlacement:
     def study(
         self, factors: list[float], *, exhaustive: bool | None = None, rounds: int = 400
     ) -> PlacementStudy:
-        """Search with nodes of these factors, in the given order."""
+        """Search for the best placement of nodes with these factors, given in this order."""
         base = ReplayDraws(samples=self.samples, regime_T=regimes_of(self.samples))
 
         def source_for(factor_R: NDArray[np.float64]) -> tuple[ReplayDraws, None]:
@@ -58,7 +60,7 @@ class TracePlacement:
 
 
 def validate(st: StepSamples, se: StepSamples) -> list[Row]:
-    """One slow node, and a real spread of speeds; search against all placements."""
+    """Return rows for one slow node, a real spread of speeds, and search against all placements."""
     small, large = TracePlacement(samples=st, draws=64), TracePlacement(samples=se, draws=64)
     one_slow = small.study([1.3] + [1.0] * 7)
     real = small.study(list(REAL_SPREAD), exhaustive=True)
@@ -115,7 +117,7 @@ def validate(st: StepSamples, se: StepSamples) -> list[Row]:
 
 
 def _fleet_rows(name: str, job: TracePlacement, rounds: int, low: float) -> list[Row]:
-    """Nodes as a normal distribution spreads them, at both ends of what was measured in a fleet."""
+    """Return rows for normally distributed node factors, at both ends of :data:`SPATIAL_CV`."""
     n = len(job.node_slots)
     order = np.random.default_rng(0).permutation(n)
     rows = []

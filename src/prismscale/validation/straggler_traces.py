@@ -1,8 +1,9 @@
-"""Holds the import of straggler traces against what was recorded.
+"""Compares steps re-timed from imported straggler traces with the recorded steps.
 
-For each public trace: every recorded step re-timed from separated durations; communication and gaps
-taken from other steps; one worker a stage with the other replicas drawn; the published effect of
-launch delays (ByteDance's ``launch_slowdown``: recorded step time over that without gaps).
+There are four comparisons for each public trace: every recorded step re-timed from separated
+durations; the same with communication and gaps from other steps; one worker per stage, with the
+other replicas drawn; and the published effect of launch delays (ByteDance's ``launch_slowdown``:
+recorded step time over the step time without gaps).
 
 Array axes: ``T`` steps, ``X`` columns or groups.
 """
@@ -31,30 +32,30 @@ from prismscale.validation.rows import Row
 NAMES = ("ST", "SE")
 DRAWS = 400
 SLOW_BY = 1.5
-"""How much slower the worker outside the slice is made: enough to be on the critical path."""
+"""Factor that slows down the worker outside the slice, enough to put it on the critical path."""
 
 OTHER_STEPS_BAR = {"ST": 0.5, "SE": 0.1}
 SLICE_BAR = {"ST": 0.5, "SE": 3.0}
 
 Edit = Callable[[str, bool, NDArray[np.int64]], NDArray[np.int64]]
-"""(label, is communication, durations ``[T, X]``) → the durations to use instead."""
+"""Maps (label, is communication, durations ``[T, X]``) to the durations to use instead."""
 
 
 def validate(truth: Path) -> list[Row]:
-    """Every row for every trace.
+    """Return all rows of all traces.
 
     Args:
-        truth: folder of public measurements; in its folder ``straggler`` lie ``trace-NAME.parquet``
-            and ``result-NAME.json``.
+        truth: folder of public measurements, with ``straggler/trace-NAME.parquet`` and
+            ``straggler/result-NAME.json``.
 
     Raises:
-        FormatError: a file that is missing or damaged.
+        FormatError: a file is missing or damaged.
     """
     return [row for name in NAMES for row in validate_trace(truth / "straggler", name)]
 
 
 def validate_trace(folder: Path, name: str) -> list[Row]:
-    """The rows of one trace, from the folder that holds it."""
+    """Return the rows of one trace, from the folder that holds it."""
     samples = read_straggler(folder / f"trace-{name}.parquet").samples
     program = compile_job(samples.graph)
     return [
@@ -93,7 +94,7 @@ def _replayed(name: str, samples: StepSamples, program: JobProgram) -> list[Row]
 
 
 def _published(path: Path, name: str, samples: StepSamples, program: JobProgram) -> list[Row]:
-    """Ours against the published slow-downs by launch delay, step by step and on average."""
+    """Compare our slow-downs by launch delay with the published ones, per step and on average."""
     try:
         published = json.loads(path.read_text(encoding="utf-8"))
         per_step = published["launch_step_slowdown"]
@@ -118,7 +119,7 @@ def _published(path: Path, name: str, samples: StepSamples, program: JobProgram)
 
 
 def _sliced(name: str, samples: StepSamples, program: JobProgram) -> list[Row]:
-    """Each replica in turn is the slice: one worker a stage is recorded, all others drawn."""
+    """Take each replica in turn as the slice: one worker per stage recorded, all others drawn."""
     replicas = np.unique(samples.replica_R).tolist()
     recorded = float(np.median(_observed(samples)))
     off = []
@@ -147,7 +148,7 @@ def _sliced(name: str, samples: StepSamples, program: JobProgram) -> list[Row]:
 
 
 def _slowed(samples: StepSamples, program: JobProgram) -> tuple[float, float]:
-    """Rise of the median step, in %, by one slow worker: from a slice, and with all workers."""
+    """Return the rise of the median step, in %, by one slow worker: from a slice, from all."""
     inside, outside = samples.replica_R.min(), samples.replica_R.max()
     last = samples.stage_R.max()
     worker = int(np.flatnonzero((samples.replica_R == outside) & (samples.stage_R == last))[0])
@@ -196,7 +197,7 @@ def _edited(samples: StepSamples, edit: Edit) -> StepSamples:
 def _typical_gaps(
     label: str, is_communication: bool, ns_TX: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Each gap is the median of the *other* steps': nothing of a step's own end leaks in."""
+    """Replace each gap by the *other* steps' median, so that a step's own end does not leak in."""
     if label != GAP or len(ns_TX) < 2:
         return ns_TX
     rest = [np.median(np.delete(ns_TX, t, axis=0), axis=0) for t in range(len(ns_TX))]
@@ -206,7 +207,7 @@ def _typical_gaps(
 def _from_other_half(
     label: str, is_communication: bool, ns_TX: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Even steps take communication and gaps from the odd ones' median, and the reverse."""
+    """Give even steps the median communication and gaps of odd steps, and the reverse."""
     if not (is_communication or label == GAP) or len(ns_TX) < 2:
         return ns_TX
     halves = np.rint([np.median(ns_TX[1::2], axis=0), np.median(ns_TX[0::2], axis=0)])

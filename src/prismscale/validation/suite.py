@@ -1,4 +1,4 @@
-"""Everything that forecasts are held against: ``prismscale validate forecast``."""
+"""All validations of forecasts: ``prismscale validate forecast``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ REMARKS = (
 
 
 def validate(truth: Path, *, scale: bool = True) -> list[Row]:
-    """All rows, from exact distributions to production traces.
+    """Return all rows, from exact distributions to production traces.
 
     Args:
-        truth: folder of public measurements; ``straggler`` and ``mlperf`` lie in it.
-        scale: time draws of large jobs too.
+        truth: folder of public measurements, with the folders ``straggler`` and ``mlperf``.
+        scale: also time the draws of large jobs.
 
     Raises:
-        FormatError: files that are missing or damaged.
+        FormatError: files are missing or damaged.
     """
     return [
         *straggler_traces.validate(truth),

@@ -1,10 +1,10 @@
-"""A synthetic job: tensor × pipeline × data parallel, 1F1B, durations per pass.
+"""A synthetic job: tensor × pipeline × data parallel, 1F1B, with one duration per pass.
 
 Ranks are laid out with the tensor-parallel axis fastest, then data, then pipeline (Megatron-LM's
 default order). A pass of one microbatch through a stage is cut into slices, each followed by a
-collective. A transfer is posted one pass ahead, so that it overlaps with computation. What is
-communicated once a step (gradients) comes at its end. 1F1B is that of PipeDream-flush (Narayanan et
-al. 2021, section 2.2).
+collective. A transfer is posted one pass ahead, so that it overlaps with computation. Gradients are
+communicated once, at the end of the step. 1F1B is that of PipeDream-flush (Narayanan et al. 2021,
+section 2.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prismscale.graph.trace import GroupRecord, RankTrace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How a job is cut over its ranks."""
+    """How a job is distributed over its ranks."""
 
     tp: int
     pp: int
@@ -41,12 +41,12 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.tp * self.pp * self.dp
 
     @property
     def name(self) -> str:
-        """As shown in tables."""
+        """Name of the layout in tables."""
         return f"TP{self.tp} PP{self.pp} DP{self.dp}"
 
 
@@ -56,30 +56,30 @@ class Move(NamedTuple):
     op: CollectiveOp
     n_bytes: int
     group: str = "tp"
-    """``tp``, ``dp`` or ``world``; left out where that group has one rank."""
+    """``tp``, ``dp`` or ``world``. The collective is left out if this group has one rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCosts:
-    """What one microbatch costs in a stage, and what a step costs besides."""
+    """Costs of one microbatch in a stage, and further costs of a step."""
 
     forward_ns: int
     backward_ns: int
     weight_ns: int = 0
-    """Of the backward pass besides: the gradient of the weights, for which no other stage waits. As
-    in ZB-H1 (Qi et al. 2023, section 2.2) it follows as many microbatches behind as its stage has
-    before it."""
+    """Further time of the backward pass: the gradient of the weights, for which no other stage
+    waits. As in ZB-H1 (Qi et al. 2023, section 2.2), it runs as many microbatches later as there
+    are stages before its own."""
     optimizer_ns: int = 0
-    """Of a stage, once a step."""
+    """Time of the optimizer in a stage, once per step."""
     last_stage_ns: int = 0
     """Further forward time of the last stage (output layer and loss); its backward takes twice."""
     forward_moves: tuple[Move, ...] = ()
     """Collectives within a forward pass, evenly spread."""
     backward_moves: tuple[Move, ...] = ()
     boundary_bytes: int = 0
-    """Activation that one rank passes to the next stage."""
+    """Size of the activation that one rank passes to the next stage."""
     step_moves: tuple[Move, ...] = ()
-    """Collectives once a step, after the last pass."""
+    """Collectives once per step, after the last pass."""
 
 
 class Pass(NamedTuple):
@@ -90,7 +90,7 @@ class Pass(NamedTuple):
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[Pass]:
-    """The passes of ``stage`` in order."""
+    """Return the passes of ``stage`` in order."""
     warm_up = min(stages - 1 - stage, microbatches)
     passes = [Pass(m, True) for m in range(warm_up)]
     for m in range(warm_up, microbatches):
@@ -99,7 +99,7 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[Pass]:
 
 
 def build_layout(layout: Layout, costs: PassCosts) -> JobGraph:
-    """The execution graph of every rank. Raises :class:`UsageError` for numbers that cannot be."""
+    """Build the execution graph of all ranks. Raises :class:`UsageError` for impossible numbers."""
     groups = _groups(layout)
     rank_RR = np.arange(layout.world_size)
     stage_width = layout.tp * layout.dp
@@ -112,7 +112,7 @@ def build_layout(layout: Layout, costs: PassCosts) -> JobGraph:
 
 
 def median_durations(graph: JobGraph, model: CollectiveModel) -> GraphDurations:
-    """Durations of a layout's graph without variation."""
+    """Return the durations of a layout's graph without variation."""
     return GraphDurations(graph=graph, model=model)
 
 
@@ -151,8 +151,8 @@ class _StageWriter:
         self._trace = TraceBuilder(rank=rank, world_size=layout.world_size, groups=records)
 
     def write(self) -> RankTrace:
-        """All passes in the order of the schedule, then the end of the step."""
-        # The step's first node: where this step hangs on to the end of the one before.
+        """Write all passes in the order of the schedule, then the end of the step."""
+        # The step's first node, which links this step to the end of the step before.
         before = last = self._trace.add_compute(0, preds=[-1], label="step begins")
         for one in one_f_one_b(self._stage, self._layout.pp, self._layout.microbatches):
             received = self._receive(one, before)
@@ -206,7 +206,7 @@ class _StageWriter:
             return self._compute(duration_ns, preds, label)
         done = -1
         for i, move in enumerate(moves):
-            # Integer division by parts keeps the sum exact.
+            # Cumulative integer division keeps the sum of the parts exact.
             part = duration_ns * (i + 1) // len(moves) - duration_ns * i // len(moves)
             computed = self._compute(part, preds if i == 0 else [done], label)
             done = self._collective(move, computed, lane="compute")

@@ -1,4 +1,4 @@
-"""Chakra execution traces (length-delimited protobuf), both ways."""
+"""Reads and writes Chakra execution traces (length-delimited protobuf)."""
 
 from prismscale.formats.chakra.reader import read_chakra
 from prismscale.formats.chakra.writer import write_chakra

@@ -1,8 +1,8 @@
-"""The messages of a rank class: made once, and again only where a rank's times or groups differ.
+"""Makes the messages of a rank class once, and again only where a rank's times or groups differ.
 
 [Note: one node a lane] Readers run the nodes of a lane one after the other. Work and its launch
-path are two nodes on one (:mod:`prismscale.graph.launch_paths`), so they become one, which lasts
-from the last of its dependencies to the later of both ends.
+path are two nodes side by side on one lane (:mod:`prismscale.graph.launch_paths`), so they become
+one node. It lasts from the end of its last dependency to the later of both ends.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ COMM_TYPE = {
     CollectiveOp.SYMM_MEM_BARRIER: CommType.BARRIER,
 }
 PART_IS_SIZE = (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
-"""``comm_size`` is what one member puts in; ours are bytes of the whole."""
+"""Operations whose ``comm_size`` is the input of one member. Our bytes are those of the whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUse:
-    """A rank's group as messages name it."""
+    """A group of a rank, with the name that messages use."""
 
     name: str
     ranks: tuple[int, ...]
@@ -60,7 +60,7 @@ class ExportedClass:
 
     @property
     def trace(self) -> RankTrace:
-        """What its ranks run."""
+        """The trace that all ranks of the class run."""
         return self.rank_class.trace
 
     @cached_property
@@ -71,7 +71,7 @@ class ExportedClass:
 
     @cached_property
     def id_of(self) -> list[int]:
-        """By body node: the message that stands for it."""
+        """By body node: id of the message that stands for it."""
         beside = work_beside_N(self.trace)[self.trace.n_prologue :] - self.trace.n_prologue
         return np.searchsorted(self.kept, beside).tolist()
 
@@ -87,14 +87,14 @@ class ExportedClass:
         duration_ns: list[int],
         groups: list[GroupUse],
     ) -> Iterator[bytes]:
-        """The framed messages of one rank.
+        """Yield the framed messages of one rank.
 
         Args:
             rank: a member of the class.
-            rows: its timeline.
+            rows: the rank's timeline.
             first_row: row at which the step begins.
-            duration_ns: of every body node.
-            groups: the rank's, by group index.
+            duration_ns: duration of every body node.
+            groups: the rank's groups, by group index.
         """
         starts = rows.start_ns_N[first_row : first_row + self.trace.n_body].tolist()
         ends = rows.end_ns_N[first_row : first_row + self.trace.n_body]
@@ -103,7 +103,7 @@ class ExportedClass:
                 start, duration = self._spanned(n, rows, first_row, ends)
             else:
                 start, duration = starts[n], duration_ns[n]
-            # What of a message depends on the rank, beside its times.
+            # All of a message that differs between ranks: times, group, and own rank if p2p.
             key = (n, start, duration, groups[group].name if group >= 0 else "", rank * is_p2p)
             made = self._made.get(key)
             if made is None:
@@ -112,8 +112,11 @@ class ExportedClass:
 
     @cached_property
     def _plan(self) -> list[tuple[int, bool, int, bool]]:
-        """Of each message: its body node, whether a launch path belongs to it, its group index (-1:
-        it is computation), and whether it goes to one rank."""
+        """The facts about each message that all ranks share.
+
+        They are its body node, whether a launch path belongs to it, its group index (-1 for
+        computation), and whether it is point-to-point.
+        """
         trace = self.trace
         nodes = trace.n_prologue + self.kept
         groups = np.where(trace.communicates_N[nodes], trace.group_index_N[nodes], -1).tolist()
@@ -128,7 +131,7 @@ class ExportedClass:
     def _spanned(
         self, n: int, rows: RankTimeline, first_row: int, ends: NDArray[np.int64]
     ) -> tuple[int, int]:
-        """Start and duration of work and launch path together."""
+        """Return start and duration of work and launch path together."""
         trace = self.trace
         last = [
             int(rows.end_ns_N[first_row + m - d])
@@ -141,7 +144,7 @@ class ExportedClass:
         return start, max(end - start, 0)
 
     def _sources(self, n: int) -> list[int]:
-        """Messages that message of body node ``n`` depends on; below 0 in earlier steps."""
+        """Return ids of the messages that body node ``n`` depends on; below 0 in earlier steps."""
         trace, own = self.trace, [n, n + 1] if self._both(n) else [n]
         found = []
         for m in own:

@@ -18,7 +18,7 @@ from prismscale.errors import FormatError
 PACKAGE = "prismscale_chakra"
 SCHEMA_VERSION = "0.0.4"
 LARGEST_MESSAGE = 1 << 25
-"""Bytes of one message: 32 MB are no node but a damaged file."""
+"""Most bytes of one message: 32 MB are no node but a damaged file."""
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -42,7 +42,7 @@ _SCALARS = {
 
 
 class NodeType(IntEnum):
-    """``type`` of a node."""
+    """Values of a node's ``type``."""
 
     INVALID_NODE = 0
     METADATA_NODE = 1
@@ -55,7 +55,7 @@ class NodeType(IntEnum):
 
 
 class CommType(IntEnum):
-    """Value of the attribute ``comm_type``."""
+    """Values of the attribute ``comm_type``."""
 
     ALL_REDUCE = 0
     REDUCE = 1
@@ -131,7 +131,7 @@ Node = _message("Node")
 
 
 def attribute(name: str, value: bool | int | str | list[int]) -> Any:
-    """An attribute of the type that Chakra's own tools use for such a value."""
+    """Return an attribute of the type that Chakra's own tools use for such a value."""
     if isinstance(value, bool):
         return Attribute(name=name, bool_val=value)
     if isinstance(value, int):
@@ -139,14 +139,14 @@ def attribute(name: str, value: bool | int | str | list[int]) -> Any:
     if isinstance(value, str):
         return Attribute(name=name, string_val=value)
     made = Attribute(name=name)
-    # Set even when empty, so that the list is there.
+    # Set the list even when it is empty, so that the attribute has a value.
     made.int64_list.SetInParent()
     made.int64_list.values.extend(value)
     return made
 
 
 def attributes(message: Any) -> dict[str, Any]:
-    """Attributes by name as plain Python values; lists become lists."""
+    """Return a message's attributes by name, as plain Python values and lists of them."""
     found: dict[str, Any] = {}
     for item in message.attr:
         kind = item.WhichOneof("value")
@@ -157,7 +157,7 @@ def attributes(message: Any) -> dict[str, Any]:
 
 
 def framed(message: Any) -> bytes:
-    """A message behind its length (base-128 varint)."""
+    """Return a message in bytes, preceded by its length (base-128 varint)."""
     body = message.SerializeToString()
     length, head = len(body), bytearray()
     while length > 0x7F:
@@ -173,10 +173,10 @@ def write_message(file: IO[bytes], message: Any) -> None:
 
 
 def read_messages(name: str, file: IO[bytes]) -> Iterator[Any]:
-    """The metadata, then the nodes, one at a time.
+    """Yield the metadata, then the nodes, one at a time.
 
     Raises:
-        FormatError: truncated, or not a Chakra trace.
+        FormatError: the file is truncated, or not a Chakra trace.
     """
     kind = GlobalMetadata
     while (length := _read_length(name, file)) is not None:

@@ -1,9 +1,9 @@
 """Reads Chakra execution traces, ours or others', one file a rank, into a job's graph.
 
-The format has no groups of its own: they come from the metadata of our files, from a
-``comm_group.json`` beside the traces (as for ASTRA-sim), or are the whole job where a node names no
-group. A communication lasts what the quickest of its members recorded: what others recorded beyond
-it is waiting.
+The format has no groups of its own. They come from the metadata of our files, or from a
+``comm_group.json`` beside the traces (as for ASTRA-sim). A node that names no group communicates
+among the whole job. A communication lasts as long as the quickest of its members recorded; what
+other members recorded beyond that is waiting.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _File:
     path: Path
     rank: int
     groups: dict[str, GroupRecord] = field(default_factory=dict)
-    """By the name that nodes use; in order of group index where the file tells them."""
+    """By the name that nodes use; in order of group index if the file lists them."""
     nodes: dict[int, _ChakraNode] = field(default_factory=dict)
 
     def order(self) -> list[int]:
-        """Node ids such that dependencies come first, by id where they leave a choice.
+        """Return node ids such that dependencies come first, by id where they leave a choice.
 
         Raises:
-            FormatError: a dependency that is not in the file, or a circle.
+            FormatError: a dependency is not in the file, or dependencies form a circle.
         """
         waiting = {i: len(set(n.deps)) for i, n in self.nodes.items()}
         after: dict[int, list[int]] = defaultdict(list)
@@ -101,15 +101,15 @@ def read_chakra(files: Sequence[Path]) -> JobGraph:
         files: ``<anything>.<rank>.et``.
 
     Raises:
-        FormatError: a file that is damaged, foreign or missing.
-        GraphError: members of a group that disagree about a communication.
+        FormatError: a file is damaged, foreign or missing.
+        GraphError: members of a group disagree about a communication.
     """
     with reading(_named(files), "a Chakra trace"):
         return _job(sorted((_read(path) for path in files), key=lambda f: f.rank))
 
 
 def _named(files: Sequence[Path]) -> str:
-    """The files in a message."""
+    """Return how error messages name the files."""
     return str(files[0]) if len(files) == 1 else f"one of {len(files)} files such as {files[0]}"
 
 
@@ -197,7 +197,7 @@ def _node(path: Path, message: Any) -> _ChakraNode:
 
 
 def _group_table(files: Sequence[_File]) -> GroupTable:
-    """Groups of all ranks: the world first, then in the order in which files list them."""
+    """Return the groups of all ranks: the world, then the others in the order of the files."""
     world = tuple(range(len(files)))
     known: dict[str, GroupRecord] = {}
     for file in files:
@@ -256,7 +256,10 @@ def _trace(file: _File, groups: GroupTable) -> RankTrace:
 
 
 def _n_bytes(path: Path, i: int, node: _ChakraNode, op: CollectiveOp, group_size: int) -> int:
-    """Ours are of the whole; ``comm_size`` of a gathering operation is what one member puts in."""
+    """Return the bytes of the whole.
+
+    ``comm_size`` of an all-gather or gather is the input of one member, so it is multiplied.
+    """
     n_bytes = node.attrs.get("whole_bytes", node.attrs.get("comm_size", 0))
     if not isinstance(n_bytes, int) or not 0 <= n_bytes <= LARGEST_INT // group_size:
         raise FormatError(f"{path}: node {i} has comm_size {shown(n_bytes)}")
@@ -265,7 +268,10 @@ def _n_bytes(path: Path, i: int, node: _ChakraNode, op: CollectiveOp, group_size
 
 
 def _take_out_waiting(files: Sequence[_File]) -> None:
-    """Give the n-th communication of a group, or from one rank to another, one duration."""
+    """Give all members of a communication one duration, the shortest that any of them recorded.
+
+    Members meet at the n-th collective of a group, or the n-th message from one rank to another.
+    """
     uses: dict[tuple[str, Any, Any], list[list[_ChakraNode]]] = defaultdict(list)
     for file in files:
         counts: Counter[tuple[str, Any, Any]] = Counter()
@@ -322,7 +328,7 @@ def _peer(file: _File, i: int, node: _ChakraNode, op: CollectiveOp, ranks: tuple
 
 
 def _twins(traces: Mapping[int, RankTrace]) -> Any:
-    """For every rank the first one that runs the same program in the same time."""
+    """Return, for every rank, the first rank with the same program and the same durations."""
     first: dict[tuple[str, bytes], int] = {}
     return np.array(
         [

@@ -1,11 +1,11 @@
 """Writes ranks of a re-timed job as Chakra execution traces, one file a rank, with start times.
 
-Each file holds the last simulated step: ``<prefix>.<rank>.et``, and beside them ``comm_group.json``
-(group name → ranks) as ASTRA-sim reads it. Chakra counts microseconds; the attributes
-``start_time_ns`` and ``duration_ns`` keep what that rounding loses. ``earlier_step_distances``
-holds edges that cross the step's border (in nodes back), ``whole_bytes`` our size where
-``comm_size`` is what one member puts in, and the metadata lists the groups of the
-rank by group index, so that a job can be read back as it was.
+Each file, ``<prefix>.<rank>.et``, holds the last simulated step. Beside them lies
+``comm_group.json`` (group name → ranks), as ASTRA-sim reads it. Chakra counts microseconds; the
+attributes ``start_time_ns`` and ``duration_ns`` keep what that rounding loses. Further facts let a
+job be read back as it was: ``earlier_step_distances`` holds edges that cross the step's border (in
+nodes back), ``whole_bytes`` holds our size where ``comm_size`` is the input of one member, and the
+metadata lists the groups of the rank by group index.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from prismscale.graph.node import NodeKind
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 GROUPS_FILE = "comm_group.json"
-"""Beside the traces: group name → ranks."""
+"""Name of the file beside the traces that maps group names to ranks."""
 
 Use = tuple[ChannelKey, int]
-"""The n-th use of a channel within a step."""
+"""(channel, n): the n-th use of a channel within a step, counted from 0."""
 
 
 def write_chakra(
@@ -55,8 +55,8 @@ def write_chakra(
         graph: the job.
         timeline: the re-timed job; its last step is written.
         durations: the durations it was re-timed with.
-        folder: made where it is missing.
-        prefix: of the file names.
+        folder: where to write; created if it is missing.
+        prefix: start of the file names.
 
     Raises:
         UsageError: the timeline holds no rank's nodes.
@@ -89,7 +89,10 @@ def write_chakra(
 
 
 def _spoken(graph: JobGraph, durations: DurationSource, step: int) -> dict[Use, Duration]:
-    """The duration of every communication, as its speaker tells it."""
+    """Return the duration of every communication, as its speaker's class holds it.
+
+    The speaker is the sender of a message, or the first rank of a collective's group.
+    """
     found: dict[Use, Duration] = {}
     for rank_class in graph.classes:
         body = durations.body(rank_class.index, step)
@@ -105,7 +108,7 @@ def _spoken(graph: JobGraph, durations: DurationSource, step: int) -> dict[Use, 
 
 
 def _uses(graph: JobGraph, rank_class: RankClass) -> dict[int, Use]:
-    """By node: which use of which channel it is within a step."""
+    """Return, by communication node of the body, which use of which channel it is in a step."""
     counts: Counter[ChannelKey] = Counter()
     found: dict[int, Use] = {}
     trace, channels = rank_class.trace, ClassChannels(graph, rank_class)
@@ -117,7 +120,7 @@ def _uses(graph: JobGraph, rank_class: RankClass) -> dict[int, Use]:
 
 
 class _GroupNames:
-    """Groups by number, from 1: ASTRA-sim reads names as whole numbers above 0."""
+    """Names groups by number, from 1, because ASTRA-sim reads names as whole numbers above 0."""
 
     def __init__(self, graph: JobGraph) -> None:
         counts = [family.n_groups for family in graph.families]
@@ -126,7 +129,7 @@ class _GroupNames:
         self._known: dict[tuple[int, int], GroupUse] = {}
 
     def of(self, family: int, column: int) -> GroupUse:
-        """One group."""
+        """Return one group of a family."""
         found = self._known.get((family, column))
         if found is None:
             ranks = self._graph.families[family].ranks_KG[:, column].tolist()
@@ -136,7 +139,7 @@ class _GroupNames:
 
 
 class _ClassOnRanks:
-    """One class, and what differs between its members."""
+    """One class, with the groups and durations that differ between its members."""
 
     def __init__(
         self,
@@ -153,8 +156,10 @@ class _ClassOnRanks:
     def _duration(
         self, node: int, body: Sequence[Duration], spoken: Mapping[Use, Duration]
     ) -> tuple[Duration, int]:
-        """A duration, and by which of the class's groups it differs between members; -1: by
-        member."""
+        """Return a body node's duration, and the index of the group by which members differ in it.
+
+        The index is -1 where the duration differs by member instead.
+        """
         trace, uses = self._class.trace, self._uses
         i = trace.n_prologue + node
         if i not in uses:
@@ -166,12 +171,12 @@ class _ClassOnRanks:
         return _uses(self._graph, self._class)
 
     def groups_of(self, rank: int) -> list[GroupUse]:
-        """The groups of a rank, by group index."""
+        """Return the groups of a rank, by group index."""
         member = int(self._graph.member_of_R[rank])
         return [self._names.of(s.family, int(s.group_M[member])) for s in self._class.slots]
 
     def metadata(self, rank: int, groups: Sequence[GroupUse]) -> Any:
-        """The first message of a rank's file."""
+        """Return the first message of a rank's file."""
         described = [
             {"name": g.name, "desc": record.name, "ranks": list(g.ranks)}
             for g, record in zip(groups, self._class.trace.groups, strict=True)
@@ -188,7 +193,7 @@ class _ClassOnRanks:
     def messages(
         self, rank: int, rows: RankTimeline, step: int, groups: list[GroupUse]
     ) -> Iterator[bytes]:
-        """The nodes of the step in program order."""
+        """Yield the nodes of the step as framed messages, in program order."""
         trace, member = self._class.trace, int(self._graph.member_of_R[rank])
         columns = [
             member if g < 0 else int(self._class.slots[g].group_M[member])
@@ -200,7 +205,7 @@ class _ClassOnRanks:
 
 
 def _pick(duration: Duration, column: int) -> int:
-    """One member's or group's value, of the first draw."""
+    """Return the duration of one member or group, from the first draw."""
     if isinstance(duration, int):
         return duration
     values = np.asarray(duration)

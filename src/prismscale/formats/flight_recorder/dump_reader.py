@@ -1,7 +1,7 @@
 """Reads flight records: the files that torch, or :mod:`dump_writer`, left in a folder.
 
-A real dump's frames go down into torch; the line that is kept is the innermost that is neither
-torch's nor the standard library's.
+The frames of a real dump reach into torch. The line that is kept is that of the innermost frame
+outside torch and the standard library.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from prismscale.graph.parquet import MAX_WORLD_SIZE
 from prismscale.typed_files import read_json
 
 MOST_CALLS = 1_000_000
-"""Of one rank."""
+"""Most calls of one rank."""
 MOST_NAME = 400
-"""Characters of a name or path that are kept."""
+"""Most characters of a name or path that are kept."""
 _RANK = re.compile(r"(.*?)(\d{1,9})(\.json|\.pkl|\.pickle)?")
 _RANKS = re.compile(r"\s*\[?[\d,\s]*\]?\s*")
 _P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})")
@@ -41,15 +41,15 @@ _STATES = {state.name.lower(): state for state in CallState}
 
 
 def load_flight_record(folder: Path, prefix: str | None = None) -> FlightRecord:
-    """The records of all ranks in ``folder``.
+    """Return the records of all ranks in ``folder``.
 
     Args:
         folder: holds a file for each rank, named by a prefix and the rank.
-        prefix: what the names begin with; None: what all of them begin with.
+        prefix: the prefix; None takes the one that all files share.
 
     Raises:
-        UsageError: no such folder, no such files, or files of several prefixes.
-        FormatError: a damaged file, or one that is no record.
+        UsageError: there is no such folder, no such file, or there are files of several prefixes.
+        FormatError: a file is damaged, or is no record.
     """
     files = _files(folder, prefix)
     reader = _Reader()
@@ -91,7 +91,7 @@ def _files(folder: Path, prefix: str | None) -> dict[int, Path]:
 
 @dataclass(kw_only=True)
 class _Reader:
-    """Reads rank after rank into common tables."""
+    """Reads one rank after another into common tables."""
 
     shapes: dict[CallShape, int] = field(default_factory=dict)
     sites: dict[str, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Reader:
     columns: dict[bytes, CallColumns] = field(default_factory=dict)
 
     def rank(self, rank: int, path: Path) -> RankCalls:
-        """The record in one file."""
+        """Return the record of a rank, read from its file."""
         dump = read_json(path) if path.suffix == ".json" else load_plain_pickle(path)
         try:
             return self._read(rank, dump)

@@ -1,8 +1,8 @@
 """Writes flight records as torch does: a pickle for each rank, named ``PREFIX<rank>``.
 
-Sizes are in bytes (dtype ``Byte``) where a record comes from a graph, which knows bytes alone.
-Times are the order of the calls, a microsecond apart: a graph of a job that stands still has no
-others.
+A record made from a graph gives sizes in bytes (dtype ``Byte``), because a graph knows only bytes.
+Times only show the order of the calls, a microsecond apart: the graph of a job that hangs has no
+other times.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from prismscale.formats.flight_recorder.rank_calls import (
 VERSION = "2.10"
 PREFIX = "nccl_trace_rank_"
 MOST_CALLS = 2_000
-"""Of a rank: what torch keeps by default."""
+"""Most calls of one rank: as many as torch keeps by default."""
 MOST_CALLS_OF_ALL = 1_500_000
-"""The same for all ranks together: some 200 MB."""
+"""Most calls of all ranks together: about 200 MB."""
 FEWEST_CALLS = 64
 STEP_NS = 1_000
 
@@ -50,7 +50,7 @@ def _write(record: FlightRecord, calls: RankCalls, folder: Path, most: int) -> P
 
 
 def dump_of(record: FlightRecord, calls: RankCalls, most: int = MOST_CALLS) -> dict[str, Any]:
-    """What torch's recorder would hold of one rank, with its last ``most`` calls."""
+    """Return what torch's recorder would hold of one rank, with its last ``most`` calls."""
     return {
         "version": VERSION,
         "entries": list(_entries(record, calls, most)),

@@ -1,10 +1,10 @@
 """Reads a pickle that holds containers, numbers and strings, and nothing else.
 
-A pickle can call any function of any module while it is read. This reader finds none: whatever
-names a class or function is refused before it is looked up.
+A pickle can call any function of any module while it is read. This reader calls none: it refuses
+the name of every class and function before it is looked up.
 
 [Note: memory] A pickle of 20 bytes can ask for a memo of 2**31 places, which the C implementation
-fills with zeros. What reading may take is therefore limited for the time of the call.
+fills with zeros. The memory that reading may take is therefore limited during the call.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from prismscale.errors import FormatError
 from prismscale.foreign import memory_limited
 
 MOST_FILE_BYTES = 1 << 30
-"""Of one rank; the recorder keeps 2,000 calls by default, which take about a megabyte."""
+"""Largest file of one rank. The recorder keeps 2,000 calls by default: about a megabyte."""
 BYTES_A_BYTE = 64
-"""An object takes at most so much memory for each byte of its pickle."""
+"""Most bytes of memory that an object takes for each byte of its pickle."""
 SPARE_BYTES = 64 << 20
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuses every class and function."""
+        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"it names {module[:40]}.{name[:40]}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuses references to what lies outside the file."""
+        """Refuse references to objects outside the file."""
         raise pickle.UnpicklingError("it refers to something outside the file")
 
 
 def load_plain_pickle(path: Path) -> Any:
-    """The object in a pickle file.
+    """Return the object in a pickle file.
 
     Raises:
         FormatError: the file cannot be read, is no pickle, or holds anything but containers,
@@ -52,17 +52,17 @@ def load_plain_pickle(path: Path) -> Any:
 
 
 def plain_pickle(data: bytes, name: str) -> Any:
-    """The object in pickled bytes; ``name`` names them in errors.
+    """Return the object in pickled bytes; errors call the bytes ``name``.
 
     Raises:
         FormatError: as :func:`load_plain_pickle`.
     """
     try:
-        # CPython prints what it finds in a bytearray for which there was no memory.
+        # CPython prints an error about a bytearray for which there was no memory.
         with memory_limited(SPARE_BYTES + BYTES_A_BYTE * len(data)), redirect_stderr(None):
             return _PlainUnpickler(io.BytesIO(data)).load()
-    # Damaged pickles raise nearly every exception there is: what an opcode finds on the stack is
-    # used without a look at it.
+    # Damaged pickles raise nearly every exception there is, because opcodes use whatever is on the
+    # stack without checking it.
     except Exception as error:
         raise FormatError(
             f"{name}: no pickle of plain containers, numbers and strings "

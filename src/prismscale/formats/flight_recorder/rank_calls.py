@@ -1,7 +1,7 @@
-"""What ranks called last: one :class:`RankCalls` for each, with tables that all of them share.
+"""The last calls of ranks: one :class:`RankCalls` for each rank, with tables that all ranks share.
 
 Array axis: ``N`` calls of a rank, in the order in which it made them. Ranks that did the same share
-one :class:`CallColumns`: thousands of ranks cost what a few do.
+one :class:`CallColumns`, so thousands of ranks cost as much as a few.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CallState(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallShape:
-    """What is called, whoever calls it."""
+    """A call apart from its caller: operation, sizes and element types."""
 
     op: str
     """As torch's recorder spells it, without the backend: ``all_reduce``, ``_all_gather_base``."""
@@ -44,7 +44,7 @@ class CallShape:
         return self.op in ("send", "recv")
 
     def sentence(self) -> str:
-        """For messages: the operation and its input."""
+        """Return the operation and its input, for messages to the user."""
         shown = " + ".join("×".join(map(str, size)) or "1" for size in self.input_sizes[:2])
         return f"{self.op} of {shown} {self.dtypes[0] if self.dtypes else ''}".rstrip()
 
@@ -60,7 +60,7 @@ class RecordedGroup:
     """Global ranks in group order."""
 
     def label(self) -> str:
-        """For messages."""
+        """Return the group's description (or name) and size, for messages to the user."""
         return f"'{self.description or self.name}' of {len(self.ranks):,}"
 
 
@@ -73,10 +73,10 @@ class CallColumns:
     shape_N: NDArray[np.int32]
     """Index into :attr:`FlightRecord.shapes`."""
     peer_N: NDArray[np.int32]
-    """Of a send or receive: the peer's group rank minus ours, modulo the group's size; else
+    """For a send or receive, the peer's group rank minus ours, modulo the group's size; else
     :data:`NO_PEER`."""
     seq_N: NDArray[np.int64]
-    """The how-many-th collective of its group; of a send or receive the how-many-th of those."""
+    """Sequence number among the group's collectives; of a send or receive, among its p2p calls."""
     state_N: NDArray[np.int8]
     """A :class:`CallState`."""
     site_N: NDArray[np.int32]
@@ -84,16 +84,16 @@ class CallColumns:
 
     @property
     def n_calls(self) -> int:
-        """How many there are."""
+        """Number of calls."""
         return len(self.group_N)
 
     def last(self, most: int) -> CallColumns:
-        """The last calls alone."""
+        """Return the last ``most`` calls only."""
         start = max(self.n_calls - most, 0)
         return CallColumns(**{f.name: getattr(self, f.name)[start:] for f in fields(self)})
 
     def digest(self) -> bytes:
-        """Equal for equal columns."""
+        """Return a hash that is equal for equal columns."""
         found = hashlib.sha256()
         for field in fields(self):
             found.update(np.ascontiguousarray(getattr(self, field.name)).tobytes())
@@ -108,7 +108,7 @@ class RankCalls:
     groups: tuple[RecordedGroup, ...]
     columns: CallColumns
     is_whole: bool = True
-    """Whether nothing is missing since the program's beginning."""
+    """Whether the record holds every call since the program's beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,9 @@ class FlightRecord:
     shapes: tuple[CallShape, ...]
     sites: tuple[str, ...]
     ranks: Mapping[int, RankCalls]
-    """By global rank; one that left no record is missing."""
+    """By global rank; a rank that left no record is missing."""
     world_size: int
 
     def site(self, index: int) -> str:
-        """``file:line``, or a phrase where it is not known."""
+        """Return ``file:line``, or a phrase if it is unknown."""
         return self.sites[index] if index >= 0 else "an unknown line"

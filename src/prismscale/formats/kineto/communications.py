@@ -1,7 +1,7 @@
-"""Which collective a NCCL kernel is: operation, bytes, group.
+"""Identifies the communication behind a NCCL kernel: operation, bytes, group.
 
-Recent traces say so in the kernel's own arguments, older ones in the ``record_param_comms`` span
-around its launch, still older ones only in an ``nccl:…`` span and the kernel's name.
+Recent traces tell these in the kernel's own arguments, older ones in the ``record_param_comms``
+span around its launch, still older ones only in an ``nccl:…`` span and the kernel's name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.parquet import MAX_WORLD_SIZE
 
 OPERATIONS = (
-    # Longer names first: "allreduce" holds "reduce".
+    # Longer names come first, because "allreduce" contains "reduce".
     ("reducescatter", CollectiveOp.REDUCE_SCATTER),
     ("allreduce", CollectiveOp.ALL_REDUCE),
     ("allgather", CollectiveOp.ALL_GATHER),
@@ -33,7 +33,7 @@ OPERATIONS = (
     ("recv", CollectiveOp.RECV),
 )
 MOST_ELEMENTS = 2**48
-"""Of one message: 2 PB of floats are a damaged file."""
+"""Upper limit of the elements of one message: 2 PB at 8 bytes each are a damaged file."""
 ITEM_BYTES = {
     "double": 8,
     "long": 8,
@@ -58,7 +58,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfiledCommunication:
-    """What is known of the communication that a kernel performs."""
+    """The communication that a kernel performs, as far as the trace describes it."""
 
     op: CollectiveOp
     n_bytes: int
@@ -72,7 +72,7 @@ class ProfiledCommunication:
 
 
 class ProfiledCommunications:
-    """Answers for the kernels of one rank."""
+    """Finds the communication of each kernel of one rank."""
 
     def __init__(self, events: RankEvents) -> None:
         self._events = events
@@ -82,7 +82,7 @@ class ProfiledCommunications:
         self._spans = {k: sorted(v, key=lambda a: a.start_ns) for k, v in spans.items()}
 
     def of_kernel(self, kernel: Activity) -> ProfiledCommunication | None:
-        """The communication of a device activity; None where it is none."""
+        """Return the communication that a device activity performs, or None if it is none."""
         if not kernel.name.lower().startswith(("nccl", "rccl", "void nccl", "mscclkernel")):
             return None
         spans = list(self._around(self._events.launches.get(kernel.correlation)))
@@ -105,12 +105,12 @@ class ProfiledCommunications:
         )
 
     def _around(self, launch: Activity | None) -> Iterator[Activity]:
-        """Communication spans of the launching thread that hold the launch, outermost first."""
+        """Yield communication spans of the launching thread around a launch, outermost first."""
         spans = self._spans.get(launch.lane, []) if launch else []
         if launch is None:
             return
         last = bisect_right(spans, launch.start_ns, key=lambda a: a.start_ns)
-        # Spans of one communication nest two or three deep; older ones ended long ago.
+        # Spans of one communication nest two or three deep; spans further back ended long ago.
         for span in spans[max(0, last - 4) : last]:
             if span.end_ns >= launch.start_ns:
                 yield span
@@ -122,7 +122,7 @@ def _operation(name: str) -> CollectiveOp | None:
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """``[0, 1]`` as a list or as text; long lists are cut by the profiler and tell nothing."""
+    """Return the ranks of a list or of its text; empty for a long list, which the profiler cuts."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -23,17 +23,17 @@ from prismscale.typed_files import LARGEST_INT
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
-"""Runtime calls that may hold the host until the device is done."""
+"""Parts of the names of runtime calls that may block the host until the device is done."""
 _STEP_NUMBER = re.compile(r"[0-9]{1,15}")
 MAX_EVENTS = 10_000_000
-"""Events kept of one rank: about 2 GB."""
+"""Most device and runtime events that are kept of one rank: about 2 GB."""
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
-"""Shared, because there are millions of activities."""
+"""One empty mapping for all activities without arguments, because there are millions of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """Something with a start and an end, in nanoseconds."""
+    """One event of the trace that has a start and an end, in nanoseconds."""
 
     name: str
     start_ns: int
@@ -41,9 +41,9 @@ class Activity:
     lane: str
     """Stream of a device activity, thread of a host activity."""
     correlation: int = -1
-    """What a device activity and the runtime call that launched it have in common."""
+    """Number that a device activity shares with the runtime call that launched it; -1 for none."""
     args: Mapping[str, Any] = field(default_factory=lambda: NO_ARGS)
-    """Of communications only."""
+    """Arguments of the event; kept for communications only."""
 
 
 @dataclass(kw_only=True)
@@ -51,14 +51,14 @@ class RankEvents:
     """The events of one rank."""
 
     name: str
-    """The file."""
+    """Name of the file."""
     rank: int | None = None
     world_size: int | None = None
     group_ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Process groups by name, where the trace lists them."""
+    """Global ranks of each process group by name, where the trace lists them."""
     device: list[Activity] = field(default_factory=list)
     launches: dict[int, Activity] = field(default_factory=dict)
-    """Runtime calls by correlation."""
+    """Runtime calls by correlation. :func:`read_events` keeps those that launched device work."""
     waits: list[Activity] = field(default_factory=list)
     communications: list[Activity] = field(default_factory=list)
     """``record_param_comms`` and ``nccl:…`` spans of host threads."""
@@ -68,7 +68,7 @@ class RankEvents:
     """Events with a negative, missing or non-numeric time."""
 
     def repairs(self) -> list[str]:
-        """For people; empty where nothing was wrong."""
+        """Return messages for the user; empty where nothing was wrong."""
         if not self.dropped:
             return []
         return [f"{self.name}: {self.dropped} events with impossible times dropped"]

@@ -1,7 +1,8 @@
-"""Ranks together: one clock, and communications without the time their members waited.
+"""Puts all recorded ranks on one clock and takes the waiting out of their communications.
 
 The n-th communication of a group on one rank meets the n-th on every other member. Clocks of
-different machines are aligned on the ends of matched communications, which members leave together.
+different machines are aligned by the ends of matched communications, which all members leave at the
+same time.
 
 Array axes: ``S`` recorded steps, ``N`` nodes of a rank.
 """
@@ -21,24 +22,25 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import HOST
 
 GroupKey = tuple[str, tuple[int, ...]]
-"""Name, and members as indices of recorded ranks."""
+"""(name, members); members are indices of recorded ranks."""
 Place = tuple[int, int]
 """(rank index, node)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Every communication with its members."""
+    """All communications among the recorded ranks, with their members."""
 
     group_of: Mapping[Place, GroupKey]
-    """Of every kernel that communicates among recorded ranks."""
+    """Group of each kernel that communicates among recorded ranks."""
     instances: tuple[tuple[Place, ...], ...]
-    """Collectives by all members in group order; a message by sender and receiver."""
+    """Kernels of each communication: for a collective those of all members in group order, for a
+    message those of sender and receiver."""
     peer_of: Mapping[Place, int]
-    """Messages: the rank index of the other side."""
+    """Rank index of the other side, for each kernel that sends or receives a message."""
 
     def relative_peer(self, place: Place) -> int:
-        """Messages: how many places of the group further the other side sits; else -1."""
+        """Return the peer's group rank minus this one's if ``place`` is a message; else -1."""
         if place not in self.peer_of:
             return -1
         members = self.group_of[place][1]
@@ -46,9 +48,9 @@ class Matched:
 
 
 def match(ranks: Sequence[RankSteps], global_ranks: Sequence[int]) -> Matched:
-    """Find who meets whom.
+    """Match each communication of a rank with those of the other members.
 
-    A message whose other side was not recorded or is not told stays computation.
+    A message stays computation if its other side was not recorded, or the trace does not name it.
 
     Args:
         ranks: recorded ranks.
@@ -86,7 +88,7 @@ def match(ranks: Sequence[RankSteps], global_ranks: Sequence[int]) -> Matched:
 def _group_key(
     rank: RankSteps, known: ProfiledCommunication, index: int, index_of: Mapping[int, int]
 ) -> GroupKey:
-    """The group, cut to recorded ranks; all of them where the trace names none."""
+    """Return the group, cut to recorded ranks; it is all of them where the trace names none."""
     named = tuple(index_of[r] for r in known.ranks if r in index_of)
     members = named if known.ranks else tuple(sorted(index_of.values()))
     if index not in members:
@@ -111,9 +113,10 @@ def _same_number(
 
 
 def clock_offsets(ranks: Sequence[RankSteps], matched: Matched) -> NDArray[np.int64]:
-    """Nanoseconds to take off each rank's clock so that communications end together.
+    """Return nanoseconds to subtract from each rank's clock so that communications end together.
 
-    The median over all matched communications; ranks that meet nobody keep their clock.
+    An offset is the median over all matched communications of the rank. A rank without any keeps
+    its clock.
     """
     late: list[list[float]] = [[] for _ in ranks]
     for places in matched.instances:
@@ -130,18 +133,18 @@ class OwnTimes:
     """Durations of all nodes without waiting."""
 
     durations_ns_SN: tuple[NDArray[np.int64], ...]
-    """By rank."""
+    """One array per recorded rank."""
     step_ns_S: NDArray[np.int64]
     """Recorded step times: last end minus first start over all ranks."""
     early_ends: int
-    """Communications that a member left before the last one came: taken as 0 long."""
+    """Number of communications that a member left before the last one arrived: taken as 0 long."""
 
 
 def own_times(ranks: Sequence[RankSteps], matched: Matched) -> OwnTimes:
-    """Tell waiting apart from communication on every rank.
+    """Separate waiting from communication on every rank.
 
     Raises:
-        FormatError: clocks that jump within the recording.
+        FormatError: a clock jumps within the recording.
     """
     offsets = clock_offsets(ranks, matched)
     origin_S = np.min([r.origin_ns_S - o for r, o in zip(ranks, offsets, strict=True)], axis=0)
@@ -182,7 +185,11 @@ def _follow(
     left: NDArray[np.int64],
     durations: NDArray[np.int64],
 ) -> None:
-    """Gaps and host times from when predecessors are *left*, so that replay ends as recorded."""
+    """Set the durations of gaps and host nodes so that replay ends them as recorded.
+
+    Each lasts from the latest end of its predecessors in ``left`` to its recorded end. ``left``
+    holds the ends in replay; those of nodes outside ``meets`` are filled in here.
+    """
     for n, node in enumerate(rank.nodes):
         if n in meets:
             continue

@@ -1,4 +1,4 @@
-"""Kineto traces of one or several ranks → the job's graph and the durations of its steps.
+"""Turns Kineto traces of one or several ranks into a job's graph and the durations of its steps.
 
 The graph holds the recorded ranks, numbered from 0 in order of their rank in the job; groups are
 cut to them. Every rank is a class of its own.
@@ -31,11 +31,11 @@ def read_kineto(traces: Sequence[Path], *, max_events: int = MAX_EVENTS) -> Impo
 
     Args:
         traces: the files.
-        max_events: device and runtime events to keep of one rank.
+        max_events: most device and runtime events to keep of one rank.
 
     Raises:
-        FormatError: a file that is damaged or foreign, or ranks that do not belong together.
-        GraphError: members of a group that disagree about a communication.
+        FormatError: a file is damaged or foreign, or the ranks do not belong together.
+        GraphError: members of a group disagree about a communication.
     """
     named = ", ".join(str(path) for path in traces[:3])
     with reading(named or "nothing", "a Kineto trace"):
@@ -94,7 +94,7 @@ def _in_rank_order(events: list[RankEvents]) -> list[RankEvents]:
 
 
 def _common_steps(ranks: list[RankSteps]) -> list[RankSteps]:
-    """Only steps that every rank recorded."""
+    """Keep only the steps that every rank recorded."""
     common = set.intersection(*(set(r.step_ids) for r in ranks))
     if not common:
         listed = "; ".join(f"{r.name}: {list(r.step_ids)[:8]}" for r in ranks[:4])
@@ -103,7 +103,7 @@ def _common_steps(ranks: list[RankSteps]) -> list[RankSteps]:
 
 
 def _group_records(matched: Matched, n_ranks: int) -> dict[GroupKey, GroupRecord]:
-    """The world first: group index 0 of every rank."""
+    """Return all groups, the world first: it is group index 0 of every rank."""
     world: GroupKey = ("", tuple(range(n_ranks)))
     keys = dict.fromkeys([world, *sorted(set(matched.group_of.values()))])
     return {key: GroupRecord(ranks=key[1], name=key[0]) for key in keys}
@@ -124,7 +124,7 @@ def _rank_trace(
     builder.begin_body()
     n_nodes = len(rank.nodes)
     for n, node in enumerate(rank.nodes):
-        # -1 - p is position p of the body before.
+        # -1 - p stands for position p of the body before.
         preds = [p if p >= 0 else -1 - p - n_nodes for p in node.preds]
         durations = times.durations_ns_SN[index][:, n].tolist()
         known, key = node.communication, matched.group_of.get((index, n))

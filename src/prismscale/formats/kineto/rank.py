@@ -1,11 +1,11 @@
-"""The program of one rank, from its Kineto trace.
+"""Builds the program of one rank from its Kineto trace.
 
 The host is one lane: threads of a PyTorch process hand over to each other (the autograd thread
-runs while the main thread waits for it). Host nodes are the times between launches. Each launched
-activity is a node of its stream, behind a ``gap`` node for launch latency. Edges: host order,
-stream order, launch → activity, and two kinds that old traces do not record and that are inferred
-from time: a kernel that starts when a kernel of another stream ends waited for it (event wait), and
-a runtime call during which a kernel ended waited for that kernel (synchronization).
+runs while the main thread waits for it). Host nodes are the stretches of time between launches.
+Each launched activity is a node of its stream, behind a ``gap`` node for launch latency. Edges are
+host order, stream order, and launch → activity. Two more kinds, which old traces do not record, are
+inferred from times: a kernel that starts when a kernel of another stream ends waited for it (event
+wait), and a runtime call during which a kernel ended waited for that kernel (synchronization).
 
 Array axes: ``S`` recorded steps, ``N`` nodes.
 """
@@ -28,14 +28,14 @@ from prismscale.graph.trace import HOST
 GAP = "gap"
 STEP_END = "step end"
 CLOCK_JUMP_NS = 10_000_000
-"""Disorder beyond this is no rounding."""
+"""Disorder up to this is rounding; beyond it, a clock jumped."""
 WAIT_NS = 20_000
-"""What starts this soon after a kernel of another stream ended is taken to have waited for it."""
+"""A kernel that starts this soon after one of another stream ended counts as waiting for it."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ProfiledNode:
-    """One node of a step; the same in all steps but for times."""
+    """One node of a step; only its times differ between steps."""
 
     label: str
     lane: str
@@ -46,7 +46,7 @@ class ProfiledNode:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSteps:
-    """The steps of one rank."""
+    """The usable steps of one rank, all with the same nodes."""
 
     name: str
     rank: int | None
@@ -54,13 +54,14 @@ class RankSteps:
     nodes: tuple[ProfiledNode, ...]
     start_ns_SN: NDArray[np.int64]
     end_ns_SN: NDArray[np.int64]
-    """As recorded. A gap lasts from its last predecessor's end to its kernel's start."""
+    """As recorded. A gap starts and ends here with its kernel's start; it really lasts from its
+    last predecessor's end, which :mod:`.matching` computes."""
     origin_ns_S: NDArray[np.int64]
     """When the host began each step."""
     repairs: tuple[str, ...]
 
     def only(self, step_ids: list[int]) -> RankSteps:
-        """Only these steps."""
+        """Return these steps only."""
         rows = [self.step_ids.index(step) for step in step_ids]
         return replace(
             self,
@@ -73,7 +74,7 @@ class RankSteps:
 
 @dataclass(kw_only=True)
 class _Step:
-    """One recorded step, node by node."""
+    """One recorded step, built node by node."""
 
     number: int
     origin_ns: int
@@ -81,9 +82,9 @@ class _Step:
     start_ns: list[int] = field(default_factory=list)
     end_ns: list[int] = field(default_factory=list)
     jumped: bool = False
-    """A kernel starts long before its launch or before the kernel ahead of it ends."""
+    """Whether a kernel starts long before its launch, or before the kernel ahead of it ends."""
     inferred: set[tuple[int, int]] = field(default_factory=set)
-    """(node, predecessor) edges that only time tells."""
+    """(node, predecessor) edges that are inferred from times."""
 
     @property
     def launches(self) -> bool:
@@ -102,7 +103,7 @@ class _Step:
         """Infer that ``node`` waited for the last kernel to end in ``(after_ns, until_ns]``."""
         latest = None
         for positions in streams.values():
-            # Kernels of a stream end in order.
+            # Kernels of a stream end in order, so their ends are sorted.
             ended = bisect_right(positions, until_ns, key=lambda p: self.end_ns[p])
             if ended and self.end_ns[positions[ended - 1]] > after_ns:
                 position = positions[ended - 1]
@@ -112,15 +113,15 @@ class _Step:
             self.inferred.add((node, latest))
 
     def shape(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """What must agree between steps."""
+        """Return what must agree between steps: labels, lanes and edges."""
         return tuple((n.label, n.lane, tuple(n.preds)) for n in self.nodes)
 
 
 def rank_steps(events: RankEvents) -> RankSteps:
-    """Build the program of a rank from all its steps of the commonest shape.
+    """Build the program of a rank from all of its steps that have the most frequent shape.
 
     Raises:
-        FormatError: no step launches anything.
+        FormatError: no usable step launches device work.
     """
     work = _Work(events)
     steps = [_build(work, n, span) for n, span in _spans(events)]
@@ -134,7 +135,7 @@ def rank_steps(events: RankEvents) -> RankSteps:
         reasons = "; ".join(repairs)
         raise FormatError(f"{events.name}: no usable step that launches device work {reasons}")
     shapes = Counter(s.shape() for s in steps)
-    # Later steps are steadier than the first ones, so among equals the last shape wins.
+    # Later steps are steadier than the first ones, so of equally frequent shapes the latest wins.
     usual = max(reversed(steps), key=lambda s: shapes[s.shape()]).shape()
     used = [s for s in steps if s.shape() == usual]
     if len(used) < len(steps):
@@ -153,7 +154,10 @@ def rank_steps(events: RankEvents) -> RankSteps:
 
 
 def _spans(events: RankEvents) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Profiler steps; a trace without them is one step, from its first launch to its last call."""
+    """Yield number, start and end of each profiler step.
+
+    A trace without profiler steps is one step, from its first call's start to its last call's end.
+    """
     for number, span in sorted(events.steps.items()):
         yield number, (span.start_ns, span.end_ns)
     if not events.steps and events.launches:
@@ -162,7 +166,7 @@ def _spans(events: RankEvents) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 class _Work:
-    """All calls of a rank that launch or wait, in order, and what they launch."""
+    """All runtime calls of a rank that launch or wait, in order, and the activities they launch."""
 
     def __init__(self, events: RankEvents) -> None:
         self.known = ProfiledCommunications(events)
@@ -171,7 +175,7 @@ class _Work:
         self._calls = sorted(calls.values(), key=lambda a: a.start_ns)
 
     def between(self, start_ns: int, stop_ns: int) -> list[Activity]:
-        """Calls that begin in ``[start_ns, stop_ns)``."""
+        """Return the calls that begin in ``[start_ns, stop_ns)``."""
         first, last = (
             bisect_left(self._calls, t, key=lambda a: a.start_ns) for t in (start_ns, stop_ns)
         )
@@ -203,7 +207,7 @@ def _build(work: _Work, number: int, span: tuple[int, int]) -> _Step:
 
 
 def _host(step: _Step, before: int, until_ns: int) -> int:
-    """The host works on until it launches or waits."""
+    """Add the host's work after node ``before``, until it launches or waits at ``until_ns``."""
     now = step.end_ns[before]
     return step.add(ProfiledNode(label=HOST, lane=HOST, preds=[before]), now, max(now, until_ns))
 
@@ -233,7 +237,7 @@ def _launch(
 
 
 def _close(step: _Step, host: int, streams: dict[str, list[int]]) -> None:
-    """Stream order across the step's border, and the node at which the step is over."""
+    """Add the stream order across the step's border, and the node at which the step ends."""
     for positions in streams.values():
         gap = positions[0] - 1
         step.nodes[gap].preds.append(-1 - positions[-1])
@@ -243,7 +247,7 @@ def _close(step: _Step, host: int, streams: dict[str, list[int]]) -> None:
 
 
 def _with_waits(steps: list[_Step]) -> list[ProfiledNode]:
-    """The nodes, with those inferred edges that most steps show."""
+    """Return the nodes, with the inferred edges that more than half of the steps show."""
     votes = Counter(edge for step in steps for edge in step.inferred)
     nodes = steps[-1].nodes
     for (node, waited), count in sorted(votes.items()):

@@ -1,12 +1,12 @@
-"""Writes ranks of a re-timed job as ``torch.profiler`` would have recorded them: Kineto traces.
+"""Writes ranks of a re-timed job as Kineto traces, as ``torch.profiler`` would record them.
 
-One file a rank, Chrome trace JSON. A stretch of work on a stream is the kernels that it was
-launched with, one after the other, where the run kept them, else one kernel. A communication is a
-NCCL kernel from this rank's arrival to the end, as on a GPU, where it waits for the others. Times
-are microseconds from the first step that is written.
+Each rank gets one file of Chrome trace JSON. A stretch of work on a stream appears as the kernels
+that were launched for it, one after the other, if the run kept them; else as one kernel. A
+communication appears as a NCCL kernel from this rank's arrival to the end: on a GPU, too, the
+kernel waits for the other ranks. Times are microseconds from the first step that is written.
 
-Sources: ``libkineto/src/output_json.cpp`` of pytorch/kineto, and what HolisticTraceAnalysis reads:
-``hta/configs/event_args_formats/event_args_1.0.0.yaml``.
+Sources: ``libkineto/src/output_json.cpp`` of pytorch/kineto, and the arguments that
+HolisticTraceAnalysis reads: ``hta/configs/event_args_formats/event_args_1.0.0.yaml``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prismscale.graph.trace import HOST
 from prismscale.sim.timeline import RankTimeline, Timeline
 
 FIRST_STREAM, COMMUNICATION_STREAMS = 7, 20
-"""Numbers of streams as they are on a GPU: computation on 7, NCCL's above."""
+"""Lowest stream numbers, as they are on a GPU: 7 for computation, 20 for NCCL."""
 HOST_THREAD = 1
 LAUNCH_US = 4.0
 SPELLING = {
@@ -45,15 +45,15 @@ SPELLING = {
     CollectiveOp.RECV: ("recv", "SendRecv"),
     CollectiveOp.SYMM_MEM_BARRIER: ("barrier", "AllReduce_Sum_u8_RING_LL"),
 }
-"""What NCCL's wrapper and its kernel are called."""
+"""For each operation, its name in torch's NCCL wrapper and the name of NCCL's kernel."""
 
 Kernels = Callable[[RankClass, int], Sequence[tuple[str, int]]]
 """``(class, body node)`` → name and nanoseconds of each kernel of a stretch of work; empty where
-nobody knows."""
+they are unknown."""
 
 
 def no_kernels(rank_class: RankClass, node: int) -> Sequence[tuple[str, int]]:
-    """Nothing is known of single kernels."""
+    """Return no kernels, for runs that did not keep them."""
     return ()
 
 
@@ -71,10 +71,10 @@ def write_kineto(
     Args:
         graph: the job.
         timeline: the re-timed job; its last steps are written.
-        folder: made where it is missing.
-        steps: how many.
-        prefix: of the file names: ``PREFIX.RANK.pt.trace.json.gz``.
-        kernels: what stretches of work are made of.
+        folder: where to write; created if it is missing.
+        steps: number of steps to write.
+        prefix: start of the file names, which are ``PREFIX.RANK.pt.trace.json.gz``.
+        kernels: gives the kernels of a stretch of work.
 
     Raises:
         UsageError: the timeline holds no rank's nodes.
@@ -86,7 +86,7 @@ def write_kineto(
     for rank, rows in sorted(timeline.ranks.items()):
         trace = _RankTrace(graph, timeline, rows, steps, kernels)
         path = folder / f"{prefix}.{rank}.pt.trace.json.gz"
-        # Without a time in its head: equal runs give equal files.
+        # No time in the gzip header, so that equal runs give equal files.
         with (
             atomic_write(path) as file,
             gzip.GzipFile(fileobj=file, mode="wb", compresslevel=5, mtime=0) as packed,
@@ -101,13 +101,13 @@ class _PlacedNode:
     """One node on the timeline."""
 
     node: int
-    """Stored node."""
+    """The template node, as the class's trace stores it."""
     start_ns: int
     end_ns: int
 
 
 class _RankTrace:
-    """One rank's events."""
+    """The trace of one rank."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _RankTrace:
         self._is_launch_path_N = is_launch_path_N(self._class.trace)
 
     def write(self, text: io.TextIOWrapper) -> None:
-        """The whole trace."""
+        """Write the whole trace."""
         head = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "modelled", "totalGlobalMem": 0}],
@@ -167,7 +167,7 @@ class _RankTrace:
         }
 
     def _numbered_lanes(self) -> dict[int, int]:
-        """The stream of each lane; the host has none."""
+        """Return the stream number of each lane but the host's."""
         trace = self._class.trace
         communicating = set(trace.lane_N[trace.communicates_N].tolist())
         found: dict[int, int] = {}
@@ -213,7 +213,7 @@ class _RankTrace:
             label = trace.labels[int(trace.label_N[placed.node])]
             yield from self._kernel(label, placed.start_ns, placed.end_ns, stream, issued_ns, {})
             return
-        # As measured or modelled one by one they may sum to a little more or less.
+        # Kernels measured or modelled one by one may sum to a little more or less than the node.
         scale, done = (placed.end_ns - placed.start_ns) / total, 0
         for name, ns in parts:
             start = placed.start_ns + round(done * scale)
@@ -255,7 +255,7 @@ class _RankTrace:
     def _kernel(
         self, name: str, start: int, end: int, stream: int, issued_ns: int, more: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """A kernel and its launch."""
+        """Yield the events of a kernel's launch and of the kernel."""
         self._correlation += 1
         shared = {"correlation": self._correlation, "External id": self._correlation}
         launch = self._span("cuda_runtime", "cudaLaunchKernel", issued_ns, issued_ns, HOST_THREAD)

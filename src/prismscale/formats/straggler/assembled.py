@@ -1,8 +1,9 @@
-"""From a straggler trace to a job's graph and the durations of its steps.
+"""Turns a straggler trace into a job's graph and the durations of its steps.
 
 A worker (one cell of the data × pipeline grid) is one rank of the graph, numbered
 ``stage * data-parallel size + replica`` as Megatron does; the tensor and sequence parallel ranks
-inside it are not in the trace. Workers of one stage that meet the same groups share a class.
+inside it are not in the trace. Workers of one stage that take part in the same hidden barriers
+share a class.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def read_straggler(
 
     Args:
         trace: the Parquet file (``trace-NAME.parquet``).
-        meta: the metadata (``meta-NAME.yaml``); None looks beside the trace and goes without it
-            where there is none.
+        meta: the metadata (``meta-NAME.yaml``); None looks beside the trace, and does without if
+            there is none.
         max_rows: see :func:`prismscale.formats.straggler.trace_reader.read_table`.
 
     Raises:
-        FormatError: a file that is damaged or foreign, or that misses workers.
+        FormatError: a file is damaged or foreign, or lacks workers.
     """
     with reading(trace, "a straggler trace"):
         return _read(trace, meta, max_rows)
@@ -81,10 +82,10 @@ def _read(trace: Path, meta: Path | None, max_rows: int) -> ImportedTrace:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """The metadata of a trace: lines of ``name: value``.
+    """Read the metadata of a trace: lines of ``name: value``.
 
     Raises:
-        FormatError: a line of another form, or sizes that are missing or no positive numbers.
+        FormatError: a line has another form, or sizes are missing or no positive numbers.
     """
     facts: dict[str, str] = {}
     for line in text_of(path).splitlines():
@@ -100,7 +101,10 @@ def read_meta(path: Path) -> dict[str, str]:
 
 
 def _take_apart(path: Path, table: OpTable, repairs: Repairs) -> tuple[StragglerJob, OpTable]:
-    """Units, collectives and times; steps with clock jumps are left out and the rest done again."""
+    """Split a trace into units, collectives and times.
+
+    Steps with clock jumps are left out of the table, and the rest is split anew.
+    """
     stages, meets, parts = _separated(table, Repairs())
     if parts.disordered_T.any():
         bad = [table.step_ids[i] for i in np.flatnonzero(parts.disordered_T)]
@@ -220,7 +224,7 @@ def _class_samples(job: StragglerJob, rank_class: RankClass, graph: JobGraph) ->
 def _replicas_of_groups(
     job: StragglerJob, rank_class: RankClass, graph: JobGraph, node: int
 ) -> NDArray[np.int64]:
-    """The replica of each group of the family in which a communication happens."""
+    """Return the replica of each group of the family that communication ``node`` uses."""
     group_index = int(rank_class.trace.group_index_N[node])
     table = graph.families[rank_class.slots[group_index].family].ranks_KG
     return np.asarray(table[0] % job.n_replicas, dtype=np.int64)

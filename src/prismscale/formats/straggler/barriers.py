@@ -1,9 +1,10 @@
 """Finds synchronization that the trace does not show.
 
-Workers that never begin an operation before the last of them has come to it, although they come at
-different times, waited for each other in a call that nobody recorded. In the public traces this is
-the all-reduce of the loss over the last stage's replicas after the last backward, and its report to
-the other stages of replica 0. The wait must not stay in the gaps: it moves with anybody's speed.
+Some workers reach an operation at different times, yet none of them ever begins it before the last
+one has reached it. They waited for each other in a call that the trace does not record. In the
+public traces this is the all-reduce of the loss over the last stage's replicas after the last
+backward, and its report to the other stages of replica 0. The wait must not stay in the gaps,
+because it changes with the speed of each of these workers.
 
 Array axes: ``T`` steps, ``D`` data-parallel ranks, ``W`` workers of one candidate group.
 """
@@ -20,28 +21,29 @@ from prismscale.formats.straggler.separate import Separated, Spans
 from prismscale.formats.straggler.structure import RECEIVES, SENDS, Group, StageUnits
 
 SMALLEST_SPREAD_NS = 1_000_000
-"""Workers that come closer together than this (median over steps) tell nothing."""
+"""Workers whose arrivals spread less than this (median over steps) tell nothing."""
 STEADY = 0.1
-"""What a waiter needs after the last one's coming varies by less than this part of the spread."""
+"""A worker's time from the last arrival to its own begin must vary by less than this part of the
+spread of arrivals (median absolute deviation over steps)."""
 ALWAYS = 0.95
-"""Part of the steps in which nobody may go on before the last one has come."""
+"""Smallest part of the steps in which no worker goes on before the last one has arrived."""
 CLOCK_NS = 1_000_000
-"""Going on this much before the last one comes is clock error."""
+"""Going on less than this before the last arrival counts as clock error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Barrier:
-    """A wait of some workers for each other before one of their units."""
+    """A point at which some workers wait for each other, before one unit of each."""
 
     group: Group
     label: str
     """Type of the operation before which they wait."""
     members: tuple[tuple[int, int, int], ...]
-    """(stage, data-parallel rank, unit before which it waits)."""
+    """(stage, data-parallel rank, unit before which it waits) of each worker."""
     workers: frozenset[tuple[int, int]]
-    """The same without the unit."""
+    """(stage, data-parallel rank) of each worker."""
     own_ns_T: NDArray[np.int64]
-    """From the last member's coming to the first one's going on."""
+    """Time from the last worker's arrival until the first one goes on; at least 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +52,11 @@ class HiddenBarriers:
 
     barriers: tuple[Barrier, ...]
     left_ns_TDU: tuple[Spans, ...]
-    """By stage: when each worker has left each unit and the barriers behind it."""
+    """By stage: when each worker has left each unit and the barriers after it."""
 
 
 def hidden_barriers(stages: Sequence[StageUnits], parts: Separated) -> HiddenBarriers:
-    """Find them before the first unit of every type of operation."""
+    """Find the barriers before the first unit of every type of operation."""
     left = [x.copy() for x in parts.left_ns_TDU]
     found = []
     for label, units in _boundaries(stages).items():
@@ -75,7 +77,7 @@ def hidden_barriers(stages: Sequence[StageUnits], parts: Separated) -> HiddenBar
 
 
 def _boundaries(stages: Sequence[StageUnits]) -> dict[str, list[tuple[int, int]]]:
-    """By operation type: the first unit of that type in each stage, as (stage, unit)."""
+    """Return, by operation type, the first unit of that type in each stage, as (stage, unit)."""
     found: dict[str, dict[int, int]] = {}
     for stage in stages:
         for u, members in enumerate(stage.units):
@@ -88,7 +90,10 @@ def _boundaries(stages: Sequence[StageUnits]) -> dict[str, list[tuple[int, int]]
 def _candidates(
     units: list[tuple[int, int]], n_replicas: int, n_stages: int
 ) -> Iterator[tuple[Group, tuple[tuple[int, int, int], ...]]]:
-    """Larger sets first: within a set that waits as a whole, no smaller one is told apart."""
+    """Yield sets of workers that may wait for each other, larger sets first.
+
+    Within a set that waits as a whole, no smaller set can be told apart.
+    """
     replicas = range(n_replicas)
     whole = len(units) == n_stages
     if whole and n_replicas > 1 and n_stages > 1:

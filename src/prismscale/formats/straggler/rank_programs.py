@@ -1,6 +1,6 @@
-"""The program of a worker: the nodes of its trace, and where each node's durations come from.
+"""Builds the program of a worker: the nodes of its trace, and where their durations come from.
 
-Before each unit stands a computation called ``gap``: what no recorded operation covers.
+Before each unit stands a computation called ``gap``: time that no recorded operation covers.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ class ProgramStep:
     preds: tuple[int, ...]
     microbatch: int = -1
     gap_before: int = -1
-    """The unit before which this node is the gap; -1 no gap. The number of units means the end."""
+    """The unit that follows this gap; -1 if the node is no gap. The number of units stands for the
+    end of the step."""
     unit: int = -1
-    """The unit that this computation is; -1 none."""
+    """The unit that a computation node stands for; -1 for other nodes."""
     collective: int = -1
-    """The collective that this communication is; -1 none."""
+    """Index of the traced collective that a node belongs to; -1 for other nodes."""
     barrier: int = -1
-    """The barrier that this communication is; -1 none."""
+    """Index of the hidden barrier that a node belongs to; -1 for other nodes."""
     op: CollectiveOp = CollectiveOp.BARRIER
     group: Group = Group.WORLD
     peer: int = -1
-    """Relative stage of the peer of a send or receive."""
+    """Stage of the peer of a send or receive, relative to ours."""
 
     @property
     def is_compute(self) -> bool:
-        """Computation or gap."""
+        """Whether the node is a computation or a gap."""
         return self.collective < 0 and self.barrier < 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerJob:
-    """A straggler trace taken apart: structure, and the times without waiting."""
+    """A straggler trace, split into its structure and its times without waiting."""
 
     n_replicas: int
     stages: tuple[StageUnits, ...]
@@ -63,11 +64,11 @@ class StragglerJob:
     hidden: HiddenBarriers
 
     def barriers_of(self, stage: int, replica: int) -> tuple[int, ...]:
-        """Indices of the barriers that a worker takes part in."""
+        """Return the indices of the barriers that a worker takes part in."""
         return tuple(i for i, b in enumerate(self.hidden.barriers) if (stage, replica) in b.workers)
 
     def compute_ns_TD(self, stage: int, step: ProgramStep) -> NDArray[np.int64]:
-        """Durations of a computation or gap of a stage, for every replica."""
+        """Return the durations of a computation or gap of a stage, for every replica."""
         begin, left = self.parts.begin_ns_TDU[stage], self.hidden.left_ns_TDU[stage]
         closed = self.parts.closed_ns_TDU[stage]
         if step.unit >= 0:
@@ -78,7 +79,7 @@ class StragglerJob:
         return np.asarray(np.maximum(until - before, 0))
 
     def communication_ns(self, step: ProgramStep, replicas: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Durations ``[T, G]`` of a communication in the groups of these replicas."""
+        """Return the durations ``[T, G]`` of a communication in the groups of these replicas."""
         if step.barrier >= 0:
             return self.hidden.barriers[step.barrier].own_ns_T[:, None]
         own = self.parts.own_ns[step.collective]
@@ -86,12 +87,12 @@ class StragglerJob:
 
 
 def worker_program(job: StragglerJob, stage: int, replica: int) -> list[ProgramStep]:
-    """The program of one worker."""
+    """Return the program of one worker."""
     units = job.stages[stage]
     places = _collectives_by_key(job.collectives, stage)
     barriers = [(i, job.hidden.barriers[i]) for i in job.barriers_of(stage, replica)]
     steps: list[ProgramStep] = []
-    # A worker begins a step when it has ended the one before: -1 is the last node of that step.
+    # A worker begins a step after it has ended the one before: -1 is the last node of that step.
     tails: tuple[int, ...] = (-1,)
     for u, members in enumerate(units.units):
         for step in _barriers_before(barriers, stage, replica, u):
@@ -108,7 +109,7 @@ def worker_program(job: StragglerJob, stage: int, replica: int) -> list[ProgramS
 def _append(
     steps: list[ProgramStep], new: Sequence[ProgramStep], preds: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Append nodes that run side by side after ``preds``; returns their positions."""
+    """Append nodes that run side by side after ``preds``, and return their positions."""
     first = len(steps)
     for step in new:
         steps.append(replace(step, preds=preds))
@@ -155,7 +156,10 @@ def _node(
 
 
 def _microbatch(units: StageUnits, key: int) -> int:
-    """A message belongs to the microbatch of the computation with its direction and number."""
+    """Return the microbatch of an operation.
+
+    A message belongs to that of the computation with the same direction and sequence number.
+    """
     own = int(units.microbatch_K[key])
     label = units.keys[key].label
     if own >= 0 or not (label in SENDS or label in RECEIVES):

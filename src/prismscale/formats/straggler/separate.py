@@ -1,9 +1,9 @@
-"""Tells waiting apart from communication.
+"""Separates waiting from communication.
 
 A recorded communication contains the time its worker waited for the others; re-timing with it would
 count waiting twice. A communication's own time starts when the last member arrives and ends when
-the first one leaves; what a member stays longer goes into the gap before its next unit. Gaps are
-what no operation covers (data loading, launches) and are kept.
+the first one leaves. If a member stays longer, the rest goes into the gap before its next unit.
+Gaps are times that no operation covers (data loading, launches); they are kept.
 
 Array axes: ``T`` steps, ``D`` data-parallel ranks, ``U`` units of one stage.
 """
@@ -20,21 +20,21 @@ from prismscale.formats.straggler.structure import StageUnits, TracedCollective
 from prismscale.formats.straggler.table import Repairs
 
 CLOCK_JUMP_NS = 10_000_000
-"""Disorder beyond this is no rounding: the clock of a worker jumped, and the step is left out."""
+"""Disorder up to this is rounding; beyond it a worker's clock jumped, and the step is left out."""
 
 Spans = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Separated:
-    """A trace without waiting."""
+    """The times of a trace without waiting."""
 
     begin_ns_TDU: tuple[Spans, ...]
     """By stage: when each unit begins (arrives, for a communication)."""
     left_ns_TDU: tuple[Spans, ...]
-    """By stage: when each unit ends, had its communications lasted only their own time."""
+    """By stage: when each unit would end if its communications lasted only their own time."""
     closed_ns_TDU: tuple[Spans, ...]
-    """By stage: when each unit really ended."""
+    """By stage: when each unit really ended, but never before the unit ahead of it."""
     own_ns: tuple[Spans, ...]
     """By collective: its own time, ``[T, 1]`` across replicas, ``[T, D]`` else."""
     disordered_T: NDArray[np.bool_]
@@ -47,13 +47,13 @@ def separate(
     origin_ns_T: NDArray[np.int64],
     repairs: Repairs,
 ) -> Separated:
-    """Find everything's own time.
+    """Find the own time of every communication, and when units begin and end without waiting.
 
     Args:
         stages: units of every stage.
         meets: communications between them.
         origin_ns_T: start of each step, from which times are counted.
-        repairs: told how many times were put right.
+        repairs: counts the times that were corrected.
     """
     disordered_T = np.zeros(len(origin_ns_T), dtype=bool)
     begins, ends = [], []
@@ -61,7 +61,7 @@ def separate(
         begin, end = _one_after_another(stage, origin_ns_T, disordered_T, repairs)
         begins.append(begin)
         ends.append(end)
-    # What is no communication ends when it ends; the others are put together below.
+    # Computation ends as recorded. The ends of units that communicate are filled in below.
     left = [end.copy() for end in ends]
     for stage in stages:
         for u in _communicating(stage, meets):
@@ -100,12 +100,12 @@ def _one_after_another(
     disordered_T: NDArray[np.bool_],
     repairs: Repairs,
 ) -> tuple[Spans, Spans]:
-    """Begin and end of every unit, where none begins before the one before it has ended."""
+    """Return begin and end of every unit, with no begin before the end of the unit ahead of it."""
     origin = origin_ns_T[:, None, None]
     start, end = stage.start_ns_TDU - origin, stage.end_ns_TDU - origin
     closed = np.maximum.accumulate(end, axis=-1)
     before = np.concatenate([np.zeros_like(closed[..., :1]), closed[..., :-1]], axis=-1)
-    # An operation inside another one (a garbage collection inside a receive) only loses its length.
+    # An operation inside another (a garbage collection inside a receive) overlaps by its length.
     overlap = np.minimum(before - start, end - start)
     repairs.trimmed += int((overlap > 0).sum())
     repairs.trimmed_most_ns = max(repairs.trimmed_most_ns, int(overlap.max()))

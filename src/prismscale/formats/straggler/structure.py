@@ -1,9 +1,9 @@
-"""What a stage does in a step, and who meets whom: taken once from all recorded steps.
+"""Derives each stage's program and the members of each communication from all recorded steps.
 
 A worker runs *units* one after another. A unit is a computation, a communication, or a batch of
 isend and irecv that start and end together. A *traced collective* joins the units of all
-participants of one communication. Waiting inside a recorded communication is told apart from the
-communication by :mod:`prismscale.formats.straggler.separate`.
+participants of one communication. :mod:`prismscale.formats.straggler.separate` separates waiting
+inside a recorded communication from the communication itself.
 
 Array axes: ``T`` steps, ``D`` data-parallel ranks, ``K`` operations of one stage, ``U`` its units.
 """
@@ -22,7 +22,8 @@ from prismscale.formats.straggler.table import OpKey, OpTable, StageTable
 from prismscale.graph.node import CollectiveOp
 
 BATCH_TOLERANCE_NS = 5_000
-"""Single-precision seconds are about this coarse after 64 s; a batch has one pair of times."""
+"""Operations of a batch have the same start and end up to this. Single-precision seconds are about
+this coarse after 64 s."""
 
 ACROSS_REPLICAS = {
     "params-all-gather": CollectiveOp.ALL_GATHER,
@@ -31,7 +32,7 @@ ACROSS_REPLICAS = {
 }
 """Collectives of the data-parallel group of a stage."""
 EMBEDDING = "embedding-grads-all-reduce"
-"""All-reduce of first and last stage of each replica."""
+"""All-reduce between first and last stage of each replica."""
 EVERYBODY = "optimizer-clip-main-grad"
 """All-reduce of the gradient norm, over all workers."""
 COMPUTATIONS = frozenset(
@@ -40,8 +41,8 @@ COMPUTATIONS = frozenset(
         "backward-compute",
         "optimizer",
         "gc",
-        # Runs among the tensor or sequence parallel ranks inside one worker, so nobody is seen
-        # waiting for it.
+        # Runs among the tensor or sequence parallel ranks inside one worker, so the trace shows no
+        # worker that waits for it.
         "layernorm-grads-all-reduce",
     }
 )
@@ -75,12 +76,12 @@ class StageUnits:
     keys: tuple[OpKey, ...]
     microbatch_K: NDArray[np.int32]
     units: tuple[tuple[int, ...], ...]
-    """Indices into :attr:`keys`."""
+    """The operations of each unit, as indices into :attr:`keys`."""
     start_ns_TDU: NDArray[np.int64]
     end_ns_TDU: NDArray[np.int64]
 
     def unit_of(self, key: int) -> int:
-        """The unit that holds an operation."""
+        """Return the unit that contains an operation."""
         return next(u for u, members in enumerate(self.units) if key in members)
 
 
@@ -116,7 +117,7 @@ def stage_units(table: StageTable) -> StageUnits:
 
 
 def _program_order(start: NDArray[np.int64], end: NDArray[np.int64]) -> list[int]:
-    # Mean place rather than mean time: steps and replicas differ in speed, not in program.
+    # Order by mean place, not by mean time: steps and replicas differ in speed, not in program.
     by_end = np.argsort(end, axis=-1, kind="stable")
     by_both = np.argsort(np.take_along_axis(start, by_end, axis=-1), axis=-1, kind="stable")
     ordered = np.take_along_axis(by_end, by_both, axis=-1)
@@ -136,10 +137,10 @@ def _is_batch(table: StageTable, a: int, b: int) -> bool:
 
 
 def collectives(table: OpTable) -> list[TracedCollective]:
-    """Every communication of a step.
+    """Return every communication of a step.
 
     Raises:
-        FormatError: an operation of unknown type, or a message without its other end.
+        FormatError: an operation has an unknown type, or a message lacks its other end.
     """
     found: list[TracedCollective] = []
     for stage in table.stages:

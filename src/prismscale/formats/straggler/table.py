@@ -1,4 +1,4 @@
-"""The operations of a straggler trace as arrays, and what was repaired on the way to them.
+"""The operations of a straggler trace as arrays, and the repairs that were made to the trace.
 
 Array axes: ``T`` steps, ``D`` data-parallel ranks, ``K`` operations of one stage.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, order=True, slots=True)
 class OpKey:
-    """One operation of a stage's step: its type, and the how-many-th of that type it is."""
+    """One operation of a stage's step: its type, and its number among those of that type."""
 
     label: str
     sequence: int
@@ -22,7 +22,7 @@ class OpKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTable:
-    """When every operation of one stage started and ended, in the clock of its step."""
+    """When every operation of one stage started and ended, on the clock of its step."""
 
     stage: int
     keys: tuple[OpKey, ...]
@@ -42,7 +42,7 @@ class OpTable:
 
     @property
     def n_stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return len(self.stages)
 
     @property
@@ -58,7 +58,7 @@ class OpTable:
         return np.asarray(np.max(ends, axis=0), dtype=np.int64) - self.origin_ns_T
 
     def select(self, rows: NDArray[np.int64]) -> OpTable:
-        """Only the steps at these indices."""
+        """Return the trace with only the steps at these indices."""
         return OpTable(
             step_ids=tuple(self.step_ids[i] for i in rows.tolist()),
             n_replicas=self.n_replicas,
@@ -74,15 +74,15 @@ class Repairs:
     """What was wrong with a trace, and what was done about it."""
 
     duplicate_rows: int = 0
-    """Rows that repeat another one exactly: dropped."""
+    """Number of rows that repeat another one exactly: dropped."""
     skipped_steps: dict[int, str] = field(default_factory=dict)
     """Steps left out, and why."""
     trimmed: int = 0
-    """Operations that began before the one before them ended: begun at its end."""
+    """Number of operations that overlap the one before: they begin at its end instead."""
     trimmed_most_ns: int = 0
-    """By how much at most."""
+    """Longest of these overlaps."""
     early_ends: int = 0
-    """Communications that a member left before the last one came: taken as 0 long."""
+    """Number of communications that a member left before the last one arrived: taken as 0 long."""
 
     def skip(self, steps: Iterable[int], why: str) -> None:
         """Leave steps out; the first reason given for a step is kept."""
@@ -90,7 +90,7 @@ class Repairs:
             self.skipped_steps.setdefault(int(step), why)
 
     def sentences(self) -> list[str]:
-        """For people; empty where nothing was wrong."""
+        """Return messages for the user; empty where nothing was wrong."""
         out = []
         if self.duplicate_rows:
             out.append(f"{self.duplicate_rows} repeated rows dropped")

@@ -1,13 +1,13 @@
-"""Reads the operation table of a ByteDance straggler trace, and takes out what cannot be used.
+"""Reads the operation table of a ByteDance straggler trace, and leaves out what cannot be used.
 
 The format is that of the artifact of "Understanding Stragglers in Large Model Training Using
 What-if Analysis" (arXiv 2505.05713): a Parquet file with one row for each operation of each worker
 (a cell of the data × pipeline parallel grid) in each step: ``dp_rank, stage, step, optype,
-start_ts, duration`` (seconds), ``seq_id`` (how-many-th operation of its type) and ``mb_id``
-(microbatch of a computation).
+start_ts, duration`` (seconds), ``seq_id`` (number of the operation among those of its type) and
+``mb_id`` (microbatch of a computation).
 
-Rows are read in batches, and 44 bytes a row are kept; where even these are more than ``max_rows``,
-only as many steps as fit.
+Rows are read in batches, and 44 bytes per row are kept. If there are more than ``max_rows`` rows,
+only as many steps are kept as fit.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ BATCH_ROWS = 1 << 17
 MAX_ROWS = 50_000_000
 """Rows kept in memory at once: 2.2 GB."""
 LONGEST_S = 1e6
-"""Beyond this a time of a step is a defect, and float64 seconds no longer hold nanoseconds."""
+"""A time in a step beyond this is a defect, and float64 seconds no longer resolve nanoseconds."""
 ROUNDING_S = 1e-5
-"""Negative durations down to this are rounding of single-precision clocks, and taken as 0."""
+"""Negative durations up to this size are rounding of single-precision clocks: taken as 0."""
 Rows = NDArray[Any]
 
 
@@ -60,13 +60,13 @@ def read_table(
 
     Args:
         path: the Parquet file.
-        repairs: told of everything that was repaired or left out.
+        repairs: collects everything that was repaired or left out.
         shape: expected data-parallel and pipeline sizes; None takes what is there.
         max_rows: keep no more rows than this (but at least one step).
 
     Raises:
-        FormatError: not a Parquet file, columns missing, a worker that is in no step, or no step
-            left after those with missing, doubled or impossible values are taken out.
+        FormatError: the file is not Parquet, columns are missing, a worker is in no step, or no
+            step is left after those with missing, doubled or impossible values are taken out.
     """
     labels: dict[str, int] = {}
     rows = _load(path, _chosen_steps(path, max_rows, repairs), labels)
@@ -105,7 +105,7 @@ def _batches(path: Path, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
 
 
 def _column(path: Path, batch: pa.RecordBatch, name: str) -> NDArray[Any]:
-    """Numbers of a column; a missing real is NaN, a missing integer refused."""
+    """Return the numbers of a column. A missing real is NaN; a missing integer is an error."""
     column = batch.column(name)
     if name in ("start_ts", "duration"):
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
@@ -157,7 +157,7 @@ def _without_repetitions(rows: Rows, repairs: Repairs) -> Rows:
 
 
 def _require_workers(path: Path, rows: Rows, n_dp: int, n_stages: int) -> None:
-    # A number of workers in the file must not make us hold a table of that size.
+    # The file's number of workers may be damaged: do not allocate a table of that size unchecked.
     if n_dp * n_stages > len(rows):
         raise FormatError(
             f"{path}: {len(rows):,} rows for {n_dp:,} × {n_stages:,} workers; every worker has some"
@@ -198,7 +198,7 @@ def _codes(rows: Rows) -> NDArray[np.int64]:
 
 
 def _stage_codes(rows: Rows, stage: int, n_dp: int) -> NDArray[np.int64]:
-    """Operations of a stage: those that most of its workers have in most steps."""
+    """Return the operations of a stage: those in more than half of its (worker, step) pairs."""
     own = rows[rows["stage"] == stage]
     codes, counts = np.unique(_codes(own), return_counts=True)
     samples = n_dp * len(np.unique(own["step"]))
@@ -220,7 +220,7 @@ def _skip_incomplete(
 def _stage_table(
     rows: Rows, stage: int, codes: NDArray[np.int64], n_dp: int, names: tuple[str, ...]
 ) -> StageTable:
-    # Rows are sorted by step, worker and operation, and complete: they fill the array in order.
+    # Rows are complete and sorted by step, worker and operation, so they fill the array in order.
     own = rows[rows["stage"] == stage]
     shape = (-1, n_dp, len(codes))
     start_s = own["start_ts"].reshape(shape)

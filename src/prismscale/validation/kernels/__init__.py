@@ -1,1 +1,1 @@
-"""The kernel model against public measurements of kernels."""
+"""Compares the kernel model with public measurements of kernels."""

@@ -1,12 +1,12 @@
-"""Public measurements of fused attention, with what their measuring programs ran besides.
+"""Public measurements of fused attention, with the further work of their measuring programs.
 
-``aiconfigurator``: bursts of the forward pass in servers for inference, whose programs write keys
+``aiconfigurator``: bursts of the forward pass in servers for inference. Their programs write keys
 and values into a cache (``kv_passes``), may read them through a table of pages (``slowdown``), and
-share the keys of a block among idle multiprocessors. ``cudnn_frontend``: forward and backward of
-training, by cuDNN and FlashAttention-2. ``simumax``: training on a B200, by wall time.
+share the keys of a block among idle multiprocessors. ``cudnn_frontend``: forward and backward pass
+of training, by cuDNN and FlashAttention-2. ``simumax``: training on a B200, by wall time.
 
-Kernels of TensorRT-LLM, Triton and FlashAttention-4 are of no library whose calls the null device
-answers: no table has them. Windows are not priced, and have no table either.
+Kernels of TensorRT-LLM, Triton and FlashAttention-4 are in no table here, because the null device
+answers no calls of these libraries. Attention windows are not priced, and are in no table either.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ IMPLEMENTATIONS = {
     "vllm_vit_flash_attn_fa3": "flash_attn_3",
     "cudnn": "cudnn",
 }
-"""Operators of the null device by what the rows call their kernels."""
+"""Operators of the null device, by the names that the rows give to kernels."""
 DTYPES = {"bfloat16": "BFloat16", "fp8": "Float8_e4m3fn", "mxfp8": "Float8_e4m3fn"}
 _GRADIENTS = 2
-"""The backward pass moves this many times the forward's bytes: gradients too."""
+"""Factor of the backward pass's bytes over the forward pass's, because it moves gradients, too."""
 _SIMUMAX_READ_OFF = 32_768
-"""From this length on, SimuMax's rows gave ``POWER_RESERVE``."""
+"""Length from which on SimuMax's rows were used to find ``POWER_RESERVE``."""
 
 Key = tuple[str, str, bool, str, str]
 """GPU, operator, whether backward, element type, measuring program."""
 Shape = tuple[float, float, float, float, float, float, float]
-"""Batch, length, heads, heads of keys, head size, size of values, share of the scores."""
+"""Batch, length, heads, key heads, head size, value size, share of scores that the mask leaves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRows:
-    """One table."""
+    """Rows of one :data:`Key`."""
 
     gpu: str
     operator: str
@@ -70,9 +70,9 @@ class AttentionRows:
     dtype: str
     """``bfloat16``, ``fp8``, ``mxfp8``."""
     program: str
-    """Who measured, such as ``vllm_flash_attn_fa3``."""
+    """Measuring program, such as ``vllm_flash_attn_fa3``."""
     shapes: NDArray[np.float64]
-    """Of :data:`Shape`, one column a row."""
+    """Each column is the :data:`Shape` of a row."""
     time_ns: NDArray[np.float64]
     held_out: NDArray[np.bool_]
     measuring: AttentionProgram = field(default_factory=AttentionProgram)
@@ -81,7 +81,7 @@ class AttentionRows:
 
     @property
     def name(self) -> str:
-        """Such as ``h100-sxm flash_attn_3 forward bfloat16``."""
+        """Name such as ``h100-sxm flash_attn_3 forward bfloat16``."""
         return f"{self.gpu} {self.operator} {self.direction} {self.dtype}"
 
     @property
@@ -90,7 +90,7 @@ class AttentionRows:
         return "backward" if self.backward else "forward"
 
     def predicted_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
-        """What the measuring program would have read on ``profile``."""
+        """Return the times that the measuring program would have read on ``profile``."""
         dtype = DTYPES[self.dtype]
         gpu = profile if self.sustained else profile.burst()
         batch, length, heads, kv_heads, size, value_size, share = self.shapes
@@ -119,7 +119,7 @@ class AttentionRows:
 
 
 def load_attention(truth: Path) -> list[AttentionRows]:
-    """All tables below ``truth``.
+    """Load all tables below ``truth``.
 
     Raises:
         UsageError: the folder has none.
@@ -246,7 +246,7 @@ def _sustained(path: Path, held: HeldOut) -> Iterator[AttentionRows]:
 def _trained(
     stated: Mapping[str, str], share: float, factor: float, held: HeldOut
 ) -> tuple[Shape, float, bool]:
-    """A row of SimuMax, which counts operations as if there was no mask (its efficiency tests)."""
+    """Return a row of SimuMax, whose efficiency tests count operations as if there was no mask."""
     names = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
     shape = _shape((*(float(stated[name]) for name in names), CAUSAL))
     batch, length, heads, _, size, value_size, _ = shape

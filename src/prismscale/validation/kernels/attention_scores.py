@@ -1,4 +1,4 @@
-"""Fused attention against public measurements of families that nothing was fitted on."""
+"""Scores fused attention on public measurements of families on which nothing was fitted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prismscale.validation.rows import Row
 
 SHORTEST = 256
 BARS = {False: Bars(median=8, p90=25), True: Bars(median=12, p90=25)}
-"""Forward and backward."""
+"""Bars by whether it is the backward pass."""
 REMARKS = (
     "Attention: held-out families (heads, heads of keys, head size; for cuDNN's rows model, mask "
     "and length), 256 tokens or more, without windows. FlashAttention's rows are of servers for "
@@ -36,10 +36,10 @@ REMARKS = (
 
 
 def validate(truth: Path) -> Iterator[Row]:
-    """All rows.
+    """Yield all rows.
 
     Raises:
-        UsageError: no tables below ``truth``.
+        UsageError: there are no tables below ``truth``.
     """
     tables = load_attention(truth)
     bursts = [t for t in tables if not t.sustained]
@@ -64,7 +64,7 @@ def _sustained(tables: Sequence[AttentionRows]) -> Iterator[Row]:
 
 
 def _errors(table: AttentionRows, *, every_family: bool = False) -> NDArray[np.float64]:
-    """Signed errors in % of the rows that count."""
+    """Return the signed errors, in %, of the rows that count."""
     counted = (table.shapes[1] >= SHORTEST) & (table.held_out | every_family)
     predicted = table.predicted_ns(KernelProfile.load(table.gpu))
     return 100 * (predicted / table.time_ns - 1)[counted]

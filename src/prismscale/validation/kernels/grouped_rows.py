@@ -1,11 +1,11 @@
 """Public measurements of the products of experts, as calls of the null device.
 
 ``simumax``: Transformer Engine's grouped products of training on a B200, one after another on a few
-streams, forward and both gradients, all experts alike. Nothing of them is fitted.
+streams, forward and both gradients, with equal load on all experts. Nothing is fitted on them.
 ``aiconfigurator``: whole layers of experts of servers for inference, with tokens spread evenly or
-by a power law: two grouped products, the activation between them, and the sum of what a token's
-experts say. Their kernels are Triton's, CUTLASS's and TensorRT-LLM's. ``tools/fit/fit_experts.py``
-fits them, on families that are not held out and spread evenly.
+by a power law: two grouped products, the activation between them, and the sum over a token's
+experts. The kernels are those of Triton, CUTLASS and TensorRT-LLM. ``tools/fit/fit_experts.py``
+fits them, on families that are not held out and have evenly spread tokens.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LIBRARIES = {
     "cutlass": "aiconfigurator_moe_cutlass",
     "trtllm": "aiconfigurator_moe",
 }
-"""Libraries with constants of their own, and the set in which their families are held out."""
+"""The set in which families are held out, for each library with constants of its own."""
 FEWEST_ROWS = 64
-"""Of each expert, in a batch of training."""
+"""Fewest rows of each expert in a batch of training."""
 _STAGES = {"fwd": "forward", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}
 _MAIN_GRADS = {"fp32": "Float", "bf16": "BFloat16"}
 
@@ -45,22 +45,22 @@ class GroupedRow(MeasuredCalls):
     """One measurement, and how its tokens were spread."""
 
     is_even: bool
-    """All experts get as many tokens."""
+    """Whether all experts get equally many tokens."""
     rows: float
-    """Of each expert, on average."""
+    """Mean number of rows per expert."""
     sustained: bool
     held_out: bool
-    """No constant was fitted on its family."""
+    """Whether no constant was fitted on its family."""
     overhead_ns: float = 0.0
-    """Of the program that measured."""
+    """Overhead of the measuring program."""
 
     def predicted_ns(self, model: ModelledKernels) -> int:
-        """What ``model`` says of the kernels, and what the measuring program ran besides."""
+        """Return the predicted time of the kernels, plus the measuring program's overhead."""
         return super(GroupedRow, self).predicted_ns(model) + round(self.overhead_ns)
 
 
 def load_grouped(truth: Path) -> list[GroupedRow]:
-    """All rows below ``truth``.
+    """Load all rows below ``truth``.
 
     Raises:
         UsageError: the folder has none.
@@ -93,7 +93,7 @@ def _trained(path: Path) -> Iterator[GroupedRow]:
 
 
 def _engine_call(stated: Mapping[str, str], experts: int, sizes: tuple[int, int, int]) -> str:
-    """As the stand-in of Transformer Engine writes it."""
+    """Return the signature that the stand-in of Transformer Engine writes."""
     m, n, k = sizes
     tokens, results = tensor("BFloat16", experts * m, k), tensor("BFloat16", experts * m, n)
     weights = tensor("BFloat16", experts, n, k)
@@ -114,7 +114,7 @@ def _layers(path: Path) -> Iterator[GroupedRow]:
     gpu = AICONFIGURATOR_GPUS.get(path.name.split("_")[0])
     held_out, programs = HeldOut.load(), Harnesses.load().experts
     for row in table_rows(path):
-        # What a rank of an expert-parallel group was given is not stated.
+        # With expert parallelism, the tables do not state which tokens a rank was given.
         if gpu is None or row["moe_dtype"] != "bfloat16" or row["moe_ep_size"] != "1":
             continue
         layer = Layer.of(row)
@@ -139,17 +139,17 @@ class Layer:
     """A layer of gated experts."""
 
     library: str
-    """Of its products."""
+    """Library of its products."""
     tokens: int
     choices: int
-    """Experts of a token."""
+    """Number of experts of each token."""
     experts: int
     width: int
     inner: int
 
     @classmethod
     def of(cls, row: Mapping[str, str]) -> Layer:
-        """A row of aiconfigurator's tables."""
+        """Return the layer of a row of aiconfigurator's tables."""
         source = row["kernel_source"]
         return cls(
             library=next((name for name in LIBRARIES if name in source), source),
@@ -162,12 +162,14 @@ class Layer:
 
     @property
     def rows(self) -> int:
-        """Of all experts together."""
+        """Number of rows of all experts together."""
         return self.tokens * self.choices
 
     def calls(self) -> Iterator[str]:
-        """Both projections at once, the gated activation, the way back, and the sum of a token's
-        experts."""
+        """Yield the calls of the layer.
+
+        These are both input projections at once, the gated activation, the output projection, and
+        the sum over a token's experts."""
         tokens = tensor("BFloat16", self.rows, self.width)
         gated = tensor("BFloat16", self.rows, 2 * self.inner)
         activated = tensor("BFloat16", self.rows, self.inner)
@@ -178,7 +180,7 @@ class Layer:
         yield call("sum", [chosen], [tensor("BFloat16", self.tokens, self.width)])
 
     def _product(self, reads: str, writes: str, inner: int, columns: int) -> str:
-        # Fewer rows than experts: the others' weights are not read.
+        # With fewer rows than experts, the weights of the other experts are not read.
         experts = min(self.experts, self.rows)
         weights = tensor("BFloat16", experts, inner, columns)
         rows = math.ceil(self.rows / experts)

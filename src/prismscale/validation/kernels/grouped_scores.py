@@ -1,4 +1,4 @@
-"""Products of experts against public measurements of families that nothing was fitted on."""
+"""Scores products of experts on public measurements of families on which nothing was fitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prismscale.validation.kernels.grouped_rows import FEWEST_ROWS, GroupedRow, 
 from prismscale.validation.rows import Row
 
 BARS = {True: Bars(median=12), False: Bars(median=15)}
-"""Tokens spread evenly, and by a power law."""
+"""Bars by whether tokens are spread evenly; otherwise they are spread by a power law."""
 REMARKS = (
     "Experts: Transformer Engine's products are held against SimuMax's rows of training on a B200 "
     "(its single products gave the constants of the law; these have none of their own). Layers of "
@@ -27,10 +27,10 @@ REMARKS = (
 
 
 def validate(truth: Path) -> Iterator[Row]:
-    """All rows.
+    """Yield all rows.
 
     Raises:
-        UsageError: no measurements below ``truth``.
+        UsageError: there are no measurements below ``truth``.
     """
     groups: dict[tuple[str, str, bool], list[GroupedRow]] = defaultdict(list)
     for row in load_grouped(truth):
@@ -46,7 +46,7 @@ def validate(truth: Path) -> Iterator[Row]:
 
 
 def _errors(rows: list[GroupedRow]) -> list[float]:
-    """In %."""
+    """Return the errors of rows, in %."""
     return [row.error_percent(_model(row.gpu, row.sustained)) for row in rows]
 
 

@@ -1,7 +1,7 @@
-"""Which public kernel measurements no constant may be fitted on.
+"""The list of public kernel measurements on which no constant may be fitted.
 
 Rows are held out by *family*, never one by one. The list (``held_out.toml`` beside this module) was
-drawn by the rule of ``tools/fit/hold_out.py`` before anything was fitted, and is not drawn anew.
+drawn by the rule of ``tools/fit/hold_out.py`` before anything was fitted, and is not drawn again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from prismscale.typed_files import decode, parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """The frozen list."""
+    """The frozen list of held-out families."""
 
     seed: str
     share: float
-    """Of the families of a set."""
+    """Share of the families of each set that is held out."""
     whole: tuple[str, ...]
-    """Sets of which nothing is fitted."""
+    """Sets that are held out completely."""
     families: Mapping[str, tuple[str, ...]]
     """Held-out families by set."""
 
@@ -32,7 +32,7 @@ class HeldOut:
 
     @classmethod
     def load(cls) -> HeldOut:
-        """The list of this package."""
+        """Load the list of this package."""
         file = resources.files("prismscale.validation.kernels").joinpath("held_out.toml")
         origin = "list of held-out families"
         return decode(cls, parse(file.read_text(encoding="utf-8"), origin), origin)

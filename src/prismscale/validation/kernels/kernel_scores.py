@@ -1,4 +1,4 @@
-"""Every kind of kernel against public measurements: ``prismscale validate kernels``."""
+"""Scores all kinds of kernels on public measurements: ``prismscale validate kernels``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ REMARKS = (
 
 
 def validate(truth: Path) -> list[Row]:
-    """All rows, those that miss their bar by the most first.
+    """Return all rows, those that miss their bar by most first.
 
     Raises:
-        UsageError: no tables below ``truth``.
+        UsageError: there are no tables below ``truth``.
     """
     parts = (product_scores, attention_scores, grouped_scores, memory_scores)
     return worst_first([row for part in parts for row in part.validate(truth)])

@@ -1,4 +1,4 @@
-"""Measurements of calls of the null device: the same signatures that a program's kernels have."""
+"""Measurements of kernel calls, written with the signatures that the null device uses."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from prismscale.cost.kernel_signature import FIELD
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCalls:
-    """One measurement."""
+    """One measurement of one or more calls."""
 
     gpu: str
     group: str
-    """Rows that are scored together, such as ``norm forward, torch``."""
+    """Name of the rows that are scored together, such as ``norm forward, torch``."""
     signatures: tuple[str, ...]
-    """Of the kernels that were timed together."""
+    """Signatures of the kernels that were timed together."""
     time_ns: float
 
     def predicted_ns(self, model: ModelledKernels) -> int:
-        """What ``model`` says of them together."""
+        """Return the device time that ``model`` predicts for all calls together."""
         return sum(model.cost(signature).device_ns for signature in self.signatures)
 
     def error_percent(self, model: ModelledKernels) -> float:
-        """Predicted over measured less one, in %."""
+        """Return predicted over measured time, minus 1, in %."""
         return 100 * (self.predicted_ns(model) / self.time_ns - 1)
 
 
 def tensor(dtype: str, *sizes: int, strides: Sequence[int] = ()) -> str:
-    """A tensor of a signature."""
+    """Return a tensor as it stands in a signature."""
     text = f"{dtype}[{','.join(map(str, sizes))}]"
     return text + ("@" + ",".join(map(str, strides)) if strides else "")
 
 
 def call(name: str, reads: Sequence[str], writes: Sequence[str], arguments: str = "") -> str:
-    """A signature."""
+    """Return the signature of a call."""
     name = name if "::" in name else f"aten::{name}"
     return FIELD.join((name, ";".join(reads), ";".join(writes), arguments))

@@ -1,6 +1,6 @@
-"""What the programs that measured kernels ran besides: ``harness.toml`` beside this module.
+"""Further work of the programs that measured kernels: ``harness.toml`` beside this module.
 
-These constants are of the measuring programs, and are fitted with the kernels.
+These constants belong to the measuring programs, and are fitted with the kernels.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 from prismscale.typed_files import decode, parse
 
 _QUANTISED_BYTES = 3
-"""Of each activation that is quantised: two are read, one is written."""
+"""Bytes moved for each quantised activation: two are read, one is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harness:
-    """What a measuring program ran beside the product."""
+    """Time that a measuring program needed besides the product."""
 
     overhead_ns: float = 0.0
     quantise_share: float = 0.0
     """Share of the memory bandwidth that quantising the activations reaches; 0: none quantised."""
     floor_ns: float = 0.0
-    """No row is shorter: the thread that issues the kernels."""
+    """Shortest time of a row, limited by the thread that issues the kernels."""
 
     def measured_ns(
         self, product_ns: NDArray[np.float64], extents: NDArray[np.float64], bandwidth: float
     ) -> NDArray[np.float64]:
-        """What the program would have read, where the product alone takes ``product_ns``."""
+        """Return the times that the program reads if the products alone take ``product_ns``."""
         time_ns = product_ns + self.overhead_ns
         if self.quantise_share:
             n_bytes = _QUANTISED_BYTES * extents[0] * extents[1] * extents[3]
@@ -41,13 +41,13 @@ class Harness:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionProgram:
-    """What a measuring program ran beside attention."""
+    """Time that a measuring program needed besides attention."""
 
     overhead_ns: float = 0.0
     kv_passes: float = 0.0
-    """Times that keys and values crossed the memory bus more often than attention reads them."""
+    """How many more times keys and values crossed the memory bus than attention alone needs."""
     slowdown: float = 1.0
-    """Of the kernel, by reading keys through a table of pages."""
+    """Factor on the kernel's time, for reading keys through a table of pages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +57,10 @@ class Harnesses:
     programs: Mapping[str, Harness]
     attention: Mapping[str, AttentionProgram] = field(default_factory=dict)
     experts: Mapping[str, Harness] = field(default_factory=dict)
-    """By GPU and library: what sorts tokens, and starts the kernels."""
+    """Programs of expert layers, by GPU and library: sorting tokens, and starting kernels."""
 
     @classmethod
     def load(cls) -> Harnesses:
-        """The file of this package."""
+        """Load the file of this package."""
         file = resources.files("prismscale.validation.kernels").joinpath("harness.toml")
         return decode(cls, parse(file.read_text(encoding="utf-8"), "harnesses"), "harnesses")

@@ -1,9 +1,9 @@
-"""Public measurements of kernels that wait for memory, as calls of the null device.
+"""Public measurements of memory-bound kernels, as calls of the null device.
 
-``cudnn_frontend``: norms in 16 bits, torch's and cuDNN's; the families that are not held out are
-fitted. ``liger``: eager norms, losses, embeddings and activations, each the operators that ATen
-starts for it; nothing of it is fitted. ``tracelens``: pointwise operators inside running models;
-nothing of it is fitted.
+``cudnn_frontend``: norms in 16 bits, by torch and by cuDNN; constants are fitted on the families
+that are not held out. ``liger``: eager norms, losses, embeddings and activations, each as the
+operators that ATen launches for it; nothing is fitted on it. ``tracelens``: pointwise operators
+inside running models; nothing is fitted on it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRow(MeasuredCalls):
-    """One measurement, and whether it may be fitted."""
+    """One measurement, and whether constants may be fitted on it."""
 
     held_out: bool
     is_cold: bool = False
-    """The level-2 cache was emptied before each run."""
+    """Whether the L2 cache was emptied before each run."""
 
 
 def load_memory_rows(truth: Path) -> list[MemoryRow]:
-    """All rows below ``truth``.
+    """Load all rows below ``truth``.
 
     Raises:
         UsageError: the folder has none.
@@ -130,7 +130,7 @@ def _liger(truth: Path) -> Iterator[MemoryRow]:
 
 
 def _eager(kernel: str, x: int, config: Mapping[str, object]) -> Mapping[str, list[str]]:
-    """Operators of one kernel of Liger's benchmarks, with the extent that it varies."""
+    """Return the operators of one kernel of Liger's benchmarks; ``x`` is the extent it varies."""
     if kernel == "layer_norm":
         t, w, s = tensor("Float", 4096, x), tensor("Float", x), tensor("Float", 4096, 1)
         back = call("native_layer_norm_backward", [t, t, s, s, w, w], [t, w, w])
@@ -152,7 +152,7 @@ def _eager(kernel: str, x: int, config: Mapping[str, object]) -> Mapping[str, li
 
 
 def _rms_norm(rows: int, width: int) -> list[str]:
-    """As models of transformers write it: in 32 bits, operator by operator."""
+    """Return RMSNorm as models of transformers write it: in 32 bits, operator by operator."""
     t, f, s = (
         tensor("BFloat16", rows, width),
         tensor("Float", rows, width),
@@ -188,7 +188,7 @@ def _tracelens(truth: Path) -> Iterator[MemoryRow]:
 
 
 def _operator(name: str, row: Mapping[str, str]) -> str:
-    """Signature of an operator whose result has the shape of its operands; empty for others."""
+    """Return the signature of an operator whose result has its operands' shape; else empty."""
     columns = ("Input Dims", "Input type", "Input Strides")
     sizes, types, strides = (ast.literal_eval(row[column]) for column in columns)
     found = [
@@ -200,7 +200,7 @@ def _operator(name: str, row: Mapping[str, str]) -> str:
         shape = np.broadcast_shapes(*(s for s, _, _ in found))
     except ValueError:
         return ""
-    # A number beside a tensor is in host memory.
+    # A number that is an operand beside a tensor is in host memory.
     reads = [
         tensor(t, *s, strides=() if _is_contiguous(s, d) else d) + ("!cpu" if not s and i else "")
         for i, (s, t, d) in enumerate(found)
@@ -210,8 +210,9 @@ def _operator(name: str, row: Mapping[str, str]) -> str:
 
 
 def _kept_layout(shape: Sizes, operands: Sequence[tuple[Sizes, str, Sizes]]) -> Sizes:
-    """Strides of a result; empty where it is contiguous. ATen keeps a layout without gaps that all
-    operands of the result's shape have."""
+    """Return the strides of a result; empty if it is contiguous.
+
+    ATen keeps a layout without gaps if all operands of the result's shape have it."""
     layouts = {tuple(strides) for sizes, _, strides in operands if tuple(sizes) == tuple(shape)}
     if len(layouts) != 1 or not shape:
         return ()

@@ -1,4 +1,4 @@
-"""Kernels that wait for memory against public measurements that nothing was fitted on."""
+"""Scores memory-bound kernels on public measurements on which nothing was fitted."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ REMARKS = (
 
 
 def validate(truth: Path) -> Iterator[Row]:
-    """All rows.
+    """Yield all rows.
 
     Raises:
-        UsageError: no measurements below ``truth``.
+        UsageError: there are no measurements below ``truth``.
     """
     groups: dict[tuple[str, str], list[MemoryRow]] = defaultdict(list)
     for row in load_memory_rows(truth):

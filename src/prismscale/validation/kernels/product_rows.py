@@ -1,11 +1,12 @@
-"""Public measurements of matrix products, with what their measuring programs ran besides.
+"""Public measurements of matrix products, with the further work of their measuring programs.
 
-``aiconfigurator``: bursts of one linear layer, three frameworks measured apart, time of the kernels
-without launches. 8-bit rows hold the quantisation of the activations too, each framework its own
-way; a few frameworks' rows are bound by the thread that issues them. ``harness.toml`` beside this
-module has these constants, which are of the measuring program and are fitted with the products.
+``aiconfigurator``: bursts of one linear layer, measured separately for three frameworks; the time
+of the kernels without launches. 8-bit rows contain the quantisation of the activations, which each
+framework does in its own way. A few frameworks' rows are bound by the thread that issues them.
+``harness.toml`` beside this module has the constants for this. They belong to the measuring
+programs and are fitted with the products.
 
-``simumax``: products of training steps on a B200 that ran for longer.
+``simumax``: products of training steps on a B200, which ran for longer.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ DTYPES = {
     "nvfp4": "Float4_e2m1fn_x2",
 }
 ROOFLINE_SHARE = 0.75
-"""That a roofline with one efficiency is taken to reach; chosen before any row was scored."""
+"""Share of peak and bandwidth that the rule of thumb assumes; chosen before any row was scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductRows:
-    """One table."""
+    """Rows of one GPU, kind and framework."""
 
     name: str
-    """Such as ``h100-sxm fp8 vllm``."""
+    """Name such as ``h100-sxm fp8 vllm``."""
     gpu: str
     kind: str
     """``bfloat16``, ``fp8`` (per tensor or per token), ``fp8_block``, ``nvfp4``."""
     framework: str
     extents: NDArray[np.float64]
-    """Batch, M, N, K; one column a row."""
+    """Batch, M, N, K; one column per row of the table."""
     result_bytes: NDArray[np.float64]
-    """Of one element of each result."""
+    """Bytes of one element of each result."""
     time_ns: NDArray[np.float64]
     held_out: NDArray[np.bool_]
     harness: Harness = field(default_factory=Harness)
     sustained: bool = False
-    """Ran for long enough to feel the power limit."""
+    """Whether the products ran long enough for the power limit to slow them down."""
     layouts: NDArray[np.str_] | None = None
-    """What each row is in training: ``forward``, ``dgrad``, ``wgrad``, ``wgrad, fp32``."""
+    """Role of each row in training: ``forward``, ``dgrad``, ``wgrad``, ``wgrad, fp32``."""
 
     def predicted_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
-        """What the measuring program would have read on ``profile``."""
+        """Return the times that the measuring program would have read on ``profile``."""
         dtype = DTYPES[self.kind]
         gpu = profile if self.sustained else profile.burst()
         batch, m, n, k = self.extents
@@ -76,8 +77,10 @@ class ProductRows:
         return self.harness.measured_ns(alone, self.extents, bandwidth)
 
     def roofline_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
-        """What a rule of thumb says: :data:`ROOFLINE_SHARE` of the peak or of the bandwidth,
-        whichever takes longer."""
+        """Return times by a rule of thumb.
+
+        A product runs at :data:`ROOFLINE_SHARE` of the peak or of the bandwidth, whichever takes
+        longer."""
         dtype = DTYPES[self.kind]
         batch, m, n, k = self.extents
         n_bytes = batch * (factor_bytes(dtype) * (m * k + k * n) + self.result_bytes * m * n)
@@ -87,7 +90,7 @@ class ProductRows:
 
 
 def load_products(truth: Path) -> list[ProductRows]:
-    """All tables below ``truth``.
+    """Load all tables below ``truth``.
 
     Raises:
         UsageError: the folder has none.
@@ -129,7 +132,7 @@ def _burst(path: Path, held: HeldOut, programs: Mapping[str, Harness]) -> Iterat
 
 
 def _sustained(path: Path, held: HeldOut) -> ProductRows:
-    """Forward (TN), gradients of inputs (NN) and of weights (NT)."""
+    """Load SimuMax's rows: forward (TN), gradients of inputs (NN) and of weights (NT)."""
     stated, shares = zip(*simumax_shares(path, "matmul"), strict=True)
     extents = np.array([[s[e] for e in "bmnk"] for s in stated], float).T
     families = ["x".join(map(str, sorted(int(s[e]) for e in "mkn"))) for s in stated]

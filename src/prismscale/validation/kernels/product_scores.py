@@ -1,4 +1,4 @@
-"""Matrix products against public measurements of families that nothing was fitted on."""
+"""Scores matrix products on public measurements of families on which nothing was fitted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BURST = (
     ("fp8_block", *_EIGHT_BITS),
     ("nvfp4", Bars(), Bars()),
 )
-"""Kind of product, bars of all rows, bars of those above 100 GFLOP."""
+"""Kind of product, bars of all rows, bars of rows above 100 GFLOP."""
 DATA_SHEET = Bars(median=12, bias=8)
 FROM = (
     ("b200", "h100-sxm"),
@@ -61,14 +61,14 @@ FROM = (
     ("h100-sxm", "b200"),
     ("a100-80g", "h100-sxm"),
 )
-"""A GPU, and another one whose constants it is predicted with."""
+"""Pairs of a GPU and another GPU with whose constants it is predicted."""
 
 
 def validate(truth: Path) -> Iterator[Row]:
-    """All rows.
+    """Yield all rows.
 
     Raises:
-        UsageError: no tables below ``truth``.
+        UsageError: there are no tables below ``truth``.
     """
     tables = load_products(truth)
     profiles = {gpu: KernelProfile.load(gpu) for gpu in {t.gpu for t in tables}}
@@ -119,7 +119,7 @@ def _data_sheets(tables: Sequence[ProductRows]) -> Iterator[Row]:
 
 
 def by_data_sheet(gpu: KernelProfile, other: str) -> KernelProfile:
-    """``gpu`` as if nobody had measured it: with the constants of ``other``."""
+    """Return ``gpu`` as if it had never been measured: with the constants of ``other``."""
     return ScaledGpu(
         name=gpu.name,
         device=gpu.device,
@@ -135,14 +135,14 @@ def by_data_sheet(gpu: KernelProfile, other: str) -> KernelProfile:
 def _errors(
     table: ProductRows, profile: KernelProfile, *, every_family: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Signed errors in % of the rows that count, and which of these are large."""
+    """Return the signed errors, in %, of the rows that count, and which of these rows are large."""
     counted = _counted(table, every_family=every_family)
     error = 100 * (table.predicted_ns(profile) / table.time_ns - 1)
     return error[counted], 2 * table.extents.prod(0)[counted] > LARGE_FLOPS
 
 
 def _by_thumb(table: ProductRows, profile: KernelProfile) -> NDArray[np.float64]:
-    """Signed errors of a roofline in % of the rows that count."""
+    """Return the signed errors of a roofline, in %, of the rows that count."""
     error: NDArray[np.float64] = 100 * (table.roofline_ns(profile) / table.time_ns - 1)
     return error[_counted(table)]
 

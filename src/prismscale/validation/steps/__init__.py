@@ -1,1 +1,1 @@
-"""Whole training steps against public measurements: ``prismscale validate steps``."""
+"""Compares whole training steps with public measurements: ``prismscale validate steps``."""

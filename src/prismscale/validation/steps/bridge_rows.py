@@ -1,5 +1,6 @@
-"""NVIDIA's published steps of Megatron-Bridge's performance recipes (NVIDIA-NeMo/Megatron-Bridge,
-Apache-2.0): the archive of its performance summaries."""
+"""NVIDIA's published steps of Megatron-Bridge's performance recipes.
+
+They are from the archive of its performance summaries (NVIDIA-NeMo/Megatron-Bridge, Apache-2.0)."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ TABLE = Path("tables", "NVIDIA-NeMo__Megatron-Bridge__performance-summary-archiv
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeModel:
-    """What a recipe trains."""
+    """A model that recipes train."""
 
     title: str
-    """In the table."""
+    """Name of the model in the table."""
     family: str
-    """Of the recipes."""
+    """Family of its recipes."""
     parameters: float
-    """That a token goes through."""
+    """Number of parameters that a token goes through."""
     is_dense: bool = False
 
 
@@ -37,51 +38,50 @@ MODELS: Mapping[str, BridgeModel] = {
         title="Nemotron_3_Super", family="nemotronh", parameters=12.7e9
     ),
 }
-"""By recipes' names."""
+"""Models by their names in recipes."""
 PRECISIONS = {"bf16": "BF16", "fp8_cs": "FP8", "fp8_mx": "MXFP8", "nvfp4": "NVFP4"}
-"""By the recipes' names: what the table calls them."""
+"""Names of precisions in the table, by their names in recipes."""
 DTYPES = {
     "bf16": "BFloat16",
     "fp8_cs": "Float8_e4m3fn",
     "fp8_mx": "Float8_e4m3fn",
     "nvfp4": "Float4_e2m1fn_x2",
 }
-"""Of products."""
+"""Element types of matrix products, by precision."""
 _CASE = re.compile(r"(\w+), (\w+), (\d+) (\w+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeRecipe:
-    """A recipe whose sizes are those of the newest row that states its model, GPUs and
-    precision."""
+    """A recipe with the same sizes as the newest row for its model, GPUs and precision."""
 
     model: str
     precision: str
     gpus: int
     gpu: str
-    """As the recipe's name has it: ``gb200``."""
+    """GPU as in the recipe's name: ``gb200``."""
 
     @property
     def case(self) -> str:
-        """For rows."""
+        """Name of the recipe in rows."""
         return f"{self.model}, {self.precision}, {self.gpus} {self.gpu}"
 
     @property
     def cluster(self) -> str:
-        """Our preset."""
+        """Name of our preset."""
         return "h100-sxm" if self.gpu == "h100" else self.gpu
 
     @property
     def is_dense(self) -> bool:
-        """Without experts."""
+        """Whether the model has no experts."""
         return MODELS[self.model].is_dense
 
     @staticmethod
     def parse(case: str) -> BridgeRecipe:
-        """Out of :attr:`case`.
+        """Parse a :attr:`case`.
 
         Raises:
-            ValueError: not one.
+            ValueError: the text is not such a name.
         """
         found = _CASE.fullmatch(case)
         if found is None:
@@ -125,10 +125,10 @@ RECIPES = tuple(
         ),
     )
 )
-"""All whose batch, microbatch and parallel sizes at 067f987 are those of the newest row. Left out:
-rows with experts of containers before 26.06, whose programs were other ones (the same layouts have
-become up to 1.6 times as fast); 405B, a step of which is 192 microbatches and more; tuning, which
-wants a data set of a hub."""
+"""All recipes whose batch, microbatch and parallel sizes at commit 067f987 are those of the newest
+row. Left out are rows with experts from containers before 26.06, because their programs were
+different (the same layouts have become up to 1.6 times as fast); 405B, because its step has 192
+microbatches or more; and tuning, because it needs a data set from a hub."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,25 +137,26 @@ class BridgeStep:
 
     recipe: BridgeRecipe
     container: str
-    """Of NeMo, such as ``26.06``."""
+    """Version of the NeMo container, such as ``26.06``."""
     tokens: float
-    """Of a step of the whole job."""
+    """Tokens per step of the whole job."""
     tokens_per_s: float
-    """Of a GPU."""
+    """Tokens per second and GPU."""
 
     @property
     def step_ms(self) -> float:
-        """Of the job."""
+        """Step time of the job."""
         return 1000 * self.tokens / (self.tokens_per_s * self.recipe.gpus)
 
 
 def load_bridge_steps(truth: Path) -> list[BridgeStep]:
-    """The newest row of each recipe. Rows with a footnote are left out: they tell of a regression,
-    or of another mapping.
+    """Load the newest row of each recipe.
+
+    Rows with a footnote are left out: their footnotes tell of a regression or of another mapping.
 
     Raises:
-        OSError: no such table.
-        ValueError: a damaged one, or a recipe without a row.
+        OSError: the table cannot be read.
+        ValueError: the table is damaged, or has no row for a recipe.
     """
     with (truth / TABLE).open(encoding="utf-8", newline="") as text:
         newest: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
@@ -182,7 +183,7 @@ def _step(
 
 
 def _rows(lines: Iterable[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Container, model and cells of pre-training rows, newest first, as the table has them."""
+    """Yield container, model and cells of pre-training rows; the table has the newest first."""
     container = model = ""
     head: list[str] = []
     for cells in csv.reader(lines):

@@ -1,9 +1,9 @@
-"""By which prices a step was predicted: eight letters that change when a price does.
+"""The version of the prices by which a step was predicted: a hash of eight letters.
 
-A run of a real program takes minutes to hours, so predicted steps are recorded, and a price that
-moves afterwards makes them stale without changing them. The letters are of what the models say of a
-few hundred calls and communications, to four digits: a constant that moves changes them, a comment
-does not.
+A run of a real program takes minutes to hours, so predicted steps are recorded. A price that
+changes afterwards makes them stale without changing them. The letters are a hash of the models'
+results, to four digits, for a few hundred calls and communications. They change when a constant
+changes, but not when a comment does.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COLLECTIVES = (
 )
 GROUP_SIZES = (2, 8, 128)
 MESSAGES = (1 << 10, 1 << 20, 1 << 26, 1 << 30)
-"""Bytes."""
+"""Sizes in bytes."""
 
 
 def price_version(cluster: Cluster, gpu: str) -> str:
-    """Of the kernels of ``gpu`` and the communication of ``cluster``.
+    """Return the version of the prices of ``gpu``'s kernels and ``cluster``'s communication.
 
     Raises:
-        UsageError: no such GPU.
+        UsageError: there is no such GPU.
     """
     model = load_kernel_model(gpu)
     costs = [model.cost(signature) for signature in call_signatures()]
@@ -51,7 +51,7 @@ def price_version(cluster: Cluster, gpu: str) -> str:
 
 
 def communication_ns(cluster: Cluster) -> dict[str, float]:
-    """What the cluster's model says of collectives, by what they are."""
+    """Return the durations that the cluster's model gives for collectives, by their description."""
     model = collective_model(cluster)
     return {
         f"{op.name.lower()} of {size}, {n_bytes} bytes": float(
@@ -64,7 +64,7 @@ def communication_ns(cluster: Cluster) -> dict[str, float]:
 
 
 def call_signatures() -> Iterator[str]:
-    """Of kernels: products, attention, and what is bound by memory."""
+    """Yield the signatures of kernels: products, attention, and memory-bound operators."""
     yield from _products()
     yield from _attention()
     yield from _memory()

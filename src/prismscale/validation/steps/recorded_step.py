@@ -1,5 +1,6 @@
-"""Predicted steps of real programs, as benches recorded them: ``recorded_steps.toml``, which
-``scripts/generate-docs`` makes of ``bench/results``."""
+"""Predicted steps of real programs, as recorded by benches in ``recorded_steps.toml``.
+
+``scripts/generate-docs`` makes this file from ``bench/results``."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ _NOTE = re.compile(r"(?:-([\d.]+) to \+([\d.]+) %, )?prices (\w+), prismscale ([
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """By what a step was predicted, as the note of a bench's row."""
+    """Error bar, prices and commit of a predicted step, as in the note of a bench's row."""
 
     bar: ErrorBar | None
-    """None where the bench did not record it."""
+    """Error bar of the step; None if the bench did not record it."""
     prices: str
-    """As :func:`~prismscale.validation.steps.price_version.price_version` has it."""
+    """Result of :func:`~prismscale.validation.steps.price_version.price_version`."""
     commit: str
-    """Of this project."""
+    """Commit of this project."""
 
     def note(self) -> str:
-        """For a row."""
+        """Return the note of a row."""
         bar = ""
         if self.bar is not None:
             bar = f"-{100 * self.bar.below:.1f} to +{100 * self.bar.above:.1f} %, "
@@ -36,7 +37,7 @@ class Provenance:
 
     @staticmethod
     def parse(note: str) -> Provenance | None:
-        """Out of a row's note; None where it says nothing of this."""
+        """Parse a row's note; None if the note holds no provenance."""
         found = _NOTE.search(note)
         if found is None:
             return None
@@ -49,21 +50,21 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """One run's."""
+    """The predicted step of one run."""
 
     family: str
-    """``simumax``, ``torchtitan`` or ``vtrain``."""
+    """``simumax``, ``torchtitan``, ``vtrain`` or ``bridge``."""
     case: str
-    """As its public row is named."""
+    """Name of the public row."""
     step_ms: float
     median_ms: float = 0.0
-    """Of the run's forecast, with the variation of the cluster's profile; 0 where none was made."""
+    """Median of the run's forecast, with the variation of the cluster's profile; 0 without one."""
     bar: ErrorBar | None = None
-    """The step's error bar; None where the bench did not record it."""
+    """Error bar of the step; None if the bench did not record it."""
     prices: str = ""
-    """Empty where the bench did not record them."""
+    """Version of the prices; empty if the bench did not record it."""
     commit: str = ""
-    """Of this project; empty where the bench did not record it."""
+    """Commit of this project; empty if the bench did not record it."""
 
     def __post_init__(self) -> None:
         if self.step_ms <= 0:
@@ -77,6 +78,6 @@ class _Recorded:
 
 @cache
 def recorded_steps() -> tuple[RecordedStep, ...]:
-    """All of them."""
+    """Load all recorded steps."""
     text = resources.files("prismscale.validation.steps").joinpath(_FILE).read_text("utf-8")
     return decode(_Recorded, parse(text, _FILE), _FILE).step

@@ -10,14 +10,14 @@ from pathlib import Path
 from prismscale.cluster import Cluster
 
 HOST_BOUND = 8 * 1024
-"""Sequences times width of a microbatch below which the host is the slower (bench/kernels.py)."""
+"""Sequences times width of a microbatch below which the host limits the step (bench/kernels.py)."""
 VOCABULARY = 50_257
 CARDS = 4
-"""Of 200 Gb/s, in a node."""
+"""Network cards of 200 Gb/s per node."""
 PRESET = "a100-80g"
 
 Model = tuple[int, int, int, int]
-"""GPUs, global batch, width, layers: what rows of a group share."""
+"""GPUs, global batch, width and layers, which all rows of a group share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,28 +38,28 @@ class Iteration:
 
     @property
     def model(self) -> Model:
-        """What it shares with the rows of its group."""
+        """The values that it shares with the rows of its group."""
         return self.gpus, self.batch, self.hidden, self.layers
 
     @property
     def microbatches(self) -> int:
-        """Of a step, in each replica."""
+        """Number of microbatches per step in each replica."""
         return self.batch // self.data // self.micro_batch
 
     @property
     def is_one_node(self) -> bool:
-        """Of eight GPUs at most."""
+        """Whether it ran on one node, which has eight GPUs."""
         return self.gpus <= 8
 
     @property
     def name(self) -> str:
-        """For its row."""
+        """Name of its row."""
         layout = f"TP {self.tensor}, PP {self.stages}, DP {self.data}"
         return f"{group_name(self.model)}, {layout}, microbatch {self.micro_batch}"
 
     @property
     def family(self) -> str:
-        """Kind of row that is summed up by itself."""
+        """Kind of row that is summarised separately."""
         if not self.is_one_node:
             return "several nodes"
         if self.stages > 1:
@@ -68,25 +68,25 @@ class Iteration:
 
     @property
     def is_looked_at(self) -> bool:
-        """Whether its slope says what one node recomputes."""
+        """Whether the slope over such rows was used to find out what one node recomputes."""
         layout = (self.tensor, self.data, self.stages)
         return self.is_one_node and layout == (1, 2, 1) and self.hidden == 2048
 
     @property
     def is_scored(self) -> bool:
-        """Whether no constant was found by rows like it."""
+        """Whether it is scored, because no constant rests on rows like it."""
         narrow = self.micro_batch * self.hidden < HOST_BOUND
         return not (self.is_one_node and self.tensor == 1 and narrow)
 
 
 def group_name(model: Model) -> str:
-    """For rows."""
+    """Return the name of a group in rows."""
     gpus, batch, hidden, layers = model
     return f"{gpus} GPUs, {layers} layers of {hidden:,}, batch {batch:,}"
 
 
 def load_iterations(folder: Path) -> list[Iteration]:
-    """All published rows."""
+    """Load all published rows."""
     return [
         _iteration(row)
         for part in ("single", "multi")
@@ -116,5 +116,5 @@ def _iteration(row: Mapping[str, str]) -> Iteration:
 
 
 def cluster_of() -> Cluster:
-    """That of the rows: 800 Gb/s of network a node."""
+    """Return the cluster of the rows, which has 800 Gb/s of network per node."""
     return replace(Cluster.load(PRESET), nics_per_node=CARDS)

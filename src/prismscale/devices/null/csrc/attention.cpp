@@ -1,6 +1,7 @@
-// Which attention kernel scaled_dot_product_attention takes: the rules of torch's builds for compute
+// Chooses the kernel of scaled_dot_product_attention by the rules of torch's builds for compute
 // capability 8 and newer with cuDNN 9.15 or later (aten/src/ATen/native/transformers/cuda/
-// sdp_utils.cpp), as far as they depend on dtype, shape, mask, dropout and the user's sdpa_kernel().
+// sdp_utils.cpp), as far as they depend on dtype, shape, mask, dropout and the user's
+// sdpa_kernel().
 #include <ATen/Context.h>
 #include <ATen/native/transformers/attention.h>
 
@@ -46,7 +47,8 @@ bool efficient_can(const Query& s) {
       s.q.size(-1) % alignment == 0 && s.v.size(-1) % alignment == 0;
 }
 
-// Heads of up to 256 on Hopper; of 192 beside values of 128, DeepSeek's, on Blackwell; else 128.
+// Head sizes of up to 256 on Hopper; 192 with values of 128 (DeepSeek) on Blackwell; else up to
+// 128.
 bool cudnn_takes_heads(int64_t qk, int64_t v) {
   if (qk % 8 != 0 || v % 8 != 0) return false;
   if (g_major == 10 && qk == 192 && v == 128) return true;
@@ -62,7 +64,7 @@ bool cudnn_can(const Query& s) {
   return shapes && dropout && !(s.causal && s.q.size(2) != s.k.size(2));
 }
 
-// torch does so when it first chooses; sdpa_kernel(set_priority=True) changes the order later.
+// torch sets this order when it first chooses; sdpa_kernel(set_priority=True) changes it later.
 void prefer_cudnn_once() {
   [[maybe_unused]] static const bool asked = [] {
     const char* text = std::getenv("TORCH_CUDNN_SDPA_DEPRIORITIZED");
@@ -108,7 +110,7 @@ void set_capability(int major, int minor) {
 
 void register_attention_choice() {
   implement("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
-  // scaled_dot_product_attention itself asks the stub, not the dispatcher.
+  // scaled_dot_product_attention itself calls the stub, not the dispatcher.
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&fused_sdp_choice);
 }
 

@@ -33,7 +33,8 @@ size_t CachingAllocator::round_size(size_t bytes) const {
   const auto& divisions_by_size = config_.roundup_power2_divisions;
   if (!divisions_by_size.empty()) {
     const size_t log2_bytes = 63 - static_cast<size_t>(__builtin_clzll(bytes));
-    const size_t slot = log2_bytes < 20 ? 0 : std::min(log2_bytes - 20, divisions_by_size.size() - 1);
+    const size_t slot =
+        log2_bytes < 20 ? 0 : std::min(log2_bytes - 20, divisions_by_size.size() - 1);
     const size_t divisions = divisions_by_size[slot];
     if (divisions > 1 && bytes > kMinBlock * divisions) {
       const size_t step = (size_t{1} << log2_bytes) / divisions;
@@ -101,7 +102,7 @@ Block* CachingAllocator::find_cached(const Request& request) {
   const auto usable = [&] { return it != pool.cached.end() && (*it)->stream == request.stream; };
   if (usable() && (*it)->expandable != nullptr) {
     if (config_.expandable_segments) {
-      // Best fit goes by the size a block can grow to, so that small requests do not sit down at
+      // Best fit compares the sizes to which blocks can grow, so that small requests do not take
       // the growing end of a segment.
       const auto reach = [](const Block* b) {
         return b->size + (b->next != nullptr && !b->next->mapped ? b->next->size : 0);
@@ -257,7 +258,7 @@ void CachingAllocator::make_idle(Block* block) {
   });
 }
 
-// Joins `from` into its neighbour `into`; returns the bytes gained, 0 where they cannot be joined.
+// Merges `from` into its neighbour `into`; returns the bytes gained, 0 if they cannot be merged.
 size_t CachingAllocator::try_merge(Block* into, Block* from) {
   if (from == nullptr || !from->is_idle() || from->mapped != into->mapped) return 0;
   BlockPool& pool = *into->pool;

@@ -1,9 +1,9 @@
-// The CUDA caching allocator as a model: no device, no torch, standard C++ only.
+// Model of the CUDA caching allocator: no device, no torch, standard C++ only.
 //
-// It makes the same decisions as c10/cuda/CUDACachingAllocator (rounding, pools, best fit, splitting,
-// coalescing, record_stream, expandable segments, retry before out of memory), so the figures of
-// torch.cuda.memory_stats come out as they would on the GPU. prismscale/cost/allocator.py states the
-// same rules in plain Python; the tests hold both to the same answers on random programs.
+// It makes the same decisions as c10/cuda/CUDACachingAllocator (rounding, pools, best fit,
+// splitting, coalescing, record_stream, expandable segments, retry before out of memory), so the
+// figures of torch.cuda.memory_stats are what they would be on the GPU. tests/support/allocator.py
+// states the same rules in plain Python. The tests compare both on random programs.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +57,7 @@ struct AllocatorStats {
 
 struct AllocatorConfig {
   size_t total_bytes = 0;
-  size_t outside_bytes = 0;  // held on the device by others than this allocator (CUDA context, NCCL)
+  size_t outside_bytes = 0;  // device memory that this allocator does not hold: CUDA context, NCCL
   size_t max_split_bytes = kUnlimited;
   size_t max_non_split_rounding_bytes = 20 * kMiB;
   size_t large_segment_bytes = 20 * kMiB;
@@ -68,24 +68,25 @@ struct AllocatorConfig {
   std::vector<size_t> roundup_power2_divisions;  // indexed by log2(size in MiB); empty: no rounding
 };
 
-// How much of each stream's work in a graph comes before a point of the capture; empty: none does.
+// A point of a capture: how much of each stream's work in the graph comes before it; empty: none.
 using CapturePoint = std::vector<uint32_t>;
-// Moves a point behind another one, too.
+// Moves `point` so that it also comes after `other`.
 void move_behind(CapturePoint& point, const CapturePoint& other);
 
-// When has a stream finished what was enqueued on it up to now? The device knows; the model asks.
+// Lets the allocator ask the device about its streams. A ticket stands for the work enqueued on a
+// stream up to now, and passed() says whether that work is done.
 struct StreamProgress {
   virtual ~StreamProgress() = default;
   virtual uint64_t ticket(int64_t stream) = 0;
   virtual bool passed(int64_t stream, uint64_t ticket) = 0;
-  // What comes before the next work of this stream in the graph that it is captured in.
+  // The point before the stream's next work in the graph under capture.
   virtual CapturePoint captured(int64_t stream) = 0;
 };
 
 enum class MemoryAction : int16_t {
-  kAlloc,          // a block is handed out, of as many bytes as were asked for
-  kFreeRequested,  // its owner is done with it
-  kFreeCompleted,  // and so are all streams
+  kAlloc,          // a block is handed out; its bytes are those requested
+  kFreeRequested,  // its owner frees it
+  kFreeCompleted,  // all streams are done with it, too
   kSegmentAlloc,
   kSegmentFree,
   kSegmentMap,     // pages of an expandable segment
@@ -120,9 +121,9 @@ struct Block {
   int pending_events = 0;
   uint64_t cached_at_search = 0;
   uint32_t made_by = 0;  // signature id of the op that allocated it
-  size_t place = 0;      // in the allocator's list of all blocks
+  size_t place = 0;      // index in the allocator's list of all blocks
   std::set<int64_t> used_on;
-  std::set<int64_t> used_in_capture;  // of these, the streams that were capturing a graph
+  std::set<int64_t> used_in_capture;  // those of used_on that were recorded during a capture
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
   bool is_idle() const { return !allocated && pending_events == 0 && used_on.empty(); }
@@ -133,7 +134,8 @@ struct BySizeThenAddress {
     return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
   }
 };
-// Addresses are unique over the whole process, but the search for unmapped space goes by stream.
+// Addresses are unique in the process. The stream comes first because the search for unmapped space
+// goes stream by stream.
 struct ByAddress {
   bool operator()(const Block* a, const Block* b) const {
     return std::tie(a->stream, a->address) < std::tie(b->stream, b->address);
@@ -143,18 +145,19 @@ struct ByAddress {
 struct BlockPool {
   bool is_small = false;
   PrivatePool* owner = nullptr;
-  uint64_t searches = 0;  // age of cached blocks for garbage collection is counted in these
+  uint64_t searches = 0;  // unit of the age of cached blocks, for garbage collection
   std::set<Block*, BySizeThenAddress> cached;
   std::set<Block*, ByAddress> unmapped;
 };
 
-// As torch numbers them: {n, 0} for a graph's own pool, {0, n} for one that the program asked for.
+// Ids as torch gives them: {n, 0} for a graph's own pool, {0, n} for one that the program asked
+// for.
 using PoolId = std::pair<uint64_t, uint64_t>;
-// Whether an allocation on this stream, now and by this thread, goes to a pool.
+// Whether an allocation that the calling thread makes now on `stream` comes from a pool.
 using TakesFrom = std::function<bool(int64_t stream)>;
 
-// Memory that nobody outside shares: of CUDA graphs, whose kernels come back to its addresses, and of
-// torch.cuda.MemPool. See caching_allocator_pools.cpp.
+// Memory that no other allocations share. CUDA graphs need such pools because each replay uses the
+// same addresses; programs make others with torch.cuda.MemPool. See caching_allocator_pools.cpp.
 struct PrivatePool {
   explicit PrivatePool(PoolId id);
   BlockPool& of(bool is_small) { return is_small ? small : large; }
@@ -175,7 +178,7 @@ class CachingAllocator {
   Block* malloc(size_t bytes, int64_t stream);  // nullptr: out of memory, after all retries
   void free(Block* block);
   void record_stream(Block* block, int64_t stream);
-  void empty_cache(PoolId id = {0, 0});  // of everything, or of one pool that nobody holds any more
+  void empty_cache(PoolId id = {0, 0});  // everything, or one pool that nobody holds any more
   void reset_peaks();
   void reset_accumulated();
 
@@ -187,18 +190,19 @@ class CachingAllocator {
   size_t segment_bytes_for(size_t bytes) const;
   std::vector<const Block*> blocks() const;  // all, by stream and address
 
-  // Private pools, in torch's terms. All false: what torch answers with an internal assertion.
-  bool retain_pool(PoolId id);                  // makes it, or holds it once more
-  bool begin_pool(PoolId id, TakesFrom takes);  // what `takes` comes from it from now on; holds it
-  bool end_pool(PoolId id);                     // ... no longer; it is still held
+  // Private pools, in torch's terms. They return false where torch fails an internal assertion.
+  bool retain_pool(PoolId id);                  // creates the pool, or adds a holder
+  bool begin_pool(PoolId id, TakesFrom takes);  // routes to it what `takes`; adds a holder
+  bool end_pool(PoolId id);                     // ends the routing; the holder stays
   bool release_pool(PoolId id);
   int pool_use_count(PoolId id) const;  // 0: there is none
   void set_pool_options(PoolId id, bool use_on_oom, bool no_split);
-  // What each pool has reserved: of pools that are no more, too.
+  // What each private pool has reserved, including pools that no longer exist.
   const std::map<PoolId, StatByPool>& reserved_by_pool() const { return reserved_by_pool_; }
   size_t private_bytes() const;  // allocated in private pools
-  // While a graph is captured events can be neither recorded nor asked: what waits for other streams
-  // waits for its end, too, unless the graph itself orders them (graph_capture_record_stream_reuse).
+  // During a capture events can be neither recorded nor queried. So a freed block that other
+  // streams used is kept until the capture ends, unless the order inside the graph shows that it
+  // can be reused (graph_capture_record_stream_reuse).
   void capture_begins() { captures_ += 1; }
   void capture_ends() { captures_ -= 1; }
 
@@ -235,7 +239,7 @@ class CachingAllocator {
   void release_blocks(BlockPool& pool);
   void release_segment(Block* block);
 
-  // caching_allocator_expandable.cpp
+  // Expandable segments, in caching_allocator_release.cpp.
   Block* grow_expandable(const Request& request);
   Block* find_expandable(const Request& request);
   bool map_block(Block* block, size_t bytes);
@@ -256,7 +260,7 @@ class CachingAllocator {
   }
   void count_reserved(BlockPool& pool, int64_t change);
   void own(Block* block);
-  void disown(Block* block);  // and deletes it
+  void disown(Block* block);  // also deletes it
 
   AllocatorConfig config_;
   StreamProgress* progress_;
@@ -266,15 +270,15 @@ class CachingAllocator {
   BlockPool small_, large_;
   std::map<PoolId, std::unique_ptr<PrivatePool>> pools_;
   std::map<PoolId, StatByPool> reserved_by_pool_;
-  std::set<PoolId> freeable_;  // of pools_: those that nobody holds
-  std::vector<std::pair<PoolId, TakesFrom>> routes_;  // the latest last, and it goes first
+  std::set<PoolId> freeable_;  // those of pools_ that nobody holds
+  std::vector<std::pair<PoolId, TakesFrom>> routes_;  // oldest first; the latest match wins
   struct Deferred {
     Block* block;
-    CapturePoint uses;  // all of them come before what comes after this; empty: no such point
+    CapturePoint uses;  // a point after all of the block's uses; empty: there is none
   };
-  std::vector<Deferred> deferred_;  // freed in a capture, used on other streams
+  std::vector<Deferred> deferred_;  // blocks freed in a capture that other streams used
   int captures_ = 0;
-  std::vector<Block*> all_;  // in no order: blocks split, merge and move far more often than anybody asks
+  std::vector<Block*> all_;  // unsorted: blocks split and merge far more often than this is read
   std::map<int64_t, std::deque<std::pair<uint64_t, Block*>>> events_;
   std::vector<std::unique_ptr<ExpandableSegment>> expandables_;
 };

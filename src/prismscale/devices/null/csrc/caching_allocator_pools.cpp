@@ -1,8 +1,9 @@
 // Private pools: memory of CUDA graphs and of torch.cuda.MemPool.
 //
-// What a route takes comes from its pool and goes back there, so a pool's cached blocks serve nobody
-// else. Its segments stay until nobody holds it and all of their blocks are free: the next time that
-// memory is given back, they go too. See caching_allocator.h.
+// Routes choose the pool of an allocation. A block goes back to its own pool, so a pool's cached
+// blocks serve only its routes. A pool's segments stay until nobody holds the pool and all of their
+// blocks are free. They are then released the next time that memory is given back to the device.
+// See caching_allocator.h.
 #include <algorithm>
 
 #include "caching_allocator.h"
@@ -20,7 +21,7 @@ bool CachingAllocator::retain_pool(PoolId id) {
     found->second = std::make_unique<PrivatePool>(id);
     return true;
   }
-  // A pool that was let go of is not taken up again.
+  // A pool whose last holder has released it cannot be held again.
   if (found->second->use_count == 0) return false;
   found->second->use_count += 1;
   return true;
@@ -86,7 +87,7 @@ BlockPool& CachingAllocator::pool_for(size_t size, int64_t stream) {
   return is_small ? small_ : large_;
 }
 
-// Pools made with use_on_oom give what they have cached to requests that the device has no memory for.
+// Pools made with use_on_oom serve requests for which the device has no memory from their cache.
 Block* CachingAllocator::find_in_opted_pools(const Request& request) {
   for (auto& [id, pool] : pools_) {
     BlockPool& blocks = pool->of(request.pool->is_small);
@@ -112,8 +113,8 @@ void CachingAllocator::release_freeable_pools(PoolId id) {
   }
 }
 
-// Uses on streams of a capture need no event: they are over when the graph is, and a free after that
-// comes behind it.
+// Uses on streams during a capture need no event: they are over when the graph is, and whatever
+// frees the block after that comes later.
 void CachingAllocator::insert_deferred_events() {
   std::vector<Deferred> deferred;
   deferred.swap(deferred_);
@@ -142,7 +143,7 @@ CapturePoint CachingAllocator::last_uses(const Block& block) {
   return uses;
 }
 
-// What other streams are through with before this one's next work is free for that work.
+// Blocks of this stream become free if all their uses on other streams come before its next work.
 void CachingAllocator::reuse_in_capture(int64_t stream) {
   if (captures_ == 0 || deferred_.empty() || !config_.graph_capture_record_stream_reuse) return;
   const CapturePoint here = progress_->captured(stream);

@@ -1,4 +1,4 @@
-// Giving memory back to the device (garbage collection, retry, empty_cache) and expandable segments.
+// Releases memory to the device (garbage collection, retry, empty_cache), and expandable segments.
 #include <algorithm>
 
 #include "caching_allocator.h"
@@ -7,8 +7,8 @@ namespace prismscale {
 
 void CachingAllocator::empty_cache(PoolId id) { release_cached(id); }
 
-// Frees cached segments that were not reused for longer than average until reserved memory is below
-// the threshold.
+// Frees the cached segments that have not been reused for longer than average, until reserved
+// memory is below the threshold.
 void CachingAllocator::collect_garbage() {
   const auto threshold = static_cast<size_t>(
       config_.garbage_collection_threshold * static_cast<double>(allowed_bytes()));
@@ -39,7 +39,7 @@ void CachingAllocator::collect_garbage() {
   }
 }
 
-// With max_split_size set, oversized segments are given back first, as few as satisfy the request.
+// With max_split_size set, first releases oversized segments, as few as satisfy the request.
 bool CachingAllocator::release_oversized(const Request& request) {
   if (config_.max_split_bytes == kUnlimited) return false;
   auto& cached = request.pool->cached;
@@ -140,7 +140,7 @@ Block* CachingAllocator::find_expandable(const Request& request) {
   }
   auto segment = std::make_unique<ExpandableSegment>();
   segment->page_bytes = pool.is_small ? kSmallSegment : config_.large_segment_bytes;
-  // An eighth more addresses than memory: pages freed early can be mapped again at the end.
+  // The range has an eighth more addresses than memory: pages freed early can be mapped at the end.
   const size_t range = config_.total_bytes + config_.total_bytes / 8;
   const size_t pages = (range + segment->page_bytes - 1) / segment->page_bytes;
   segment->mapped.resize(pages, false);
@@ -227,7 +227,8 @@ void CachingAllocator::unmap_block(Block* block) {
     own(kept);
     pool.cached.insert(kept);
   };
-  // Whole pages go; what shares a page with a used neighbour stays mapped and cached.
+  // Whole pages are unmapped. The rest shares a page with a used neighbour; it stays mapped and
+  // cached.
   const uint64_t old_end = block->address + block->size;
   keep(block->address, begin - block->address, block->prev, block);
   keep(end, old_end - end, block, block->next);

@@ -45,14 +45,14 @@ struct ManualProgress final : StreamProgress {
   uint64_t ticket(int64_t) override { return issued; }
   bool passed(int64_t, uint64_t ticket) override { return ticket < completed; }
   CapturePoint captured(int64_t stream) override { return points[stream]; }
-  // A kernel in the graph that is captured.
+  // Counts a kernel in the graph under capture.
   void work(int64_t stream) {
     CapturePoint& point = points[stream];
     const auto index = static_cast<size_t>(stream);
     point.resize(std::max(point.size(), index + 1));
     point[index] += 1;
   }
-  // What the stream does from now on comes after what the other one has done.
+  // From now on the work of `stream` comes after what `other` has done so far.
   void wait(int64_t stream, int64_t other) { move_behind(points[stream], points[other]); }
   uint64_t issued = 0, completed = 0;
   std::map<int64_t, CapturePoint> points;
@@ -75,7 +75,7 @@ void copy_stats(const AllocatorStats& stats, int64_t* out) {
   std::memcpy(out, &stats, sizeof stats);
 }
 
-// On a CUDA build each kernel replaces one, which torch warns about.
+// On a CUDA build each of our kernels replaces one of torch's, and torch warns about it.
 struct Silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -86,7 +86,9 @@ at::Tensor known_or_undefined(const at::Tensor& tensor) {
 }
 
 bool is_known(const at::Tensor& tensor) { return known_value(tensor).has_value(); }
-bool set_value(const at::Tensor& tensor, const at::Tensor& value) { return set_known(tensor, value); }
+bool set_value(const at::Tensor& tensor, const at::Tensor& value) {
+  return set_known(tensor, value);
+}
 void forget_value(const at::Tensor& tensor) {
   forget(tensor);
   written_in_graph(tensor);
@@ -95,7 +97,9 @@ bool lasts(const at::Tensor& tensor) { return lasts_in_graph(tensor); }
 at::Tensor ghost(const at::Tensor& tensor) { return is_null(tensor) ? make_ghost(tensor) : tensor; }
 void raise_error(int64_t error) { raise_cuda(static_cast<CudaError>(error)); }
 void synchronize(int64_t index) { device(static_cast<int>(index)).synchronize_device(); }
-std::optional<at::Generator> generator_of(int64_t index) { return default_generator(static_cast<int>(index)); }
+std::optional<at::Generator> generator_of(int64_t index) {
+  return default_generator(static_cast<int>(index));
+}
 
 }  // namespace
 
@@ -149,7 +153,9 @@ void ps_set_stream(int index, int64_t stream) { set_current_stream(index, stream
 int64_t ps_host_time_ns() { return host_time_ns(); }
 void ps_advance_host(int64_t by_ns) { advance_host(by_ns); }
 void ps_host_waits_until(int64_t time_ns) { host_waits_until(time_ns); }
-int64_t ps_stream_time_ns(int index, int64_t stream) { return device(index).stream_time_ns(stream); }
+int64_t ps_stream_time_ns(int index, int64_t stream) {
+  return device(index).stream_time_ns(stream);
+}
 int64_t ps_elapsed_ns(const void* start, const void* end) {
   return static_cast<const EventState*>(end)->time_ns -
       static_cast<const EventState*>(start)->time_ns;
@@ -182,7 +188,8 @@ void ps_empty_cache(int index, uint64_t kind, uint64_t number) {
 void ps_clear_blas() {
   for (int index = 0; index < device_count(); ++index) device(index).clear_blas();
 }
-// Private pools. 0: torch would raise, because the pool is not in the state that this needs.
+// Private pools. They return 0 where torch would raise: the pool is not in a state that allows
+// this.
 int ps_pool_retain(int index, uint64_t kind, uint64_t number) {
   return device(index).with_allocator(
       [&](CachingAllocator& a) { return a.retain_pool({kind, number}); });
@@ -190,7 +197,7 @@ int ps_pool_retain(int index, uint64_t kind, uint64_t number) {
 int ps_pool_begin_capture(int index, uint64_t kind, uint64_t number) {
   return device(index).begin_pool_of_capture({kind, number});
 }
-// Takes what this thread (-1: any) allocates on `stream` (-1: any).
+// Routes to the pool what this thread (`this_thread` -1: any) allocates on `stream` (-1: any).
 int ps_pool_begin(int index, uint64_t kind, uint64_t number, int this_thread, int64_t stream) {
   const auto thread = std::this_thread::get_id();
   const auto takes = [=](int64_t s) {
@@ -211,7 +218,7 @@ int ps_pool_use_count(int index, uint64_t kind, uint64_t number) {
   return device(index).with_allocator(
       [&](CachingAllocator& a) { return a.pool_use_count({kind, number}); });
 }
-// For each pool its id and what it has reserved, as in AllocatorStats; returns how many there are.
+// Writes each pool's id and reserved bytes, as in AllocatorStats. Returns the number of pools.
 int64_t ps_pool_stats(int index, int64_t* out, int64_t capacity) {
   const auto stats = device(index).with_allocator(
       [](CachingAllocator& a) { return a.reserved_by_pool(); });
@@ -236,12 +243,12 @@ int64_t ps_free_bytes(int index) {
 void ps_set_memory_fraction(int index, double fraction) {
   device(index).with_allocator([&](CachingAllocator& a) { a.config().memory_fraction = fraction; });
 }
-// Other holders of device memory: the CUDA context, NCCL buffers.
+// Sets what others hold of the device's memory: the CUDA context, NCCL buffers.
 void ps_set_outside_bytes(int index, int64_t bytes) {
   device(index).with_allocator(
       [&](CachingAllocator& a) { a.config().outside_bytes = static_cast<size_t>(bytes); });
 }
-// What the program's environment says once CUDA starts, and what the program changes then.
+// Applies the settings from the program's environment when CUDA starts, and later changes.
 void ps_configure(const SettingsRow* row) {
   const DeviceSettings settings = to_settings(*row);
   for (int index = 0; index < device_count(); ++index) device(index).configure(settings);
@@ -280,7 +287,7 @@ void ps_replay_free(void* replay, void* block) {
 void ps_replay_record_stream(void* replay, void* block, int64_t stream) {
   static_cast<Replay*>(replay)->allocator.record_stream(static_cast<Block*>(block), stream);
 }
-// Everything enqueued so far, on all streams, is done.
+// Marks everything enqueued so far, on all streams, as done.
 void ps_replay_synchronize(void* replay) {
   auto& progress = static_cast<Replay*>(replay)->progress;
   progress.issued += 1;
@@ -289,7 +296,7 @@ void ps_replay_synchronize(void* replay) {
 void ps_replay_empty_cache(void* replay, uint64_t pool) {
   static_cast<Replay*>(replay)->allocator.empty_cache({pool, 0});
 }
-// Allocations on `stream` come from the pool, as in a capture.
+// Takes the allocations on `stream` from the pool, as in a capture.
 int ps_replay_begin_pool(void* replay, uint64_t pool, int64_t stream) {
   auto& allocator = static_cast<Replay*>(replay)->allocator;
   if (!allocator.begin_pool({pool, 0}, [=](int64_t s) { return s == stream; })) return 0;

@@ -1,4 +1,4 @@
-// Plain structures that Python reads through ctypes; their layout is repeated in bindings.py.
+// Plain structures that Python reads through ctypes. bindings.py repeats their layout.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,20 @@ struct BlockRow {
   int64_t size_bytes, requested_bytes, stream;
   uint32_t made_by;
   uint8_t allocated, mapped, is_small, starts_segment;
-  uint64_t pool[2];  // id of its private pool; zeros where it has none
+  uint64_t pool[2];  // id of its private pool; zeros if it has none
 };
 
-// Predecessors: `pred_count` positions from `first_pred` on in the array drained with the rows.
+// One node of the span graph. Its predecessors are the `pred_count` positions from index
+// `first_pred` on in the array that is drained with the rows.
 struct SpanRow {
   int64_t duration_ns;
   int32_t first_pred, pred_count, label;
   int16_t lane;  // 0 is the host; streams count from 1 in order of first use
 };
 
-// What cost time, in program order: a call on a lane of the span graph. A *stated* row has nanoseconds
-// in place of a signature: what a kernel waited for those of other streams, or (lane -1) the host's
-// own work.
+// One thing that cost time, in program order: a launch on a lane of the span graph, or a *stated* row,
+// which has nanoseconds in place of a signature: the wait of a lane's kernel for kernels of other
+// streams, or (lane -1) work of the host alone.
 enum RowKind : int16_t { kCosted, kStated };
 struct LaunchRow {
   int32_t signature;
@@ -36,8 +37,8 @@ struct LaunchRow {
   RowKind kind;
 };
 
-// The launches that a node of the span graph is made of: rows `first` to `stop` of its lane. A launch
-// path also counts what the host did from row `since` on.
+// The launches behind a node of the span graph: the rows of its lane from `first` to before `stop`.
+// A launch path also counts the host's time for all rows from `since` on.
 struct NodeRow {
   int32_t position, since, first, stop;
   int16_t lane, path;  // path: see `Path` in spans.h
@@ -46,10 +47,10 @@ struct NodeRow {
 // One event in the memory of a device; `action` is a MemoryAction.
 struct MemoryRow {
   uint64_t address;
-  int64_t bytes, block_bytes, time_ns;  // as asked for; as taken
+  int64_t bytes, block_bytes, time_ns;  // bytes as requested; size of the block
   uint32_t made_by;  // signature of the op that allocates
   int32_t origin;    // see memory_history.h
-  int32_t label;     // of the span graph: what the program is doing
+  int32_t label;     // of the span graph: the program's current phase
   int16_t stream, action;
 };
 

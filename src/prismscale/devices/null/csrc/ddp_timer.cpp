@@ -6,7 +6,7 @@
 namespace prismscale {
 namespace {
 
-// Logical time of the host. DDP only logs these figures.
+// Reads the host's logical time. DDP only logs these figures.
 class NullTimer final : public c10d::Timer {
  public:
   explicit NullTimer(c10::Device) {}
@@ -24,7 +24,7 @@ void register_ddp_timer() {
   c10d::TimerRegistry()->Register(
       c10::DeviceType::CUDA,
       [](c10::Device device) { return std::unique_ptr<c10d::Timer>(new NullTimer(device)); },
-      c10::REGISTRY_PREFERRED);  // a CUDA build has registered its own
+      c10::REGISTRY_PREFERRED);  // before the one that a CUDA build has registered
 }
 
 }  // namespace prismscale

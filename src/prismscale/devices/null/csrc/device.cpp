@@ -13,7 +13,7 @@
 namespace prismscale {
 namespace {
 
-// Addresses that no process maps: a stray read faults instead of answering something.
+// No process maps these addresses: a stray read faults instead of returning something.
 constexpr uint64_t kFirstAddress = uint64_t{1} << 45;
 constexpr uint64_t kAddressesPerDevice = uint64_t{1} << 44;
 
@@ -146,8 +146,8 @@ Device::Device(int index, const DeviceSettings& settings)
 void Device::configure(const DeviceSettings& settings) {
   with_allocator([&](CachingAllocator& allocator) {
     AllocatorConfig config = settings.allocator;
-    config.outside_bytes = allocator.config().outside_bytes;  // of who holds it by now
-    // A fraction that the program set by a call of its own outlives other settings.
+    config.outside_bytes = allocator.config().outside_bytes;  // what others hold by now
+    // A fraction that the program has set by a call outlives settings without one.
     if (config.memory_fraction == 0.0) config.memory_fraction = allocator.config().memory_fraction;
     allocator.config() = config;
     blas_workspace_bytes_ = settings.blas_workspace_bytes;
@@ -167,7 +167,7 @@ int64_t Device::launch(int64_t stream, uint32_t signature, const CallCost& cost)
   if (is_without_cost()) return state.tail_ns;
   if (state.branch >= 0) {
     if (graph_->is_broken) raise_cuda(kCaptureInvalidated);
-    advance_host(cost.host_ns);  // Python and the dispatcher run as ever
+    advance_host(cost.host_ns);  // Python and the dispatcher take their time in a capture, too
     graph_->launched(state.branch, signature, cost);
     return kCaptured;
   }
@@ -239,7 +239,8 @@ void Device::wait(const EventState& event, int64_t stream) {
   SpanGraph::get().waits(index_, stream, event.frontier);
 }
 
-// Does not advance the host: a loop that polls must still end, so a poll counts as a host step.
+// A query does not wait for the event. But a loop that polls must end, so a query before the event
+// is reached costs 1 µs of host time.
 bool Device::query(const EventState& event) {
   check_capture_allows();
   if (event.graph) raise_cuda(kCapturedEvent);
@@ -291,7 +292,7 @@ void Device::check_synchronizes(const StreamState& state) {
 
 void Device::synchronize_device() {
   if (!is_without_cost()) {
-    // Before any stream waits: the capturing one may be the last.
+    // Checked before any stream waits: the capturing one may be the last.
     std::lock_guard<std::mutex> lock(mutex_);
     for (const StreamState& state : streams_) check_synchronizes(state);
   }
@@ -337,7 +338,7 @@ std::array<int64_t, 2> Device::take_peaks() {
 }
 
 Block* Device::malloc(size_t bytes, int64_t stream) {
-  // Before the lock: whoever says so may wait for Python.
+  // The origin is asked for before the lock is taken: the callback may wait for Python.
   return allocate(bytes, stream, history_.is_on() ? origin_of(static_cast<int64_t>(bytes)) : 0);
 }
 
@@ -415,8 +416,8 @@ void Device::note_out_of_memory() {
   oom_blocks_ = rows_of(*allocator_);
 }
 
-// The text is CUDA's, word for word where programs look at it, so that handlers which match on
-// "CUDA out of memory" and people who read it find what they know.
+// The text is that of torch on CUDA, word for word where programs look at it: handlers match on
+// "CUDA out of memory", and readers know the wording.
 void Device::raise_out_of_memory(size_t bytes) {
   note_out_of_memory();
   std::string message;
@@ -441,7 +442,8 @@ void Device::raise_out_of_memory(size_t bytes) {
       message += format_bytes(static_cast<size_t>(allowed)) + " allowed; ";
     }
     message += "Of the allocated memory " + format_bytes(allocated) +
-        " is allocated by PyTorch, " + in_private_pools + "and " + format_bytes(reserved - allocated) +
+        " is allocated by PyTorch, " + in_private_pools + "and " +
+        format_bytes(reserved - allocated) +
         " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try" +
         " setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation. (null CUDA" +
         " device of prismscale: this memory is modelled)";

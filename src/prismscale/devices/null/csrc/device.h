@@ -1,9 +1,9 @@
-// The devices that are not there: streams with logical time, and one caching allocator each.
+// The null devices: each has streams with logical time and one model of the caching allocator.
 //
-// Logical time: an op costs the host `host_ns`, then runs on its stream for `device_ns`, starting
-// when both the host has issued it and the stream is free. Events and waits carry these times. A
-// stream takes a number of launches, the depth of its queue; the next one holds the host until the
-// oldest of them is done.
+// Logical time: issuing an op costs the host `host_ns`. The op then runs on its stream for
+// `device_ns`, starting when the host has issued it and the stream is free. Events and waits carry
+// these times. The launch queue of a stream has a limited depth. A launch into a full queue blocks
+// the host until the oldest launch in the queue is done.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ namespace prismscale {
 
 constexpr int kMaxDevices = 16;
 constexpr int kStreamsPerPool = 32;  // torch.cuda.Stream() hands out 32 streams round-robin
-constexpr int kGraphBranches = 16;  // parallel branches of a replayed graph that are kept apart
-constexpr int64_t kFirstBranchStream = 1 + 2 * kStreamsPerPool;  // all but the first have their own
+constexpr int kGraphBranches = 16;  // most streams in one captured graph
+constexpr int64_t kFirstBranchStream = 1 + 2 * kStreamsPerPool;  // replays branch 1 of a graph
 constexpr int kStreams = static_cast<int>(kFirstBranchStream) + kGraphBranches - 1;
-constexpr int64_t kCaptured = -1;  // start of a launch that was not made, but recorded
+constexpr int64_t kCaptured = -1;  // start time of a launch that was only recorded in a capture
 
 class RecordedGraph;  // graph_capture.h
 enum class CallKind : int;
@@ -41,16 +41,16 @@ struct DeviceSettings {
 struct EventState {
   int64_t time_ns = 0;
   std::vector<uint64_t> horizon;  // per stream: how many of its ops come before the event
-  Frontier frontier;              // the same in nodes of the condensed graph
-  std::shared_ptr<RecordedGraph> graph;  // that it was recorded in: then it is only ...
-  uint32_t place = 0;                    // ... one of the graph's events
+  Frontier frontier;              // the same as nodes of the span graph (spans.h)
+  std::shared_ptr<RecordedGraph> graph;  // whose capture recorded the event; else null
+  uint32_t place = 0;                    // the event's number in `graph`
 };
 
 class Device : public StreamProgress {
  public:
   Device(int index, const DeviceSettings& settings);
 
-  // Settings of a program that has no tensor yet, or changes them between allocations.
+  // Applies settings before the program's first tensor, or between two allocations.
   void configure(const DeviceSettings& settings);
 
   // Streams and logical time.
@@ -65,20 +65,20 @@ class Device : public StreamProgress {
   void synchronize_stream(int64_t stream);
   void synchronize_device();
   int64_t stream_time_ns(int64_t stream);
-  void settle(int64_t stream);  // reckon with what other streams' kernels have moved
-  int64_t kernels_ns();  // what all kernels have taken that were launched here
+  void settle(int64_t stream);  // moves the stream's end as kernels of other streams have moved it
+  int64_t kernels_ns();  // total duration of all kernels launched on this device
 
-  // Captures of graphs. Launches on streams that take part, and events between them, are recorded.
+  // Capture of graphs: launches on the capture's streams, and events between them, are recorded.
   void begin_capture(std::shared_ptr<RecordedGraph> graph, int64_t stream);
   void end_capture();
   bool is_capturing(int64_t stream);
   bool called(int64_t stream, uint32_t call, CallKind kind, uint32_t joins);
-  // Replays: the host launches the graph, its launches follow at once, and it takes one place in the
-  // stream's queue until all of them are done.
+  // Replay: the host launches the graph once, and the launches inside it follow without host time.
+  // The graph takes one place in the stream's queue until all of them are done.
   int64_t launch_graph(int64_t stream, uint32_t signature, int64_t host_ns);
   int64_t launch_in_graph(int64_t stream, uint32_t signature, const CallCost& cost);
   void graph_launched(int64_t stream);
-  bool begin_pool_of_capture(PoolId id);  // whatever thread allocates on its streams
+  bool begin_pool_of_capture(PoolId id);  // for all threads' allocations on the capture's streams
   void advance_stream(int64_t stream, int64_t until_ns);
 
   // Memory. `malloc` raises torch's OutOfMemoryError.
@@ -88,15 +88,16 @@ class Device : public StreamProgress {
   void use_blas(int64_t stream);
   int64_t multiprocessors() const { return multiprocessors_; }
   void clear_blas();
-  // Most bytes {allocated, reserved} since the last call: peaks that no program resets.
+  // Peak bytes {allocated, reserved} since the last call. Programs cannot reset these peaks.
   std::array<int64_t, 2> take_peaks();
   std::vector<BlockRow> blocks();
   void record_memory(bool on);
-  // Oldest first; with room for all of them they are forgotten. Returns how many there are.
+  // Moves all rows to `out`, oldest first, or none if `capacity` is too small. Returns their
+  // number.
   int64_t take_memory_rows(MemoryRow* out, int64_t capacity);
-  // Memory ran out, here or beside this allocator.
+  // Saves the current blocks: memory ran out, in this allocator or outside it.
   void note_out_of_memory();
-  // What was held when memory last ran out: by the time anybody asks, much of it is freed.
+  // The blocks when memory last ran out. By the time they are asked for, many of them are freed.
   const std::vector<BlockRow>& blocks_at_out_of_memory() const { return oom_blocks_; }
   template <typename F>
   auto with_allocator(F&& use) {
@@ -113,8 +114,8 @@ class Device : public StreamProgress {
     int64_t tail_ns = 0;
     uint64_t issued = 0;
     std::vector<uint64_t> horizon;
-    std::deque<int64_t> queue_ns;  // ends of its last launches, as many as its queue is deep
-    int branch = -1;               // of the graph that is being captured, or -1
+    std::deque<int64_t> queue_ns;  // end times of the launches in its queue
+    int branch = -1;               // its branch of the graph under capture; -1: takes no part
   };
   void wait_for_room(StreamState& state);
   void reckon(int64_t stream);
@@ -128,7 +129,7 @@ class Device : public StreamProgress {
   std::mutex mutex_;
   std::vector<StreamState> streams_;
   BusyTimes busy_;
-  std::shared_ptr<RecordedGraph> graph_;  // that is being captured here
+  std::shared_ptr<RecordedGraph> graph_;  // under capture on this device, or null
   std::vector<uint64_t> completed_;  // per stream: ops that the host knows to be done
   int next_stream_[2] = {0, 0};
   int64_t kernels_ns_ = 0;
@@ -139,7 +140,7 @@ class Device : public StreamProgress {
   std::vector<BlockRow> oom_blocks_;
   size_t blas_workspace_bytes_;
   int64_t multiprocessors_;
-  std::vector<std::bitset<kStreams>> blas_workspaces_;  // by handle: the streams that have theirs
+  std::vector<std::bitset<kStreams>> blas_workspaces_;  // by cuBLAS handle: streams that have one
   std::vector<Block*> blas_blocks_;
 };
 
@@ -154,12 +155,13 @@ void set_current_stream(int device_index, int64_t stream);
 
 int64_t host_time_ns();
 void advance_host(int64_t by_ns);
-void add_host_time(int64_t by_ns);  // of a launch, which the spans are told of with the rest of it
+void add_host_time(int64_t by_ns);  // host time of a launch; SpanGraph::launched() also gets it
 void host_waits_until(int64_t time_ns);
-// With a kernel model, record_stream frees are timed; without, they wait for a synchronization.
+// With a kernel model (timed), a block that other streams have used becomes free at their logical
+// time. Without one, it becomes free at the next synchronization.
 void set_timed(bool timed);
 
-// The signature of the op that this thread is executing: blocks remember who made them.
+// The signature of the op that this thread is executing. Blocks store it as `made_by`.
 void set_current_op(uint32_t signature);
 uint32_t current_op();
 

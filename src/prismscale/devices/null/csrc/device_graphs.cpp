@@ -1,4 +1,4 @@
-// What a device does for graphs: streams that are captured, and launches of replays.
+// The part of Device that serves CUDA graphs: streams under capture, and launches of replays.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -7,10 +7,10 @@
 
 namespace prismscale {
 
-// A stream that waits for an event of the capture takes part in it from here on.
+// A stream that waits for an event of the capture joins the capture.
 void Device::wait_in_graph(const EventState& event, StreamState& state) {
   if (!event.graph) {
-    // Work of the capture cannot wait for work outside.
+    // Work inside the capture cannot wait for work outside it.
     graph_->is_broken = true;
     raise_cuda(kCaptureIsolation);
   }

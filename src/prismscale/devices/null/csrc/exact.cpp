@@ -1,4 +1,4 @@
-// Values that follow from constants: small ops are repeated on the CPU, on the storages' shadows.
+// Values computed from constants: small ops are repeated on the CPU, on the storages' shadows.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/copy.h>
@@ -44,7 +44,7 @@ bool is_plain(const at::Tensor& tensor) { return !tensor.is_conj() && !tensor.is
 
 size_t most_bytes(bool from_host) { return from_host ? kHostBytes : kShadowBytes; }
 
-// Hangs a blank shadow on a storage that has none; false where it would be too large.
+// Gives a storage without a shadow a blank one; false if it would be too large.
 bool give_shadow(Allocation& allocation, bool from_host) {
   if (allocation.bytes > most_bytes(from_host)) return false;
   if (from_host && !take_host_bytes(allocation.bytes)) return false;
@@ -53,7 +53,7 @@ bool give_shadow(Allocation& allocation, bool from_host) {
   return true;
 }
 
-// The CPU stand-in of one argument; false when its value is unknown.
+// Makes the CPU stand-in of one argument; false if its value is unknown.
 bool stand_in(const at::Tensor& tensor, bool overwritten, bool from_host, at::Tensor& cpu) {
   if (!tensor.defined() || !tensor.is_cuda()) {
     cpu = tensor;
@@ -67,7 +67,8 @@ bool stand_in(const at::Tensor& tensor, bool overwritten, bool from_host, at::Te
       if (left.shadow) cpu = on_shadow(tensor, left.shadow, left.offset);
       return static_cast<bool>(left.shadow);
     }
-    cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+    cpu = at::Tensor(at::detail::empty_strided_cpu(tensor.sizes(), tensor.strides(),
+                                                   tensor.scalar_type()));
     return true;
   }
   if (!allocation->shadow) {
@@ -117,7 +118,7 @@ void keep(const at::Tensor& output, const at::Tensor& value, bool from_host) {
   on_shadow(output, allocation->shadow).copy_(value);
 }
 
-// All values must be there before a blank shadow is hung on an argument that is only written.
+// Whether all values are known. Checked before arguments that are only written get blank shadows.
 bool all_known(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, bool from_host) {
   bool known = true;
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
@@ -139,28 +140,31 @@ bool are_numbers(const IValue& tensors) {
   });
 }
 
-// Where a known number lies in its storage's shadow.
+// The place of a known number in its storage's shadow.
 char* number_in(const IValue& value) {
   const at::Tensor& tensor = value.toTensor();
   auto* bytes = static_cast<char*>(allocation_of(tensor)->shadow.mutable_data());
   return bytes + static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
 }
 
-// A fused optimizer counts the steps of each parameter in a tensor of its own. The CPU would take
-// them one by one, at several times the cost of any other op of the step; here they are one tensor.
+// Runs the op on all numbers as one tensor. A fused optimizer counts the steps of each parameter in
+// a tensor of its own. The CPU would take these one by one, at several times the cost of any other
+// op of the step.
 void run_on_numbers(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
   const auto list = arguments[0].toListRef();
   const at::Tensor& first = list[0].toTensor();
   at::Tensor all = at::detail::empty_cpu({static_cast<int64_t>(list.size())}, first.scalar_type());
   auto* bytes = static_cast<char*>(all.mutable_data_ptr());
   const size_t width = first.itemsize();
-  for (size_t i = 0; i < list.size(); ++i) std::memcpy(bytes + i * width, number_in(list[i]), width);
+  for (size_t i = 0; i < list.size(); ++i)
+    std::memcpy(bytes + i * width, number_in(list[i]), width);
   torch::jit::Stack stack{c10::List<at::Tensor>({all}), arguments[1]};
   op.callBoxed(stack);
-  for (size_t i = 0; i < list.size(); ++i) std::memcpy(number_in(list[i]), bytes + i * width, width);
+  for (size_t i = 0; i < list.size(); ++i)
+    std::memcpy(number_in(list[i]), bytes + i * width, width);
 }
 
-// Below autograd and autocast, as the op itself is when it comes here.
+// Dispatches below autograd and autocast, where the op itself already is.
 class KernelScope {
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
@@ -244,7 +248,8 @@ std::optional<double> uniform_value(const at::Tensor& tensor) {
 
 std::optional<at::Tensor> known_value(const at::Tensor& tensor) {
   if (!is_null(tensor)) return tensor;
-  // Who asks in a capture would state what it makes of it for all replays.
+  // In a capture the answer would hold for all replays, but this value depends on the graph's
+  // inputs.
   const RecordedGraph* graph = open_graph();
   const Allocation* allocation = graph == nullptr ? nullptr : allocation_of(tensor);
   if (allocation != nullptr && allocation->lasts_in == graph->id && allocation->made_of) {
@@ -263,7 +268,8 @@ bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host
   }
   cpu.copy_(value);
   const int index = tensor.get_device();
-  if (open_graph() != nullptr && device(index).is_capturing(current_stream(index))) set_lasting(tensor);
+  if (open_graph() != nullptr && device(index).is_capturing(current_stream(index)))
+    set_lasting(tensor);
   return true;
 }
 

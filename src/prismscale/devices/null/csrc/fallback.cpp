@@ -1,4 +1,5 @@
-// Boxed fallback: output metadata from the Meta kernel, once per distinct call, then from a cache.
+// Boxed fallback: takes output metadata from the Meta kernel once per distinct call, then from a
+// cache.
 #include "fallback.h"
 
 #include <ATen/EmptyTensor.h>
@@ -27,8 +28,8 @@ std::unordered_map<CallKey, std::unique_ptr<CallEntry>, CallKeyHash>& cache() {
 std::mutex g_cache_mutex;
 
 at::Tensor to_meta(const at::Tensor& tensor) {
-  // A Python number in a tensor's clothes stays real: it decides type promotion, and Python meta
-  // kernels unwrap it.
+  // A wrapped Python number stays real: it decides type promotion, and Python meta kernels unwrap
+  // it.
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
   return at::Tensor(
       at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
@@ -47,7 +48,7 @@ IValue to_meta(const IValue& value) {
   if (is_optional_tensor_list(value)) {
     c10::List<std::optional<at::Tensor>> list;
     for (const IValue& item : value.toListRef()) {
-      // A slice before an index (`x[:, ids]`) is a tensor that is not defined, not an absent one.
+      // A slice before an index (`x[:, ids]`) arrives as an undefined tensor, not as an absent one.
       const bool is_there = item.isTensor() && item.toTensor().defined();
       list.push_back(is_there ? std::optional<at::Tensor>(to_meta(item.toTensor())) : std::nullopt);
     }
@@ -56,8 +57,8 @@ IValue to_meta(const IValue& value) {
   return value;
 }
 
-// Meta kernels may be Python; neither autograd, autocast, torch-function modes nor a profiler of the
-// program's is their concern.
+// Meta kernels may be Python. In this scope the program's autograd, autocast, torch-function modes
+// and profiler do not see them.
 class MetaScope {
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
@@ -73,7 +74,8 @@ class MetaScope {
   ~MetaScope() { at::impl::PythonTorchFunctionTLS::set_disabled_state(previous_); }
 };
 
-// What an `out` variant returns are its last arguments; fused optimizers return nothing.
+// Whether the op returns its last arguments, as an `out` variant does, or nothing, as fused
+// optimizers do.
 bool returns_arguments(const OpInfo& info, size_t count) {
   if (count > info.arguments) return false;
   for (size_t i = info.arguments - count; i < info.arguments; ++i) {
@@ -90,7 +92,7 @@ void run_meta(const c10::OperatorHandle& op, const OpInfo& info, Stack& stack) {
   } catch (const c10::NotImplementedError&) {
     const size_t returned = op.schema().returns().size();
     if (returns_arguments(info, returned)) {
-      // Some of both have no Meta kernel. Compiled code gives `out` tensors of the right shape.
+      // Some ops of both kinds have no Meta kernel. Compiled code gives `out` the right shape.
       stack.assign(arguments.end() - static_cast<std::ptrdiff_t>(returned), arguments.end());
       return;
     }
@@ -154,7 +156,8 @@ std::unique_ptr<CallEntry> make_entry(
       out.tensors.push_back(output_of(value.toTensor(), origin));
     } else if (value.isTensorList()) {
       out.kind = Output::kTensors;
-      for (const at::Tensor& t : value.toTensorVector()) out.tensors.push_back(output_of(t, origin));
+      for (const at::Tensor& t : value.toTensorVector())
+        out.tensors.push_back(output_of(t, origin));
     } else {
       out.kind = Output::kConstant;
       out.constant = value;
@@ -191,7 +194,8 @@ CallEntry& find_entry(
     const auto found = cache().find(key);
     if (found != cache().end()) return *found->second;
   }
-  // Not under the lock: Python meta kernels take the GIL, and whoever holds it may come here.
+  // Not under the lock: Python meta kernels take the GIL, and a thread that holds the GIL may want
+  // this lock.
   auto entry = make_entry(op, info, arguments);
   std::lock_guard<std::mutex> lock(g_cache_mutex);
   return *cache().try_emplace(key, std::move(entry)).first->second;
@@ -243,7 +247,7 @@ Results make_outputs(c10::ArrayRef<IValue> arguments, const CallEntry& entry, in
   return outputs;
 }
 
-// All at once, as the kernel holds them.
+// Allocates all workspaces before it frees them: the kernel holds them at the same time.
 void use_workspaces(const CallEntry& entry, int index, int64_t stream) {
   std::vector<Block*> held;
   for (const size_t bytes : entry.workspaces) held.push_back(device(index).malloc(bytes, stream));
@@ -292,10 +296,10 @@ const c10::OperatorHandle& operator_named(const std::string& name) {
 void charge(const char* name, std::vector<IValue> arguments, std::vector<IValue> outputs) {
   const c10::OperatorHandle& op = operator_named(name);
   const OpInfo& info = op_info(op);
-  // Arguments that do not matter for the cost may be left out at the end.
+  // Callers may leave out arguments at the end that do not matter for the cost.
   while (arguments.size() < info.arguments) arguments.emplace_back();
   CallScan scan = scan_call(info, arguments);
-  // The shape of the result follows from values: it belongs to the key.
+  // The result's shape depends on values, so it belongs to the key.
   each_tensor(outputs, [&](const at::Tensor& tensor, int, int) {
     scan.key.add(23);
     for (const int64_t size : tensor.sizes()) scan.key.add(static_cast<uint64_t>(size));
@@ -326,8 +330,8 @@ void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stac
   const c10::ArrayRef<IValue> arguments(stack->data() + first, info.arguments);
   const CallScan scan = scan_call(info, arguments);
   TORCH_CHECK(!scan.foreign_cpu || info.allows_cpu,
-              "Expected all tensors to be on the same device, but found at least two devices, cuda:",
-              scan.device, " and cpu! (when checking arguments of ", info.name, ")");
+      "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+      scan.device, " and cpu! (when checking arguments of ", info.name, ")");
   const int index = scan.device < 0 ? current_device() : scan.device;
   const int64_t stream = current_stream(index);
   CallEntry& entry = find_entry(op, info, scan.key, arguments);

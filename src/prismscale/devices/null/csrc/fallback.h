@@ -31,13 +31,13 @@ struct CallEntry {
   std::vector<size_t> workspaces;     // bytes that the CUDA kernel takes and gives back
   CallCost cost;
   bool small = false;                 // every tensor is small enough for the exact path
-  bool fits_host = false;             // every tensor is, if its value follows from the host
+  bool fits_host = false;             // the same for values computed from host data
   std::atomic<bool> cpu_fails{false};
 };
 
 void null_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// Launches a call whose result a kernel of ours has made itself: it has a cost, and it counts.
+// Launches a call whose result one of our own kernels has made: adds its cost and records it.
 // `name` is that of an aten operator ("nonzero", "index.Tensor").
 void charge(const char* name, std::vector<c10::IValue> arguments,
             std::vector<c10::IValue> outputs = {});
@@ -48,46 +48,47 @@ using CostCallback = void (*)(
 CallCost cost_of(const std::string& description);
 void set_cost_callback(CostCallback callback, int64_t default_device_ns, int64_t default_host_ns);
 
-// exact.cpp: a tensor of the call is on the host, or follows from one that was; or the call makes
-// integers of numbers alone (positions), which programs combine with such tensors.
+// exact.cpp: whether the call reads a host tensor or a value computed from one, or makes integers
+// of numbers alone (positions), which programs combine with such tensors.
 bool follows_from_host(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 // Computes the call on shadows; false when a value that it needs is unknown.
 bool run_exact(const c10::OperatorHandle& op, const OpInfo& info, CallEntry& entry,
                c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> outputs);
 void forget_written(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 void forget(const at::Tensor& tensor);
-// Whether a write through this tensor leaves no byte of its storage as it was.
+// Whether writing this tensor overwrites every byte of its storage.
 bool covers_storage(const at::Tensor& tensor);
-// graph_values.cpp: in a capture, whether the tensor is the same at each replay, whatever the graph's
-// inputs are.
+// graph_values.cpp: in a capture, whether the tensor has the same value at each replay, whatever
+// the graph's inputs are.
 bool lasts_in_graph(const at::Tensor& tensor);
-// Whether each replay makes the same of what the call reads while some of the graph's inputs are what
-// they are now; `inputs`: which.
-bool repeats_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, GraphInputs& inputs);
-// What the call has written was computed of such values, or is an answer.
+// In a capture, whether the call reads the same values at each replay as long as the graph's inputs
+// that are stored in `inputs` keep their present values.
+bool repeats_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                      GraphInputs& inputs);
+// Marks what the call has written: computed from such values, or an answer.
 void set_lasting(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                  c10::ArrayRef<c10::IValue> outputs, const GraphInputs& inputs);
 void set_lasting(const at::Tensor& tensor, const GraphInputs& inputs = nullptr);
-// What a replay has left where a tensor made of a bare pointer points.
+// The value that a replay has left in memory, for a tensor made from a bare pointer to it.
 struct LeftValue {
   c10::Storage shadow;            // undefined: the value is unknown
-  size_t offset = 0;              // bytes into it at which the tensor's storage begins
-  std::optional<double> uniform;  // as of an allocation
+  size_t offset = 0;              // bytes into `shadow` at which the tensor's storage begins
+  std::optional<double> uniform;  // as in Allocation
 };
 LeftValue left_value(const at::Tensor& tensor);
 void forget_left(const at::Tensor& tensor);
-// In a capture, replays will write to these.
+// In a capture, notes the tensors that replays will write to.
 void written_in_graph(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
                       c10::ArrayRef<c10::IValue> outputs);
 void written_in_graph(const at::Tensor& tensor);
-// What every element is, or what share of them is true: see Allocation.
+// The value of every element, or the share of elements that are true: see Allocation::uniform.
 std::optional<double> uniform_value(const at::Tensor& tensor);
 std::optional<at::Tensor> known_value(const at::Tensor& tensor);  // a CPU tensor sharing the shadow
 bool set_known(const at::Tensor& tensor, const at::Tensor& value, bool from_host = false);
 
 // workspaces.cpp: bytes that the real kernel of this call takes from the allocator and gives back.
 std::vector<size_t> hidden_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
-// reductions.cpp: the same of one that reduces.
+// reductions.cpp: the same for reductions.
 std::vector<size_t> reduction_workspaces(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace prismscale

@@ -1,4 +1,4 @@
-// Says what happened when a C function follows the address of a tensor without bytes.
+// Explains the fault when a C function follows the address of a tensor without bytes.
 #include <signal.h>
 #include <unistd.h>
 
@@ -8,7 +8,8 @@ namespace {
 
 struct sigaction g_previous;
 
-// Addresses of the null device: from 2^45 up (device.cpp). Only calls that are safe in a handler.
+// Addresses of the null device begin at 2^45 (device.cpp). A signal handler may only make safe
+// calls.
 void on_fault(int, siginfo_t* info, void*) {
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   constexpr char kMessage[] =
@@ -18,7 +19,7 @@ void on_fault(int, siginfo_t* info, void*) {
   if (address >> 45 == 1) {
     [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
   }
-  sigaction(SIGSEGV, &g_previous, nullptr);  // the access repeats, and meets who was there before
+  sigaction(SIGSEGV, &g_previous, nullptr);  // the access repeats, now under the previous handler
 }
 
 }  // namespace

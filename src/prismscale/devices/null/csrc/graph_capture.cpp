@@ -53,13 +53,13 @@ std::string text_of(CudaError error) {
   return "CUDA error " + std::to_string(static_cast<int>(error));
 }
 
-// The launch of a whole graph: what the host pays for it is a kernel model's answer to this call.
+// Signature of the launch of a whole graph. The kernel model gives its host time.
 uint32_t launch_signature() {
   static const uint32_t id = register_signature("cuda::graph_launch\x1f\x1f\x1f");
   return id;
 }
 
-// In the launch log a replayed call has a name of its own: it costs the host nothing.
+// In the launch log a replayed launch has a name of its own, because it costs the host nothing.
 uint32_t replayed_signature(uint32_t signature) {
   static auto* names = new std::unordered_map<uint32_t, uint32_t>();
   const auto found = names->find(signature);
@@ -88,7 +88,8 @@ void check_capture_allows() {
 }
 
 RecordedGraph::RecordedGraph(int device, int64_t stream, CaptureMode mode)
-    : device(device), id(next_id()), written(no_written_storages()), mode_(mode), clocks_(1, Clock{}) {}
+    : device(device), id(next_id()), written(no_written_storages()), mode_(mode),
+      clocks_(1, Clock{}) {}
 
 bool RecordedGraph::forbids_here() const {
   return mode_ == CaptureMode::kGlobal ||
@@ -152,7 +153,9 @@ bool RecordedGraph::is_joined() const {
 
 std::string RecordedGraph::unjoined() const {
   std::string found;
-  const auto add = [&found](const std::string& text) { found += (found.empty() ? "" : "; ") + text; };
+  const auto add = [&found](const std::string& text) {
+    found += (found.empty() ? "" : "; ") + text;
+  };
   for (size_t i = 1; i < clocks_.size(); ++i) {
     if (clocks_[0][i] >= clocks_[i][i]) continue;
     const auto last = std::find_if(steps_.rbegin(), steps_.rend(), [i](const GraphStep& step) {
@@ -160,7 +163,8 @@ std::string RecordedGraph::unjoined() const {
     });
     const std::string text = last == steps_.rend() ? "" : signature_text(last->number);
     const uint32_t left = clocks_[i][i] - clocks_[0][i];
-    add(std::to_string(left) + (left == 1 ? " kernel or communication" : " kernels or communications") +
+    add(std::to_string(left) +
+        (left == 1 ? " kernel or communication" : " kernels or communications") +
         " of another stream" +
         (text.empty() ? "" : ", whose last kernel is " + text.substr(0, text.find('\x1f'))));
   }
@@ -232,7 +236,7 @@ extern "C" {
 
 using Handle = std::shared_ptr<RecordedGraph>;
 
-// Begins a capture on the device's stream; nullptr where one is under way already.
+// Begins a capture on the device's stream; nullptr if one is under way already.
 void* ps_graph_begin(int index, int64_t stream, int mode) {
   if (g_is_open) return nullptr;
   open() = std::make_shared<RecordedGraph>(index, stream, static_cast<CaptureMode>(mode));
@@ -240,7 +244,7 @@ void* ps_graph_begin(int index, int64_t stream, int mode) {
   g_is_open = true;
   return new Handle(open());
 }
-// Ends it: 0, or the error that cudaStreamEndCapture gives.
+// Ends the capture. Returns 0, or the error that cudaStreamEndCapture would return.
 int ps_graph_end(void* handle) {
   RecordedGraph& graph = **static_cast<Handle*>(handle);
   if (!graph.is_open) return kCaptureInvalidated;
@@ -252,7 +256,8 @@ int ps_graph_end(void* handle) {
   if (graph.is_broken) return kCaptureInvalidated;
   return graph.is_joined() ? kSuccess : kCaptureUnjoined;
 }
-// Which work has not come back, in words; empty where all has. Valid until it is asked again.
+// Describes the work that has not been joined; empty if all has. The text is valid until the next
+// call.
 const char* ps_graph_unjoined(void* handle) {
   static auto* text = new std::string;
   *text = (*static_cast<Handle*>(handle))->unjoined();
@@ -264,8 +269,8 @@ int64_t ps_graph_replay(void* handle, int64_t* stream) {
   return (*static_cast<Handle*>(handle))->replay(*stream);
 }
 int ps_is_capturing(int index, int64_t stream) { return device(index).is_capturing(stream); }
-// Notes a call where the stream is; 0: it does not capture. A stream that joins a call takes part
-// from then on; marks of other streams are the first branch's.
+// Records a call at the stream's present place; returns 0 if the stream is not capturing. A stream
+// that joins a call becomes part of the capture. Marks on other streams go to the first branch.
 int ps_graph_call(int index, int64_t stream, uint32_t call, int kind, uint32_t joins) {
   return device(index).called(stream, call, static_cast<CallKind>(kind), joins);
 }

@@ -1,13 +1,14 @@
-// CUDA graphs: what was launched while a stream was capturing, and how it is launched again.
+// CUDA graphs: how the launches of a capture are recorded and replayed.
 //
-// A capture begins on one stream and goes over to others by events. Its launches take no time; they
-// are recorded as steps, each on a *branch* (the streams of the capture, in order of joining), with
-// the events between branches. Replaying takes the host one launch. The first branch then runs on the
-// stream that replays, each other one on a stream of its own beside those of the program, and the
-// recorded events order them. So a graph takes the device as long as its launches would, issued
-// again at once.
+// A capture begins on one stream and spreads to others by events. Its launches take no device time.
+// They are recorded as steps, together with the events between streams. Each stream of a capture is
+// a *branch*; branches are numbered in the order in which they join. A replay costs the host one
+// launch. The first branch then runs on the stream that replays, each other branch on a stream of
+// its own that the program does not use, and the recorded events order them. So a graph takes the
+// device as long as its launches would if they were all issued at once.
 //
-// Communications are calls into Python at their place between the steps: replaying stops there.
+// Communications are recorded as calls into Python between the steps. A replay stops at each call
+// and returns to Python, which makes it.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@
 
 namespace prismscale {
 
-// Of cudaError_t; raise_cuda throws torch.AcceleratorError with CUDA's words.
+// Values of cudaError_t. raise_cuda() throws torch.AcceleratorError with CUDA's message.
 enum CudaError : int {
   kSuccess = 0,
   kCaptureUnsupported = 900,
@@ -37,14 +38,14 @@ enum CudaError : int {
 
 enum class CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
 
-// How a call takes part in the order of its stream: a communication runs beside it until a join, a
-// mark is no work of anybody's.
+// How a call is ordered on its stream. kInOrder: like a kernel. kBeside: a communication that runs
+// beside the stream until its kJoin. kMark: no device work at all.
 enum class CallKind : int { kInOrder, kBeside, kJoin, kMark };
 
 struct GraphStep {
   enum Kind : uint8_t { kLaunch, kRecord, kWait, kCall } kind;
   uint8_t branch;
-  uint32_t number;  // signature of a launch, else which event or call
+  uint32_t number;  // signature of a launch, else the number of the event or call
   CallCost cost;    // of a launch
 };
 
@@ -55,30 +56,30 @@ class RecordedGraph {
   RecordedGraph(int device, int64_t stream, CaptureMode mode);
 
   const int device;
-  const uint64_t id;  // from 1, as they are captured
+  const uint64_t id;  // counts captures from 1
   bool is_open = true;
-  bool is_broken = false;  // by something that a capture does not allow
+  bool is_broken = false;  // the program did something that a capture does not allow
   const std::shared_ptr<WrittenStorages> written;
 
-  // Whether calls that could disturb a capture are forbidden to this thread.
+  // Whether the mode forbids this thread calls that could disturb a capture.
   bool forbids_here() const;
 
-  // Under the device's lock, while the graph is open.
-  int join();  // a stream's branch, or -1: no more can be kept apart
+  // Called under the device's lock, while the graph is open.
+  int join();  // adds a branch and returns it; -1: there are kGraphBranches of them
   void launched(int branch, uint32_t signature, const CallCost& cost);
   void recorded(int branch, EventState& event);
   void waited(int branch, const EventState& event);
   void called(int branch, uint32_t call, CallKind kind, uint32_t joins);
   CapturePoint point(int branch) const;  // empty while nothing comes before
-  bool is_joined() const;  // all of its work has come back to the first branch
-  std::string unjoined() const;  // which work has not, in words
+  bool is_joined() const;  // whether all work has been joined to the first branch
+  std::string unjoined() const;  // describes the work that has not been joined
 
   int64_t launches() const;
-  // The number of the next call, and in `stream` where it is made; -1: the replay is over.
+  // Replays up to the next call. Returns its number and stores its stream; -1: the replay is over.
   int64_t replay(int64_t& stream);
 
  private:
-  // How much of each branch comes before a point.
+  // For each branch, how many of its launches and calls come before a point.
   using Clock = std::array<uint32_t, kGraphBranches>;
   struct Apart {
     Clock clock;
@@ -94,21 +95,22 @@ class RecordedGraph {
   std::vector<GraphStep> steps_;
   std::vector<Clock> clocks_;        // of the branches
   std::vector<Clock> event_clocks_;  // of the events
-  std::map<uint32_t, Apart> apart_;  // calls beside their stream
-  // Of the replay under way.
+  std::map<uint32_t, Apart> apart_;  // kBeside calls, by number
+  // State of the replay under way.
   size_t next_ = 0;
   int64_t stream_ = 0;
   std::vector<EventState> events_;
 };
 
-// The graph that is being captured in this process, or nothing.
+// The graph under capture in this process, or nullptr.
 RecordedGraph* open_graph();
-// Raises where such calls are forbidden now; the capture is lost.
+// If forbids_here(), breaks the capture and raises.
 void check_capture_allows();
 
-// graph_values.cpp: values of what a graph writes are, after each replay, what its capture knew. That
-// is what its kernels make of constants, of answers to questions (how many tokens an expert gets) and
-// of what peers send of these; what is made of the graph's inputs is another at each replay.
+// graph_values.cpp: after each replay, the storages that a graph writes have the values that its
+// capture knew. Those are computed from constants, from answers to questions (how many tokens an
+// expert gets) and from what peers send of these. What is computed from the graph's inputs differs
+// at each replay, unless the inputs are what they were.
 std::shared_ptr<WrittenStorages> no_written_storages();
 void close_written_storages(WrittenStorages& storages, uint64_t graph);
 void write_storages(WrittenStorages& storages);

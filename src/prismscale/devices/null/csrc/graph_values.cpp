@@ -1,6 +1,6 @@
-// What a graph writes: its replays compute nothing, so its values are what a capture says of them (that
-// all are finite; what follows from constants, and from inputs that are still what they were), and
-// unknown otherwise.
+// Values of what a graph writes. Replays compute nothing. So these values are what the capture
+// knew: that all are finite, and what is computed from constants and from inputs that have not
+// changed since then. All others are unknown.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -17,9 +17,10 @@ namespace prismscale {
 
 namespace {
 
-// Values in memory that no storage holds any more. Programs give up the tensors that a graph writes and
-// keep bare pointers to them (Transformer Engine's make_weak_ref), for the pool to use their memory
-// again: between the replay that writes there and the next one that does, the values are there.
+// Values in memory that no storage holds any more. Programs free the tensors that a graph writes
+// and keep bare pointers to them (Transformer Engine's make_weak_ref), so that the pool can reuse
+// their memory. A value is there from the replay that writes it until the next replay that writes
+// there.
 class LeftValues {
  public:
   void set(uint64_t address, size_t bytes, LeftValue value) {
@@ -76,7 +77,7 @@ std::vector<char> bytes_of(const c10::Storage& shadow) {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// `use` of the allocation, which lives as long; nullptr where the program has given it up.
+// Calls `use` with the storage's allocation, which stays alive meanwhile; nullptr if it is gone.
 template <typename F>
 auto with_allocation(const WeakStorage& storage, F&& use) {
   auto held = storage.lock();
@@ -89,20 +90,20 @@ uint64_t address_of(const c10::Storage& storage) {
 
 }  // namespace
 
-// Held weakly: a graph keeps no tensor alive, only its pool keeps their memory.
+// Storages are held weakly: a graph keeps no tensor alive, only its pool keeps their memory.
 struct WrittenStorages {
   struct Written {
     WeakStorage storage;
     uint64_t address;
     size_t bytes;
     std::vector<char> shadow;  // empty: unknown
-    GraphInputs made_of;       // known while these are what they were
+    GraphInputs made_of;       // the shadow is known while these inputs are unchanged
     std::optional<double> uniform;
     bool is_check = false;
   };
   struct Input {
     WeakStorage storage;
-    std::vector<char> shadow;  // what it was
+    std::vector<char> shadow;  // its value in the capture
 
     bool is_still(const Allocation* found) const {
       return found != nullptr && found->shadow && found->shadow.nbytes() == shadow.size() &&
@@ -114,19 +115,19 @@ struct WrittenStorages {
   std::vector<Input> inputs;
   std::unordered_map<const c10::StorageImpl*, uint32_t> input_of;
   std::vector<Written> storages;
-  std::map<uint64_t, size_t> scratch;  // bytes by address: what the capture has freed again
+  std::map<uint64_t, size_t> scratch;  // bytes by address of what the capture itself has freed
 
   void add(const at::Tensor& tensor) {
     if (!is_null(tensor)) return;
     const c10::Storage& storage = tensor.storage();
     std::lock_guard<std::mutex> lock(mutex);
     if (seen.insert(storage.unsafeGetStorageImpl()).second) {
-      storages.push_back({storage.getWeakStorageImpl(), address_of(storage), storage.nbytes(), {}, {},
-                          std::nullopt});
+      storages.push_back({storage.getWeakStorageImpl(), address_of(storage), storage.nbytes(), {},
+                          {}, std::nullopt});
     }
   }
 
-  // The number of a known tensor that the graph has not written: an input; false: it has.
+  // Gives a known tensor its number as an input; false if the graph has written it.
   bool number(const at::Tensor& tensor, const Allocation& allocation, uint32_t& number) {
     const c10::Storage& storage = tensor.storage();
     std::lock_guard<std::mutex> lock(mutex);
@@ -138,7 +139,7 @@ struct WrittenStorages {
     return true;
   }
 
-  // The capture is over: its temporaries are no tensors any more.
+  // At the end of the capture: moves its temporaries, which are freed by now, to `scratch`.
   void set_scratch_apart() {
     std::lock_guard<std::mutex> lock(mutex);
     std::erase_if(storages, [this](const Written& written) {
@@ -158,7 +159,9 @@ struct WrittenStorages {
   }
 };
 
-std::shared_ptr<WrittenStorages> no_written_storages() { return std::make_shared<WrittenStorages>(); }
+std::shared_ptr<WrittenStorages> no_written_storages() {
+  return std::make_shared<WrittenStorages>();
+}
 
 void close_written_storages(WrittenStorages& storages, uint64_t graph) {
   storages.set_scratch_apart();
@@ -169,7 +172,7 @@ void close_written_storages(WrittenStorages& storages, uint64_t graph) {
     written.uniform = allocation->uniform;
     written.is_check = allocation->is_check;
   });
-  // A capture runs nothing: its inputs are still what they were.
+  // A capture runs nothing, so its inputs get back the values that they had.
   for (const auto& input : storages.inputs) {
     with_allocation(input.storage, [&](Allocation* found) {
       if (found != nullptr && !input.is_still(found)) found->shadow = storage_of(input.shadow);
@@ -184,7 +187,7 @@ void write_storages(WrittenStorages& storages) {
     holds.push_back(with_allocation(
         input.storage, [&](const Allocation* found) { return input.is_still(found); }));
   }
-  std::unordered_map<const void*, bool> known;  // by what it is made of
+  std::unordered_map<const void*, bool> known;  // by the list of inputs
   const auto is_known = [&](const GraphInputs& inputs) {
     if (!inputs) return true;
     const auto [found, is_new] = known.try_emplace(inputs.get());
@@ -216,7 +219,7 @@ void forget_left(const at::Tensor& tensor) {
 bool lasts_in_graph(const at::Tensor& tensor) {
   const RecordedGraph* graph = open_graph();
   if (graph == nullptr || !tensor.defined()) return false;
-  // A number in a tensor's clothes is copied into the kernel's arguments; other host memory may change.
+  // A 0-dim host tensor is copied into the kernel's arguments; other host memory may change.
   if (!is_null(tensor)) return tensor.dim() == 0 && !tensor.is_pinned();
   const Allocation* allocation = allocation_of(tensor);
   return allocation != nullptr && allocation->shadow && allocation->lasts_in == graph->id &&
@@ -235,7 +238,8 @@ bool repeats_in_graph(
     if (allocation == nullptr || !allocation->shadow) return false;
     if (allocation->lasts_in == graph->id) {
       const GraphInputs& of = allocation->made_of;
-      if (of && counted.insert(of.get()).second) numbers.insert(numbers.end(), of->begin(), of->end());
+      if (of && counted.insert(of.get()).second)
+        numbers.insert(numbers.end(), of->begin(), of->end());
       return true;
     }
     numbers.emplace_back();
@@ -243,7 +247,7 @@ bool repeats_in_graph(
   };
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
     if (!repeats || !tensor.defined() || tensor.numel() == 0) return;
-    // What is written in part is what it was in the rest.
+    // A tensor that is written only in part keeps its old value in the rest, so it counts as read.
     const bool is_read = !info.overwritten[static_cast<size_t>(argument)] ||
         (is_null(tensor) && !covers_storage(tensor));
     if (is_read) repeats = count(tensor);
@@ -278,7 +282,8 @@ void written_in_graph(
   RecordedGraph* graph = open_graph();
   if (graph == nullptr) return;
   each_tensor(arguments, [&](const at::Tensor& tensor, int argument, int) {
-    if (info.forgets_all || info.written[static_cast<size_t>(argument)]) graph->written->add(tensor);
+    if (info.forgets_all || info.written[static_cast<size_t>(argument)])
+      graph->written->add(tensor);
   });
   each_tensor(outputs, [&](const at::Tensor& tensor, int, int) { graph->written->add(tensor); });
 }

@@ -1,4 +1,4 @@
-// What c10 and ATen ask about a CUDA device: guard, hooks, generators, pinned memory.
+// What c10 and ATen need of a CUDA device: guard, hooks, generators, pinned memory.
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/EmptyTensor.h>
@@ -24,7 +24,9 @@ using c10::Stream;
 
 Device& device_of(const Stream& stream) { return device(stream.device_index()); }
 Stream make_stream(c10::Device where, int64_t id) { return Stream(Stream::UNSAFE, where, id); }
-int index_or_current(c10::Device where) { return where.has_index() ? where.index() : current_device(); }
+int index_or_current(c10::Device where) {
+  return where.has_index() ? where.index() : current_device();
+}
 c10::Device cuda(int index) { return {DeviceType::CUDA, static_cast<DeviceIndex>(index)}; }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -77,7 +79,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const Stream& stream) const override {
     device_of(stream).synchronize_stream(stream.id());
   }
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12  // 2.11 asks no guard
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12  // torch 2.11 does not ask the guard
   bool isStreamCapturing(const Stream& stream) const override {
     return device_of(stream).is_capturing(stream.id());
   }
@@ -117,10 +119,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-// Seed and offset of a Philox generator; its state is 16 bytes, as DTensor's RNG tracker expects.
-// Whether anybody has taken hold of a generator's state as graphs do.
+// Whether the program has called graphsafe_get_state() on a generator, as it does for graphs.
 std::atomic<bool> g_has_graph_states{false};
 
+// Seed and offset of a Philox generator. Its state is 16 bytes, as DTensor's RNG tracker expects.
 struct NullGenerator final : c10::GeneratorImpl {
   explicit NullGenerator(DeviceIndex index)
       : GeneratorImpl(c10::Device(DeviceType::CUDA, index),
@@ -130,7 +132,7 @@ struct NullGenerator final : c10::GeneratorImpl {
   uint64_t get_offset() const override { return state_->offset; }
   uint64_t current_seed() const override { return state_->seed; }
   uint64_t seed() override {
-    set_current_seed(c10::default_rng_seed_val);  // not random: a run can be repeated
+    set_current_seed(c10::default_rng_seed_val);  // not random, so that a run can be repeated
     return state_->seed;
   }
   void set_state(const c10::TensorImpl& state) override {
@@ -145,7 +147,7 @@ struct NullGenerator final : c10::GeneratorImpl {
     words[1] = state_->offset;
     return state.getIntrusivePtr();
   }
-  // Generators that share a state, which a graph may have registered.
+  // Lets two generators share one state, which a graph may have registered.
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
     auto* null_generator = dynamic_cast<NullGenerator*>(other.get());
     TORCH_CHECK(null_generator != nullptr, "Provided state is not a CUDA generator");
@@ -168,8 +170,9 @@ struct NullGenerator final : c10::GeneratorImpl {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-// Pinned memory is plain CPU memory that answers True to is_pinned(). Large blocks take memory as they
-// are written: programs set aside tens of gigabytes of a cluster's hosts, and most of it stays blank.
+// Pinned memory is plain CPU memory for which is_pinned() is True. Large blocks take memory only as
+// they are written: programs reserve tens of gigabytes on a cluster's hosts and leave most of it
+// blank.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -244,7 +247,7 @@ long g_cudnn = 0;
 
 void set_cudnn(int64_t version) { g_cudnn = static_cast<long>(version); }
 
-// ATen finds the hooks by this very name in its registry. No data members: see install_hooks().
+// ATen finds the hooks by this exact name in its registry. No data members: see install_hooks().
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -273,18 +276,20 @@ struct CUDAHooks final : at::CUDAHooksInterface {
     return at::make_generator<NullGenerator>(index < 0 ? current_device() : index);
   }
   c10::Device getDeviceFromPtr(void*) const override { return cuda(prismscale::current_device()); }
-  bool isPinnedPtr(const void* pointer) const override { return PinnedAllocator::get().owns(pointer); }
+  bool isPinnedPtr(const void* pointer) const override {
+    return PinnedAllocator::get().owns(pointer);
+  }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedAllocator::get(); }
   c10::Allocator* getCUDADeviceAllocator() const override { return cuda_allocator(); }
-  // A CUDA build's Python asks; some versions of torch have one of the two only.
+  // The Python code of a CUDA build calls these. Some versions of torch have only one of the two.
   long versionCuDNN() const { return g_cudnn; }
   long versionRuntimeCuDNN() const { return g_cudnn; }
   std::string showConfig() const override { return "null CUDA device"; }
 };
 
-// Somebody may have asked for the hooks before us; then ATen holds the default object, or a CUDA
-// build's, for the rest of the process. All have one layout (a vtable pointer, no data), so the object
-// is made ours.
+// If the hooks have been used before, ATen holds the default object, or a CUDA build's, for the
+// rest of the process. All these classes have one layout (a vtable pointer, no data), so that
+// object gets our vtable pointer.
 void install_hooks() {
   [[maybe_unused]] static const bool registered = [] {
     at::CUDAHooksRegistry()->Register(
@@ -292,7 +297,7 @@ void install_hooks() {
         [](at::CUDAHooksArgs args) {
           return std::unique_ptr<at::CUDAHooksInterface>(new CUDAHooks(args));
         },
-        c10::REGISTRY_PREFERRED);  // a CUDA build has registered its own
+        c10::REGISTRY_PREFERRED);  // before those that a CUDA build has registered
     return true;
   }();
   auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());

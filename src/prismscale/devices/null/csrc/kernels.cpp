@@ -31,7 +31,7 @@ at::ScalarType or_default(std::optional<at::ScalarType> dtype) {
   return dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()));
 }
 
-// What a factory makes must not be put down to the op before it.
+// Names the factory as current op. Otherwise its block would be attributed to the op before it.
 void made_by_factory() {
   static const uint32_t id = register_signature("aten::empty");
   set_current_op(id);
@@ -158,7 +158,7 @@ double answer_for(const Tensor& unknown, const char* op) {
   return ask(op, question, unknown.numel());
 }
 
-// A copy to or from memory that is not pinned stops the host, which a capture does not allow.
+// A copy to or from memory that is not pinned blocks the host, which a capture does not allow.
 void check_copies_in_capture(const Tensor& self, const Tensor& source, bool non_blocking) {
   if (is_null(self) && is_null(source)) return;
   const Tensor& host = is_null(self) ? source : self;
@@ -171,8 +171,8 @@ void check_copies_in_capture(const Tensor& self, const Tensor& source, bool non_
   if (!non_blocking) device(index).synchronize_stream(current_stream(index));
 }
 
-// The generic kernel does the metadata, the record and, for small known values, the copy itself.
-// What is left is the host's side: it waits, and its real memory must not hold garbage.
+// The generic kernel handles the metadata, the record and, for small known values, the copy itself.
+// This adds the host's side: the host waits, and its real memory must not be left with garbage.
 void copy_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                  torch::jit::Stack* stack) {
   const Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();

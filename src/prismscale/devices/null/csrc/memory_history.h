@@ -1,5 +1,6 @@
-// What happened to the memory of a device, in order: for peaks by kind, timelines and torch's
-// snapshots. Recorded from the first allocation on where somebody asked for it.
+// All events in the memory of a device, in order: for peaks by kind, timelines and torch's
+// snapshots. They are recorded only while somebody asks for it; prismscale itself does so from the
+// program's first line.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 
 namespace prismscale {
 
-// Who allocates: an id that the caller keeps a table for. 0: nobody knows.
+// Returns an id of the code that allocates. The table of ids is kept in Python. 0: unknown.
 using OriginCallback = int32_t (*)(int64_t bytes);
 
 class MemoryHistory final : public AllocationObserver {
@@ -21,7 +22,7 @@ class MemoryHistory final : public AllocationObserver {
   bool is_on() const { return on_; }
   void happened(MemoryAction action, uint64_t address, size_t bytes, size_t block_bytes,
                 int64_t stream) override;
-  // The allocation that is being made, told before its row is written.
+  // Describes the allocation that comes next, before happened() writes its row.
   void allocates(uint32_t made_by, int32_t origin) {
     made_by_ = made_by;
     origin_ = origin;
@@ -35,9 +36,9 @@ class MemoryHistory final : public AllocationObserver {
   std::vector<MemoryRow> rows_;
 };
 
-// Asked for the origin of allocations of `least_bytes` and more; nullptr: nobody is.
+// Sets what gives the origin of allocations of `least_bytes` and more; nullptr: nothing does.
 void set_origin_callback(OriginCallback callback, int64_t least_bytes);
 int32_t origin_of(int64_t bytes);
-constexpr int32_t kWorkspace = -1;  // origin of what libraries work in
+constexpr int32_t kWorkspace = -1;  // origin of libraries' workspaces
 
 }  // namespace prismscale

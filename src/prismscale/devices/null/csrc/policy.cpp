@@ -26,9 +26,9 @@
 namespace prismscale {
 
 AnswerCallback g_answer = nullptr;
-std::vector<double> g_routing;   // relative load of histograms with as many bins, or of ranks
-bool g_routing_of_ranks = false;  // over which a multiple of as many bins is spread evenly
-double g_routing_exponent = 0.0;  // of all others: bin i from 1 has i to the power of minus this
+std::vector<double> g_routing;   // relative loads, one per bin of a histogram, or one per rank
+bool g_routing_of_ranks = false;  // per rank: each rank's load is spread evenly over its bins
+double g_routing_exponent = 0.0;  // other histograms: bin i, from 1, has the load i to minus this
 
 double ask(const char* op, Question question, int64_t elements) {
   if (g_answer != nullptr) return g_answer(op, static_cast<int>(question), elements);
@@ -47,7 +47,8 @@ int64_t ask_count(const char* op, int64_t elements) {
 
 Tensor new_contiguous(at::IntArrayRef sizes, at::ScalarType dtype, int index) {
   std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
+  for (size_t i = sizes.size(); i-- > 1;)
+    strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
   return new_tensor(sizes, strides, dtype, index);
 }
 
@@ -69,8 +70,8 @@ Tensor positions_in(const Tensor& self) {
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }
 
-// What a kernel of ours has made for `name`, charged. Where the shape follows from values, the host
-// waits for it, as a GPU makes it wait.
+// Charges op `name` for `result`, which one of our own kernels has made. If its shape depends on
+// values, the host waits for it, as it does with a GPU.
 Tensor charged(const char* name, std::vector<c10::IValue> arguments, Tensor result,
                bool host_waits = true) {
   charge(name, std::move(arguments), {result});
@@ -129,7 +130,7 @@ Tensor interleave(const Tensor& repeats, std::optional<c10::SymInt> output_size)
                  interleaved(repeats, std::move(output_size)), host_waits);
 }
 
-// `total` elements over the bins, by the user's routing.
+// Spreads `total` elements over the bins by the user's routing.
 Tensor spread(int64_t total, int64_t bins, at::ScalarType dtype) {
   std::vector<double> load(static_cast<size_t>(bins));
   for (size_t i = 0; i < load.size(); ++i) {
@@ -175,7 +176,8 @@ Tensor counted_bins(
     return known_on_cuda(at::native::_bincount_cpu(*known, {}, bins), index);
   }
   const bool weighted = weights && weights->defined();
-  const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
+  const auto dtype = !weighted ? at::kLong
+      : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
   const Tensor result = new_contiguous({bins}, dtype, index);
   ask("aten::bincount", Question::kHistogram, self.numel());
   if (!weighted && bins <= kShadowElements) {
@@ -189,7 +191,7 @@ Tensor count_bins(const Tensor& self, const std::optional<Tensor>& weights, c10:
   return charged("bincount", {self}, counted_bins(self, weights, minlength));
 }
 
-// Boolean masks among the indices become positions first, as the CUDA kernel does.
+// First turns boolean masks among the indices into positions, as the CUDA kernel does.
 void index_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   auto& slot = torch::jit::peek(*stack, 1, op.schema().arguments().size());
   c10::List<std::optional<Tensor>> expanded;
@@ -212,8 +214,8 @@ void index_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   null_kernel(op, keys, stack);
 }
 
-// Rows that a program writes through a mask tell how many of its elements are true; what counts
-// them later, as the backward pass does, agrees.
+// The number of rows that a program writes through a mask tells how many elements of the mask are
+// true. The mask remembers it, so that later counts, as in the backward pass, agree.
 void note_rows(const Tensor& self, const c10::IValue& indices, const Tensor& values) {
   const auto given = indices.toListRef();
   if (given.size() != 1 || !given[0].isTensor()) return;
@@ -239,7 +241,8 @@ void index_put_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   if (share) set_share(self, *share);
 }
 
-// Real numbers of a healthy run are finite: a mask of any size with one value.
+// Gives a mask of any size one value. Masks of finite elements are uniform: the numbers of a
+// healthy run are finite.
 void set_uniform(const Tensor& mask, bool value) {
   if (mask.numel() <= kShadowElements) {
     set_known(mask, at::native::full(mask.sizes(), value, at::kBool, at::kStrided, at::kCPU));
@@ -247,7 +250,8 @@ void set_uniform(const Tensor& mask, bool value) {
   if (Allocation* allocation = allocation_of(mask)) allocation->uniform = value;
 }
 
-// Made by the operators that a GPU runs for it, with their temporaries, and then known to be uniform.
+// Marks a mask as uniform. It has been made by the operators that a GPU runs, with their
+// temporaries.
 Tensor uniform_mask(const Tensor& mask, bool value) {
   if (!known_value(mask)) set_uniform(mask, value);
   return mask;
@@ -292,7 +296,8 @@ void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
                                      at::kStrided, at::kCPU));
 }
 
-// Whether all elements hold is a check, which a healthy run passes; answered when the host reads it.
+// `all` of unknown values is a check, which a healthy run passes. It is answered when the host
+// reads it.
 void all_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   reduction_kernel<false>(op, keys, stack);
   const Tensor result = stack->back().toTensor();
@@ -300,7 +305,7 @@ void all_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
   if (allocation != nullptr && !known_value(result)) allocation->is_check = true;
 }
 
-// Gradient unscaling finds nothing infinite: found_inf stays what it was.
+// Gradient unscaling finds nothing infinite, so found_inf keeps its value.
 void unscale_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Tensor found_inf = torch::jit::peek(*stack, 1, 3).toTensor();
   const auto known = known_value(found_inf);

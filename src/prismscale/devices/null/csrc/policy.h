@@ -1,4 +1,4 @@
-// Answers to questions about values that are not there. Python decides (values.py) and counts.
+// Answers to questions about values that do not exist. Python decides and counts (value_policy.py).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,13 +26,14 @@ void register_policy_kernels();
 
 // Routing maps; see routing.cpp.
 void register_routing_kernels();
-// The share of marks that map.index_put_((rows, columns), ones) makes, if `map` may be such a map.
+// The share of elements that map.index_put_((rows, columns), ones) marks, if `map` may be a routing
+// map.
 std::optional<double> indexed_share(const at::Tensor& map, const c10::IValue& indices);
 void set_share(const at::Tensor& map, double share);
-// Lets `to`, after a copy of the whole of it, remember the share of marks that `from` has.
+// After a copy: gives `to` the share of marks that `from` has, if `to` is the whole of its storage.
 void copy_share(const at::Tensor& to, const at::Tensor& from);
 void register_attention_choice();
-// Compute capability of the devices; it decides which attention kernels there are.
+// Sets the devices' compute capability, which decides which attention kernels there are.
 void set_capability(int major, int minor);
 
 }  // namespace prismscale

@@ -1,5 +1,5 @@
-// What torch's profiler asks of a device where CUPTI does not listen: before and after each op, how much
-// its kernels have taken.
+// What torch's profiler asks of a device without CUPTI: the time of its kernels so far, before and
+// after each op.
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
@@ -10,8 +10,9 @@ namespace {
 
 using torch::profiler::impl::ProfilerVoidEventStub;
 
-// An event is the time of all kernels of a device so far. The difference of two is what CUPTI would call
-// the device time of the op between them: no waiting, and nothing for the profiler itself.
+// An event holds the total time of a device's kernels so far. The difference of two events is what
+// CUPTI would call the device time of the op between them: without waiting, and nothing for the
+// profiler itself.
 struct NullProfiler final : torch::profiler::impl::ProfilerStubs {
   void record(c10::DeviceIndex* index, ProfilerVoidEventStub* event,
               int64_t* cpu_ns) const override {

@@ -1,4 +1,4 @@
-// The record of executed ops: 32 bytes each, and a table of what the rows mean.
+// The record of executed ops: a row of 32 bytes for each, and a table of their signatures.
 #include "recorder.h"
 
 #include <algorithm>
@@ -44,7 +44,8 @@ std::string signature_text(uint32_t id) {
   return signatures().at(id);
 }
 
-void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns, int64_t device_ns) {
+void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns,
+               int64_t device_ns) {
   if (start_ns == kCaptured) return;  // each replay records it
   if (g_counting.load(std::memory_order_relaxed) && !is_without_cost()) {
     std::lock_guard<std::mutex> lock(g_mutex);
@@ -78,7 +79,8 @@ int64_t ps_drain_ops(OpRow* out, int64_t capacity) {
 
 void ps_count_calls(int on) { g_counting = on != 0; }
 
-// Calls of every signature since the last time, up to `capacity`; returns how many signatures.
+// Writes each signature's number of calls since the last time, for at most `capacity` signatures.
+// Returns how many signatures.
 int64_t ps_take_calls(int64_t* out, int64_t capacity) {
   std::lock_guard<std::mutex> lock(g_mutex);
   const auto count = std::min<int64_t>(capacity, static_cast<int64_t>(calls().size()));

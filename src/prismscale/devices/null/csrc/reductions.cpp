@@ -1,7 +1,8 @@
-// What torch's reductions take from the caching allocator while they run. One that splits its input
-// over thread blocks stages every thread's part in global memory (ATen/native/cuda/Reduce.cuh,
-// setReduceConfig and global_memory_size): up to 142 MB for the gradient of a bias on an H100,
-// whatever the size of the result. And an input of another type than the sum's is copied first.
+// Memory that torch's reductions take from the caching allocator while they run. A reduction that
+// splits its input over thread blocks stages every thread's part in global memory
+// (ATen/native/cuda/Reduce.cuh, setReduceConfig and global_memory_size): up to 142 MB for the
+// gradient of a bias on an H100, whatever the size of the result. And an input whose type is not
+// that of the sum is copied first.
 #include <ATen/AccumulateType.h>
 #include <ATen/WrapDimUtils.h>
 
@@ -27,13 +28,13 @@ int64_t power_of_two_below(int64_t value) {
   return power;
 }
 
-// What a thread accumulates in.
+// The type in which a thread accumulates.
 enum class Accumulator { kSum, kSame, kWithPosition, kMoments, kBool };
 
 struct Rule {
-  size_t dims;  // the argument that names dimensions
+  size_t dims;  // index of the argument with the dimensions
   Accumulator accumulator;
-  size_t dtype = 0;  // the argument that names the result's type; 0: there is none
+  size_t dtype = 0;  // index of the argument with the result's type; 0: there is none
 };
 
 const std::unordered_map<std::string, Rule>& rules() {
@@ -69,7 +70,7 @@ struct Axis {
   int64_t size, stride, out_stride;  // strides in elements
 };
 
-// The loops of TensorIterator: innermost first, without those of one step, merged where they can be.
+// The loops of TensorIterator: innermost first, without loops of one step, merged where possible.
 struct Loops {
   std::vector<Axis> reduced, kept;
   int64_t input_bytes, output_bytes, accumulator_bytes;
@@ -108,7 +109,7 @@ Loops loops_of(const at::Tensor& self, const std::vector<bool>& is_reduced) {
       out_stride *= size;
     }
   }
-  // The output orders what is kept, the input what is not.
+  // The output orders the kept dimensions, the input the reduced ones.
   std::stable_sort(loops.reduced.begin(), loops.reduced.end(),
                    [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   merge(loops.reduced);
@@ -128,7 +129,7 @@ bool fits_32_bits(const Loops& loops) {
       steps(loops.reduced) * steps(loops.kept) <= kLargestOffset;
 }
 
-// How many outputs a thread makes of one load, where neighbours belong to different outputs.
+// How many outputs a thread computes from one load, if neighbours belong to different outputs.
 int64_t outputs_per_load(const Loops& loops) {
   int64_t vector = kVector;
   const auto limit = [&](int64_t n) {
@@ -140,7 +141,7 @@ int64_t outputs_per_load(const Loops& loops) {
   return vector;
 }
 
-// Bytes of staging and of semaphores; nothing where a block has all of its outputs' inputs.
+// Bytes of staging and of semaphores; empty if each block reads all inputs of its outputs.
 std::vector<size_t> staged(const Loops& loops, int64_t multiprocessors) {
   const int64_t outputs = steps(loops.kept), inputs = steps(loops.reduced);
   const bool along_input =
@@ -177,14 +178,16 @@ std::vector<size_t> staged(const Loops& loops, int64_t multiprocessors) {
   return {static_cast<size_t>(bytes), static_cast<size_t>(grid * 4)};
 }
 
-// Beyond 32 bits of offset the longest axis is halved, and parts are reduced one after the other.
+// If offsets need more than 32 bits, the longest axis is halved, and the parts are reduced one
+// after the other.
 std::vector<size_t> largest_part(const Loops& loops, int64_t multiprocessors) {
   if (fits_32_bits(loops)) return staged(loops, multiprocessors);
   Loops half = loops;
   Axis* longest = nullptr;
   for (auto* axes : {&half.reduced, &half.kept}) {
     for (Axis& axis : *axes) {
-      if (longest == nullptr || (axis.size - 1) * axis.stride > (longest->size - 1) * longest->stride)
+      if (longest == nullptr ||
+          (axis.size - 1) * axis.stride > (longest->size - 1) * longest->stride)
         longest = &axis;
     }
   }
@@ -207,7 +210,7 @@ std::vector<bool> reduced_dims(const c10::IValue& argument, int64_t rank) {
   return reduced;
 }
 
-// Of the result, which a sum's input is converted to unless the kernel reads 16 bits itself.
+// Type of the result. A sum's input is converted to it unless the kernel itself reads 16 bits.
 at::ScalarType result_type(const Rule& rule, const at::Tensor& self,
                            c10::ArrayRef<c10::IValue> arguments) {
   if (rule.dtype == 0) return self.scalar_type();
@@ -252,7 +255,7 @@ std::vector<size_t> reduction_workspaces(const OpInfo& info, c10::ArrayRef<c10::
   loops.output_bytes = static_cast<int64_t>(c10::elementSize(to));
   loops.accumulator_bytes = accumulator_bytes(rule.accumulator, type);
   if (!fits_32_bits(loops) && loops.output_bytes == 2) {
-    // Parts are added up in 32 bits.
+    // The parts are added up in 32 bits.
     bytes.push_back(static_cast<size_t>(steps(loops.kept) * loops.accumulator_bytes));
   }
   for (const size_t more : largest_part(loops, device(0).multiprocessors())) bytes.push_back(more);

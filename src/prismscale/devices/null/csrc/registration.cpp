@@ -17,7 +17,7 @@ using c10::DispatchKey;
 using torch::CppFunction;
 using torch::jit::Stack;
 
-// Libraries live as long as the process: their destructors would take the kernels away.
+// Libraries live as long as the process: their destructors would unregister the kernels.
 torch::Library& library_for(const std::string& space, DispatchKey key) {
   static auto* all =
       new std::map<std::pair<std::string, DispatchKey>, std::unique_ptr<torch::Library>>();
@@ -53,14 +53,14 @@ bool is_python(const c10::OperatorName& name, DispatchKey key) {
       state.substr(row, state.find(" :: ", row) - row).find(".py:") != std::string::npos;
 }
 
-// c10d's operators call the process group, but for one that is a kernel. What Python implements
-// (FSDP's copies) is made of other operators, which are those that run.
+// Whether an operator keeps its kernel. c10d's operators call the process group, except one that is
+// a kernel. Operators implemented in Python (FSDP's copies) call other operators, which run here.
 bool stays(const c10::OperatorName& op, DispatchKey key, const std::string& space) {
   if (space == "c10d") return text_of(op) != "c10d::check_for_nan";
   return space != "aten" && is_python(op, key);
 }
 
-// Replaces what this build of torch has under `key`.
+// Replaces all kernels that this build of torch has under `key`.
 template <void (*kKernel)(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*)>
 void replace_all(DispatchKey key) {
   for (const c10::OperatorName& op :
@@ -83,7 +83,8 @@ void register_fallback(const char* const* cuda_ops, int count) {
   forget_removed_ops();
   library_for("_", DispatchKey::CUDA)
       .fallback(CppFunction::makeFromBoxedFunction<&null_kernel>());
-  // Convolution is one kernel on a GPU, chosen below this op; its own Meta kernel gives the shape.
+  // On a GPU a convolution is one kernel, which is chosen below this op. The op's own Meta kernel
+  // gives the shape.
   for (const char* name : {"convolution", "convolution_backward"}) {
     implement(name, CppFunction::makeFromBoxedFunction<&null_kernel>());
   }

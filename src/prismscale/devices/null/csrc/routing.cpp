@@ -1,9 +1,9 @@
 // Routing maps: which tokens an expert gets is data, how many it gets is a policy.
 //
-// A program marks k of E columns of every row by scattering ones into a map of zeros, or by
-// index_put_ where it asks for deterministic algorithms; that map may be of floats. The map's
-// allocation then remembers the share of marks, k / E; copies and casts of it remember it too, and
-// what counts marks (sum, nonzero, masked_select) answers from it, so that all counts agree.
+// A program marks k of E columns of every row by scattering ones into a map of zeros. With
+// deterministic algorithms it uses index_put_ instead, and the map may be of floats. The map's
+// allocation then remembers the share of marks, k / E, and so do copies and casts of the map. Ops
+// that count marks (sum, nonzero, masked_select) use that share, so that all counts agree.
 
 #include <ATen/ExpandUtils.h>
 
@@ -21,7 +21,7 @@ bool holds_marks(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBool || at::isIntegralType(tensor.scalar_type(), false);
 }
 
-// The value may also be a tensor of one element in another overload; programs mark with a number.
+// Another overload takes the value as a tensor of one element, but programs mark with a number.
 void scatter_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t arguments = op.schema().arguments().size();
   const Tensor self = torch::jit::peek(*stack, 0, arguments).toTensor();

@@ -1,4 +1,4 @@
-// What the extension's parts offer each other.
+// Functions that the extension's parts offer each other.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -9,7 +9,7 @@ namespace prismscale {
 
 void install_guard();
 void install_hooks();
-// Version of cuDNN that the device says it has: 9.15.1 is 91501.
+// Sets the version of cuDNN that the device reports: 9.15.1 is 91501.
 void set_cudnn(int64_t version);
 void register_ddp_timer();
 void register_profiler();

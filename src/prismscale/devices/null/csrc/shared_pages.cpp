@@ -17,15 +17,15 @@
 namespace prismscale {
 namespace {
 
-// From here on malloc maps every block by itself and unmaps it when it is freed, so that no other
-// block can get these pages: see map_large_blocks. Experts' weights have a few MiB.
+// Smallest block that malloc maps by itself and unmaps when it is freed, so that no other block can
+// get its pages: see map_large_blocks. Experts' weights have a few MiB.
 constexpr size_t kLeastBytes = size_t{1} << 20;
-// Of a file of one value. A mapping repeats it, and a process may have 65,530 of them by default.
+// Size of a file of one value. Mappings repeat it; a process may have 65,530 mappings by default.
 constexpr size_t kFileBytes = size_t{16} << 20;
-// Each takes its bytes once; programs copy few kinds of values.
+// Each file takes its bytes once. Programs copy few kinds of values.
 constexpr size_t kMostFiles = 8;
 
-// A file of `item` over and over; -1 where there are too many, or the system gives none.
+// Returns a file that repeats `item`; -1 if there are too many files or the system gives none.
 int file_of(const std::string& item) {
   static std::mutex mutex;
   static auto* files = new std::map<std::string, int>;
@@ -50,24 +50,24 @@ int file_of(const std::string& item) {
   return file;
 }
 
-// Only memory of torch's own: what a program shares with others, or a file, stays that.
+// Only memory that torch allocated may be remapped, not shared memory or a file of the program's.
 bool is_own_memory(const at::Tensor& tensor) {
   const auto deleter = tensor.storage().data_ptr().get_deleter();
   return deleter == c10::GetCPUAllocator()->raw_deleter() ||
       deleter == pinned_allocator()->raw_deleter();
 }
 
-// The pages wholly within [begin, end) become those of `file`; false where the system refuses.
+// Replaces the pages in [begin, end) by those of `file`; false if the system refuses.
 bool map_pages(char* begin, char* end, int file) {
   for (char* at = begin; at < end; at += kFileBytes) {
     const size_t bytes = std::min(kFileBytes, static_cast<size_t>(end - at));
     const int flags = MAP_PRIVATE | MAP_FIXED;
     if (mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0) != MAP_FAILED) continue;
-    // What was there may be gone.
+    // The failed call may have unmapped the old pages.
     void* plain =
         mmap(at, bytes, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK(plain != MAP_FAILED, "no memory map for a copy of ", end - begin, " bytes to the host; ",
-                "raise vm.max_map_count");
+    TORCH_CHECK(plain != MAP_FAILED, "no memory map for a copy of ", end - begin,
+                " bytes to the host; ", "raise vm.max_map_count");
     return false;
   }
   return true;
@@ -94,7 +94,7 @@ bool fill_by_pages(const at::Tensor& tensor, const std::string& item) {
 }  // namespace
 
 void map_large_blocks() {
-  // By itself glibc raises the limit, to as much as 32 MiB, whenever a larger block is freed.
+  // Without this call glibc raises the limit, up to 32 MiB, whenever a larger block is freed.
   mallopt(M_MMAP_THRESHOLD, kLeastBytes);
 }
 

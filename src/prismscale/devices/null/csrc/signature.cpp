@@ -31,15 +31,16 @@ bool has_floats(c10::ArrayRef<c10::IValue> values) {
   return found;
 }
 
-// Whether it multiplies 32-bit floats in TF32: a setting of the program's, and no argument. torch
-// raises here, as at the product on a GPU, where its old and its new settings contradict.
+// Whether the op multiplies 32-bit floats in TF32, which is a setting of the program and no
+// argument. If torch's old and new settings contradict each other, torch raises here, as it would
+// at the product on a GPU.
 bool in_tf32(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   if (!(info.uses_blas || info.convolves) || !has_floats(arguments)) return false;
   const auto& context = at::globalContext();
   return info.convolves ? context.allowTF32CuDNN() : context.allowTF32CuBLAS();
 }
 
-// Their Meta kernels are Python and import torch._dynamo (two seconds) to answer "self".
+// The Meta kernels of these ops are Python and import torch._dynamo (two seconds) to return `self`.
 bool fills_self(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{
       "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::exponential_",
@@ -54,7 +55,7 @@ const std::unordered_set<std::string>& silent_writers() {
   return *names;
 }
 
-// Their index, source or scalar arguments may live on the CPU.
+// Ops whose index, source or scalar arguments may be on the CPU.
 const std::unordered_set<std::string>& mixed_ops() {
   static const auto* names = new std::unordered_set<std::string>{
       "aten::copy_", "aten::index.Tensor", "aten::index.Tensor_out", "aten::index_put_",
@@ -82,7 +83,7 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// One list, changed in place, and one number.
+// Whether the op takes one list, which it changes in place, and one number.
 bool counts(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
   return name.rfind("aten::_foreach_", 0) == 0 && name.back() == '_' &&
@@ -96,8 +97,9 @@ OpInfo make_info(const c10::OperatorHandle& op) {
   if (!schema.overload_name().empty()) info.name += "." + schema.overload_name();
   info.arguments = schema.arguments().size();
   const bool overwrites_self =
-      schema.name() == "aten::fill_" || schema.name() == "aten::zero_" || schema.name() == "aten::copy_";
-  // arange.out and its kin take their shape from numbers, although a tensor is among the arguments.
+      schema.name() == "aten::fill_" || schema.name() == "aten::zero_" ||
+      schema.name() == "aten::copy_";
+  // arange.out and similar ops take their shape from numbers, although one argument is a tensor.
   bool reads_tensors = false;
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
@@ -133,7 +135,7 @@ void add_double(CallKey& key, double value) {
   key.add(bits);
 }
 
-// Memory of other GPUs has addresses of its own; symmetric_memory.py hands them out.
+// Memory of other GPUs has addresses from here on; symmetric_memory.py hands them out.
 constexpr uintptr_t kFirstPeerAddress = uintptr_t{1} << 43;
 
 bool is_on_peer(const at::Tensor& tensor) {
@@ -152,7 +154,8 @@ void scan_tensor(CallScan& scan, const at::Tensor& tensor) {
   const auto sizes = impl->sizes();
   const auto strides = impl->strides();
   const bool on_cuda = impl->is_cuda();
-  uint64_t flags = 2 + static_cast<uint64_t>(on_cuda) + 2 * static_cast<uint64_t>(is_on_peer(tensor));
+  uint64_t flags =
+      2 + static_cast<uint64_t>(on_cuda) + 2 * static_cast<uint64_t>(is_on_peer(tensor));
   flags = flags << 8 | static_cast<uint64_t>(tensor.scalar_type());
   flags = flags << 8 | static_cast<uint64_t>(impl->is_wrapped_number());
   flags = flags << 8 | static_cast<uint64_t>(sizes.size());
@@ -226,8 +229,8 @@ void describe_tensors(std::ostream& out, c10::ArrayRef<c10::IValue> values) {
   });
 }
 
-// By the address of the schema: one comparison for each call. Infos are never deleted, because the
-// cache of calls knows them by address.
+// Facts by the address of the op's schema: one comparison for each call. Infos are never deleted,
+// because their addresses are part of the keys in the cache of calls.
 struct OpInfos {
   std::shared_mutex mutex;
   std::unordered_map<const c10::FunctionSchema*, const OpInfo*> by_schema;
@@ -238,7 +241,8 @@ OpInfos& infos() {
   return *all;
 }
 
-// A later operator may lie at the address of one that its torch.library.Library took away.
+// Removes the facts of an operator with its torch.library.Library: a later operator may have a
+// schema at the same address.
 struct ForgetRemoved final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle&) override {}
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {

@@ -1,5 +1,5 @@
-// What an op call looks like from outside: the key under which its output metadata is cached, and
-// the text under which it is reported.
+// Signatures of op calls: the key under which a call's output metadata is cached, and the text
+// under which the call is reported.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,15 +21,15 @@ struct OpInfo {
   std::vector<bool> value_free;   // by argument: a number whose value cannot change any shape
   bool writes = false;
   bool exactable = false;         // may be computed on shadows
-  bool counts = false;            // in-place foreach op with one number: how optimizers count steps
+  bool counts = false;            // in-place foreach op with one number: optimizers count steps so
   bool forgets_all = false;       // writes into arguments that its schema does not mark
-  bool fills_self = false;        // in-place random fill: its shape rule is "self", no more
+  bool fills_self = false;        // in-place random fill: its output is `self`
   bool uses_blas = false;
   bool convolves = false;
   bool allows_cpu = false;        // takes CPU tensors with dimensions beside CUDA ones
 };
 const OpInfo& op_info(const c10::OperatorHandle& op);
-// From now on an operator that is taken away takes its facts with it.
+// From now on, when an operator is removed, its facts are no longer found.
 void forget_removed_ops();
 
 // 128 bits: a collision would hand out wrong shapes, and 64 bits are too few to rule that out.
@@ -55,15 +55,16 @@ struct CallScan {
 };
 CallScan scan_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
-// Fields separated by \x1f: name, inputs, outputs, other arguments; see values in ops.py.
+// Fields separated by \x1f: name, inputs, outputs, other arguments; see cost/kernel_signature.py.
 std::string describe_call(
     const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     c10::ArrayRef<c10::IValue> outputs);
 
-// Whether `value` is a list of tensors of which some may be absent: what an index is.
+// Whether `value` is a list of tensors of which some may be absent, as in an index.
 inline bool is_optional_tensor_list(const c10::IValue& value) {
   return value.isList() && !value.toListRef().empty() &&
-      value.type()->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType;
+      value.type()->castRaw<c10::ListType>()->getElementType()->kind() ==
+      c10::TypeKind::OptionalType;
 }
 
 // Calls `visit(tensor, argument, item)` for every defined tensor; item is -1 outside of lists.

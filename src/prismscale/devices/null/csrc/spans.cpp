@@ -173,7 +173,7 @@ void SpanGraph::took_positions(int32_t count, int32_t channel, const Frontier& p
   if (channel >= 0) {
     const auto [found, is_new] = channels_.try_emplace(channel, chains_);
     if (is_new) chains_ += 1;
-    // The first of the batch: its members do not follow one another.
+    // All members get the position of the first one: they do not follow one another.
     enter(node, found->second, static_cast<int32_t>(nodes_.size()));
   }
   nodes_.insert(nodes_.end(), static_cast<size_t>(count), node);
@@ -216,15 +216,15 @@ Frontier SpanGraph::frontier_of(int device, int64_t stream) {
   return found->second.frontier;
 }
 
-// Open spans count the host's time from before this wait, so they end here.
+// All spans are cut: an open span counts the host's time from before this wait.
 void SpanGraph::host_joins(const Frontier& nodes) {
   if (nodes.empty()) return;
   cut_all();
   extend(host_frontier_, nodes);
 }
 
-// Also where no queue can overflow, which depends on how long ago the step began: where nodes end must
-// not.
+// Cuts even if no queue can overflow. Whether one can depends on how long ago the step began, and
+// where nodes end must not depend on that.
 void SpanGraph::point() {
   cut_all();
   for (auto& [key, state] : streams_) {
@@ -249,13 +249,14 @@ void SpanGraph::cut(Stream& state) {
   if (state.ops == 0) return;
   state.ops = 0;
   const int32_t work = append(state.lane, work_label_, state.work_ns, state.frontier);
-  // After the work: an attribution in this order gives the launch path only what exceeds the work.
+  // Appended after the work: a breakdown in this order gives the launch path only what exceeds it.
   const int32_t launch = append(state.lane, launch_label_, state.launch_ns, state.host_frontier);
   node_rows_.push_back({work, state.first_row, state.first_row, row(), state.lane, kWork});
   node_rows_.push_back({launch, state.since_row, state.first_row, row(), state.lane, kLaunch});
   enter(nodes_[static_cast<size_t>(work)], state.chain, work);
-  // Launch paths do not follow one another. But the stream's next work follows both nodes, and who
-  // follows a launch path follows the work beside it: so it has followed all before them.
+  // Launch paths do not follow one another. But the stream's next work follows both nodes of a
+  // span, and whoever follows a launch path also follows the work node of the same span. So it
+  // follows all earlier launch paths too, and these can form a chain.
   enter(nodes_[static_cast<size_t>(launch)], state.launch_chain, launch);
   state.frontier = {work, launch};
 }

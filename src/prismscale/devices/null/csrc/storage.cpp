@@ -19,7 +19,7 @@ void release(void* context) {
   delete allocation;
 }
 
-// The same figures in torch's structure, for torch.accelerator.
+// Copies the figures to torch's structure, for torch.accelerator.
 c10::CachingDeviceAllocator::DeviceStats to_torch(const AllocatorStats& stats) {
   c10::CachingDeviceAllocator::DeviceStats out;
   const auto copy = [](const StatByPool& from, auto& to) {
@@ -86,7 +86,7 @@ class NullCudaAllocator final : public c10::DeviceAllocator {
       return std::pair{a.device_free_bytes(), a.config().total_bytes};
     });
   }
-  // There are no bytes to copy; whoever clones a DataPtr keeps its size through allocate().
+  // There are no bytes to copy. A clone of a DataPtr gets its size through allocate().
   void copy_data(void*, const void*, size_t) const override {}
 };
 
@@ -126,7 +126,7 @@ at::Tensor new_tensor(
 void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
   const DeviceScope scope(storage->device().index());
-  // As on CUDA: the new block is taken while the old one is still held.
+  // As on CUDA, the new block is allocated while the old one is still held.
   c10::DataPtr data = storage->allocator() != nullptr ? storage->allocator()->allocate(bytes)
                                                        : cuda_allocator()->allocate(bytes);
   const Allocation* before = allocation_of(storage->data_ptr());

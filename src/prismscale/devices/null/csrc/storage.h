@@ -1,9 +1,9 @@
-// Tensors of the null device: plain TensorImpls whose bytes do not exist.
+// Tensors of the null device: plain TensorImpls without bytes.
 //
-// A storage whose content is known carries a shadow: the same bytes, really there, in CPU memory.
-// Having a shadow is what "known value" means; views share their storage's. Known is what follows from
-// constants, in small storages, and what follows from a copy from the host, in larger ones too; so
-// do integers that are made of numbers.
+// A storage whose content is known has a shadow: its bytes, really stored, in CPU memory. A "known
+// value" is one with a shadow; views share the shadow of their storage. Values computed from
+// constants are known in small storages. Values computed from a copy from the host, and integers
+// made of numbers alone, are known in larger storages too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,36 +17,36 @@
 
 namespace prismscale {
 
-// Numbers of inputs that a graph had as it was captured, ascending; nullptr: none.
+// Inputs of a graph, by the numbers that its capture gave them, ascending; nullptr: none.
 using GraphInputs = std::shared_ptr<const std::vector<uint32_t>>;
 
-// What the DataPtr of every CUDA storage points to.
+// Context of every CUDA storage's DataPtr.
 struct Allocation {
   Block* block = nullptr;
   int device = 0;
   size_t bytes = 0;
   c10::Storage shadow;     // undefined: the value is unknown
-  // The shadow follows from a copy from the host, or from the user's routing of tokens: programs
-  // take sizes from counts of many experts on many ranks.
+  // The shadow is computed from a copy from the host or from the user's routing of tokens. It may
+  // be larger than others: programs compute sizes from the counts of many experts on many ranks.
   bool from_host = false;
-  // Every element has this value (masks of finite, NaN or infinite elements, of any size); between
-  // 0 and 1, this share of the elements is true (routing maps).
+  // The value of every element (masks of finite, NaN or infinite elements, of any size). Between 0
+  // and 1: the share of elements that are true (routing maps).
   std::optional<double> uniform;
-  bool is_check = false;   // made by `all`: whether something unknown holds for every element
-  // The graph in whose capture the shadow was made, of constants and answers, so that each of its
-  // replays makes the same; 0: no graph.
+  bool is_check = false;   // result of `all`: whether something unknown holds for every element
+  // Id of the graph in whose capture the shadow was computed from constants and answers, so that
+  // each of its replays computes the same; 0: no graph.
   uint64_t lasts_in = 0;
-  GraphInputs made_of;     // and of these: replays make the same while they are what they were
+  GraphInputs made_of;     // also used: replays compute the same while these inputs are unchanged
 };
 
-// Largest storage that may carry a shadow, and most elements an exact op may touch.
+// Largest storage that may have a shadow, and most elements of a tensor in an exact op (exact.cpp).
 constexpr size_t kShadowBytes = 4096;
 constexpr int64_t kShadowElements = 1024;
-// Largest storage whose shadow follows from the host, and the most that all such shadows take.
+// Largest storage whose shadow may be computed from host data, and most bytes of all such shadows.
 constexpr size_t kHostBytes = size_t{1} << 20;
 constexpr size_t kHostTotalBytes = size_t{1} << 28;
 
-// Counts bytes of shadows that follow from the host; false where they would be too many.
+// Counts the bytes of a shadow computed from host data; false if the total would be too large.
 bool take_host_bytes(size_t bytes);
 void give_host_bytes(size_t bytes);
 
@@ -63,23 +63,25 @@ class DeviceScope {
 };
 
 c10::Allocator* cuda_allocator();
-// Of the host's memory that the program pins: ordinary memory.
+// Allocates the host memory that the program pins, which is ordinary memory here.
 c10::Allocator* pinned_allocator();
 void register_cuda_allocator();
 
 inline bool is_null(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
 
-// nullptr for a storage without bytes, or with those of a foreign pointer.
+// nullptr for a storage of 0 bytes or one made from a foreign pointer.
 Allocation* allocation_of(const c10::DataPtr& data);
 Allocation* allocation_of(const c10::Storage& storage);
 inline Allocation* allocation_of(const at::Tensor& t) { return allocation_of(t.storage()); }
 
-at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int device);
-// Gives the storage another size, as UntypedStorage.resize_ does on CUDA.
+at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                      int device);
+// Resizes the storage as UntypedStorage.resize_ does on CUDA.
 void resize_storage(c10::StorageImpl* storage, size_t bytes);
-// A CUDA tensor at the same address that holds no memory, and whose values are never known.
+// Makes a CUDA tensor at the same address that owns no memory and whose values are never known.
 at::Tensor make_ghost(const at::Tensor& tensor);
-// A CUDA tensor on the same storage.
-at::Tensor make_view(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+// Makes a CUDA tensor on the same storage.
+at::Tensor make_view(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides,
+                     int64_t offset);
 
 }  // namespace prismscale

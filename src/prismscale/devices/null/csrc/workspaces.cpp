@@ -1,5 +1,5 @@
-// Memory that CUDA kernels take from the caching allocator while they run and that no tensor of the
-// program shows. It counts towards peaks.
+// Memory that CUDA kernels take from the caching allocator while they run. No tensor of the program
+// shows it, but it counts towards peaks.
 #include <ATen/Context.h>
 #include <ATen/WrapDimUtils.h>
 
@@ -50,8 +50,8 @@ std::vector<size_t> cudnn_backward(c10::ArrayRef<c10::IValue> arguments) {
   return bytes;
 }
 
-// Gradient of an embedding over more than 3,072 indices (EmbeddingBackwardKernel.cu): indices are
-// sorted, and rows of one index are summed in parts of ten, in float32, before they are put together.
+// Gradient of an embedding over more than 3,072 indices (EmbeddingBackwardKernel.cu). Indices are
+// sorted. Rows of one index are summed in float32 in parts of ten, and then the parts are combined.
 // The sort's own temporary storage holds keys and values once more.
 std::vector<size_t> embedding_backward(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& grad = arguments[0].toTensor();
@@ -62,8 +62,8 @@ std::vector<size_t> embedding_backward(c10::ArrayRef<c10::IValue> arguments) {
   const size_t index_bytes = static_cast<size_t>(indices.itemsize());
   const size_t list = static_cast<size_t>(rows) * index_bytes;
   const size_t sum_bytes = std::max<size_t>(static_cast<size_t>(grad.itemsize()), sizeof(float));
-  return {list,  // sorted
-          list,  // where each was
+  return {list,  // sorted indices
+          list,  // their original positions
           2 * list,
           list,  // where segments begin
           static_cast<size_t>(segments) * index_bytes,
@@ -72,8 +72,9 @@ std::vector<size_t> embedding_backward(c10::ArrayRef<c10::IValue> arguments) {
           static_cast<size_t>(parts) * rounded(grad.size(-1), 32) * sum_bytes};
 }
 
-// Tiles of the kernels of efficient attention for capability 8 and newer (mem_eff_attention/kernels/
-// cutlassB.h): rows of queries by rows of keys, by the larger head size.
+// Tile sizes of the efficient attention kernels for capability 8 and newer
+// (mem_eff_attention/kernels/ cutlassB.h): rows of queries by rows of keys. They depend on the
+// larger head size.
 struct Tiles {
   int64_t queries, keys;
 };
@@ -82,8 +83,9 @@ Tiles efficient_tiles(int64_t dim) {
   return {128, dim <= 128 ? 128 : 64};
 }
 
-// Efficient attention keeps its output in registers for heads of up to 128. Beyond that there is an
-// accumulator in float32, unless the output is one. Arguments: q, k, v of (batch, heads, length, dim).
+// Efficient attention keeps its output in registers for head sizes of up to 128. Above that it has
+// a float32 accumulator, unless the output is float32 itself. Arguments: q, k, v of (batch, heads,
+// length, dim).
 std::vector<size_t> efficient_forward(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& q = arguments[0].toTensor();
   const at::Tensor& v = arguments[2].toTensor();
@@ -91,10 +93,11 @@ std::vector<size_t> efficient_forward(c10::ArrayRef<c10::IValue> arguments) {
   return {static_cast<size_t>(q.size(0) * q.size(1) * q.size(2) * v.size(-1)) * sizeof(float)};
 }
 
-// The backward pass of efficient attention (kernel_backward.h): row sums; an accumulator of dQ in
-// float32 by tiles, each with a lock and a counter of 16 bytes; for heads of more than 128 in 16 bits
-// also parts of dK and dV, for as many splits of the keys as 200 allow over all heads, or for one if
-// the program wants determinism. Arguments: grad, q, k, v of (batch, heads, length, dim).
+// The backward pass of efficient attention (kernel_backward.h). It has row sums and a float32
+// accumulator of dQ by tiles, where each tile has a lock and a counter of 16 bytes together. For
+// 16-bit heads of more than 128 it also has parts of dK and dV for each split of the keys: at most
+// 200 splits over all heads, or one split if the program wants determinism. Arguments: grad, q, k,
+// v of (batch, heads, length, dim).
 std::vector<size_t> efficient_backward(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& q = arguments[1].toTensor();
   const at::Tensor& k = arguments[2].toTensor();
@@ -116,15 +119,16 @@ std::vector<size_t> efficient_backward(c10::ArrayRef<c10::IValue> arguments) {
   const size_t sums = static_cast<size_t>(pairs * length) * sizeof(float);
   size_t bytes = static_cast<size_t>(pairs) * each;
   if (q.itemsize() >= 4) {
-    // Here the row sums are made by torch's own product and sum, before the kernel.
+    // Here torch's own product and sum make the row sums before the kernel.
     bytes = std::max(bytes, static_cast<size_t>(pairs * length * value_dim) * sizeof(float));
   }
   return {sums, bytes};
 }
 
-// A sort of more than 4,096 elements is cub's (Sort.cpp, SortStable.cu): positions to start from, and
-// keys and values once more. A few long rows are sorted as one, with the number of their row. What
-// else torch takes from cub (cumsum, nonzero, reductions) has a few bytes for thousands of elements.
+// A sort along more than 4,096 elements uses cub (Sort.cpp, SortStable.cu). It takes the initial
+// positions, and keys and values once more. A few long rows are sorted as one, with their row
+// numbers. Other cub calls of torch (cumsum, nonzero, reductions) take a few bytes for thousands of
+// elements.
 std::vector<size_t> sort(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   if (self.dim() == 0 || self.numel() == 0) return {};

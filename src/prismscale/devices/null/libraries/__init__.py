@@ -1,6 +1,6 @@
-"""Libraries that exist only beside a GPU, answered for on the null device.
+"""Stand-ins that replace the CUDA extensions of libraries on the null device.
 
-A stand-in of one's own (``--stand-in FILE.py``) needs :func:`launch` and the costs alone.
+A user's own stand-in (``--stand-in FILE.py``) needs only :func:`launch` and the cost functions.
 """
 
 from prismscale.devices.null.libraries.launches import Cost, attention, gemm, launch, memory

@@ -1,8 +1,8 @@
-"""Apex: the kernels that megatron-core and Apex's own Python code take from its extensions.
+"""Stand-in for Apex: the extension kernels that megatron-core and Apex's own Python code use.
 
 Source: csrc and csrc/megatron of NVIDIA/apex (2026-07). ``wgrad_gemm_accum`` runs on torch's own
-cuBLAS handle. The backward pass of the norms has workspaces for the gradients of the weights: 16
-rows of float32 for each of them.
+cuBLAS handle. The backward pass of the norms has a workspace for the gradient of each weight: 16
+rows of float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = "Apex"
 
 
 def stand_in() -> StandIn:
-    """The stand-in, where Apex's Python code is installed."""
+    """Return the stand-in, which applies where Apex's Python code is installed."""
     contents: dict[str, Callable[[], Mapping[str, Any]]] = {
         "amp_C": lambda: multi_tensor.functions("apex"),
         "apex_C": lambda: {"flatten": _flatten_dense_tensors, "unflatten": _unflatten},
@@ -64,19 +64,19 @@ def _softmax(module: str) -> Mapping[str, Any]:
     kernel = f"apex::{module.removesuffix('_cuda')}"
 
     def forward(scores: Tensor, *rest: Any) -> Tensor:
-        """Probabilities; between scores and scale there may be a mask."""
+        """Return probabilities; ``rest`` is a mask, if there is one, and the scale."""
         mask = rest[0] if isinstance(rest[0], Tensor) else None
         return softmax_forward(f"{kernel}_forward", scores, mask)
 
     def backward(grad: Tensor, probabilities: Tensor, *_: Any) -> Tensor:
-        """Of the scores."""
+        """Return the gradient of the scores."""
         return softmax_backward(f"{kernel}_backward", grad, probabilities)
 
     return {"forward": forward, "backward": backward, "get_batch_per_block": _batch_per_block}
 
 
 def _batch_per_block(queries: int, keys: int, batches: int, heads: int) -> int:
-    """Rows that a thread block of 128 threads takes: one a warp, two of up to 128 keys."""
+    """Return the rows per block of 128 threads: one per warp, or two of up to 128 keys."""
     elements = 1 << max(keys - 1, 1).bit_length()
     warps = 128 // min(32, elements)
     return warps * (2 if elements <= 128 else 1)
@@ -109,7 +109,10 @@ def _norms() -> Mapping[str, Any]:
 
 
 def _forward(name: str, statistics: int, x: Tensor, shape: Sequence[int], *rest: Any) -> list[Any]:
-    """Output, then mean (of LayerNorm) and inverse deviation: float32 for 16-bit inputs."""
+    """Return output, mean (LayerNorm only) and inverse deviation.
+
+    Mean and deviation are float32 for 16-bit inputs.
+    """
     return _normed(name, statistics, x, shape, rest, x.dtype)
 
 
@@ -141,7 +144,7 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
 
 
 def _backward(name: str, statistics: int, grad: Tensor, *rest: Any) -> Any:
-    """Gradient of the input and, with weights, of each of them."""
+    """Return the gradient of the input and, if there are weights, of each of them."""
     x, shape = rest[statistics], rest[statistics + 1]
     weights = [tensor for tensor in rest[statistics + 2 :] if isinstance(tensor, Tensor)]
     grads = [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights)]

@@ -1,7 +1,7 @@
-"""bitsandbytes: its CUDA library, under its own Python code.
+"""Stand-in for the CUDA library of bitsandbytes, under its own Python code.
 
-The Python code calls C functions with addresses. Optimizers ask one function for these, which hands
-over the tensors themselves here; the other calls name the numbers of elements that they work on.
+The Python code calls C functions with addresses. Optimizers get these from one function, which here
+returns the tensors themselves. The other calls state the number of elements that they work on.
 Source: csrc/pythonInterface.cpp and backends/cuda/ops.py of bitsandbytes 0.50.
 """
 
@@ -26,12 +26,12 @@ _GIVEN = {
     "8bit_blockwise": ("p", "g", "state1", "state2", *[""] * 7, "map1", "map2", "max1", "max2"),
     "32bit": ("g", "p", "state1", "state2", "norm"),
 }
-"""Where an optimizer's function takes which tensor."""
+"""Names of the tensors among the arguments of an optimizer's function; others are empty."""
 _NOT_WRITTEN = ("g", "map1", "map2", "")
 
 
 def stand_in() -> StandIn:
-    """The stand-in. There is no module of its own: the library is loaded as a shared object."""
+    """Return the stand-in, which has no modules: the library is loaded as a shared object."""
     return StandIn(
         name="bitsandbytes",
         namespace="bitsandbytes",
@@ -62,7 +62,7 @@ def _tensors_for_addresses(functional: Any) -> Iterator[None]:
 
 
 class NativeLibrary:
-    """Its C functions, by name; each takes ``argtypes`` and ``restype`` as ctypes' do."""
+    """The library's C functions, by name; each takes ``argtypes`` and ``restype`` as in ctypes."""
 
     def __getattr__(self, name: str) -> Any:
         return _function(name)
@@ -83,7 +83,7 @@ class _Function(SimpleNamespace):
 
 
 def _meaning(name: str) -> Callable[..., Any]:
-    """What runs for the function ``name``; of names that say nothing, one that refuses."""
+    """Return the handler of the C function ``name``; that of an unknown name raises an error."""
     if name == "get_context":
         return lambda *_: 0
     for part, run in _BY_NAME.items():
@@ -103,7 +103,7 @@ def _optimizer(name: str, *arguments: Any) -> None:
 def _quantize(
     name: str, code: Any, source: Any, absmax: Any, out: Any, block: int, count: int, *_: Any
 ) -> None:
-    """``count`` elements to or from a byte each, or half of one, with a float32 a block."""
+    """Convert ``count`` elements to or from 8 or 4 bits each, with one float32 per block."""
     small = 0.5 if name.endswith("4") else 1
     large = next(size for dtype, size in _BYTES.items() if f"_{dtype}" in name)
     n_bytes = int(count * (small + large)) + 4 * -(-count // block)
@@ -111,18 +111,18 @@ def _quantize(
 
 
 def _product(name: str, context: Any, m: int, n: int, k: int, *_: Any) -> int:
-    """Of 8-bit integers; answers that there was no error."""
+    """Multiply 8-bit integers; return 0, which means no error."""
     _launch_by_size(name, gemm((1, n, m, k), bits=8))
     return 0
 
 
 def _product_with_vector(name: str, m: int, n: int, k: int, *_: Any) -> None:
-    """Weights of 4 bits times one row."""
+    """Multiply weights of 4 bits by one row."""
     _launch_by_size(name, memory("pointwise", n_bytes=m * k // 2 + 2 * n * (m + k)))
 
 
 def _product_of_four_bits(name: str, *arguments: Any) -> None:
-    """Eight addresses, then M, N and K."""
+    """Run a 4-bit product; its arguments are eight addresses, then M, N and K."""
     m, n, k = arguments[8:11]
     _launch_by_size(name, gemm((1, m, n, k)))
 
@@ -130,7 +130,7 @@ def _product_of_four_bits(name: str, *arguments: Any) -> None:
 def _dequantize_product(
     name: str, source: Any, rows_of: Any, columns_of: Any, out: Any, bias: Any, *rest: int
 ) -> None:
-    """int32 to 16 bits."""
+    """Convert a product from int32 to 16 bits."""
     rows, columns = rest[:2]
     _launch_by_size(name, memory("pointwise", n_bytes=6 * rows * columns))
 
@@ -138,12 +138,12 @@ def _dequantize_product(
 def _quantize_rows(
     name: str, source: Any, out: Any, stats: Any, threshold: Any, rows: int, columns: int, *_: Any
 ) -> None:
-    """16 bits to a byte, with a float32 a row."""
+    """Convert elements from 16 to 8 bits, with one float32 per row."""
     _launch_by_size(name, memory("reduction", n_bytes=3 * rows * columns + 4 * rows))
 
 
 def _launch_by_size(name: str, cost: Cost) -> None:
-    # Which device it is for, a tensor says: one without elements.
+    # The operator takes its device from a tensor; this one has no elements.
     launch(_SPACE + name, cost, writes=[torch.empty(0, device="cuda")])
 
 
@@ -166,4 +166,4 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "cdequant_mm_int32": _dequantize_product,
     "cint8_vector_quant": _quantize_rows,
 }
-"""Earlier ones go first."""
+"""Handlers by a part of the function's name; the first match counts."""

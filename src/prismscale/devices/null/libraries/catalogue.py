@@ -1,4 +1,4 @@
-"""All stand-ins, in one list."""
+"""List of all stand-ins that come with prismscale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prismscale.devices.null.libraries.stand_in import StandIn
 
 
 def stand_ins() -> tuple[StandIn, ...]:
-    """Those that come with prismscale."""
+    """Return the stand-ins that come with prismscale."""
     return (
         transformer_engine.stand_in(),
         apex.stand_in(),

@@ -1,8 +1,9 @@
-"""causal-conv1d: ``causal_conv1d_cuda``, under the library's own Python code.
+"""Stand-in for causal-conv1d's ``causal_conv1d_cuda``, under the library's own Python code.
 
-The Python code makes outputs and gradients. The extension fills them; a deterministic backward pass
-keeps partial sums of the weight's gradient meanwhile, for each sequence, and for each piece of it
-where channels lie last. Source: csrc/causal_conv1d.cpp of causal-conv1d 1.6.
+The Python code allocates outputs and gradients, and the extension fills them. A deterministic
+backward pass also allocates temporary partial sums of the weight's gradient, for each sequence, or
+for each piece of a sequence if channels lie last. Source: csrc/causal_conv1d.cpp of causal-conv1d
+1.6.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DETERMINISTIC = "CAUSAL_CONV1D_DETERMINISTIC"
 
 
 def stand_in() -> StandIn:
-    """The stand-in."""
+    """Return the stand-in."""
     return StandIn(
         name="causal-conv1d",
         namespace="causal_conv1d",
@@ -53,7 +54,7 @@ def causal_conv1d_fwd(
     final_states_out: Tensor | None,
     silu_activation: bool,
 ) -> None:
-    """Fill ``out``, of the shape of ``x``: (batch, channels, length)."""
+    """Fill ``out``, which has the shape of ``x``: (batch, channels, length)."""
     launch(
         f"{_SPACE}causal_conv1d_fwd",
         memory("pointwise"),
@@ -76,7 +77,7 @@ def causal_conv1d_bwd(
     dinitial_states: Tensor | None,
     silu_activation: bool,
 ) -> None:
-    """Fill the gradients; those of weight and bias, in float32, are added to."""
+    """Fill the gradients; add to those of weight and bias, which are in float32."""
     sums = _partial_sums(x, weight, dbias is not None) if _is_deterministic() else []
     launch(
         f"{_SPACE}causal_conv1d_bwd",
@@ -110,7 +111,7 @@ def _partial_sums(x: Tensor, weight: Tensor, has_bias: bool) -> list[Tensor]:
 def causal_conv1d_update(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *rest: Any
 ) -> None:
-    """One step of inference: ``out``, and the state moved on."""
+    """Run one step of inference: fill ``out`` and advance the state."""
     launch(
         f"{_SPACE}causal_conv1d_update",
         memory("pointwise"),

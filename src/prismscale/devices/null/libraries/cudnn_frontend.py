@@ -1,9 +1,10 @@
-"""cuDNN frontend's fused products of experts, of which Transformer Engine makes a layer.
+"""cuDNN frontend's fused grouped GEMMs of experts, from which Transformer Engine makes a layer.
 
-The library's Python code is there; its kernels are compiled for a GPU when they are first called.
-How many rows each expert has lies on the device: where that is known they are costed as they are,
-otherwise as if all had as many. Source: cudnn/gemm/cutedsl/grouped of cuDNN frontend 1.32, and what
-Transformer Engine 2.18 asks of it and of earlier ones.
+The library's Python code is installed, but it compiles its kernels for a GPU at their first call.
+The number of rows of each expert lies on the device. If it is known, each expert's product is
+costed with its own rows; otherwise all experts count as equally large. Source:
+cudnn/gemm/cutedsl/grouped of cuDNN frontend 1.32, and the calls of Transformer Engine 2.18 to it
+and to earlier versions.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from prismscale.devices.null.libraries.stand_in import StandIn
 
 _NAME = "cudnn_frontend::grouped_gemm_"
 _BLOCK = 128
-"""Rows, and four groups of columns, of a block of scales."""
+"""Rows of a block of scales, which also spans four groups of columns."""
 _FP4 = torch.float4_e2m1fn_x2
 Results = dict[str, Tensor | None]
 
 
 def stand_in() -> StandIn:
-    """The stand-in for the products alone."""
+    """Return the stand-in, which replaces only the grouped products."""
     return StandIn(
         name="cuDNN frontend",
         namespace="cudnn_frontend",
@@ -47,17 +48,20 @@ def _with_products(module: Any) -> Iterator[None]:
 
 
 def activated(**given: Any) -> Results:
-    """A product, and an activation of its result, which halves it where it is gated."""
+    """Run a product and a gated activation of its result, which halves the columns."""
     return _activated("glu", given, halves=True)
 
 
 def squared(**given: Any) -> Results:
-    """The same with a squared ReLU."""
+    """Run a product and a squared ReLU of its result."""
     return _activated("srelu", given, halves=False)
 
 
 def hadamard(**given: Any) -> Results:
-    """An activation of 16 bits, with the largest values before and after a Hadamard transform."""
+    """Run a product and an activation, whose result has 16 bits.
+
+    Also return the largest values before and after a Hadamard transform.
+    """
     made = _activated("glu_hadamard", given, halves=given.get("act_func") != "srelu")
     experts, device = given["padded_offsets"].numel(), given["a_tensor"].device
     for name in ("amax_tensor", "post_rht_amax_tensor"):
@@ -66,12 +70,12 @@ def hadamard(**given: Any) -> Results:
 
 
 def activated_backward(**given: Any) -> Results:
-    """A product, and the gradient of an activation that it is a gradient of."""
+    """Run a product, and the gradient of an activation whose output gradient is the product."""
     return _backward("dglu", given)
 
 
 def squared_backward(**given: Any) -> Results:
-    """The same of a squared ReLU, whose result may be computed again on the way."""
+    """As :func:`activated_backward`, for a squared ReLU, whose result it may also recompute."""
     made = _backward("dsrelu", given)
     if given.get("use_dsrelu_reuse"):
         rows, columns = _rows(given["a_tensor"]), given["c_tensor"].shape[1]
@@ -81,7 +85,7 @@ def squared_backward(**given: Any) -> Results:
 
 
 def plain(**given: Any) -> Results:
-    """A product into a tensor of the caller's, or into one of its own."""
+    """Run a product into the caller's tensor, or into a new one if none is given."""
     out = given.get("d_tensor")
     if out is None:
         out = _matrix(_rows(given["a_tensor"]), _columns(given), given["d_dtype"], given)
@@ -90,8 +94,10 @@ def plain(**given: Any) -> Results:
 
 
 def weight_gradient(**given: Any) -> Results:
-    """Of each expert, over its rows; into tensors of the caller's, or those whose addresses it
-    gives."""
+    """Compute the weight gradient of each expert, which is a product over the expert's rows.
+
+    It goes into the caller's tensor, or into the tensors whose addresses the caller gives.
+    """
     a, b, out = given["a_tensor"], given["b_tensor"], given.get("wgrad_tensor")
     rows_of = _rows_of_experts(given["offsets_tensor"], a.shape[1] * _packed(a))
     products = [(1, a.shape[0], b.shape[1], rows) for rows in rows_of if rows]
@@ -126,8 +132,10 @@ def _backward(name: str, given: Mapping[str, Any]) -> Results:
 def _quantised(
     by_rows: str, by_columns: str, rows: int, columns: int, given: Mapping[str, Any]
 ) -> Results:
-    """A result with scales of 32 elements along its rows and along its columns; in 16 bits it has
-    none."""
+    """Return an 8-bit result with a scale per 32 elements along rows and along columns.
+
+    A result of 16 bits has no scales.
+    """
     dtype = given["d_dtype"]
     found: Results = {by_rows: _matrix(rows, columns, dtype, given)}
     if dtype.itemsize == 1:
@@ -143,7 +151,7 @@ def _matrix(rows: int, columns: int, dtype: torch.dtype, given: Mapping[str, Any
 
 
 def _scales(rows: int, columns: int, given: Mapping[str, Any]) -> Tensor:
-    """In the tensor cores' order: blocks of 32 × 4 × 4 for 128 rows and four groups of columns."""
+    """Return scales in the tensor cores' layout: 32 × 4 × 4 per 128 rows and four column groups."""
     blocks = (-(-rows // _BLOCK), -(-columns // (4 * given["sf_vec_size"])))
     dtype, device = torch.float8_e8m0fnu, given["a_tensor"].device
     made = torch.empty(1, *blocks, 32, 4, 4, dtype=dtype, device=device)
@@ -181,18 +189,18 @@ def _rows(a: Tensor) -> int:
 
 
 def _columns(given: Mapping[str, Any]) -> int:
-    """Of a product: rows of the weights."""
+    """Return the number of columns of a product, which is that of the weights' rows."""
     weights = given.get("b_tensor")
     return int(given["n"] if weights is None else weights.shape[0])
 
 
 def _packed(tensor: Tensor) -> int:
-    """Numbers of an element."""
+    """Return how many numbers one element of ``tensor`` holds."""
     return 2 if tensor.dtype == _FP4 else 1
 
 
 def _rows_of_experts(ends: Tensor, rows: int) -> list[int]:
-    """Rows of each, from where they end; as many of each where that is not known."""
+    """Return each expert's rows from their end offsets; equal shares if these are unknown."""
     known = value_policy.known(ends)
     if known is None:
         return [rows // ends.numel()] * ends.numel()
@@ -208,4 +216,4 @@ FUNCTIONS: Mapping[str, Callable[..., Results]] = {
     "quant": plain,
     "wgrad": weight_gradient,
 }
-"""By what stands between ``grouped_gemm_`` and ``_wrapper_sm100`` in their names."""
+"""Replacements, by the part of their name between ``grouped_gemm_`` and ``_wrapper_sm100``."""

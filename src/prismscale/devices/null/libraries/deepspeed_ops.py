@@ -1,8 +1,8 @@
 """DeepSpeed's fused optimizers, which its ``op_builder`` compiles from CUDA sources.
 
-Nothing is compiled: the builder finds them loaded, under the names that they have where DeepSpeed
-was installed with them (``DS_BUILD_FUSED_ADAM=1``). Source: csrc/adam and csrc/lion of DeepSpeed
-0.19.
+Nothing is compiled here: the builder finds the operators already loaded, under the names that they
+have where DeepSpeed was installed with them (``DS_BUILD_FUSED_ADAM=1``). Source: csrc/adam and
+csrc/lion of DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MODULES = {
     "fused_adam": ("deepspeed.ops.adam.fused_adam_op", "multi_tensor_adam"),
     "fused_lion": ("deepspeed.ops.lion.fused_lion_op", "multi_tensor_lion"),
 }
-"""By operator: the module that it is, and its function."""
+"""Module of each operator, and the function in it, by the operator's name."""
 
 
 def stand_in() -> StandIn:
-    """The stand-in."""
+    """Return the stand-in."""
     makers: dict[str, Callable[[], ModuleType]] = {
         module: partial(_make, module, function) for module, function in _MODULES.values()
     }
@@ -40,13 +40,17 @@ def stand_in() -> StandIn:
 
 
 def _make(module: str, function: str) -> ModuleType:
-    """Its function takes lists of gradients, parameters and moments: one for Lion, two for Adam."""
+    """Return the module of an operator.
+
+    Its function takes lists of gradients, parameters and moments: one list of moments for Lion, two
+    for Adam.
+    """
     step = multi_tensor.update("deepspeed", function)
     return module_of(module, {function: step}, library="DeepSpeed's operators")
 
 
 class _Loaded(dict[str, Any]):
-    """DeepSpeed's record of operators that are loaded, which has these before it asks for them."""
+    """DeepSpeed's record of loaded operators; those of ``_MODULES`` are in it from the start."""
 
     def __contains__(self, name: object) -> bool:
         return name in _MODULES or super().__contains__(name)

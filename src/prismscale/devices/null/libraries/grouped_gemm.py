@@ -1,8 +1,8 @@
-"""grouped_gemm: the experts' products of local megatron-core layers and of MegaBlocks.
+"""Stand-in for grouped_gemm: expert products of local megatron-core layers and of MegaBlocks.
 
-How many rows an expert gets is in ``batch_sizes``; where those lie on the device the rows are
-shared out evenly. Source: csrc/ops.cu, grouped_gemm.cu and permute.cu of fanshiqing/grouped_gemm
-(1.1.4, 2025-12).
+``batch_sizes`` holds the number of rows of each expert. If it lies on the device, all experts get
+equal shares of the rows. Source: csrc/ops.cu, grouped_gemm.cu and permute.cu of
+fanshiqing/grouped_gemm (1.1.4, 2025-12).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME, _EXTENSION = "grouped_gemm", "grouped_gemm_backend"
 
 
 def stand_in() -> StandIn:
-    """The stand-in, where the package's Python code is installed."""
+    """Return the stand-in, which applies where the package's Python code is installed."""
     return StandIn(
         name=_NAME,
         namespace=_NAME,
@@ -40,7 +40,10 @@ def _module() -> ModuleType:
 def gmm(
     a: Tensor, b: Tensor, out: Tensor, batch_sizes: Tensor, trans_a: bool, trans_b: bool
 ) -> None:
-    """Rows of ``a`` times the expert's matrix in ``b``; with ``trans_a`` its weight's gradient."""
+    """Multiply each expert's rows of ``a`` by its matrix in ``b``.
+
+    With ``trans_a`` the products are the gradients of the experts' weights.
+    """
     rows = _rows_of_experts(batch_sizes, a.shape[0])
     if trans_a:
         products = [(a.shape[1], b.shape[1], count) for count in rows]
@@ -60,7 +63,7 @@ def _rows_of_experts(batch_sizes: Tensor, total: int) -> list[int]:
 
 
 def sinkhorn(cost: Tensor, tolerance: float = 0.0001) -> Tensor:
-    """Balanced routes; one pass over memory, however many there are."""
+    """Return balanced routes; costed as one pass over memory, however many passes there are."""
     out = cost.new_empty(cost.shape)
     launch(f"{_NAME}::sinkhorn", memory("reduction"), reads=[cost], writes=[out])
     return out
@@ -73,17 +76,17 @@ def permute(
     workspace: Sequence[Tensor],
     most_tokens: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """As :func:`~prismscale.devices.null.libraries.token_permutation.permute`."""
+    """Call :func:`~prismscale.devices.null.libraries.token_permutation.permute`."""
     return token_permutation.permute(_NAME, tokens, indices, out_tokens, workspace, most_tokens)
 
 
 def unpermute(tokens: Tensor, places: Tensor, probs: Tensor, count: int, topk: int) -> Tensor:
-    """The weighted sum of each token's copies."""
+    """Return the weighted sum of each token's copies."""
     return token_permutation.unpermute(_NAME, tokens, places, probs, count)
 
 
 def unpermute_bwd(
     grad: Tensor, tokens: Tensor, places: Tensor, probs: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the copies and of their weights."""
+    """Return the gradients of the copies and of their weights."""
     return token_permutation.unpermute_backward(_NAME, grad, tokens, places, probs)

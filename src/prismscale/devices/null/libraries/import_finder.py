@@ -1,7 +1,7 @@
-"""Answers imports of modules that exist only as CUDA binaries with stand-ins.
+"""Import finder that answers imports of CUDA extension modules with stand-ins.
 
-Nothing is imported here before the program imports it, and a library that the program does not use
-leaves no trace.
+It imports nothing before the program does, and a library that the program does not use leaves no
+trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prismscale.devices.null.libraries.stand_in import StandIn
 
 
 class StandInFinder(MetaPathFinder):
-    """Finds the modules of ``stand_ins``; later ones go before earlier ones."""
+    """Finds the modules of ``stand_ins``; if two have the same module, the later one counts."""
 
     def __init__(self, stand_ins: Iterable[StandIn]) -> None:
         self._makers: dict[str, StandIn] = {}
@@ -27,7 +27,7 @@ class StandInFinder(MetaPathFinder):
         self.add(stand_ins)
 
     def add(self, stand_ins: Iterable[StandIn]) -> None:
-        """Find those of ``stand_ins``, too; where a module has one already, it gets the new one."""
+        """Also find the modules of ``stand_ins``, which replace earlier stand-ins for a module."""
         for stand_in in stand_ins:
             self._makers |= dict.fromkeys(stand_in.modules, stand_in)
             self._around |= dict.fromkeys(stand_in.around, stand_in)
@@ -38,12 +38,14 @@ class StandInFinder(MetaPathFinder):
 
     @property
     def used(self) -> tuple[StandIn, ...]:
-        """Stand-ins that were imported, in this order."""
+        """Stand-ins that the program imported, in the order of their first import."""
         return tuple(self._used.values())
 
     def explain_missing(self, error: ModuleNotFoundError) -> None:
-        """Add to ``error`` what helps, where it is about the Python code of a stand-in's library:
-        its installer may want a CUDA compiler."""
+        """Add a hint to ``error`` if it is about the Python code of a stand-in's library.
+
+        That code may be missing because the library's installer wants a CUDA compiler.
+        """
         missing = (error.name or "").partition(".")[0]
         makers = {s.python: s for s in (*self._makers.values(), *self._around.values())}
         stand_in = makers.get(missing) if missing else None
@@ -57,8 +59,10 @@ class StandInFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module of a stand-in whose library is here, or one that is executed around its own
-        loading of the binary."""
+        """Return the spec of a stand-in's module, or of a module that loads the binary on import.
+
+        A stand-in's module is found only if the library's Python code is installed.
+        """
         stand_in = self._makers.get(fullname)
         if stand_in is not None and _is_here(stand_in.python):
             return ModuleSpec(fullname, _Maker(self, stand_in), is_package=False)
@@ -70,13 +74,13 @@ class StandInFinder(MetaPathFinder):
         return None
 
     def make(self, name: str, stand_in: StandIn) -> ModuleType:
-        """The module ``name``; its stand-in is used from now on."""
+        """Return the module ``name``; its stand-in counts as used from now on."""
         self._used[stand_in.name] = stand_in
         return stand_in.modules[name]()
 
 
 class _Maker(Loader):
-    """Makes a stand-in's module."""
+    """Loader that makes a stand-in's module."""
 
     def __init__(self, finder: StandInFinder, stand_in: StandIn) -> None:
         self._finder = finder
@@ -86,11 +90,11 @@ class _Maker(Loader):
         return self._finder.make(spec.name, self._stand_in)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It is made whole."""
+        """Do nothing: :meth:`create_module` returns a complete module."""
 
 
 def _is_here(package: str) -> bool:
-    """Whether ``package`` can be imported; the empty name always can."""
+    """Return whether ``package`` can be imported; the empty name always can."""
     if not package or package in sys.modules:
         return True
     return importlib.util.find_spec(package) is not None

@@ -1,9 +1,9 @@
 """Kernels of libraries that exist only as CUDA binaries, as operators of the null device.
 
-A stand-in allocates what the library's own code allocates, with torch's factories, and then calls
-:func:`launch` where that code starts a kernel. Nothing is computed. The kernel is an operator of
-``torch.library``, so it reaches dispatcher, ledger of kernels and recorder as others do;
-its overload and its last arguments say how it is costed::
+A stand-in allocates the same tensors as the library's own code, with torch's factory functions, and
+calls :func:`launch` where that code starts a kernel. Nothing is computed. The kernel is an operator
+of ``torch.library``, so it reaches the dispatcher, the ledger of kernels and the recorder like any
+other operator. Its overload and its last arguments state its cost::
 
     def project(x, weight):
         out = x.new_empty(x.shape[0], weight.shape[0])
@@ -33,17 +33,18 @@ _libraries: dict[str, torch.library.Library] = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """How a kernel is costed. Make one with :func:`gemm`, :func:`attention` or :func:`memory`."""
+    """Cost of a kernel. Make one with :func:`gemm`, :func:`attention` or :func:`memory`."""
 
     kind: str
-    """A row of the GPU's kernel profile."""
+    """Kind of kernel: a row of the GPU's kernel profile."""
     extents: tuple[int, ...] = ()
-    """What the kind needs to know beside the tensors."""
+    """Numbers that determine the cost in addition to the tensors; their meaning depends on the
+    kind."""
     launches: int = 1
-    """Kernels that are started."""
+    """Number of kernels that are started."""
     bits: int = 16
-    """Of the floats that are multiplied: 32, 19 (TF32), 16, 8 or 4; 16 stands for wider ones, too,
-    whose own element type says what they are."""
+    """Bits of the floats that are multiplied: 32, 19 (TF32), 16, 8 or 4. With 16 the element type
+    of the operands decides, so it also stands for wider floats."""
 
     def __post_init__(self) -> None:
         if self.kind not in STAND_IN_KINDS:
@@ -54,7 +55,7 @@ class Cost:
 
 
 def gemm(*products: tuple[int, int, int, int], bits: int = 16) -> Cost:
-    """Matrix products (batch, M, N, K), one after another."""
+    """Return the cost of matrix products (batch, M, N, K) that run one after another."""
     return Cost(
         kind="gemm",
         extents=tuple(extent for product in products for extent in product),
@@ -74,7 +75,7 @@ def attention(
     backward: bool = False,
     bits: int = 16,
 ) -> Cost:
-    """Fused attention: ``batch_heads`` matrices of ``length`` × ``keys`` scores."""
+    """Return the cost of fused attention with ``batch_heads`` × ``length`` × ``keys`` scores."""
     return Cost(
         kind="attention_backward" if backward else "attention",
         extents=(batch_heads, length, keys, head_size, value_size, int(causal)),
@@ -83,9 +84,10 @@ def attention(
 
 
 def memory(kind: str, *, n_bytes: int | None = None, launches: int = 1) -> Cost:
-    """A kernel bound by memory, of one of the profile's kinds (``pointwise``, ``norm``, ``copy``).
+    """Return the cost of a kernel bound by memory.
 
-    It moves ``n_bytes``, or else every tensor that it reads or writes, once.
+    ``kind`` is one of the profile's (``pointwise``, ``norm``, ``copy``). The kernel moves
+    ``n_bytes`` if given, otherwise every tensor that it reads or writes, once.
     """
     extents = () if n_bytes is None else (n_bytes,)
     return Cost(kind=kind, extents=extents, launches=launches)
@@ -101,15 +103,15 @@ def launch(
     """Run the kernel ``name`` (``library::kernel``) on the current stream.
 
     Args:
-        name: what reports call it.
-        cost: how it is costed.
-        reads: tensors whose values it uses; those that are None or on the host are left out.
-        writes: tensors whose values it makes; so are they.
+        name: name of the kernel in reports.
+        cost: cost of the kernel.
+        reads: tensors whose values it uses; None and tensors on the host are left out.
+        writes: tensors whose values it computes; None and tensors on the host are left out.
 
     Raises:
-        UsageError: ``name`` has no library.
+        UsageError: ``name`` does not have the form ``library::kernel``.
     """
-    with torch._C._AutoDispatchBelowAutograd():  # the library's own code has the gradient
+    with torch._C._AutoDispatchBelowAutograd():  # the library's own code defines the gradient
         _operator(name, cost.kind)(
             _on_device(reads), _on_device(writes), list(cost.extents), cost.launches, cost.bits
         )

@@ -1,7 +1,7 @@
-"""Mamba's ``selective_scan_cuda``, under the library's own Python code.
+"""Stand-in for Mamba's ``selective_scan_cuda``, under the library's own Python code.
 
-The state-space duality of Mamba-2 needs nothing here: its kernels are Triton's, and run as a
-program's own do. Source: csrc/selective_scan/selective_scan.cpp of mamba-ssm 2.3.
+The state-space duality of Mamba-2 needs no stand-in: its kernels are Triton kernels, and run like
+the program's own. Source: csrc/selective_scan/selective_scan.cpp of mamba-ssm 2.3.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from prismscale.devices.null.libraries.stand_in import StandIn, module_of
 _EXTENSION = "selective_scan_cuda"
 _SPACE = "mamba_ssm::"
 _CHUNK = 2048
-"""Positions after which the state is kept."""
+"""Number of positions after which the state is stored."""
 
 
 def stand_in() -> StandIn:
-    """The stand-in."""
+    """Return the stand-in."""
     return StandIn(
         name="Mamba",
         namespace="mamba_ssm",
@@ -47,7 +47,10 @@ def selective_scan_fwd(
     delta_bias: Tensor | None,
     delta_softplus: bool,
 ) -> list[Tensor]:
-    """Output, states and, with a gate ``z``, gated output; ``u`` of (batch, channels, length)."""
+    """Return output, states and, with a gate ``z``, the gated output.
+
+    ``u`` has the shape (batch, channels, length).
+    """
     batch, channels, length = u.shape
     gated = [] if z is None else [torch.empty_like(z)]
     out = torch.empty_like(delta)
@@ -78,7 +81,7 @@ def selective_scan_bwd(
     delta_softplus: bool,
     recompute_out_z: bool,
 ) -> list[Tensor | None]:
-    """Gradients in the order of the arguments, then those of the gate, and its output again."""
+    """Return gradients in argument order, then that of ``z`` and a recomputed output."""
     last: list[Tensor] = []
     if z is not None:
         last.append(torch.empty_like(z) if dz is None else dz)
@@ -98,6 +101,6 @@ def selective_scan_bwd(
 
 
 def _zeros_of_matrix(matrix: Tensor) -> Tensor:
-    """One that varies along the sequence is summed up in float32."""
+    """Return zeros for a matrix's gradient, in float32 if the matrix varies along the sequence."""
     varies = matrix.dim() >= 3
     return torch.zeros_like(matrix, dtype=torch.float32 if varies else None)

@@ -1,6 +1,6 @@
-"""Kernels over lists of tensors, as Apex has them and Transformer Engine took them over.
+"""Kernels over lists of tensors: Apex's, which Transformer Engine took over.
 
-Both libraries' extensions have the same functions, and the same limits of what one launch takes.
+Both libraries' extensions have the same functions, and the same limits per launch.
 Source: csrc/multi_tensor_apply.cuh and its users in Apex; common/multi_tensor and
 pytorch/csrc/extensions/multi_tensor of Transformer Engine 2.11.
 """
@@ -18,29 +18,29 @@ from prismscale.devices.null.libraries.launches import launch, memory
 
 Lists = Sequence[Sequence[Tensor]]
 _TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30, 24)
-"""By number of lists."""
+"""Most tensors of a list in one launch, by the number of lists (from 1)."""
 _BLOCKS_PER_LAUNCH = 320
 _PARTIAL_SUMS = 320
 _ADAMS = ("adam", "adam_param_remainder", "adam_fp8", "adam_capturable", "adam_capturable_master")
 
 
 def launches_of(lists: Lists, chunk_size: int) -> int:
-    """Kernels that ``lists`` take: so many tensors, or chunks of them, in each."""
+    """Return the number of kernels that ``lists`` take, given the limits on tensors and chunks."""
     chunks = sum(math.ceil(tensor.numel() / chunk_size) for tensor in lists[0])
     by_tensors = math.ceil(len(lists[0]) / _TENSORS_PER_LAUNCH[len(lists) - 1])
     return max(1, by_tensors, math.ceil(chunks / _BLOCKS_PER_LAUNCH))
 
 
 def functions(library: str) -> dict[str, Callable[..., Any]]:
-    """The functions of ``library``, by the names that its extension gives them."""
+    """Return the functions of ``library``, by the names that its extension gives them."""
 
     def scale(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
-        """The second list is the first, scaled."""
+        """Write the first list, scaled, to the second."""
         cost = memory("foreach", launches=launches_of(lists, chunk_size))
         launch(f"{library}::multi_tensor_scale", cost, reads=lists[0], writes=lists[1])
 
     def axpby(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
-        """The third list is a sum of the first two, scaled."""
+        """Write the sum of the first two lists, scaled, to the third."""
         cost = memory("foreach", launches=launches_of(lists, chunk_size))
         reads = [*lists[0], *lists[1]]
         launch(f"{library}::multi_tensor_axpby", cost, reads=reads, writes=lists[2])
@@ -48,7 +48,7 @@ def functions(library: str) -> dict[str, Callable[..., Any]]:
     def l2norm(
         chunk_size: int, noop: Tensor, lists: Lists, per_tensor: bool | None = False
     ) -> tuple[Tensor, Tensor]:
-        """Of all tensors together, and of each."""
+        """Return the norm of all tensors together and, with ``per_tensor``, of each."""
         return _l2norm(library, "multi_tensor_l2norm", chunk_size, lists, bool(per_tensor))
 
     def unscale_l2norm(
@@ -58,7 +58,7 @@ def functions(library: str) -> dict[str, Callable[..., Any]]:
         inverse_scale: Tensor,
         per_tensor: bool | None = False,
     ) -> tuple[Tensor, Tensor]:
-        """As ``l2norm``, of tensors times ``inverse_scale``."""
+        """As ``l2norm``, of the tensors times ``inverse_scale``."""
         name = "multi_tensor_unscale_l2norm"
         return _l2norm(library, name, chunk_size, lists, bool(per_tensor))
 
@@ -74,8 +74,11 @@ def functions(library: str) -> dict[str, Callable[..., Any]]:
 
 
 def update(library: str, name: str) -> Callable[..., None]:
-    """An optimizer's step over lists of gradients, parameters, moments and, where there is one, a
-    copy of the parameters in another type. All but the gradients are written."""
+    """Return an optimizer's step, which writes all lists that it is given but the gradients.
+
+    The lists are gradients, parameters, moments and, for some, a copy of the parameters in another
+    type.
+    """
 
     def step(chunk_size: int, noop: Tensor, lists: Lists, *_: Any) -> None:
         cost = memory("optimizer", launches=launches_of(lists, chunk_size))

@@ -1,10 +1,10 @@
-"""Megatron-LM's paged stash: activations of experts, kept in pages of a buffer until the backward
-pass (``megatron/core/transformer/moe/ops/paged_stash.py`` of 0.20).
+"""Megatron-LM's paged stash: keeps activations of experts in a buffer until the backward pass.
 
-How many rows there are, and where free pages begin and end, are numbers on the device. Two Triton
-kernels copy as many rows as there are, count pages, and set a flag where the buffer is full: the
-program then repeats the step without it. What they count is known here wherever their arguments
-are, so that the program takes the way that it would take.
+The buffer consists of pages. The number of rows, and where free pages begin and end, are numbers on
+the device. Two Triton kernels copy the rows, count pages, and set a flag if the buffer is full: the
+program then repeats the step without the stash. The results of the kernels are known here if their
+arguments are, so that the program takes the same path as on a GPU. Source:
+``megatron/core/transformer/moe/ops/paged_stash.py`` of 0.20.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from prismscale.devices.null.libraries.launches import launch, memory
 
 COPY, POP = "paged_stash_copy_kernel", "paged_stash_pop_kernel"
 DEVICE, HOST = 0, 1
-"""Whose pages: places in the lists of free ones."""
+"""Owner of pages: its index in the heads and tails of the lists of free pages."""
 _MODULE = "megatron.core.transformer.moe.ops.paged_stash"
 
 
 def launch_paged_stash(module: str, name: str, arguments: Mapping[str, Any]) -> bool:
-    """Run a kernel of the stash, given the arguments of its launch; False for any other kernel."""
+    """Run a kernel of the stash with the arguments of its launch; False for any other kernel."""
     if module != _MODULE or name not in (COPY, POP):
         return False
     if name == COPY:
@@ -55,8 +55,10 @@ def _copy(given: Mapping[str, Any]) -> None:
 
 
 def _holder(given: Mapping[str, Any], heads: Sequence[int], pages: int) -> int | None:
-    """Whose buffer has so many pages left; None where neither has. Where nobody counted, the
-    device's."""
+    """Return whose buffer has ``pages`` pages left, or None if neither has.
+
+    If the numbers of free pages are unknown, it is the device's.
+    """
     tails = _numbers(given["free_list_tail_ptr"])
     if not (heads and tails):
         return DEVICE
@@ -91,18 +93,18 @@ def _launch(
 
 
 def _rows(count: Tensor, held: Tensor, width: int) -> int:
-    """Rows that are copied: all that the tensor has room for, where nobody knows."""
+    """Return the number of copied rows; if it is unknown, all that ``held`` has room for."""
     room: int = held.numel() // width
     known = value_policy.known(count)
     return room if known is None else min(int(known), room)
 
 
 def _numbers(tensor: Tensor) -> list[int]:
-    """Of a small tensor; none where they are not known."""
+    """Return the numbers in a small tensor; an empty list if they are unknown."""
     known = value_policy.known(tensor)
     return [] if known is None else known.flatten().tolist()
 
 
 def _is_set(flag: Tensor) -> bool:
-    """Whether a flag is known to be 1."""
+    """Return whether a flag is known to be 1."""
     return _numbers(flag) == [1]

@@ -1,4 +1,4 @@
-"""What a stand-in for a library is made of."""
+"""Description of a stand-in for a library, and functions that make its modules."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from prismscale.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandIn:
-    """Modules that exist only as CUDA binaries, answered for on the null device.
+    """Replacement on the null device for the modules of a library that exist only as CUDA binaries.
 
-    The library's own Python code runs unmodified on top of them.
+    The library's own Python code runs unmodified on top of it.
     """
 
     name: str
-    """For reports."""
+    """Name of the library in reports."""
     namespace: str
-    """Of its kernels: ``transformer_engine`` of ``transformer_engine::layernorm_fwd``."""
+    """Namespace of its kernels: ``transformer_engine`` in ``transformer_engine::layernorm_fwd``."""
     modules: Mapping[str, Callable[[], ModuleType]]
-    """How the modules that stand in are made, by name. Empty where the binary is no module; then
-    the stand-in is used once a module of :attr:`around` is imported."""
+    """Functions that make the replacement modules, by module name. Empty if the binary is not a
+    module; the stand-in then counts as used once a module of :attr:`around` is imported."""
     python: str = ""
-    """Top-level package of the library's Python code. The modules are answered for only where it
-    is installed: what is not installed here is not installed on the cluster either."""
+    """Top-level package of the library's Python code. The modules are replaced only where it is
+    installed: what is not installed here is not installed on the cluster either."""
     distribution: str = ""
-    """The package's name on the package index, for its version."""
+    """The package's name on the package index, from which :attr:`version` is found."""
     around: Mapping[str, Callable[[Any], AbstractContextManager[None]]] = field(
         default_factory=dict
     )
-    """Modules of the Python code that load the binary when they are imported: they are executed
-    within what this makes of the module."""
+    """For modules of the Python code that load the binary on import: functions, by module name,
+    that get the module and return the context manager within which it is executed."""
 
     @property
     def version(self) -> str:
-        """Of the Python code; empty where that cannot be told."""
+        """Version of the Python code; empty if it cannot be found."""
         try:
             return version(self.distribution) if self.distribution else ""
         except PackageNotFoundError:
@@ -49,7 +49,10 @@ class StandIn:
 
 
 def from_file(file: StandInFile) -> StandIn:
-    """The user's own stand-in; its kernels are named after the package of its module."""
+    """Return the stand-in of a user's file.
+
+    Its kernels are named after the top-level package of its module.
+    """
     return StandIn(
         name=file.module,
         namespace=file.module.partition(".")[0],
@@ -67,7 +70,10 @@ def _executed(file: StandInFile) -> ModuleType:
 
 
 def module_of(name: str, content: Mapping[str, Any], *, library: str) -> ModuleType:
-    """A module ``name`` with ``content``; asking it for anything else names what is missing."""
+    """Return a module ``name`` with ``content``.
+
+    Access to any other attribute raises an AttributeError that names it.
+    """
     module = ModuleType(name, f"Stand-in of prismscale for {library}: nothing is computed.")
     module.__dict__.update(content)
 

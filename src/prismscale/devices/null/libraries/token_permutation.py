@@ -1,8 +1,8 @@
-"""Tokens in the order of their experts and back, as grouped_gemm has it and Transformer Engine took
-it over.
+"""Permutation of tokens into the order of their experts and back.
 
-Places come from a sort of indices. The sort's own storage is estimated as a second copy of both
-arrays, which is what a radix sort of pairs takes. Source: csrc/permute.cu of grouped_gemm;
+The kernels are those of grouped_gemm, which Transformer Engine took over. A sort of the indices
+gives the place of each token. The sort's own storage is estimated as a second copy of both arrays,
+which is what a radix sort of pairs takes. Source: csrc/permute.cu of grouped_gemm;
 pytorch/csrc/extensions/permutation.cpp of Transformer Engine 2.11.
 """
 
@@ -24,8 +24,11 @@ def permute(
     workspace: Sequence[Tensor],
     most_tokens: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Tokens (rows) of the experts one after another, where each went, and a workspace to give
-    back at the next call. ``out_tokens``: how many are left; 0: all."""
+    """Return tokens (rows) in the order of experts, the place of each, and a workspace.
+
+    The caller passes the workspace to the next call. ``out_tokens`` is the number of tokens that
+    are kept; 0 keeps all.
+    """
     buffers = list(workspace) or _workspace(tokens, most_tokens)
     launch(f"{library}::radix_sort_pairs", memory("sort"), reads=[indices], writes=buffers[:3:2])
     rows = indices.numel()
@@ -47,7 +50,7 @@ def _workspace(tokens: Tensor, most_tokens: int) -> list[Tensor]:
 def unpermute(
     library: str, tokens: Tensor, places: Tensor, probs: Tensor | None, count: int
 ) -> Tensor:
-    """The weighted sum of each token's copies."""
+    """Return the weighted sum of each token's copies."""
     out = tokens.new_empty(count, tokens.shape[1])
     _move(f"{library}::unpermute", reads=[tokens, places, probs], writes=[out])
     return out
@@ -56,7 +59,7 @@ def unpermute(
 def unpermute_backward(
     library: str, grad: Tensor, tokens: Tensor, places: Tensor, probs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the copies and of their weights."""
+    """Return the gradients of the copies and of their weights."""
     has_probs = probs.numel() > 0
     shape = tuple(probs.shape) if has_probs else (places.shape[0], 1)
     out = grad.new_empty(tokens.shape)
@@ -67,6 +70,6 @@ def unpermute_backward(
 
 
 def _move(name: str, *, reads: Sequence[Tensor | None], writes: Sequence[Tensor]) -> None:
-    """Rows are read as often as they are written."""
+    """Launch a kernel that moves rows, and reads each as often as it writes it."""
     larger = max(tensor.nbytes for tensor in (*reads, *writes) if tensor is not None)
     launch(name, memory("index", n_bytes=2 * larger), reads=reads, writes=writes)

@@ -1,8 +1,8 @@
-"""Triton kernels of libraries: what each of them costs.
+"""Costs of the Triton kernels of known libraries.
 
-Their launches are seen as those of any Triton kernel are, so shapes and memory need no rule. How
-fast a kernel is follows from what it does with them, which its name says where its library is
-known. Sources: ``transformer_engine/{pytorch,common}/triton`` (2.9 to 2.11) and
+The null device sees their launches like those of any Triton kernel, so shapes and memory need no
+rule. The time of a kernel depends on what it does with its tensors, which its name tells if its
+library is known. Sources: ``transformer_engine/{pytorch,common}/triton`` (2.9 to 2.11) and
 ``megatron/core/fusions`` of Megatron-LM (0.14 to 0.20).
 """
 
@@ -18,11 +18,11 @@ from prismscale.devices.null.libraries.launches import Cost, memory
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A kernel of one of the profile's kinds."""
+    """Rule for the cost of a kernel of one of the profile's kinds."""
 
     kind: str
     passes: int = 1
-    """Over the bytes of its tensors; two where it overwrites what it reads."""
+    """Passes over the bytes of its tensors; two if it overwrites what it reads."""
 
 
 _ROTATE = _Rule("pointwise")
@@ -55,12 +55,12 @@ _RULES: Mapping[str, Mapping[str, _Rule]] = {
         "_pad_routing_map_kernel": _Rule("scan", passes=2),
     },
 }
-"""By package and name. A rotation of queries in place touches a part of each head, reads and writes
-it: about one pass."""
+"""Rules by package and kernel name. A rotation of queries in place reads and writes only a part of
+each head, which is about one pass."""
 
 
 def known_cost(module: str, name: str, tensors: Iterable[Tensor]) -> Cost | None:
-    """Of the kernel ``name`` that ``module`` defines; None for one that is not known."""
+    """Return the cost of the kernel ``name`` that ``module`` defines; None if it is unknown."""
     rule = _RULES.get(module.partition(".")[0], {}).get(name)
     if rule is None:
         return None

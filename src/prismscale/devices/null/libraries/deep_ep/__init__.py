@@ -1,7 +1,7 @@
-"""DeepEP 1 and HybridEP: ``deep_ep_cpp`` and ``hybrid_ep_cpp``, under their own Python code.
+"""Stand-ins for DeepEP 1 and HybridEP (``deep_ep_cpp``, ``hybrid_ep_cpp``) under their Python code.
 
-Tokens go to the ranks of their experts, each once to a rank, by kernels of the library. That is an
-all_to_all here, of as many bytes. Low-latency kernels, which are for inference, are refused.
+Kernels of the library send tokens to the ranks of their experts, each token once to a rank. Here
+this is an all_to_all of as many bytes. Low-latency kernels, which are for inference, are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXTENSION, _HYBRID_EXTENSION = "deep_ep_cpp", "hybrid_ep_cpp"
 
 
 def stand_in() -> StandIn:
-    """The stand-in for version 1."""
+    """Return the stand-in for version 1."""
     return StandIn(
         name="DeepEP",
         namespace="deep_ep",
@@ -58,7 +58,10 @@ def _make_hybrid_extension() -> ModuleType:
 
 @contextmanager
 def _told_of_groups(module: Any) -> Iterator[None]:
-    """The extension gets ranks' numbers alone; what communicates for it is the process group."""
+    """Give the process group to the extension, which gets only rank numbers from the library.
+
+    The process group communicates for the extension.
+    """
     yield
     initialize = module.Buffer.__init__
 

@@ -1,7 +1,7 @@
-"""DeepEP's buffer: what its methods allocate, on which stream, and what they exchange.
+"""DeepEP's buffer: the allocations, streams and exchanges of its methods.
 
-What it takes from CUDA itself (buffers that peers write into, 32 MiB of workspace) lies outside
-torch's allocator. Source: csrc/deep_ep.cpp of DeepEP 1.2.
+Memory that it takes from CUDA itself (buffers that peers write into, 32 MiB of workspace) lies
+outside torch's allocator. Source: csrc/deep_ep.cpp of DeepEP 1.2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORKSPACE_BYTES = 32 << 20
 
 
 class EventHandle:
-    """What the current stream has been given to do, or a communication under way."""
+    """Event after the work queued on the current stream and, if given, after a communication."""
 
     def __init__(self, work: Any = None) -> None:
         self._event = torch.cuda.Event()
@@ -32,14 +32,14 @@ class EventHandle:
         self._work = work
 
     def current_stream_wait(self) -> None:
-        """The current stream goes on after it."""
+        """Make the current stream wait for the communication and the event."""
         if self._work is not None:
             self._work.wait()
         torch.cuda.current_stream().wait_event(self._event)
 
 
 class Buffer:
-    """The runtime of one rank of a group."""
+    """DeepEP's runtime on one rank of a group."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Buffer:
                 "prismscale's stand-in for DeepEP has no low-latency mode, which is for inference"
             )
         self.group: Any = None
-        """The process group; told when the library's own buffer is made."""
+        """Process group; it is set when the library's own buffer has been made."""
         self._rank, self._ranks = rank, num_ranks
         self._stream = torch.cuda.Stream(priority=-1)
         self._is_available = False
@@ -64,7 +64,7 @@ class Buffer:
         device = torch.device("cuda", torch.cuda.current_device())
         self._held = _symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device)
 
-    # Where it is, and what it tells its peers
+    # Place of this rank, and handles for its peers
 
     def get_local_device_id(self) -> int:
         return torch.cuda.current_device()
@@ -99,7 +99,7 @@ class Buffer:
     def destroy(self) -> None:
         self._is_available = False
 
-    # What it does
+    # Layout, dispatch and combine
 
     def get_dispatch_layout(
         self,
@@ -109,7 +109,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
-        """Tokens by rank, by node and by expert, and whether a token goes to a rank."""
+        """Return tokens by rank, node and expert, and whether each token goes to each rank."""
         with self._allocating(on_comm_stream):
             by_rank = integers(self._ranks)
             by_expert = integers(num_experts)
@@ -139,7 +139,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
-        """Tokens, indices, weights and counts that this rank gets, and the handle's tensors."""
+        """Return received tokens, indices, weights and counts, and the handle's tensors."""
         with self._allocating(on_comm_stream):
             if rank_prefix is None or channel_prefix is None:
                 rank_prefix = integers(self._ranks, self._ranks)
@@ -173,7 +173,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
-        """The sum of each token's copies, and their weights."""
+        """Return the sum of each token's copies, and their weights."""
         layout = TokenLayout.kept_with(rank_prefix)
         held = [x, topk_weights, bias_0, bias_1, src_idx, rank_prefix, channel_prefix, send_head]
         return self._combine(layout, held, send_head.shape[0], asynchronous, on_comm_stream)
@@ -200,7 +200,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
-        """As :meth:`intranode_dispatch`, by way of one rank of each node."""
+        """As :meth:`intranode_dispatch`, but tokens enter each node through one of its ranks."""
         nodes = self.get_num_rdma_ranks()
         with self._allocating(on_comm_stream):
             is_cached = rank_prefix is not None
@@ -210,7 +210,7 @@ class Buffer:
                 channel_prefix = integers(self._ranks, config.channels)
             if rank_prefix is None:
                 rank_prefix = integers(self._ranks)
-                # A combine is given the other one.
+                # The combine gets ``rdma_rank_prefix`` and not ``rank_prefix``.
                 self._note_layout(rdma_rank_prefix, x, topk_idx, num_tokens_per_expert)
             layout = TokenLayout.kept_with(rdma_rank_prefix)
             count = cached_num_recv_tokens or layout.received
@@ -253,7 +253,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> tuple[Any, ...]:
-        """As :meth:`intranode_combine`."""
+        """As :meth:`intranode_combine`, between nodes."""
         layout = TokenLayout.kept_with(rdma_rank_prefix)
         held = [x, topk_weights, bias_0, bias_1, src_meta, is_combined_token_in_rank]
         held += [rdma_channel_prefix, rdma_rank_prefix, channel_prefix, rdma_head, nvl_head]
@@ -269,7 +269,7 @@ class Buffer:
     def _note_layout(
         self, handle: Tensor, x: Tensor, topk_idx: Tensor | None, by_expert: Tensor | None
     ) -> None:
-        """Count, which the program waits for, and keep the outcome with the handle."""
+        """Count tokens, for which the program waits, and keep the layout with the handle."""
         assert topk_idx is not None
         assert by_expert is not None
         experts = by_expert.shape[0]
@@ -328,7 +328,7 @@ class Buffer:
         asynchronous: bool,
         on_comm_stream: bool,
     ) -> EventHandle | None:
-        """The event to wait for; the streams hold the tensors until then."""
+        """Return the event to wait for, or None; the streams hold the tensors until the event."""
         if not asynchronous:
             return None
         for tensor in tensors:
@@ -340,7 +340,7 @@ class Buffer:
 
 
 def integers(*shape: int) -> Tensor:
-    """Counts and places, as a kernel leaves them."""
+    """Return an int32 tensor on the device for counts and places that a kernel writes."""
     return torch.empty(shape, dtype=torch.int32, device="cuda")
 
 
@@ -351,6 +351,6 @@ def _received(
     topk_idx: Tensor | None,
     topk_weights: Tensor | None,
 ) -> list[Tensor | None]:
-    """``count`` rows of each; of a scale a row, where there is one."""
+    """Return empty tensors of ``count`` rows, one for each given tensor; None stays None."""
     given = (x, scales, topk_idx, topk_weights)
     return [None if t is None else t.new_empty((count, *t.shape[1:])) for t in given]

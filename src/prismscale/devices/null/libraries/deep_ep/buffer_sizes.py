@@ -1,4 +1,4 @@
-"""How large DeepEP's buffers are. Source: csrc/config.hpp of DeepEP 1.2."""
+"""Sizes of DeepEP's buffers. Source: csrc/config.hpp of DeepEP 1.2."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 NVLINK_PEERS = 8
 _TOP_K, _SCALES = 128, 128
-"""What the library's hints assume at most."""
+"""Most experts and most scales of a token that the library's size hints assume."""
 _META_BYTES, _INT4_BYTES = 8, 16
 _ALIGNMENT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Tuning of a dispatch or a combine."""
+    """Tuning parameters of a dispatch or a combine."""
 
     num_sms: int
     num_max_nvl_chunked_send_tokens: int
@@ -23,17 +23,17 @@ class Config:
 
     @property
     def channels(self) -> int:
-        """Pairs of multiprocessors that send and receive."""
+        """Number of channels, which are pairs of multiprocessors that send and receive."""
         return self.num_sms // 2
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for communication within a node."""
+        """Return the bytes for communication within a node."""
         nodes, peers = max(num_ranks // NVLINK_PEERS, 1), min(num_ranks, NVLINK_PEERS)
         slots = self.channels * peers * self.num_max_nvl_chunked_recv_tokens
         return _aligned(self.channels * peers * (2 * nodes + 3) * 4 + slots * _row(hidden_bytes))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for communication between nodes; 0 where there is one."""
+        """Return the bytes for communication between nodes; 0 if there is only one node."""
         if num_ranks <= NVLINK_PEERS:
             return 0
         nodes = num_ranks // NVLINK_PEERS
@@ -48,7 +48,7 @@ class Config:
 
 
 def _row(hidden_bytes: int) -> int:
-    """Of one token, with its indices, weights and scales."""
+    """Return the bytes of one token with its indices, weights and scales."""
     return hidden_bytes + _META_BYTES + _TOP_K * (8 + 4) + _SCALES * 4
 
 

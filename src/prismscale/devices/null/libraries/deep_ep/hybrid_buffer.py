@@ -1,9 +1,9 @@
-"""HybridEP's buffer: what its methods allocate, and what they exchange.
+"""HybridEP's buffer: the allocations and exchanges of its methods.
 
-Ranks of an NVLink domain write into each other's buffers; to other domains a token goes once, by
-way of the rank with the same place there. Buffers are as large as if every token went everywhere,
-and lie outside torch's allocator. What a program permutes is in the order of its experts when it
-comes. Source: csrc/hybrid_ep of DeepEP, branch hybrid-ep (July 2026).
+Ranks of an NVLink domain write into each other's buffers. A token goes once to another domain,
+through the rank at the same place there. Buffers are as large as if every token went everywhere,
+and lie outside torch's allocator. If a program permutes tokens, they arrive in the order of their
+experts. Source: csrc/hybrid_ep of DeepEP, branch hybrid-ep (July 2026).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from prismscale.torch_versions import renamed
 _all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
 _SPACE = "deep_ep::hybrid_"
 _MAP_ROWS = 16
-"""Rows of a map between nodes are a multiple of this."""
+"""The number of rows of a map between nodes is a multiple of this."""
 
 
 class HybridEPBuffer:
-    """The runtime of one rank of a group."""
+    """HybridEP's runtime on one rank of a group."""
 
     def __init__(
         self,
@@ -47,8 +47,10 @@ class HybridEPBuffer:
         use_shared_buffer: bool = True,
         enable_custom_allgather: bool = True,
     ) -> None:
-        """``base_path`` and ``load_cached_kernels``: of kernels that are compiled when they are
-        first used. ``use_shared_buffer``: dispatch and combine take turns in one."""
+        """Allocate the buffers; with ``use_shared_buffer`` dispatch and combine take turns in one.
+
+        ``base_path`` and ``load_cached_kernels`` concern kernels that are compiled at first use.
+        """
         self._group = process_group
         self._config = config
         self._rank, self._size = node_rank * config.num_of_ranks_per_node + local_rank, group_size
@@ -62,7 +64,7 @@ class HybridEPBuffer:
         return _symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=device)
 
     def update_buffer(self, config: HybridEpConfigInstance) -> bool:
-        """Make room for what ``config`` asks for; returns whether there was none."""
+        """Make room for what ``config`` asks for; return whether the buffers had to grow."""
         grows = self._config.grow(config)
         if grows:
             del self._held
@@ -81,8 +83,10 @@ class HybridEPBuffer:
         fuse_permute_dispatch: bool = False,
         non_blocking: bool = False,
     ) -> HandleImpl:
-        """Where each token goes, from the routing of all ranks. Unless ``non_blocking`` the host
-        waits for counts."""
+        """Return a handle that says where each token goes, from the routing of all ranks.
+
+        Unless ``non_blocking``, the host waits for counts.
+        """
         everyone = self._gathered(routing_map)
         counts = _by_expert(routing_map, waits=not non_blocking)
         layout = TokenLayout(
@@ -109,8 +113,8 @@ class HybridEPBuffer:
                 reads=[handle.tokens_per_expert],
                 writes=[handle.padded_tokens_per_expert],
             )
-            # What a program computes from them on the device decides what it does next: one that
-            # finds its room too small repeats the step.
+            # The program computes from these values on the device what it does next: if it finds
+            # its room too small, it repeats the step.
             value_policy.state(handle.tokens_per_expert, layout.received_by_expert(1))
             value_policy.state(handle.overflow_flag, [int(sum(by_expert) > room)])
             if non_blocking:
@@ -118,8 +122,10 @@ class HybridEPBuffer:
         return handle
 
     def _gathered(self, routing_map: Tensor) -> Tensor:
-        """The routing of all ranks. The library's own all_gather, within a domain, has its result
-        in a buffer."""
+        """Return the routing of all ranks.
+
+        Within a domain the library's own all_gather leaves its result in a buffer.
+        """
         rows = routing_map.shape[0] * self._size
         if self._gathers_itself and self._config.num_of_nodes == 1:
             n_bytes = rows * routing_map.shape[1]
@@ -138,7 +144,7 @@ class HybridEPBuffer:
         handle: HandleImpl,
         with_probs: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens that this rank gets, each once."""
+        """Return the tokens that this rank receives, each once."""
         config, layout = handle.config, _layout_of(handle)
         self._send(hidden, probs if with_probs else None, scaling_factor, handle)
         got = hidden.new_empty((layout.received, hidden.shape[1]))
@@ -163,14 +169,14 @@ class HybridEPBuffer:
         non_blocking: bool = False,
         with_probs: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tokens that this rank gets, those of an expert one after another."""
+        """Return the tokens that this rank receives, grouped by expert."""
         rows = handle.num_permuted_tokens or 0
         got = hidden.new_empty((rows, hidden.shape[1]))
         weights = _floats(rows) if with_probs else None
         scales = _floats(rows, handle.config.hidden_dim // 128) if handle.config.is_fp8 else None
         self._send(hidden, probs if with_probs else None, scaling_factor, handle)
         if not fuse_permute_dispatch:
-            # Out of the buffer, in which each token is once.
+            # A kernel permutes tokens from the buffer, which holds each token once.
             reads = [got, weights, scales, handle.dense_to_expert_map]
             launch(f"{_SPACE}permute", memory("index"), reads=reads, writes=[got, weights, scales])
         return got, weights, scales
@@ -178,7 +184,7 @@ class HybridEPBuffer:
     def combine(
         self, *, hidden: Tensor, probs: Tensor | None = None, handle: HandleImpl, with_probs: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The sum of each token's copies, and their weights."""
+        """Return the sum of each token's copies, and their weights."""
         _copied(hidden)
         return self._returned(hidden, probs if with_probs else None, handle)
 
@@ -192,7 +198,7 @@ class HybridEPBuffer:
         fuse_unpermute_combine: bool = False,
         with_probs: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The same of tokens that lie in the order of their experts."""
+        """As :meth:`combine`, for tokens that lie in the order of their experts."""
         if not fuse_unpermute_combine:
             buffered = self._held[: _layout_of(handle).received * hidden.shape[1] * 2]
             reads = [hidden, probs, handle.dense_to_expert_map]
@@ -235,7 +241,7 @@ def _maps(
     permutes: bool,
     stays_on_device: bool,
 ) -> HandleImpl:
-    """A handle with its tensors, by the shapes that the library gives them."""
+    """Return a handle with tensors of the shapes that the library gives them."""
     nodes = config.num_of_nodes
     everyone = tokens * config.num_of_ranks_per_node * nodes
     handle = HandleImpl()
@@ -255,7 +261,10 @@ def _maps(
 
 
 def _by_expert(routing_map: Tensor, *, waits: bool) -> list[int]:
-    """Tokens of this rank for each expert; without waiting, where the device alone counts them."""
+    """Return the number of this rank's tokens for each expert.
+
+    Without ``waits``, known numbers are used, so that the host does not wait for the device.
+    """
     counts = routing_map.sum(dim=0)
     known = None if waits else value_policy.known(counts)
     found: list[int] = (counts if known is None else known).tolist()
@@ -267,14 +276,14 @@ def _layout_of(handle: HandleImpl) -> TokenLayout:
 
 
 def _counts(values: list[int], dtype: torch.dtype, stays_on_device: bool) -> Tensor:
-    """On the host, where the library has written them to pinned memory."""
+    """Return counts on the device, or on the host if the library writes them to pinned memory."""
     if stays_on_device:
         return torch.empty(len(values), dtype=dtype, device="cuda")
     return torch.tensor(values, dtype=dtype)
 
 
 def _copied(tensor: Tensor | None) -> None:
-    """Into a buffer, or out of it."""
+    """Launch the copy of ``tensor`` into a buffer, or out of it."""
     if tensor is not None:
         launch(f"{_SPACE}copy", memory("copy"), reads=[tensor], writes=[tensor])
 

@@ -1,6 +1,8 @@
-"""What HybridEP is told, and how large its buffers are. Source: csrc/hybrid_ep/config.cuh,
-buffer/intranode.cu, buffer/internode_doca.cu and extension/allgather.cu of DeepEP's branch
-hybrid-ep (July 2026)."""
+"""Configuration of HybridEP, and the sizes of its buffers.
+
+Source: csrc/hybrid_ep/config.cuh, buffer/intranode.cu, buffer/internode_doca.cu and
+extension/allgather.cu of DeepEP's branch hybrid-ep (July 2026).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ _CHUNK = 64
 
 
 class TokenType(IntEnum):
-    """Of the elements of tokens that are sent."""
+    """Element type of the tokens that are sent."""
 
     UINT16 = 0
     UINT8 = 1
 
 
 class ExtendedMemoryAllocator:
-    """Memory that other ranks map."""
+    """Allocator of memory that other ranks map."""
 
     def detect_accessible_ranks(self, process_group: Any) -> int:
-        """Ranks of the group on this rank's node, itself among them."""
+        """Return the number of ranks of the group on this rank's node, including itself."""
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         ranks = torch.distributed.get_process_group_ranks(process_group)
         own = torch.distributed.get_rank() // per_node
@@ -35,7 +37,7 @@ class ExtendedMemoryAllocator:
 
 @dataclass(kw_only=True)
 class HybridEpConfigInstance:
-    """Of one call; programs may set further fields, which tune kernels."""
+    """Configuration of one call; programs may set further fields, which tune kernels."""
 
     hidden_dim: int = 0
     max_num_of_tokens_per_rank: int = 0
@@ -50,7 +52,7 @@ class HybridEpConfigInstance:
 
     @property
     def experts_of_node(self) -> int:
-        """Experts of all ranks of an NVLink domain."""
+        """Number of experts of all ranks of an NVLink domain."""
         return self.num_of_experts_per_rank * self.num_of_ranks_per_node
 
     @property
@@ -59,16 +61,16 @@ class HybridEpConfigInstance:
         return self.token_data_type == TokenType.UINT8
 
     def is_valid(self, fuse_permute_dispatch: bool = False) -> bool:
-        """Whether kernels exist for it: extents that TMA can move."""
+        """Return whether kernels exist for it: TMA must be able to move its extents."""
         return self.hidden_dim % (512 if self.is_fp8 else 16) == 0 and not self.experts_of_node % 4
 
 
 @dataclass(kw_only=True)
 class BufferConfig(HybridEpConfigInstance):
-    """Of the buffers: the largest of all calls."""
+    """Configuration of the buffers: the largest values of all calls."""
 
     def grow(self, asked: HybridEpConfigInstance) -> bool:
-        """Take what is larger in ``asked``; returns whether anything was."""
+        """Take over the values that are larger in ``asked``; return whether there were any."""
         grew = False
         for name in (
             "max_num_of_tokens_per_rank",
@@ -83,9 +85,9 @@ class BufferConfig(HybridEpConfigInstance):
         return grew
 
     def buffer_bytes(self, *, shared: bool) -> int:
-        """Of all buffers together; words by which ranks signal each other are left out.
+        """Return the bytes of all buffers, without the words by which ranks signal each other.
 
-        ``shared``: dispatch and combine have one buffer for tokens.
+        With ``shared``, dispatch and combine have one buffer for tokens.
         """
         width, experts, others = self.hidden_dim, self.experts_of_node, self.num_of_nodes - 1
         own = self.max_num_of_tokens_per_rank
@@ -106,7 +108,7 @@ class BufferConfig(HybridEpConfigInstance):
 
 @dataclass(kw_only=True)
 class HandleImpl:
-    """Where tokens go: kept from a dispatch for its combine."""
+    """Record of where tokens go, which is kept from a dispatch for its combine."""
 
     sparse_to_dense_map: Any = None
     rdma_to_attn_map: Any = None
@@ -123,13 +125,13 @@ class HandleImpl:
     dense_to_expert_map: Any = None
 
     def device_tensors(self) -> list[torch.Tensor]:
-        """Those that one kernel fills."""
+        """Return the tensors on the device, which one kernel fills."""
         found = vars(self).values()
         return [value for value in found if isinstance(value, torch.Tensor) and value.is_cuda]
 
 
 class Configurer:
-    """Sizes of a job, and the defaults of its calls."""
+    """Buffer sizes of a job, and the default configuration of its calls."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class Configurer:
         use_fp8: bool = False,
         **tuning: Any,
     ) -> None:
-        """``tuning``: multiprocessors of kernels."""
+        """Set the sizes of the buffers; ``tuning`` sets the multiprocessors of kernels."""
         chunk = _chosen("NUM_OF_TOKENS_PER_CHUNK_COMBINE_API")
         tokens = max(max_num_of_tokens_per_rank, _LEAST_TOKENS)
         self.buffer_config = BufferConfig(
@@ -158,7 +160,7 @@ class Configurer:
             raise RuntimeError("The buffer config is not valid.")
 
     def get_default_config(self, fuse_permute_dispatch: bool = False) -> HybridEpConfigInstance:
-        """As the buffers are."""
+        """Return the configuration of a call with the sizes of the buffers."""
         return HybridEpConfigInstance(
             **{
                 **vars(self.buffer_config),
@@ -171,7 +173,7 @@ class Configurer:
     def adjust_template(
         self, config: HybridEpConfigInstance, fuse_permute_dispatch: bool = False
     ) -> None:
-        """Tokens of a rank are a multiple of a chunk."""
+        """Round the tokens of a rank in ``config`` up to a multiple of a chunk."""
         own = _padded(config.max_num_of_tokens_per_rank, config.num_of_tokens_per_chunk_combine_api)
         config.max_num_of_tokens_per_rank = own
         known = self.buffer_config

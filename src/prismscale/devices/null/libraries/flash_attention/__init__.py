@@ -1,1 +1,1 @@
-"""FlashAttention 2 and 3: their extensions, and kernels of the same that come from a hub."""
+"""Stand-ins for FlashAttention 2 and 3: their extensions, and their kernels from a hub."""

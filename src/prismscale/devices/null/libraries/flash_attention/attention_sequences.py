@@ -1,4 +1,4 @@
-"""Which queries meet which keys, as the extensions of FlashAttention are told."""
+"""Sequences and masks that a call gives to the extensions of FlashAttention."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from prismscale.devices.null.libraries.launches import Cost, attention
 from prismscale.devices.null.value_policy import known
 
 _BLOCK = 128
-"""Queries of one thread block."""
+"""Number of queries of one thread block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """Tensors of (batch, length, heads, size), or packed ones of (tokens, heads, size)."""
+    """Queries, keys and values of a call, with their lengths and mask.
+
+    The tensors are of (batch, length, heads, size), or packed: (tokens, heads, size).
+    """
 
     q: Tensor
     k: Tensor
@@ -26,27 +29,30 @@ class Sequences:
     keys: int
     causal: bool
     window: int
-    """Keys to the left that a query sees; negative: all."""
+    """Number of keys to the left that a query sees; all if negative."""
 
     @property
     def is_packed(self) -> bool:
-        """Sequences of several lengths one after another."""
+        """Whether sequences of several lengths lie one after another."""
         return self.q.dim() == 3
 
     @property
     def heads(self) -> int:
-        """Of the queries."""
+        """Number of heads of the queries."""
         return self.q.shape[-2]
 
     def rows(self, *, rounded: int = 1) -> tuple[int, ...]:
-        """Shape of one number for each row of scores."""
+        """Return the shape of a tensor that has one number for each row of scores.
+
+        Lengths are padded to a multiple of ``rounded``.
+        """
         if self.is_packed:
             extra = rounded * self.batch if rounded > 1 else 0
             return (self.heads, self.q.shape[0] + extra)
         return (self.batch, self.heads, -(-self.length // rounded) * rounded)
 
     def cost(self, *, backward: bool) -> Cost:
-        """Of the fused kernel."""
+        """Return the cost of the fused kernel."""
         batch = max(1, self.q.shape[0] // max(self.length, 1)) if self.is_packed else self.batch
         keys, causal = self.keys, self.causal
         if causal and 0 <= self.window < keys - 1:
@@ -64,7 +70,7 @@ class Sequences:
 
 
 def regular(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, left: int) -> Sequences:
-    """Sequences of one length."""
+    """Return sequences that all have the same length."""
     batch, length = q.shape[:2]
     return Sequences(
         q=q, k=k, v=v, batch=batch, length=length, keys=k.shape[1], causal=causal, window=left
@@ -74,10 +80,11 @@ def regular(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, left: int) -> Sequ
 def packed(
     q: Tensor, k: Tensor, v: Tensor, cu: Tensor, length: int, keys: int, *, causal: bool, left: int
 ) -> Sequences:
-    """Sequences one after another, which begin at ``cu`` and are of these lengths at most.
+    """Return packed sequences that begin at ``cu`` and have at most ``length`` and ``keys`` tokens.
 
-    Where the beginnings are known (documents that the host packed), sequences that are all as long
-    as makes the same number of scores stand for them, in whole blocks of queries.
+    If the beginnings are known (documents that the host packed) and both maxima are equal, the
+    sequences are replaced by sequences of one length, in whole blocks of queries, that have the
+    same number of scores.
     """
     batch = cu.numel() - 1
     starts = known(cu)

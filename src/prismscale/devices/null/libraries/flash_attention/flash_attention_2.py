@@ -1,7 +1,7 @@
-"""FlashAttention 2: the extension under ``flash_attn``.
+"""Stand-in for FlashAttention 2: the extension under ``flash_attn``.
 
 Source: csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention (2.7 and newer). Caches of keys
-and values are for inference and are not here.
+and values are left out, because they are for inference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUNDED = 128
 
 
 def stand_in() -> StandIn:
-    """The stand-in, where the package's Python code is installed."""
+    """Return the stand-in, which applies where the package's Python code is installed."""
     return StandIn(
         name="FlashAttention 2",
         namespace="flash_attn_2",
@@ -52,7 +52,7 @@ def fwd(
     left: int,
     *rest: Any,
 ) -> list[Tensor]:
-    """Output, row statistics, probabilities (if asked for), random state."""
+    """Return output, row statistics, probabilities (if asked for) and random state."""
     sequences = regular(q, k, v, causal=causal, left=left)
     wants_probabilities = bool(rest[2]) if len(rest) > 2 else False
     return _forward(sequences, out, wants_probabilities=wants_probabilities)
@@ -61,7 +61,7 @@ def fwd(
 def varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, cu_q: Tensor, cu_k: Tensor, *rest: Any
 ) -> list[Tensor]:
-    """As :func:`fwd`, of packed sequences; ``rest`` begins with optional tensors."""
+    """As :func:`fwd`, for packed sequences; ``rest`` begins with optional tensors."""
     first = next(i for i, value in enumerate(rest) if isinstance(value, int))
     length, keys, _, _, zeroed, causal, left, _, *others = rest[first:]
     sequences = packed(q, k, v, cu_q, length, keys, causal=causal, left=left)
@@ -109,7 +109,7 @@ def bwd(
     left: int,
     *_: Any,
 ) -> list[Tensor]:
-    """Gradients of queries, keys and values, and the row sums of dP."""
+    """Return the gradients of queries, keys and values, and the row sums of dP."""
     sequences = regular(q, k, v, causal=causal, left=left)
     return _backward(sequences, [dout, out, rows], [dq, dk, dv])
 
@@ -136,7 +136,7 @@ def varlen_bwd(
     left: int,
     *_: Any,
 ) -> list[Tensor]:
-    """As :func:`bwd`, of packed sequences."""
+    """As :func:`bwd`, for packed sequences."""
     sequences = packed(q, k, v, cu_q, length, keys, causal=causal, left=left)
     return _backward(sequences, [dout, out, rows], [dq, dk, dv])
 
@@ -144,7 +144,11 @@ def varlen_bwd(
 def _backward(
     sequences: Sequences, reads: list[Tensor], given: list[Tensor | None]
 ) -> list[Tensor]:
-    """Beside a float32 accumulator of dQ; keys of grouped queries are expanded to all heads."""
+    """Launch the backward kernel, which needs a float32 accumulator of dQ.
+
+    With grouped queries it writes the gradients of keys and values for all query heads. They are
+    then summed by group.
+    """
     q, k, v = sequences.q, sequences.k, sequences.v
     grads = [
         torch.empty_like(tensor) if grad is None else grad

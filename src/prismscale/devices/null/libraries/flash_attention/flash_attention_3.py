@@ -1,10 +1,10 @@
-"""FlashAttention 3: the operators that ``flash_attn_3._C`` registers when it is imported.
+"""Stand-in for FlashAttention 3: the operators that ``flash_attn_3._C`` registers on import.
 
 Source: hopper/flash_api.cpp of Dao-AILab/flash-attention (2026-08). Caches of keys and values are
-for inference and are not here.
+left out, because they are for inference.
 
 torch's own attention runs on these operators after ``activate_flash_attention_impl("FA3")``. It
-needs nothing of the library's Python code, so it gets them also where that is not installed.
+needs none of the library's Python code, so it gets them even where that is not installed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _operators: list[torch.library.Library] = []
 
 
 def stand_in() -> StandIn:
-    """The stand-in, where the package's Python code is installed."""
+    """Return the stand-in, which applies where the package's Python code is installed."""
     return StandIn(
         name="FlashAttention 3",
         namespace="flash_attn_3",
@@ -66,7 +66,7 @@ def stand_in() -> StandIn:
 
 
 def serve_torch(finder: StandInFinder) -> None:
-    """Answer torch where it asks for the library by name."""
+    """Let torch find the stand-in when it imports the library by name."""
     Watcher({"torch.nn.attention._fa3": partial(_serve, finder)}).begin()
 
 
@@ -74,7 +74,10 @@ def _serve(finder: StandInFinder, registry: Any) -> None:
     import_installed = registry._fa3_import_module
 
     def import_module(name: str) -> None:
-        """For torch alone: the program's own ``import`` still fails where nothing is installed."""
+        """Import ``name`` for torch only.
+
+        The program's own ``import`` still fails where nothing is installed.
+        """
         if find_spec(name.partition(".")[0]) is not None:
             import_installed(name)
             return
@@ -88,24 +91,24 @@ def _serve(finder: StandInFinder, registry: Any) -> None:
 
 
 def loaded(finder: StandInFinder) -> ModuleType:
-    """The extension, for whoever calls its operators without the library's Python code."""
+    """Return the extension, for callers of its operators that lack the library's Python code."""
     return finder.make(_EXTENSION, stand_in())
 
 
 def _module() -> ModuleType:
-    """It has nothing: importing it registers operators."""
+    """Register the operators, and return the module, which is empty."""
     if _operators:
         return module_of(_EXTENSION, {}, library="FlashAttention 3")
     library = torch.library.Library("flash_attn_3", "FRAGMENT")
     for name, function in (("fwd", _forward), ("bwd", _backward)):
         library.define(name + " ".join(_SCHEMAS[name].split()))
         library.impl(name, function, "CUDA")
-    _operators.append(library)  # which would take them away with it
+    _operators.append(library)  # the operators last as long as this object
     return module_of(_EXTENSION, {}, library="FlashAttention 3")
 
 
 def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequences:
-    # As hopper/flash_api.cpp: nothing to the right is the causal mask.
+    # As in hopper/flash_api.cpp, a window of 0 keys to the right is the causal mask.
     is_causal = call["is_causal"] or call["window_size_right"] == 0
     choice = {"causal": is_causal, "left": call["window_size_left"]}
     cu = call["cu_seqlens_q"]
@@ -115,7 +118,7 @@ def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequenc
 
 
 def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
-    """Output, row statistics, and two tensors that only split keys need."""
+    """Return output, row statistics, and two tensors that only split keys need."""
     call = _bound("fwd", arguments, named)
     q, k, v = call["q"], call["k"], call["v"]
     if call["k_new"] is not None or call["page_table"] is not None:
@@ -136,8 +139,10 @@ def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
 
 
 def _backward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
-    """Row sums of dP, row statistics to base 2, and float32 accumulators, of keys and values only
-    with grouped queries."""
+    """Return row sums of dP, row statistics to base 2, and three float32 accumulators.
+
+    Those of keys and values are empty unless queries are grouped.
+    """
     call = _bound("bwd", arguments, named)
     q, k, v = call["q"], call["k"], call["v"]
     sequences = _sequences(q, k, v, call)
@@ -164,14 +169,14 @@ def _backward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
 
 
 def _query_block(size: int, *, causal: bool) -> int:
-    """Queries of one thread block on Hopper."""
+    """Return the number of queries of one thread block on Hopper."""
     if size <= 64:
         return 128
     return 80 if size == 128 and not causal else 64
 
 
 def _bound(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of an operator by name, defaults among them."""
+    """Return all arguments of an operator by name, including defaults."""
     schema = getattr(torch.ops.flash_attn_3, name).default._schema
     call = {argument.name: argument.default_value for argument in schema.arguments}
     call |= dict(zip(call, arguments, strict=False))

@@ -1,8 +1,9 @@
-"""FlashAttention 3's functions, over its operators: for programs that get them from a hub.
+"""FlashAttention 3's Python functions over its operators, for programs that use a hub's kernel.
 
-A kernel of a hub is downloaded with its Python code, so there is none here. Arguments and results
-are those of hopper/flash_attn_interface.py of Dao-AILab/flash-attention (2026-08). Both directions
-are operators of ``torch.library`` with rules of shape, so that ``torch.compile`` takes them whole.
+A hub's kernel is downloaded with its Python code, so that code is not installed here. Arguments and
+results are those of hopper/flash_attn_interface.py of Dao-AILab/flash-attention (2026-08). Forward
+and backward are operators of ``torch.library`` with shape rules, so that ``torch.compile`` takes
+each as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _NO_WINDOW: _Window = (-1, -1)
 
 @cache
 def interface() -> ModuleType:
-    """The module that a hub would give. The operators of ``flash_attn_3`` are registered."""
+    """Return the module that a hub would give.
+
+    The operators of ``flash_attn_3`` must be registered already.
+    """
     functions = {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
@@ -54,7 +58,10 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Of (batch, length, heads, size): the output, with ``return_attn_probs`` row statistics."""
+    """Return the output and, with ``return_attn_probs``, row statistics.
+
+    Tensors are of (batch, length, heads, size).
+    """
     _refuse(qv, attention_chunk)
     choice = (causal, *window_size)
     out, rows = torch.ops.flash_attn_3._hub_forward(q, k, v, None, None, 0, 0, *choice)
@@ -86,7 +93,7 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Of packed sequences (tokens, heads, size); results as of :func:`flash_attn_func`."""
+    """As :func:`flash_attn_func`, for packed sequences (tokens, heads, size)."""
     _refuse(qv, attention_chunk)
     ends = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     choice = (causal, *window_size)
@@ -95,7 +102,7 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(*arguments: Any, **named: Any) -> Any:
-    """For inference."""
+    """Refuse the call: caches are for inference."""
     raise NotImplementedError(NO_CACHES)
 
 
@@ -108,7 +115,7 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
 
 @cache
 def _operators() -> torch.library.Library:
-    """Forward and backward, which are there for as long as somebody holds the library."""
+    """Define forward and backward, which exist as long as the returned library is held."""
     library = torch.library.Library("flash_attn_3", "FRAGMENT")
     for name, (schema, function, shapes) in _OPERATORS.items():
         library.define(f"{name}{schema}")
@@ -143,7 +150,7 @@ def _named(
     left: int,
     right: int,
 ) -> dict[str, Any]:
-    """What :data:`_CALL` says, as the extension's operators are told it."""
+    """Return the arguments of :data:`_CALL` as the extension's operators take them."""
     packed = {
         "cu_seqlens_q": cu_q,
         "cu_seqlens_k": cu_k,
@@ -185,4 +192,4 @@ _OPERATORS = {
         _backward_shapes,
     ),
 }
-"""Schema, kernel and rule of shapes of each."""
+"""Schema, kernel and shape rule of each operator."""

@@ -1,8 +1,8 @@
 """FlashAttention from Hugging Face's hub: ``kernels.get_kernel("kernels-community/flash-attn3")``.
 
-A program that asks for it downloads a binary with its Python code when it begins. On the null
-device the answer is a stand-in, whether there is a network or not; other kernels of a hub are left
-to the library.
+A program that asks for this kernel downloads a binary and its Python code when it begins. On the
+null device it gets a stand-in, whether there is a network or not. Requests for other kernels go to
+the ``kernels`` library.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from prismscale.devices.null.libraries.flash_attention import flash_attention_3,
 from prismscale.devices.null.libraries.import_finder import StandInFinder
 
 REPOSITORIES = ("flash-attn3", "flash-attention-3")
-"""Names of repositories, whoever owns them."""
+"""Names of the repositories, whose owner does not matter."""
 _GENERATIONS = (8, 9)
 """Compute capabilities that FlashAttention 3 is built for."""
 
 
 def serve_hub(finder: StandInFinder) -> None:
-    """Answer ``kernels`` once it is imported."""
+    """Replace the functions of ``kernels`` once it is imported."""
     Watcher({"kernels": partial(_serve, finder)}).begin()
 
 
@@ -32,7 +32,7 @@ def _serve(finder: StandInFinder, kernels: Any) -> None:
     from_hub, is_on_hub = kernels.get_kernel, kernels.has_kernel
 
     def get_kernel(repo_id: str, *arguments: Any, **named: Any) -> Any:
-        """The stand-in, where there is one."""
+        """Return the stand-in if there is one for ``repo_id``, otherwise the hub's kernel."""
         if not _is_known(repo_id):
             return from_hub(repo_id, *arguments, **named)
         _check(named)
@@ -42,7 +42,7 @@ def _serve(finder: StandInFinder, kernels: Any) -> None:
         return hub_interface.interface()
 
     def has_kernel(repo_id: str, *arguments: Any, **named: Any) -> bool:
-        """Whether the hub has a build for the GPU."""
+        """Return whether the hub has a build for the GPU."""
         if not _is_known(repo_id):
             return bool(is_on_hub(repo_id, *arguments, **named))
         _check(named)
@@ -56,7 +56,7 @@ def _is_known(repo_id: str) -> bool:
 
 
 def _check(named: dict[str, Any]) -> None:
-    """Newer versions of ``kernels`` want a revision or a version, and say so themselves."""
+    """Let newer versions of ``kernels``, which want a revision or a version, check for it."""
     versions: Any = sys.modules.get("kernels._versions")
     if hasattr(versions, "revision_or_version"):
         versions.revision_or_version(revision=named.get("revision"), version=named.get("version"))

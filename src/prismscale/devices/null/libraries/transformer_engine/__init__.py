@@ -1,7 +1,7 @@
-"""Transformer Engine 2: its PyTorch extension, under its own Python code.
+"""Stand-in for the PyTorch extension of Transformer Engine 2, under its own Python code.
 
-The wheel ``transformer-engine`` is Python. What comes with CUDA is ``transformer_engine_torch``,
-whose functions are here, and a core library, which is not loaded.
+The wheel ``transformer-engine`` is Python. The CUDA parts are ``transformer_engine_torch``, whose
+functions are defined here, and a core library, which is not loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prismscale.devices.null.libraries.transformer_engine.versions import (
 from prismscale.torch_versions import installed_cudnn
 
 _CUBLASLT_VERSION = 130100
-"""Of CUDA 13, which the null device says that it is."""
+"""Version of cuBLASLt in CUDA 13, which is the CUDA version that the null device reports."""
 _CUBLAS_STREAMS = 4
 _REFUSED = """
     columnwise_swizzle convert_host_pointers_to_tensor copy_to_kv_cache create_nvshmem_tensor
@@ -37,13 +37,13 @@ _REFUSED = """
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
     thd_sequence_order_to_cp_rank_order
 """
-"""What the extension has and this package does not: NVSHMEM, inference, packed
-sequences that change ranks by all-to-all, and what a variable of the environment chooses (expert
-parallelism within the library, cuSOLVERMp)."""
+"""Functions of the extension that this package lacks: NVSHMEM, inference, packed sequences that
+change ranks by all-to-all, and features that an environment variable selects (expert parallelism
+within the library, cuSOLVERMp)."""
 
 
 def stand_in() -> StandIn:
-    """The stand-in for version 2."""
+    """Return the stand-in for version 2."""
     return StandIn(
         name="Transformer Engine",
         namespace="transformer_engine",
@@ -58,10 +58,10 @@ def stand_in() -> StandIn:
 
 
 def make_extension() -> ModuleType:
-    """The module ``transformer_engine_torch``.
+    """Return the module ``transformer_engine_torch``.
 
     Raises:
-        NotImplementedError: this stand-in was not written for the Python code that is installed.
+        NotImplementedError: this stand-in was not written for the installed Python code.
     """
     if installed():
         check_version(installed())
@@ -104,7 +104,10 @@ def make_extension() -> ModuleType:
 
 
 def _refused(name: str) -> type:
-    """A class, because the library's Python code names some of them in annotations."""
+    """Return a class that raises NotImplementedError when it is called.
+
+    It is a class because the library's Python code uses some of these names in annotations.
+    """
 
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError(

@@ -37,14 +37,14 @@ _WITH_BIAS = ("gelu", "silu", "relu", "qgelu", "srelu")
 
 
 def _activation(name: str, x: Tensor, quantizer: Any, *_: Any, **__: Any) -> Any:
-    """``name`` of ``x``; gated ones take the product of two halves."""
+    """Apply ``name`` to ``x``; a gated function returns the product of two halves."""
     x = x.contiguous()
     shape = (*x.shape[:-1], x.shape[-1] // (2 if name in _GATED else 1))
     return _fused(name, [x], shape, x.dtype, quantizer)
 
 
 def _gradient(name: str, grad: Tensor, x: Tensor, quantizer: Any, *_: Any, **__: Any) -> Any:
-    """Of the input ``x`` of ``name``."""
+    """Return the gradient of the input ``x`` of ``name``."""
     grad, x = grad.contiguous(), x.contiguous()
     return _fused(_gradient_name(name), [grad, x], x.shape, x.dtype, quantizer)
 
@@ -57,7 +57,7 @@ def _gradient_name(name: str) -> str:
 def _fused(
     name: str, reads: list[Tensor], shape: Sequence[int], dtype: torch.dtype, quantizer: Any
 ) -> Any:
-    """A kernel that also casts, where there is one; else two of them."""
+    """Launch a kernel that also casts its result, if there is one; otherwise cast it afterwards."""
     out = create(quantizer, shape, dtype)
     recipe = recipe_of(quantizer)
     if recipe in ("", DELAYED, MXFP8):
@@ -74,7 +74,7 @@ def _fused(
 
 
 def bgrad_quantize(grad: Tensor, quantizer: Any) -> list[Any]:
-    """Gradient of a bias, and ``grad`` cast."""
+    """Return the gradient of a bias, and ``grad`` cast."""
     grad = grad.contiguous()
     bias_grad = empty_as(grad.shape[-1:], grad.dtype)
     if quantizer is None:
@@ -93,7 +93,7 @@ def bgrad_quantize(grad: Tensor, quantizer: Any) -> list[Any]:
 
 
 def _gradient_with_bias(name: str, grad: Tensor, x: Tensor, quantizer: Any) -> list[Any]:
-    """Gradients of the bias before ``name`` and of its input, cast."""
+    """Return the gradients of the bias before ``name`` and of its input, which is cast."""
     recipe = recipe_of(quantizer)
     if recipe in (CURRENT, BLOCKWISE):
         out = _gradient(name, grad, x, None)
@@ -107,7 +107,7 @@ def _gradient_with_bias(name: str, grad: Tensor, x: Tensor, quantizer: Any) -> l
 
 
 def dropout_fwd(x: Any, probability: float, out: Tensor | None = None) -> list[Tensor]:
-    """Output, and a mask of one bit an element."""
+    """Return the output, and a mask of one bit per element."""
     if out is None:
         out = empty_as(shape_of(x), x.dtype)
     mask = empty_as([out.numel() // 8], torch.uint8)
@@ -119,7 +119,7 @@ def dropout_fwd(x: Any, probability: float, out: Tensor | None = None) -> list[T
 def dropout_bwd(
     grad: Tensor, mask: Tensor, probability: float, grad_input: Tensor | None = None
 ) -> Tensor:
-    """Gradient of the input."""
+    """Return the gradient of the input."""
     if grad_input is None:
         grad_input = torch.empty_like(grad)
     launch(f"{_TE}dropout_bwd", memory("dropout"), reads=[grad, mask], writes=[grad_input])

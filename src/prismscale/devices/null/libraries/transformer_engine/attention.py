@@ -1,7 +1,7 @@
-"""Fused attention (cuDNN's), and what prepares tensors for other kernels of attention.
+"""cuDNN's fused attention, and kernels that prepare tensors for other attention kernels.
 
-The extension's argument lists grew from version to version; how many arguments a call has tells
-which they are. Source: pytorch/csrc/extensions/attention.cpp and
+The extension's argument lists grew from version to version; the number of arguments of a call tells
+which list it has. Source: pytorch/csrc/extensions/attention.cpp and
 common/fused_attn/fused_attn_f16_arbitrary_seqlen.cu of Transformer Engine 2.2 to 2.18.
 """
 
@@ -113,7 +113,7 @@ def _bind(lists: dict[int, tuple[str, ...]], arguments: tuple[Any, ...]) -> dict
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
-    """Output, then what the backward pass needs: statistics, and the random state."""
+    """Return the output, then what the backward pass needs: statistics and the random state."""
     call = _bind(_FORWARD_ARGUMENTS, arguments)
     q, v, quantizer = call["q"], call["v"], call["o_quantizer"]
     fp8 = is_quantized(q)
@@ -145,7 +145,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
 
 
 def _of_outputs(quantizer: Any) -> Any:
-    """MXFP8's outputs stay in 16 bits."""
+    """Return the quantizer of the output; None for MXFP8, whose outputs stay in 16 bits."""
     return None if recipe_of(quantizer) == MXFP8 else quantizer
 
 
@@ -171,7 +171,10 @@ def _heads(call: dict[str, Any]) -> int:
 
 
 def _statistics_shape(call: dict[str, Any]) -> tuple[int, ...]:
-    """One number a row of scores: (batch, heads, queries, 1), or (tokens, heads, 1) if packed."""
+    """Return the shape of the statistics, which are one number for each row of scores.
+
+    It is (batch, heads, queries, 1), or (tokens, heads, 1) if packed.
+    """
     query = shape_of(call["q"])
     if len(query) == 3:
         return (query[0], query[1], 1)
@@ -201,7 +204,7 @@ def _cost(call: dict[str, Any], *, backward: bool) -> Any:
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
-    """Gradients of queries, keys, values, bias and softmax offset."""
+    """Return the gradients of queries, keys, values, bias and softmax offset."""
     call = _bind(_BACKWARD_ARGUMENTS, arguments)
     quantizer = call["dqkv_quantizer"]
     fp8 = is_quantized(call["q"])
@@ -232,8 +235,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 
 
 def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> list[Any]:
-    """The gradients in the tensors of ``quantizer``; but for delayed scaling they stay as they
-    are."""
+    """Return the gradients: in tensors of ``quantizer`` with delayed scaling, else as they are."""
     if recipe_of(quantizer) in ("", CURRENT, MXFP8):
         return list(grads)
     wrapped = []
@@ -245,7 +247,7 @@ def _as_quantized(call: dict[str, Any], grads: list[Tensor], quantizer: Any) -> 
 
 
 def _gradients(call: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
-    """Of queries, keys and values, which lie in memory together as they do themselves."""
+    """Return empty gradients of queries, keys and values, interleaved as their layout has it."""
     given, wanted = call["qkv_layout"], call.get("dqkv_layout", call["qkv_layout"])
     (of_q, of_kv), (of_dq, of_dkv) = formats_of(given), formats_of(wanted)
     shapes = [
@@ -262,7 +264,7 @@ def _gradients(call: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
 
 
 def _place(layout: str, count: str) -> int:
-    """Dimension, from the end, that holds the ``count``: before the heads, or before their size."""
+    """Return the dim, from the end, of the ``count``: before the heads, or before their size."""
     return -3 if layout.endswith(f"{count}hd") else -2
 
 
@@ -275,8 +277,11 @@ def _interleaved(
 
 
 def _backward_workspace_bytes(call: dict[str, Any]) -> int:
-    """A float32 accumulator of dQ, the row sums of dP and, with grouped queries, dK and dV of all
-    query heads (cudnn-frontend's graph of the backward pass)."""
+    """Return the bytes of the backward pass's workspace.
+
+    It holds a float32 accumulator of dQ, the row sums of dP and, with grouped queries, dK and dV of
+    all query heads (cudnn-frontend's graph of the backward pass).
+    """
     query, key = shape_of(call["q"]), shape_of(call["k"])
     rows, size, heads = math.prod(query[:-1]), query[-1], _heads(call)
     needed = 4 * rows + 4 * rows * size
@@ -287,7 +292,7 @@ def _backward_workspace_bytes(call: dict[str, Any]) -> int:
 
 
 def fa_prepare_fwd(qkv: Tensor) -> Tensor:
-    """(length, batch, heads, 3 × size) to (3, batch, length, heads, size)."""
+    """Copy (length, batch, heads, 3 × size) to (3, batch, length, heads, size)."""
     length, batch, heads, size = qkv.shape
     out = empty_as((3, batch, length, heads, size), qkv.dtype)
     launch(f"{_TE}fa_prepare_fwd", memory("strided_copy"), reads=[qkv], writes=[out])
@@ -295,7 +300,7 @@ def fa_prepare_fwd(qkv: Tensor) -> Tensor:
 
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The way back of :func:`fa_prepare_fwd`."""
+    """Reverse :func:`fa_prepare_fwd`."""
     first, second, heads, size = q.shape
     out = empty_as((second, first, heads, 3 * size), q.dtype)
     launch(f"{_TE}fa_prepare_bwd", memory("strided_copy"), reads=[q, k, v], writes=[out])
@@ -307,7 +312,7 @@ def multi_tensor_transpose_to_bhsd(
     original_format: str,
     outputs: Sequence[Tensor | None] = (),
 ) -> list[Tensor | None]:
-    """Tensors of ``sbhd`` or ``bshd``, in ``outputs`` where given; None stays None."""
+    """Transpose from ``sbhd`` or ``bshd``, into ``outputs`` where given; None stays None."""
     found: list[Tensor | None] = []
     for tensor, out in zip_longest(inputs, outputs):
         if tensor is not None and out is None:
@@ -322,14 +327,14 @@ def multi_tensor_transpose_to_bhsd(
 
 
 def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
-    """Packed sequences apart."""
+    """Unpack sequences: return a tensor of (batch, length, …)."""
     out = empty_as((batch, length, *tensor.shape[1:]), tensor.dtype)
     launch(f"{_TE}convert_thd_to_bshd", memory("copy"), reads=[tensor, cu_seqlens], writes=[out])
     return out
 
 
 def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, tokens: int) -> Tensor:
-    """Sequences packed."""
+    """Pack sequences: return a tensor of (tokens, …)."""
     out = empty_as((tokens, *tensor.shape[2:]), tensor.dtype)
     launch(f"{_TE}convert_bshd_to_thd", memory("copy"), reads=[tensor, cu_seqlens], writes=[out])
     return out

@@ -1,4 +1,4 @@
-"""Which of cuDNN's fused attentions takes a call, if any: the rules for cuDNN 9.15 and newer.
+"""Choice of the cuDNN backend of fused attention that takes a call, for cuDNN 9.15 and newer.
 
 The cuDNN is the one that torch brings. Source: common/fused_attn/fused_attn.cpp of Transformer
 Engine 2.11 to 2.18.
@@ -33,7 +33,7 @@ _9_18_1, _9_21, _9_23, _9_25 = 91801, 92100, 92300, 92500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """What the choice depends on."""
+    """Properties of a call on which the choice depends."""
 
     is_training: bool
     dtype: DType
@@ -51,14 +51,14 @@ class AttentionCall:
     window: tuple[int, int]
     wants_max_logit: bool
     arch: int
-    """10 × major + minor compute capability."""
+    """Compute capability: 10 × major + minor."""
     cudnn: int
-    """9.15.1 is 91501."""
+    """Version of cuDNN: 9.15.1 is 91501."""
     is_deterministic: bool
 
     @property
     def format(self) -> str:
-        """``sbhd``, ``bshd`` or ``thd``, of the queries."""
+        """Format of the queries: ``sbhd``, ``bshd`` or ``thd``."""
         return formats_of(self.layout)[0]
 
 
@@ -67,21 +67,21 @@ _POSITIONS = (
     *("heads", "groups", "length", "keys", "head_size", "value_size"),
     *("window_left", "window_right", "wants_max_logit", "in_cuda_graph", "is_deterministic"),
 )
-"""Arguments from 2.8 to 2.19; earlier versions lack the last."""
+"""Names of the arguments from 2.8 to 2.19, by position; earlier versions lack the last ones."""
 _NOT_YET = {14: ("is_training", "softmax"), 15: ("softmax",)}
-"""Which of them earlier versions lack, by how many they give."""
+"""Other arguments that earlier versions lack, by the number of arguments that they take."""
 _FIELDS = (
     *("is_training", "qkv_dtype", "qkv_dtype", "qkv_layout", "bias_type", "attn_mask_type"),
     *("softmax_type", "dropout", "num_attn_heads", "num_gqa_groups", "max_seqlen_q"),
     *("max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left", "window_size_right"),
     *("return_max_logit", "cuda_graph", "deterministic"),
 )
-"""The same as fields of the one argument since 2.20."""
+"""The same arguments as fields of the only argument that versions since 2.20 take."""
 _ABSENT = {"is_training": True, "softmax": 0, "wants_max_logit": False, "is_deterministic": False}
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:
-    """The backend; ``NVTE_No_Backend`` where cuDNN has none. Since 2.20 with the reason."""
+    """Return the backend, ``NVTE_No_Backend`` if cuDNN has none; since 2.20 also the reason."""
     if len(arguments) > 1:
         return choose(_call(arguments))
     params = arguments[0]
@@ -106,7 +106,7 @@ def _call(arguments: Sequence[Any]) -> AttentionCall:
 
 
 def choose(call: AttentionCall) -> Any:
-    """As :func:`get_fused_attn_backend`."""
+    """Return the backend that takes ``call``, or ``NVTE_No_Backend``."""
     backend: Any = NVTE_Fused_Attn_Backend
     if call.dtype in (DType.kFloat8E4M3, DType.kFloat8E5M2):
         return backend.NVTE_FP8 if _takes_fp8(call) else backend.NVTE_No_Backend
@@ -138,7 +138,7 @@ def _takes_fp8_format(call: AttentionCall) -> bool:
 
 
 def _takes_fp8_heads(call: AttentionCall) -> bool:
-    """Of a size, under a mask."""
+    """Return whether FP8 attention takes the call's head sizes under its mask."""
     sizes, mask = (call.head_size, call.value_size), int(call.mask)
     if call.arch >= _BLACKWELL and _has_newer_fp8(call) and mask not in _PADDING:
         return call.head_size <= 192 and call.value_size <= 128
@@ -178,7 +178,7 @@ def _takes_heads(call: AttentionCall) -> bool:
 
 
 def _takes_256_on_blackwell(call: AttentionCall) -> bool:
-    """Backward passes of heads of 256, which are deterministic there."""
+    """Return whether Blackwell has a backward pass for heads of 256; it is deterministic there."""
     windows_fit = call.window == _FULL_WINDOW or (
         int(call.mask) in _CAUSAL and call.window[1] in (-1, 0)
     )
@@ -192,7 +192,7 @@ def _takes_256_on_blackwell(call: AttentionCall) -> bool:
 
 
 def _takes_determinism(call: AttentionCall) -> bool:
-    """Whether a backward pass on Blackwell can be as deterministic as was asked."""
+    """Return whether a backward pass on Blackwell can be as deterministic as was asked."""
     if call.arch < _BLACKWELL or not call.is_training or not is_since(2, 12):
         return True
     if call.is_deterministic:

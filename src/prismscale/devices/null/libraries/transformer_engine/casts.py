@@ -1,4 +1,4 @@
-"""Casts to and from 8-bit floats, with their scales.
+"""Casts to and from floats of 8 and 4 bits, with their scales.
 
 Source: pytorch/csrc/extensions/cast.cpp, recipe.cpp and quantizer.cpp of Transformer Engine 2.2
 to 2.18.
@@ -35,7 +35,7 @@ _TE = "transformer_engine::"
 
 
 def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
-    """``tensor`` as ``quantizer`` wants it, into ``output`` if there is one."""
+    """Return ``tensor`` cast as ``quantizer`` wants it, in ``output`` if that is given."""
     source = tensor.contiguous()
     if output is None:
         output = create(quantizer, source.shape, source.dtype)
@@ -47,7 +47,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Any = Non
 
 
 def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax: Tensor | None = None) -> None:
-    """Launch the kernels that fill ``output``; ``amax`` is the largest value, where it is known."""
+    """Launch the kernels that fill ``output``; ``amax`` is the largest value, if it is known."""
     if not source.numel():
         return
     recipe = recipe_of(quantizer)
@@ -67,11 +67,14 @@ def cast_into(source: Tensor, output: Any, quantizer: Any, *, amax: Tensor | Non
 
 
 def _cast_to_fp4(source: Tensor, output: Any, quantizer: Any) -> None:
-    """The largest magnitudes (of columns after their random rotation, where there is one), over the
-    ranks that share them; then the cast, in one kernel where the GPU rotates on the way."""
+    """Compute the largest magnitudes over the ranks that share them, then cast.
+
+    If columns are rotated randomly, their magnitudes are those after the rotation. The cast is one
+    kernel if the GPU rotates on the way.
+    """
     amaxes = [a for a in (output._amax_rowwise, output._amax_columnwise) if a is not None]
     name = "hadamard_transform_amax" if quantizer.with_rht else "compute_amax"
-    # The results are set to zero first.
+    # The first of the two launches sets the results to zero.
     launch(f"{_TE}{name}", memory("reduction", launches=2), reads=[source], writes=amaxes)
     if quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
@@ -96,15 +99,17 @@ def _cast_to_fp4(source: Tensor, output: Any, quantizer: Any) -> None:
 
 
 def share_amax(amax: Tensor, quantizer: Any) -> None:
-    """Over the ranks that scale alike, where there are some."""
+    """Reduce ``amax`` over the ranks that share a scale, if there are such ranks."""
     if quantizer.with_amax_reduction:
         group = quantizer._canonicalized_amax_reduction_group()
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
 
 
 def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tensor:
-    """The scale of what is in ``source`` now, over the ranks that share it. The quantizer has a
-    tensor for it up to 2.15; later ones last as long as the cast."""
+    """Return the scale of the current values of ``source``, over the ranks that share it.
+
+    Up to 2.15 the quantizer has a tensor for it; later the tensor lasts as long as the cast.
+    """
     if is_since(2, 16):
         both = empty_as([1 if amax is not None else 2], torch.float32)
         scale, own_amax = both[-1:], both[:1]
@@ -112,7 +117,7 @@ def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tenso
         scale, own_amax = quantizer.scale, quantizer.amax
     if amax is None:
         amax = own_amax
-        # The result is set to zero first.
+        # The first of the two launches sets the result to zero.
         cost = memory("reduction", launches=2)
         launch(f"{_TE}compute_amax", cost, reads=[source], writes=[amax])
     share_amax(amax, quantizer)
@@ -124,7 +129,7 @@ def _current_scale(source: Tensor, quantizer: Any, amax: Tensor | None) -> Tenso
 def unquantized_with_amax(
     quantizer: Any, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Where a kernel leaves what is cast later, and its largest value."""
+    """Return tensors for a result that is cast later, and for its largest value."""
     if is_since(2, 16):
         amax = torch.zeros(1, dtype=torch.float32, device="cuda")
     else:
@@ -133,14 +138,14 @@ def unquantized_with_amax(
 
 
 def dequantize(tensor: Any, dtype: int) -> Tensor:
-    """In higher precision."""
+    """Return ``tensor`` in higher precision."""
     output = empty_as(shape_of(tensor), torch_dtype(dtype))
     launch(f"{_TE}dequantize", memory("copy"), reads=buffers(tensor)[:2], writes=[output])
     return output
 
 
 def multi_tensor_quantize(tensors: Sequence[Tensor], quantizers: Sequence[Any]) -> list[Any]:
-    """Each with its own quantizer."""
+    """Return the tensors, each cast with its own quantizer."""
     outputs = [create(q, t.shape, t.dtype) for t, q in zip(tensors, quantizers, strict=True)]
     _cast_all(tensors, outputs, quantizers)
     return outputs
@@ -149,7 +154,7 @@ def multi_tensor_quantize(tensors: Sequence[Tensor], quantizers: Sequence[Any]) 
 def split_quantize(
     tensor: Tensor, sections: Sequence[int], quantizers: Sequence[Any], *_: Any, **__: Any
 ) -> list[Any]:
-    """Rows of ``tensor``, ``sections`` at a time, each with its own quantizer."""
+    """Return the rows of ``tensor`` in ``sections``, each cast with its own quantizer."""
     parts = list(tensor.contiguous().split(list(sections)))
     return multi_tensor_quantize(parts, quantizers)
 
@@ -174,7 +179,7 @@ def _cast_all(tensors: Sequence[Tensor], outputs: Sequence[Any], quantizers: Seq
 def fused_multi_quantize(
     tensors: Sequence[Tensor], outputs: Sequence[Any] | None, quantizers: Sequence[Any], _: Any
 ) -> list[Any]:
-    """As :func:`multi_tensor_quantize`, up to 2.2: into ``outputs`` if there are some."""
+    """As :func:`multi_tensor_quantize`, for up to 2.2: into ``outputs`` if these are given."""
     if outputs is None:
         return multi_tensor_quantize(tensors, quantizers)
     _cast_all(tensors, outputs, quantizers)
@@ -184,7 +189,7 @@ def fused_multi_quantize(
 def create_empty_quantized_tensor(
     quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pinned: bool
 ) -> Any:
-    """Since 2.16: what a quantizer's ``make_empty`` gives."""
+    """Return what a quantizer's ``make_empty`` gives since 2.16."""
     if device.type != "cuda":
         raise NotImplementedError(
             "prismscale's stand-in for Transformer Engine has no quantized tensors in the host's "
@@ -194,7 +199,7 @@ def create_empty_quantized_tensor(
 
 
 def compute_amax(tensor: Tensor, amax: Tensor) -> None:
-    """The largest magnitude."""
+    """Compute the largest magnitude."""
     launch(
         f"{_TE}compute_amax",
         memory("reduction", launches=2),
@@ -206,7 +211,7 @@ def compute_amax(tensor: Tensor, amax: Tensor) -> None:
 def fused_amax_and_scale_update_after_reduction(
     reduced: Tensor, histories: Sequence[Tensor], scales: Sequence[Tensor], *_: Any
 ) -> None:
-    """Delayed scaling: move the histories on and make the next step's scales."""
+    """Advance the histories of delayed scaling, and compute the scales of the next step."""
     launch(
         f"{_TE}fused_amax_and_scale_update",
         memory("foreach"),
@@ -216,7 +221,7 @@ def fused_amax_and_scale_update_after_reduction(
 
 
 def fp8_transpose(tensor: Tensor, dtype: int, *, out: Tensor | None = None) -> Tensor:
-    """The last dimension first."""
+    """Move the last dimension to the front."""
     if out is None:
         out = empty_as((tensor.shape[-1], *tensor.shape[:-1]), torch.uint8)
     if tensor.numel():
@@ -225,7 +230,7 @@ def fp8_transpose(tensor: Tensor, dtype: int, *, out: Tensor | None = None) -> T
 
 
 def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The second dimension first."""
+    """Swap the first two dimensions."""
     source = tensor.contiguous()
     if out is None:
         out = empty_as((source.shape[1], source.shape[0], *source.shape[2:]), source.dtype)
@@ -234,13 +239,13 @@ def swap_first_dims(tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def partial_amax(tensor: Tensor, *results: Any) -> None:
-    """Of the blocks of a weight of which a rank has a part."""
+    """Compute the largest magnitudes of the blocks of a weight of which a rank has a part."""
     writes = [result for result in results if isinstance(result, Tensor)]
     launch(f"{_TE}compute_partial_amax", memory("reduction"), reads=[tensor], writes=writes)
 
 
 def partial_cast(tensor: Tensor, *arguments: Any) -> None:
-    """The part of a weight that a rank has: outputs, then scales."""
+    """Cast the part of a weight that a rank has; ``arguments`` are outputs, then scales."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     half = len(tensors) // 2
     launch(
@@ -252,7 +257,7 @@ def partial_cast(tensor: Tensor, *arguments: Any) -> None:
 
 
 def scales_of_amaxes(chunk_size: int, noop: Tensor | None, lists: Lists, *_: Any) -> None:
-    """From the largest magnitudes of many weights, their scales (and what undoes them)."""
+    """Compute the scales (and their inverses) of many weights from their largest magnitudes."""
     cost = memory("foreach", launches=launches_of(lists, chunk_size))
     writes = [tensor for each in lists[1:] for tensor in each]
     launch(f"{_TE}multi_tensor_compute_scale", cost, reads=lists[0], writes=writes)

@@ -1,4 +1,4 @@
-"""Rotary embeddings, and softmax of attention scores that are computed one by one.
+"""Rotary embeddings, and softmax kernels of attention that is not fused.
 
 Source: pytorch/csrc/extensions/apply_rope.cpp and softmax.cpp of Transformer Engine 2.11.
 """
@@ -25,7 +25,7 @@ _SOFTMAXES = (
 
 
 def _rope(name: str, tensor: Tensor, freqs: Tensor, *_: Any) -> Tensor:
-    """A contiguous tensor of the same shape."""
+    """Return the rotated tensor, which is contiguous and has the same shape."""
     out = empty_as(tensor.shape, tensor.dtype)
     launch(_TE + name, memory("pointwise"), reads=[tensor, freqs], writes=[out])
     return out
@@ -34,7 +34,7 @@ def _rope(name: str, tensor: Tensor, freqs: Tensor, *_: Any) -> Tensor:
 def fused_qkv_rope_forward(
     qkv: Tensor, q_freqs: Tensor, k_freqs: Tensor, starts: Any, sizes: Sequence[int], *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys, and values, apart; ``sizes`` of a group's rows of each."""
+    """Return rotated queries, rotated keys and values; ``sizes`` are a group's widths of these."""
     first, second, groups, _size = qkv.shape
     heads = groups * sizes[0] // sizes[1]
     query = empty_as((first, second, heads, sizes[1]), qkv.dtype)
@@ -58,7 +58,7 @@ def fused_qkv_rope_backward(
     sizes: Sequence[int],
     *_: Any,
 ) -> Tensor:
-    """The way back of :func:`fused_qkv_rope_forward`."""
+    """Reverse :func:`fused_qkv_rope_forward` for gradients."""
     grads, total = (q_grad, k_grad, v_grad), sum(sizes)
     groups = sum(grad.shape[2] for grad in grads) * q_grad.shape[3] // total
     out = empty_as((*q_grad.shape[:2], groups, total), q_grad.dtype)
@@ -72,7 +72,7 @@ def fused_qkv_rope_backward(
 
 
 def _softmax(name: str, scores: Tensor, *rest: Any) -> Tensor:
-    """Probabilities; between scores and scale there may be a mask."""
+    """Return probabilities; ``rest`` is a mask, if there is one, and the scale."""
     mask = rest[0] if isinstance(rest[0], Tensor) else None
     return softmax_forward(f"{_TE}{name}_forward", scores, mask)
 

@@ -17,7 +17,7 @@ _int_enum: Any = IntEnum  # mypy knows only members that are written out
 
 
 class DType(IntEnum):
-    """Element types; those that the extension exports."""
+    """Element types that the extension exports."""
 
     kByte = 0
     kInt32 = 2
@@ -153,12 +153,12 @@ ENUMS = (
 
 
 def formats_of(layout: Any) -> tuple[str, str]:
-    """Of queries, and of keys and values in a layout: the names of their dimensions (``sbhd``)."""
+    """Return the formats (such as ``sbhd``) of queries, and of keys and values, in a layout."""
     name = NVTE_QKV_Layout(int(layout)).name.lower().removeprefix("nvte_").removeprefix("paged_kv_")
     parts = [part.replace("3", "").replace("2", "") for part in name.split("_")]
     return parts[0], parts[-1]
 
 
 def torch_dtype(dtype: int) -> torch.dtype:
-    """The torch type of a :class:`DType`."""
+    """Return the torch type of a :class:`DType`."""
     return TORCH_DTYPES[DType(int(dtype))]

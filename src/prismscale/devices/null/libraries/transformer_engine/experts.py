@@ -1,4 +1,4 @@
-"""Tokens on their way to experts: permutation, padding, and where each expert's begin.
+"""Tokens on their way to experts: permutation, padding, and offsets of each expert's tokens.
 
 Source: pytorch/csrc/extensions/permutation.cpp and padding.cpp of Transformer Engine 2.11, misc.cpp
 of 2.17.
@@ -31,36 +31,36 @@ def moe_permute_fwd(
     workspace: Sequence[Tensor],
     most_tokens: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """As :func:`~prismscale.devices.null.libraries.token_permutation.permute`."""
+    """Call :func:`~prismscale.devices.null.libraries.token_permutation.permute`."""
     return permute("transformer_engine", tokens, indices, out_tokens, workspace, most_tokens)
 
 
 def moe_unpermute_fwd(
     tokens: Tensor, dtype: Any, places: Tensor, probs: Tensor, count: int, topk: int
 ) -> Tensor:
-    """The sum of each token's copies, weighted."""
+    """Return the weighted sum of each token's copies."""
     return unpermute("transformer_engine", tokens, places, probs, count)
 
 
 def moe_unpermute_bwd(
     grad: Tensor, tokens: Tensor, dtype: Any, places: Tensor, probs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the copies and of their weights."""
+    """Return the gradients of the copies and of their weights."""
     return unpermute_backward("transformer_engine", grad, tokens, places, probs)
 
 
 def fused_multi_row_padding(tensor: Tensor, out: Tensor, *_: Any) -> None:
-    """Each expert's rows, and zeros up to a multiple."""
+    """Copy each expert's rows to ``out``, with zeros up to a multiple."""
     launch(f"{_TE}multi_padding", memory("copy"), reads=[tensor], writes=[out])
 
 
 def fused_multi_row_unpadding(tensor: Tensor, out: Tensor, *_: Any) -> None:
-    """Each expert's rows without them."""
+    """Copy each expert's rows to ``out`` without these zeros."""
     launch(f"{_TE}multi_unpadding", memory("copy"), reads=[tensor], writes=[out])
 
 
 def splits_to_offsets(splits: Tensor, row_size: int) -> Tensor:
-    """Where each expert's elements begin and the last one's end; int64."""
+    """Return where each expert's elements begin, and where the last one's end, as int64."""
     return _offsets(splits, row_size, splits.dtype, leads=True)
 
 
@@ -73,14 +73,20 @@ def splits_to_offsets_multi(
     dtypes: Sequence[torch.dtype],
     bulk_allocate: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Splits as int64 on ``device``, and offsets for each stride; allocated one by one here."""
+    """Return splits as int64 on ``device``, and offsets for each stride.
+
+    The offsets are allocated one by one here.
+    """
     splits = splits.to(device=device, dtype=torch.int64)
     wanted = zip(strides, dtypes, include_leading_zero, strict=True)
     return splits, [_offsets(splits, stride, dtype, leads=leads) for stride, dtype, leads in wanted]
 
 
 def _offsets(splits: Tensor, stride: int, dtype: torch.dtype, *, leads: bool) -> Tensor:
-    """Ends of the experts' elements, behind a zero where ``leads``; known where the splits are."""
+    """Return the ends of the experts' elements, after a zero if ``leads``.
+
+    Their values are known if those of the splits are.
+    """
     out = splits.new_empty(splits.numel() + leads, dtype=dtype)
     launch(f"{_TE}splits_to_offsets", memory("scan"), reads=[splits], writes=[out])
     known = value_policy.known(splits)

@@ -1,6 +1,6 @@
-"""What cuDNN frontend's fused products of experts get from Transformer Engine: addresses of each
-expert's weights, and their scales in the tensor cores' order.
+"""Inputs that Transformer Engine prepares for cuDNN frontend's fused products of experts.
 
+They are the addresses of each expert's weights, and the weights' scales in the tensor cores' order.
 Source: pytorch/csrc/extensions/grouped_mlp.cpp of Transformer Engine 2.18.
 """
 
@@ -20,8 +20,10 @@ _TE = "transformer_engine::"
 
 
 def copy_data_ptrs_to_device(tensors: Sequence[Tensor], device: Any) -> Tensor:
-    """The tensors' addresses, on the device, where a kernel that has them as arguments writes
-    them: the host does not wait, as it would for a copy."""
+    """Return the tensors' addresses on the device.
+
+    A kernel that has them as arguments writes them. The host does not wait, as it would for a copy.
+    """
     addresses = torch.empty(len(tensors), dtype=torch.int64, device=device)
     launch(f"{_TE}copy_data_ptrs_to_device", memory("fill"), writes=[addresses])
     return addresses
@@ -30,9 +32,11 @@ def copy_data_ptrs_to_device(tensors: Sequence[Tensor], device: Any) -> Tensor:
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     data: Sequence[Tensor], scales: Sequence[Tensor], kind: str, device: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Addresses of weights and of their scales in the tensor cores' order, which lie in one buffer,
-    the third result."""
-    del kind  # how they are ordered
+    """Return the addresses of weights, the addresses of their scales, and the scales' buffer.
+
+    The buffer holds all scales in the tensor cores' order.
+    """
+    del kind  # how the scales are ordered
     sizes = [each.numel() * each.element_size() for each in scales]
     buffer = empty_as([sum(sizes)], torch.uint8)
     name = f"{_TE}swizzle_scales_of_discrete_weights"

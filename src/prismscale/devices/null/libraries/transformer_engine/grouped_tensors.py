@@ -1,9 +1,10 @@
-"""Tensors of several experts in one buffer, and products of them in one kernel.
+"""Tensors of several experts in one buffer, and their products in one kernel.
 
-How many rows each expert has lies on the device, so products are costed as if all had as many: of
-the rows that there are, where that is known, and else of all that the buffer has room for. Source:
-pytorch/csrc/quantizer.cpp, pytorch/csrc/extensions/{cast,gemm,swizzle}.cpp and
-common/gemm/cublaslt_grouped_gemm.cu of Transformer Engine 2.18.
+The number of rows of each expert lies on the device, so products are costed as if all experts had
+equally many. Their total is the number of rows that there are, if it is known, otherwise the number
+that the buffer has room for. Source: pytorch/csrc/quantizer.cpp,
+pytorch/csrc/extensions/{cast,gemm,swizzle}.cpp and common/gemm/cublaslt_grouped_gemm.cu of
+Transformer Engine 2.18.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ _CLASSES = {
     True: "transformer_engine.pytorch.tensor.storage.grouped_tensor_storage",
     False: "transformer_engine.pytorch.tensor.grouped_tensor",
 }
-"""Of the class of grouped tensors, by whether it is for the library's own use."""
+"""Module of the class of grouped tensors, by whether a tensor is for the library's own use."""
 _POINTERS, _NUMBERS, _SETUP_ALIGNMENT = 8, 7, 256
-"""Arrays with an element for each expert that a product sets up: of 8 bytes, and of 4."""
+"""A product sets up arrays with an element for each expert: the number of arrays with elements of
+8 bytes, the number of those with 4 bytes, and the alignment of the workspace in bytes."""
 _COLUMNS = "columnwise_"
-"""How buffers begin that are used column by column."""
+"""Prefix of the names of buffers that are used column by column."""
 
 
 def group_quantize(
@@ -61,7 +63,7 @@ def group_quantize(
     tensor_offsets: Tensor | None = None,
     noop_flag: Tensor | None = None,
 ) -> Any:
-    """``tensor`` (rows, columns) of ``num_tensors`` experts as ``quantizer`` wants it."""
+    """Return ``tensor`` (rows, columns) of ``num_tensors`` experts as ``quantizer`` wants it."""
     grouped = _create(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
     if tensor.numel():
         _fill(tensor, grouped)
@@ -76,7 +78,7 @@ def bgrad_group_quantize(
     last_dims: Tensor | None = None,
     tensor_offsets: Tensor | None = None,
 ) -> tuple[Any, Tensor]:
-    """The same, and the sums of each expert's rows: gradients of biases."""
+    """As :func:`group_quantize`; also return sums of each expert's rows, the bias gradients."""
     grouped = _create(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
     sums = torch.empty((num_tensors, tensor.shape[1]), dtype=tensor.dtype, device=tensor.device)
     if tensor.numel():
@@ -93,7 +95,7 @@ def nvfp4_group_quantize_with_amax(
     columnwise_amax: Tensor,
     tensor_offsets: Tensor | None = None,
 ) -> Any:
-    """The same in 4 bits, where another kernel has found the largest values."""
+    """As :func:`group_quantize` in 4 bits, when another kernel has found the largest values."""
     grouped = _create(tensor, quantizer, num_tensors, first_dims, None, tensor_offsets)
     for name, amax in (("amax", rowwise_amax), ("columnwise_amax", columnwise_amax)):
         if getattr(grouped, name) is not None:
@@ -160,12 +162,12 @@ def _scales(quantizer: Any, rows: int, columns: int, count: int, *, columnwise: 
     sizes, dtype = scales_of(quantizer, rows, columns, columnwise=columnwise)
     slack = 0
     if columnwise and recipe_of(quantizer) == BLOCKWISE and quantizer.block_scaling_dim == 2:
-        slack = 4 * (count - 1) * -(-columns // 128)  # each expert's blocks are padded alone
+        slack = 4 * (count - 1) * -(-columns // 128)  # each expert's blocks have their own padding
     return empty_as([math.prod(sizes) + slack], dtype)
 
 
 def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, Any]:
-    """One scale an expert, for rows and columns alike."""
+    """Return buffers with one scale per expert, for rows and columns alike."""
     content = {name: empty_as([count], torch.float32) for name in ("scale", "amax")}
     scale_inv = empty_as([count], torch.float32)
     if quantizer.rowwise_usage or multiplies_any_layout():
@@ -177,7 +179,7 @@ def _of_whole_tensors(quantizer: Any, elements: int, count: int) -> dict[str, An
 
 
 def _fill(source: Tensor, grouped: Any, sums: Tensor | None = None) -> None:
-    """Launch the kernels that fill the buffers of ``grouped``, and ``sums`` on the way."""
+    """Launch the kernels that fill the buffers of ``grouped`` and, if given, ``sums``."""
     reads = [source]
     if recipe_of(grouped.quantizer) == CURRENT:
         reads.append(_current_scales(source, grouped))
@@ -197,7 +199,7 @@ def _cast(reads: Sequence[Tensor], grouped: Any, sums: Tensor | None = None) -> 
 
 
 def _current_scales(source: Tensor, grouped: Any) -> Tensor:
-    cost = memory("reduction", launches=2)  # the results are set to zero first
+    cost = memory("reduction", launches=2)  # the first launch sets the results to zero
     launch(f"{_TE}group_compute_amax", cost, reads=[source], writes=[grouped.amax])
     share_amax(grouped.amax, grouped.quantizer)
     name = f"{_TE}group_compute_scale_from_amax"
@@ -207,8 +209,10 @@ def _current_scales(source: Tensor, grouped: Any) -> Tensor:
 
 
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
-    """MXFP8's scales of ``tensor`` in the order that the tensor cores take them, from now on; those
-    that were not asked for are gone."""
+    """Replace the MXFP8 scales of ``tensor`` by the same in the tensor cores' order.
+
+    Scales that were not asked for are removed.
+    """
     if recipe_of(tensor.quantizer) != MXFP8 or tensor._with_gemm_swizzled_scales:
         return
     made = _swizzled(tensor, rowwise=rowwise, columnwise=columnwise)
@@ -234,7 +238,7 @@ def _swizzled(tensor: Any, *, rowwise: bool, columnwise: bool) -> dict[str, Tens
 
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
-    """Bytes."""
+    """Return the bytes of the workspace in which a grouped product is set up."""
     pointers = -(-8 * num_tensors // 16) * 16
     # The last array of pointers is not padded.
     arrays = (_POINTERS - 1) * pointers + 8 * num_tensors + _NUMBERS * 4 * num_tensors
@@ -256,10 +260,10 @@ def multiply_grouped(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any:
-    """A product an expert; ``a`` or ``out`` may be a list of its tensors. Returns ``out``.
+    """Run one product for each expert; ``a`` or ``out`` may be a list of tensors. Returns ``out``.
 
-    Whether products are added to what ``out`` holds lies on the device (``beta``); where it is of
-    32 bits they are: so are Megatron's main gradients.
+    Whether products are added to the content of ``out`` is stated on the device (``beta``). It is
+    assumed if ``out`` has 32 bits, as Megatron's main gradients do.
     """
     count = b.num_tensors
     _, product = product_of(_shape(a, count), transa, _shape(b, count), transb)
@@ -281,7 +285,7 @@ def multiply_grouped(
 
 
 def _shape(operands: Any, count: int) -> tuple[int, int]:
-    """Rows and columns of one expert's."""
+    """Return the rows and columns of one expert's tensor."""
     if isinstance(operands, list):
         rows, columns = shape_of(operands[0])
         return rows, columns
@@ -299,7 +303,7 @@ def _bits(operands: Any) -> int:
 
 
 def _operand(operands: Any, *, rowwise: bool) -> Sequence[Tensor | None]:
-    """What a product reads of them."""
+    """Return the buffers of the operands that a product reads."""
     if isinstance(operands, list):
         return [buffer for one in operands for buffer in operand(one, rowwise=rowwise)]
     if rowwise or operands.columnwise_data is None:
@@ -308,7 +312,7 @@ def _operand(operands: Any, *, rowwise: bool) -> Sequence[Tensor | None]:
 
 
 def _scales_for_product(operands: Any, *, rowwise: bool) -> list[Tensor]:
-    """MXFP8's scales in the tensor cores' order, for as long as they work."""
+    """Return MXFP8 scales in the tensor cores' order, for as long as the product runs."""
     if isinstance(operands, list):
         return swizzled_together(operands, rowwise=rowwise)
     if recipe_of(operands.quantizer) != MXFP8 or operands._with_gemm_swizzled_scales:

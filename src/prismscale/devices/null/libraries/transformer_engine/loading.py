@@ -1,4 +1,4 @@
-"""How Transformer Engine's Python code loads its binaries, which are not there.
+"""Lets Transformer Engine's Python code be imported without the binaries that it loads.
 
 Source: transformer_engine/common/__init__.py and pytorch/__init__.py of Transformer Engine 2.2 to
 2.18.
@@ -19,8 +19,11 @@ from prismscale.devices.null.libraries.transformer_engine.versions import EXTENS
 
 @contextmanager
 def without_core_library(common: Any) -> Iterator[None]:
-    """Import ``transformer_engine.common`` as the library's own build does, which has no binary
-    yet; its framework extensions are then modules like others."""
+    """Import ``transformer_engine.common`` without the core library.
+
+    The import runs as in the library's own build, which has no binary yet. Framework extensions are
+    then imported like other modules.
+    """
     variable = "NVTE_PROJECT_BUILDING"
     given = os.environ.get(variable)
     os.environ[variable] = "1"
@@ -40,8 +43,10 @@ def _import_extension(framework: str) -> None:
 
 @contextmanager
 def with_file_of_extension(_: Any) -> Iterator[None]:
-    """Import ``transformer_engine.pytorch`` as if the extension's file were there: up to 2.3 it
-    looks for one in the library's folder, and makes the module of it."""
+    """Import ``transformer_engine.pytorch`` as if the extension's file existed.
+
+    Up to 2.3 it looks for the file in the library's folder, and makes the module from it.
+    """
     common: Any = importlib.import_module("transformer_engine.common")
     util: Any = importlib.util
     if not hasattr(common, "get_te_path"):
@@ -62,11 +67,11 @@ def with_file_of_extension(_: Any) -> Iterator[None]:
 
 
 class _Anywhere:
-    """A folder, and every folder within it, that holds what is looked for."""
+    """Path of a folder that holds every file that is looked for, as each of its subfolders does."""
 
     def __truediv__(self, _: str) -> _Anywhere:
         return self
 
     def glob(self, pattern: str) -> Iterator[str]:
-        """One file."""
+        """Yield one file."""
         yield pattern

@@ -2,7 +2,7 @@
 
 Source: pytorch/csrc/extensions/normalization.cpp of Transformer Engine 2.11. The backward pass has
 a workspace of partial sums for the gradients of the weights: one row of float32 for each thread
-block, of which there is one a multiprocessor.
+block. There is one thread block per multiprocessor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def layernorm_fwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:
-    """Output, mean, and inverse deviation."""
+    """Return output, mean and inverse deviation."""
     rows = math.prod(x.shape[:-1])
     mean, deviation = empty_as([rows], torch.float32), empty_as([rows], torch.float32)
     out = _forward("layernorm_fwd", [x, weight, bias], [mean, deviation], out, quantizer, dtype)
@@ -61,7 +61,7 @@ def rmsnorm_fwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:
-    """Output, nothing, and inverse deviation."""
+    """Return output, None and inverse deviation."""
     deviation = empty_as([math.prod(x.shape[:-1])], torch.float32)
     out = _forward("rmsnorm_fwd", [x, weight], [deviation], out, quantizer, dtype)
     return [out, None, deviation]
@@ -106,7 +106,7 @@ def layernorm_bwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """Gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     reads = [grad, x, mean, deviation, weight]
     return _backward("layernorm_bwd", reads, sm_margin, parameters=2)
 
@@ -119,7 +119,7 @@ def rmsnorm_bwd(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """Gradients of input and weight."""
+    """Return the gradients of input and weight."""
     return _backward("rmsnorm_bwd", [grad, x, deviation, weight], sm_margin, parameters=1)
 
 
@@ -132,7 +132,7 @@ def rmsnorm_bwd_add(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Tensor]:
-    """As :func:`rmsnorm_bwd`, with ``add`` added to the first."""
+    """As :func:`rmsnorm_bwd`, with ``add`` added to the gradient of the input."""
     reads = [grad, x, deviation, add, weight]
     return _backward("rmsnorm_bwd_add", reads, sm_margin, parameters=1)
 

@@ -1,4 +1,4 @@
-"""Context parallelism of packed sequences: each is cut over the ranks, two parts to a rank.
+"""Context parallelism of packed sequences: each is split over the ranks, two parts to a rank.
 
 Tensors are packed: (tokens, heads, size), or (2, tokens, heads, size) for keys and values.
 Source: ``thd_*`` in pytorch/csrc/extensions/attention.cpp and common/fused_attn/context_parallel.cu
@@ -20,7 +20,7 @@ _COPY, _NOTHING = "copy", "none"
 def thd_get_partitioned_indices(
     cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int
 ) -> Tensor:
-    """Which of all tokens lie on ``rank``: int32[total_tokens / world_size]."""
+    """Return the indices of the tokens on ``rank``: int32[total_tokens / world_size]."""
     out = empty_as((total_tokens // world_size,), torch.int32)
     launch(
         f"{_TE}thd_get_partitioned_indices", memory("pointwise"), reads=[cu_seqlens], writes=[out]
@@ -29,11 +29,11 @@ def thd_get_partitioned_indices(
 
 
 def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Tensor:
-    """The first or the second half of each sequence."""
+    """Return the first or the second half of each sequence."""
     shape = list(tensor.shape)
     shape[0 if tensor.dim() == 3 else 1] //= 2
     out = empty_as(tuple(shape), tensor.dtype)
-    # Half of the tensor is read.
+    # Only half of the tensor is read.
     cost = memory("strided_copy", n_bytes=2 * out.nbytes)
     launch(f"{_TE}thd_read_half_tensor", cost, reads=[tensor, cu_seqlens], writes=[out])
     return out
@@ -42,7 +42,7 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> T
 def thd_read_second_half_lse(
     lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int
 ) -> Tensor:
-    """Row sums of the second half of each sequence."""
+    """Return the row sums (log-sum-exp) of the second half of each sequence."""
     out = lse.new_zeros((*lse.shape[:-1], second_half_lse_seqlen))
     cost = memory("strided_copy", n_bytes=2 * out.nbytes)
     launch(f"{_TE}thd_read_second_half_lse", cost, reads=[lse, cu_seqlens], writes=[out])
@@ -53,7 +53,7 @@ def thd_second_half_lse_correction(
     lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool
 ) -> None:
     """Add row sums of one exchange to those of the second halves."""
-    # The second halves are read and written, the step's are read.
+    # The row sums of the second halves are read and written, those of the exchange only read.
     cost = memory("pointwise", n_bytes=3 * lse_per_step.nbytes)
     reads = [lse_per_step, cu_seqlens]
     launch(f"{_TE}thd_second_half_lse_correction", cost, reads=reads, writes=[lse])
@@ -68,7 +68,7 @@ def thd_out_correction(
     only_second_half: bool,
     lse_packed: bool,
 ) -> None:
-    """Add the output of one exchange, rescaled, to that of all."""
+    """Add the output of one exchange, rescaled, to the output of all exchanges."""
     cost = memory("pointwise", n_bytes=3 * out_per_step.nbytes)
     reads = [out_per_step, lse, lse_per_step, cu_seqlens]
     launch(f"{_TE}thd_out_correction", cost, reads=reads, writes=[out])
@@ -77,7 +77,7 @@ def thd_out_correction(
 def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
 ) -> None:
-    """Add the gradient of one exchange to that of all, copy it there, or leave a half as it is."""
+    """Add or copy halves of one exchange's gradient to that of all, or leave a half as it is."""
     halves = [half for half in (first_half, second_half) if half != _NOTHING]
     passes = sum(2 if half == _COPY else 3 for half in halves)
     n_bytes = passes * grad_per_step.nbytes // max(len(halves), 1)

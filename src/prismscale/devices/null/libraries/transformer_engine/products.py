@@ -1,7 +1,7 @@
-"""Matrix products: cuBLAS on one stream, and the experts' on several.
+"""Matrix products: cuBLAS on one stream, and the experts' products on several.
 
-The workspaces are allocated by the library's Python code. Source: pytorch/csrc/extensions/gemm.cpp
-and pytorch/csrc/util.cpp of Transformer Engine 2.11.
+The library's Python code allocates the workspaces. Source: pytorch/csrc/extensions/gemm.cpp and
+pytorch/csrc/util.cpp of Transformer Engine 2.11.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def generic_gemm(
     alpha: float = 1.0,
     beta: float | None = None,
 ) -> list[Any]:
-    """``b`` times ``a`` in BLAS order; output, bias gradient, input of GELU, extra output."""
+    """Multiply ``b`` by ``a`` in BLAS order.
+
+    Returns:
+        Output, gradient of the bias, input of GELU, and extra output.
+    """
     shape, product = product_of(shape_of(a), transa, shape_of(b), transb)
     bits = min(bits_of(a), bits_of(b))
     dtype = torch_dtype(output_dtype) if output_dtype is not None else _dtype_of(a)
@@ -99,7 +103,7 @@ def generic_gemm(
 def product_of(
     a: Sequence[int], transa: bool, b: Sequence[int], transb: bool
 ) -> tuple[tuple[int, ...], Product]:
-    """Shape of the output, and the product as (batch, M, N, K)."""
+    """Return the shape of the output, and the product as (batch, M, N, K)."""
     a_rows, b_rows = math.prod(a[:-1]), math.prod(b[:-1])
     n, k = (a_rows, a[-1]) if transa else (a[-1], a_rows)
     m, k_of_b = (b[-1], b_rows) if transb else (b_rows, b[-1])
@@ -120,13 +124,15 @@ def _dtype_of(tensor: Any) -> torch.dtype:
 
 
 _SCALED_BY_BLOCKS = ("MXFP8Tensor", "NVFP4Tensor")
-"""How classes begin whose scales the tensor cores read."""
+"""Prefixes of the names of classes whose scales the tensor cores read."""
 _BLOCK_SCALES = {True: "_rowwise_scale_inv", False: "_columnwise_scale_inv"}
 
 
 def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
-    """Whether the output is cast by a kernel of its own: all but 8-bit products of tensors that
-    were scaled as a whole, with delayed scaling."""
+    """Return whether a kernel of its own casts the output.
+
+    With delayed scaling, a product of 8-bit tensors that have a single scale casts it itself.
+    """
     if quantizer is None:
         return False
     whole = hasattr(a, "_scale_inv") or hasattr(b, "_scale_inv")
@@ -134,7 +140,7 @@ def _casts_afterwards(a: Any, b: Any, quantizer: Any) -> bool:
 
 
 def _swizzled(tensor: Any, *, rowwise: bool) -> list[Tensor]:
-    """Scales of blocks in the order that the tensor cores take them, for as long as they work."""
+    """Return block scales in the tensor cores' order, for as long as the product runs."""
     if not type(tensor).__name__.startswith(_SCALED_BY_BLOCKS):
         return []
     if getattr(tensor, "_with_gemm_swizzled_scales", False):
@@ -150,7 +156,7 @@ def _in_order_of_products(scales: Tensor) -> Tensor:
 
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Scales of ``tensor`` in the order that the tensor cores take them, from now on."""
+    """Replace the scales of ``tensor`` by the same in the tensor cores' order."""
     if not type(tensor).__name__.startswith(_SCALED_BY_BLOCKS):
         return
     if tensor._with_gemm_swizzled_scales:
@@ -164,9 +170,11 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
 def multi_tensor_swizzle_scales_for_gemm_(
     tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool
 ) -> None:
-    """The same for the row-wise or the column-wise scales of many, which then share one buffer.
-    The caller marks them."""
-    del columnwise_usage  # the other one
+    """Reorder the row-wise or the column-wise scales of many tensors, which then share one buffer.
+
+    The caller marks the tensors as reordered.
+    """
+    del columnwise_usage  # the opposite of ``rowwise_usage``
     name = _BLOCK_SCALES[rowwise_usage]
     given = _unswizzled(tensors, name)
     for tensor, scales in zip(given, _together(given, name), strict=True):
@@ -174,8 +182,10 @@ def multi_tensor_swizzle_scales_for_gemm_(
 
 
 def swizzled_together(tensors: Sequence[Any], *, rowwise: bool) -> list[Tensor]:
-    """Scales of those of ``tensors`` that have them in another order, in the one that the tensor
-    cores take them: views of one buffer."""
+    """Return the scales of ``tensors`` that are not yet in the tensor cores' order, reordered.
+
+    They are views of one buffer.
+    """
     name = _BLOCK_SCALES[rowwise]
     return _together(_unswizzled(tensors, name), name)
 
@@ -218,10 +228,10 @@ def te_general_grouped_gemm(
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Sequence[Tensor]:
-    """A product an expert; ``bias`` takes its gradients.
+    """Run one product for each expert; ``bias`` takes its gradients.
 
-    They are started on a few streams, and cost as much as one after another (SimuMax's rows of a
-    B200: prismscale validate kernels).
+    The products are started on a few streams, but cost as much as one after another (SimuMax's rows
+    of a B200: prismscale validate kernels).
     """
     found = [
         product_of(shape_of(one), transa, shape_of(other), transb)

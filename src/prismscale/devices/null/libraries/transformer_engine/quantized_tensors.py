@@ -1,8 +1,8 @@
-"""Quantized tensors as the extension makes them: which buffers they have, and of which shapes.
+"""Quantized tensors as the extension makes them: their buffers, and the buffers' shapes.
 
 The classes are the library's own; the extension only allocates their buffers. On GPUs whose tensor
-cores multiply 8-bit floats in one layout alone (Hopper), what is used column by column is a
-transposed copy; so it is of 4-bit floats anywhere. Source: pytorch/csrc/quantizer.cpp of
+cores multiply 8-bit floats in one layout only (Hopper), the buffer that is used column by column is
+a transposed copy. For 4-bit floats it is one on every GPU. Source: pytorch/csrc/quantizer.cpp of
 Transformer Engine 2.11 to 2.18.
 """
 
@@ -25,7 +25,7 @@ _TENSORS = "transformer_engine.pytorch.tensor."
 _BLOCK = 128
 _MX_BLOCK = 32
 _FP4_BLOCK, _FP4_ROWS = 16, 64
-"""Numbers with one scale; rows of which a kernel that rotates them takes a multiple."""
+"""Numbers that share one scale; a kernel that rotates takes a multiple of this many rows."""
 _BUFFERS = (
     "_data",
     "_transpose",
@@ -36,7 +36,7 @@ _BUFFERS = (
     "_amax_rowwise",
     "_amax_columnwise",
 )
-"""Attributes of quantized tensors; those of a whole tensor's scale have the first two."""
+"""Buffer attributes of quantized tensors; tensors with a single scale have the first two."""
 _GEMM_READY = Float8BlockScaleTensorFormat["GEMM_READY"]
 DELAYED, CURRENT = "Float8Quantizer", "Float8CurrentScalingQuantizer"
 BLOCKWISE, MXFP8 = "Float8BlockQuantizer", "MXFP8Quantizer"
@@ -44,10 +44,10 @@ NVFP4 = "NVFP4Quantizer"
 
 
 def recipe_of(quantizer: Any) -> str:
-    """Name of the quantizer's class; empty for None.
+    """Return the name of the quantizer's class; empty for None.
 
     Raises:
-        NotImplementedError: this stand-in does not know its tensors.
+        NotImplementedError: this stand-in does not know the quantizer's tensors.
     """
     if quantizer is None:
         return ""
@@ -62,19 +62,19 @@ def recipe_of(quantizer: Any) -> str:
 
 
 def is_quantized(tensor: Any) -> bool:
-    """Whether ``tensor`` is one of the library's quantized ones."""
+    """Return whether ``tensor`` is one of the library's quantized tensors."""
     return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
 
 
 def bits_of(tensor: Any) -> int:
-    """Of the floats that the tensor cores multiply."""
+    """Return the bits of the floats that the tensor cores multiply."""
     if hasattr(tensor, "_fp4_dtype"):
         return 4
     return 8 if is_quantized(tensor) else 16
 
 
 def bits_of_quantizer(quantizer: Any) -> int:
-    """Of what ``quantizer`` makes; of None what is not quantized."""
+    """Return the bits of the floats that ``quantizer`` makes; 16 for None."""
     recipe = recipe_of(quantizer)
     if recipe == NVFP4:
         return 4
@@ -82,7 +82,7 @@ def bits_of_quantizer(quantizer: Any) -> int:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """Sizes of a plain tensor, or of a quantized one as its buffers have them."""
+    """Return the shape of a plain tensor, or that of a quantized one from its buffers."""
     if isinstance(tensor, Tensor):
         return tuple(tensor.shape)
     if hasattr(tensor, "_fp4_dtype"):
@@ -93,7 +93,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     columns = tensor._transpose if hasattr(tensor, "_transpose") else tensor._columnwise_data
     is_transposed = hasattr(tensor, "_transpose") or (
         hasattr(tensor, "_is_2D_scaled")
-        # Only up to 2.11 blocks have a compact form, too.
+        # Up to 2.11, tensors scaled by blocks can also be compact.
         and getattr(tensor, "_data_format", _GEMM_READY) == _GEMM_READY
     )
     shape = tuple(columns.shape)
@@ -109,18 +109,18 @@ def _shape_of_fp4(tensor: Any) -> tuple[int, ...]:
 
 
 def empty_as(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """What ``at::empty`` gives on the current device."""
+    """Return what ``at::empty`` gives on the current device."""
     return torch.empty(tuple(shape), dtype=dtype, device="cuda")
 
 
 def multiplies_any_layout() -> bool:
-    """Whether 8-bit products take operands in every layout: from Blackwell on."""
+    """Return whether 8-bit products take operands in every layout: since Blackwell, except 12.x."""
     major, minor = torch.cuda.get_device_capability()
     return 100 <= 10 * major + minor < 120 or 10 * major + minor >= 130
 
 
 def buffers(tensor: Any) -> list[Tensor]:
-    """All that a tensor holds in memory, scales included."""
+    """Return all buffers of a tensor, including scales."""
     if not is_quantized(tensor):
         return [tensor]
     found = (getattr(tensor, name, None) for name in (*_BUFFERS, "_scale_inv"))
@@ -128,7 +128,7 @@ def buffers(tensor: Any) -> list[Tensor]:
 
 
 def operand(tensor: Any, *, rowwise: bool) -> list[Tensor]:
-    """The buffers of ``tensor`` that a product reads: along its rows, or along its columns."""
+    """Return the buffers of ``tensor`` that a product reads along its rows, or its columns."""
     if not is_quantized(tensor):
         return [tensor]
     if hasattr(tensor, "_scale_inv"):
@@ -140,7 +140,7 @@ def operand(tensor: Any, *, rowwise: bool) -> list[Tensor]:
 
 
 def create(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """An empty tensor as ``quantizer`` wants it; a plain one where that is None."""
+    """Return an empty tensor as ``quantizer`` wants it; a plain one if that is None."""
     recipe, shape = recipe_of(quantizer), tuple(shape)
     if not recipe:
         return empty_as(shape, dtype)
@@ -212,7 +212,7 @@ def _fp4(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype, content: An
 
 
 def rotates_in_one_kernel(quantizer: Any, shape: Sequence[int]) -> bool:
-    """Whether NVFP4's random rotation of columns is a part of the cast, on the GPU at hand."""
+    """Return whether NVFP4's random rotation of columns is part of the cast on the GPU at hand."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     return bool(
         quantizer.with_rht
@@ -240,7 +240,7 @@ def _block_buffers(
 def scales_of(
     quantizer: Any, rows: int, columns: int, *, columnwise: bool, compact: bool = False
 ) -> tuple[tuple[int, int], torch.dtype]:
-    """Sizes and type of the scales by blocks of a matrix."""
+    """Return the shape and element type of the block scales of a matrix."""
     recipe = recipe_of(quantizer)
     if recipe == MXFP8:
         return mx_scales(rows, columns, columnwise=columnwise), torch.uint8
@@ -253,26 +253,35 @@ def scales_of(
 
 
 def _is_compact(quantizer: Any) -> bool:
-    """To be gathered by other ranks before it is multiplied."""
+    """Return whether other ranks gather the tensor before they multiply it."""
     return bool(getattr(quantizer, "all_gather_usage", False))
 
 
 def mx_scales(rows: int, columns: int, *, columnwise: bool) -> tuple[int, int]:
-    """Scales of MXFP8, one byte for 32 elements, padded to tiles of 128 × 4 or 4 × 128."""
+    """Return the shape of MXFP8's scales, one byte for 32 elements.
+
+    They are padded to tiles of 128 × 4, or of 4 × 128 if ``columnwise``.
+    """
     if columnwise:
         return _up(rows // _MX_BLOCK, 4), _up(columns, 128)
     return _up(rows, 128), _up(columns // _MX_BLOCK, 4)
 
 
 def fp4_scales(across: int, along: int) -> tuple[int, int]:
-    """Scales of NVFP4, one byte for 16 numbers ``along``, padded to tiles of 128 × 4."""
+    """Return the shape of NVFP4's scales, one byte for 16 numbers ``along``.
+
+    They are padded to tiles of 128 × 4.
+    """
     return _up(across, 128), _up(along // _FP4_BLOCK, 4)
 
 
 def block_scales(
     rows: int, columns: int, *, columnwise: bool, dims: int, compact: bool
 ) -> tuple[int, int]:
-    """Scales of blocks of 128 (``dims`` 1) or 128 × 128 (2) elements, one float32 each."""
+    """Return the shape of the scales of blocks, one float32 for each block.
+
+    A block has 128 (``dims`` 1) or 128 × 128 (``dims`` 2) elements.
+    """
     along_rows, along_columns = -(-rows // _BLOCK), -(-columns // _BLOCK)
     if dims == 2:
         first, last = (along_columns, along_rows) if columnwise else (along_rows, along_columns)
@@ -309,13 +318,13 @@ def _instance(
 
 
 def _made(tensor_class: Any, content: dict[str, Any]) -> Any:
-    """An instance; which of ``content`` its class takes differs from version to version."""
+    """Return an instance; the part of ``content`` that its class takes depends on the version."""
     return tensor_class(**{key: content[key] for key in content.keys() & _parameters(tensor_class)})
 
 
 @cache
 def _parameters(tensor_class: Any) -> frozenset[str]:
-    """Names of arguments of a class, which takes others for its base classes as it finds them."""
+    """Return the names of arguments that a class takes, including those of its base classes."""
     makers = (getattr(base, "__new__", None) for base in tensor_class.__mro__)
     found: set[str] = set()
     for maker in makers:
@@ -325,7 +334,7 @@ def _parameters(tensor_class: Any) -> frozenset[str]:
 
 
 def update(quantizer: Any, tensor: Any) -> None:
-    """Give an existing tensor the buffers that ``quantizer`` wants now, and take the others."""
+    """Give an existing tensor the buffers that ``quantizer`` wants now, and remove the others."""
     wanted = create(quantizer, shape_of(tensor), torch.float32)
     for name in _BUFFERS:
         new = getattr(wanted, name, None)

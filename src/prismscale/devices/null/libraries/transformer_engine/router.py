@@ -1,7 +1,7 @@
-"""The router's kernels. Most of their arguments are given by name, and differ from version to
-version.
+"""Kernels of the router.
 
-Source: pytorch/csrc/extensions/router.cpp of Transformer Engine 2.6 to 2.18.
+Most of their arguments are given by name, and differ from version to version. Source:
+pytorch/csrc/extensions/router.cpp of Transformer Engine 2.6 to 2.18.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def fused_topk_with_score_function_fwd(
     topk_indices: Any = None,
     **__: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, map of routes, and what the backward pass needs; the map is a byte or a bit
-    an expert, or the indices that are to be filled."""
+    """Return probabilities, routing map, and what the backward pass needs.
+
+    The map has a byte or a bit for each expert, or it is ``topk_indices``, which the kernel fills.
+    """
     probs = empty_as(logits.shape, logits.dtype)
     routes = _routes(logits, routing_map_format) if topk_indices is None else topk_indices
     kept = empty_as(logits.shape, _kept_dtype(logits))
@@ -41,7 +43,7 @@ def fused_topk_with_score_function_fwd(
 def fused_score_for_moe_aux_loss_fwd(
     logits: Tensor, topk: int, *_: Any, routing_map_format: int = 0, **__: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, map of routes, and what the backward pass needs."""
+    """Return scores, routing map, and what the backward pass needs."""
     dtype = _kept_dtype(logits)
     scores, kept = empty_as(logits.shape, dtype), empty_as(logits.shape, dtype)
     routes = _routes(logits, routing_map_format)
@@ -62,15 +64,18 @@ def _routes(logits: Tensor, routing_map_format: int) -> Tensor:
 
 
 def _mark(routes: Tensor, topk: int) -> None:
-    """Let counts over a map of bytes know how many experts each token has."""
+    """Record the share of experts that each token has, which counts over a map of bytes use."""
     if routes.dtype == torch.bool:
         ops: Any = torch.ops.prismscale_null
         ops.set_share(routes, topk / routes.shape[-1])
 
 
 def fused_topk_with_score_function_bwd(*arguments: Any, **named: Any) -> Tensor:
-    """Gradient of the logits, into ``grad_logits`` from 2.13 on. By position, numbers stand before
-    the tensors up to 2.16, and after them in every version."""
+    """Return the gradient of the logits, in ``grad_logits`` from 2.13 on.
+
+    Among positional arguments, numbers stand before the tensors up to 2.16, and after them in every
+    version.
+    """
     tensors = (given for given in arguments if isinstance(given, Tensor))
     given = dict(zip(_BACKWARD_TENSORS, tensors, strict=False)) | named
     return _gradient(
@@ -102,7 +107,7 @@ def _gradient(name: str, reads: list[Tensor], grad_logits: Tensor | None) -> Ten
 def fused_moe_aux_loss_fwd(
     probs: Tensor, tokens_per_expert: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and constants for its gradient."""
+    """Return the loss, and constants for its gradient."""
     loss = empty_as((), probs.dtype)
     constants = empty_as((2,) if is_since(2, 16) else (), torch.float32)
     launch(
@@ -114,7 +119,7 @@ def fused_moe_aux_loss_fwd(
     return loss, constants
 
 
-# The library's own name of the argument.
+# ``Const_buf`` is the library's own name of the argument.
 def fused_moe_aux_loss_bwd(
     Const_buf: Tensor,
     tokens_per_expert: Tensor,
@@ -122,7 +127,7 @@ def fused_moe_aux_loss_bwd(
     num_cols: int,
     grad_aux_loss: Tensor,
 ) -> Tensor:
-    """Gradient of the probabilities."""
+    """Return the gradient of the probabilities."""
     out = empty_as((num_rows, num_cols), grad_aux_loss.dtype)
     reads = [Const_buf, tokens_per_expert, grad_aux_loss]
     launch(f"{_TE}fused_moe_aux_loss_bwd", memory("pointwise"), reads=reads, writes=[out])

@@ -1,9 +1,10 @@
 """User buffers: tensor-parallel communication while products run (``--tp-comm-overlap``).
 
-Members of a group write into each other's buffers over NVLink. Here a communication of their group
-stands for it, with the cost and the name of the group's NCCL communicator; the library's own takes
-its place on the cluster. Chunks of a product are launched as the library does, one after another,
-and take all multiprocessors: those that communication is given, up to 16, are not taken from them.
+Members of a group write into each other's buffers over NVLink. Here a collective of their process
+group represents this, with the cost and the name of the group's NCCL communicator; on the cluster
+the library's own communication takes its place. Chunks of a product are launched one after another,
+as in the library. They use all multiprocessors: those that the library gives to communication, up
+to 16, are not subtracted.
 
 Sources: common/comm_gemm_overlap/comm_gemm_overlap.cpp and
 pytorch/csrc/extensions/comm_gemm_overlap.cpp of Transformer Engine 2.9.
@@ -28,26 +29,29 @@ _all_gather = renamed(dist, "all_gather_single", "all_gather_into_tensor")
 _reduce_scatter = renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 
 Product = tuple[int, int, int, int]
-"""Batch, M (tokens), N (of the weight), K."""
+"""Extents of a product: batch, M (tokens), N (of the weight), K."""
 Run = Callable[[Product], None]
-"""Launches a part of a product."""
+"""Function that launches a part of a product."""
 
 
 class CommOverlapHelper:
-    """Knows the group whose members map each other's memory."""
+    """Holds the process group whose members map each other's memory."""
 
     def __init__(self, world_group: Any = None, intra_domain_group: Any = None) -> None:
-        """
+        """Choose the group.
+
         Args:
-            world_group: all ranks; it is taken where there is no other.
+            world_group: all ranks; it is used if there is no other group.
             intra_domain_group: ranks of one tensor-parallel group.
         """
         self.group = _nccl_group_of(intra_domain_group or world_group)
 
 
 def _nccl_group_of(group: Any) -> Any:
-    """The program's own NCCL group of the same ranks; those here are made for the start alone, and
-    may communicate between hosts."""
+    """Return the program's own NCCL group of the same ranks; ``group`` if there is none.
+
+    ``group`` is made only for initialization, and may communicate between hosts.
+    """
     ranks = dist.get_process_group_ranks(group)
     for known, (backend, _) in distributed_c10d._world.pg_map.items():
         if "nccl" in backend and dist.get_process_group_ranks(known) == ranks:
@@ -56,7 +60,7 @@ def _nccl_group_of(group: Any) -> Any:
 
 
 class CommOverlapCore:
-    """A buffer that all members of a group see, and how it is used."""
+    """A buffer that all members of a group see, and the communication through it."""
 
     is_p2p = False
 
@@ -71,14 +75,15 @@ class CommOverlapCore:
         use_cublasmp: bool = False,
         **tuning: Any,
     ) -> None:
-        """
+        """Allocate the buffer.
+
         Args:
             shape: rows and columns of the tensor that all members hold together.
-            dtype: of its elements; 8 bits where products are.
+            dtype: type of the tensor's elements; of 8 bits if the products are.
             tuning: streams, priorities and multiprocessors.
 
         Raises:
-            NotImplementedError: cuBLASMp is to communicate.
+            NotImplementedError: the call asks for communication by cuBLASMp.
         """
         if use_cublasmp:
             raise NotImplementedError(
@@ -92,29 +97,29 @@ class CommOverlapCore:
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
     def is_atomic_gemm(self) -> bool:
-        """Whether one product waits for the chunks of its input inside the kernel."""
+        """Return whether one product waits for the chunks of its input inside the kernel."""
         return self._atomic
 
     def with_cublasmp(self) -> bool:
-        """Whether cuBLASMp communicates (2.18 and newer)."""
+        """Return whether cuBLASMp communicates (2.18 and newer)."""
         return False
 
     def is_p2p_overlap(self) -> bool:
-        """Whether chunks go around a ring."""
+        """Return whether chunks go around a ring."""
         return self.is_p2p
 
     def is_fp8_ubuf(self) -> bool:
-        """Whether elements have 8 bits."""
+        """Return whether elements have 8 bits."""
         return self._whole.element_size() == 1
 
     def set_buffer_params(self, quantizer: Any) -> None:
-        """The scale of 8-bit elements: a value, and there are none."""
+        """Do nothing: the scale of 8-bit elements is a value, and values do not exist here."""
 
     def copy_into_buffer(self, tensor: Tensor, local_chunk: bool = False) -> None:
-        """Copy into the whole buffer, or into this rank's chunk.
+        """Copy ``tensor`` into the whole buffer, or into this rank's chunk.
 
         Raises:
-            RuntimeError: elements or extents that do not fit.
+            RuntimeError: the size or the number of elements does not fit.
         """
         into = self._part(local_chunk)
         if tensor.element_size() != into.element_size() or tensor.numel() != into.numel():
@@ -128,10 +133,10 @@ class CommOverlapCore:
         )
 
     def get_buffer(self, local_chunk: bool = False, shape: Sequence[int] | None = None) -> Tensor:
-        """The whole buffer, or this rank's chunk.
+        """Return the whole buffer, or this rank's chunk.
 
         Raises:
-            RuntimeError: a ``shape`` of another size.
+            RuntimeError: ``shape`` has another number of elements.
         """
         part = self._part(local_chunk)
         if shape is not None and math.prod(shape) != part.numel():
@@ -142,7 +147,7 @@ class CommOverlapCore:
         return part.view(tuple(shape) if shape is not None else part.shape)
 
     def get_communication_stream(self) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Streams that send and receive."""
+        """Return the streams that send and receive."""
         if self._streams is None:
             self._streams = torch.cuda.Stream(), torch.cuda.Stream()
         return self._streams
@@ -156,12 +161,12 @@ class CommOverlapCore:
         *,
         bulk: bool,
     ) -> None:
-        """Run a product and the communication beside it; the current stream goes on after both.
+        """Run a product and a communication beside it; the current stream waits for both.
 
         Args:
             how: whether the product's input is gathered, or its output reduced.
-            extra_output: takes a copy of what was gathered, or what was reduced.
-            bulk: the two have nothing to do with each other.
+            extra_output: receives a copy of the gathered data, or the reduced data.
+            bulk: product and communication are independent of each other.
         """
         gathers = how == CommOverlapType.AG
         if bulk:
@@ -176,20 +181,20 @@ class CommOverlapCore:
             extra_output.copy_(self._whole.view(extra_output.shape))
 
     def gather(self) -> dist.Work:
-        """Begin to fill the whole buffer with the chunks of all members."""
+        """Begin to gather the chunks of all members into the whole buffer."""
         work = _all_gather(
             self._whole, self._part(local_chunk=True), group=self._group, async_op=True
         )
         return _begun(work)
 
     def _reduce(self, part: Tensor) -> dist.Work:
-        """Begin to reduce rows of the buffer; each member gets as many of them."""
+        """Begin to reduce rows of the buffer; each member gets an equal share of them."""
         flat = part.reshape(-1)
         mine = flat[: flat.numel() // self._size]
         return _begun(_reduce_scatter(mine, flat, group=self._group, async_op=True))
 
     def _gather_and_run(self, product: Product, run: Run) -> None:
-        """The last chunk of the input comes when all others are being worked on."""
+        """Gather the input while chunks of the product run; the last chunk waits for the gather."""
         work = self.gather()
         chunks = _split_tokens(product, self._size)
         for chunk in chunks[:-1]:
@@ -208,7 +213,7 @@ class CommOverlapCore:
 
 
 class CommOverlapBase(CommOverlapCore):
-    """Communication by one kernel: of the whole buffer, or of chunks of a product as they come."""
+    """Communication by one kernel, of the whole buffer or of each finished chunk of a product."""
 
     def __init__(
         self,
@@ -219,12 +224,12 @@ class CommOverlapBase(CommOverlapCore):
         num_splits: int = 3,
         **how: Any,
     ) -> None:
-        """``how``: see :class:`CommOverlapCore`."""
+        """Allocate the buffer; ``how`` is passed to :class:`CommOverlapCore`."""
         super().__init__(buffer_shape, buffer_dtype, helper, tp_size, **how)
         self._splits = num_splits
 
     def _run_and_reduce(self, product: Product, run: Run, output: Tensor | None) -> None:
-        """A chunk of the weight's columns after another."""
+        """Run one chunk of the weight's columns after another, and reduce each chunk's output."""
         batch, m, n, k = product
         pieces = self._whole.reshape(-1).chunk(self._splits)
         works = []
@@ -236,7 +241,7 @@ class CommOverlapBase(CommOverlapCore):
 
 
 class CommOverlapP2PBase(CommOverlapCore):
-    """Chunks that go around a ring of members."""
+    """Communication in chunks that go around a ring of members."""
 
     is_p2p = True
 
@@ -249,7 +254,7 @@ class CommOverlapP2PBase(CommOverlapCore):
         comm_type: CommOverlapType,
         **how: Any,
     ) -> None:
-        """``how``: see :class:`CommOverlapCore`."""
+        """Allocate the buffers; ``how`` is passed to :class:`CommOverlapCore`."""
         super().__init__(buffer_shape, buffer_dtype, helper, tp_size, **how)
         self._received: Tensor | None = None
         if comm_type == CommOverlapType.RS:
@@ -259,7 +264,7 @@ class CommOverlapP2PBase(CommOverlapCore):
             )
 
     def _run_and_reduce(self, product: Product, run: Run, output: Tensor | None) -> None:
-        """Each member's rows are sent to it when they are there, and summed up in the end."""
+        """Send each member's rows to it when they are computed, and sum them up in the end."""
         chunks = _split_tokens(product, self._size)
         works = []
         for chunk, rows in zip(chunks[:-1], self._whole.chunk(self._size), strict=False):
@@ -277,11 +282,11 @@ class CommOverlapP2PBase(CommOverlapCore):
 
 
 class CommOverlap(CommOverlapBase):
-    """As the Python code knows it."""
+    """:class:`CommOverlapBase` under the name that the library's Python code uses."""
 
 
 class CommOverlapP2P(CommOverlapP2PBase):
-    """As the Python code knows it."""
+    """:class:`CommOverlapP2PBase` under the name that the library's Python code uses."""
 
 
 def bulk_overlap_ag_with_external_gemm(
@@ -289,7 +294,7 @@ def bulk_overlap_ag_with_external_gemm(
     send_stream: torch.cuda.Stream,
     recv_stream: torch.cuda.Stream,
 ) -> None:
-    """Gather on the streams of a product that runs; what comes next on this stream waits for it."""
+    """Gather on the streams of a running product; later work on the current stream waits for it."""
     with torch.cuda.stream(send_stream):
         work = allgather_communicator.gather()
     work.wait()

@@ -1,4 +1,4 @@
-"""Which Transformer Engine's Python code is installed, and whether the stand-in knows it."""
+"""Version of Transformer Engine's installed Python code, and versions that the stand-in knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST, _LAST = (2, 2), (2, 20)
 
 @cache
 def installed() -> str:
-    """The version; empty where it is not installed, or cannot be told."""
+    """Return the version; empty if the package is not installed or its version cannot be found."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -20,17 +20,19 @@ def installed() -> str:
 
 
 def is_since(major: int, minor: int) -> bool:
-    """Whether the extension is that of ``major.minor`` or newer: the newest that is known, where
-    nothing is installed."""
+    """Return whether the extension is that of ``major.minor`` or newer.
+
+    If nothing is installed, it is that of the newest known version.
+    """
     return (_numbers(installed()) if installed() else _LAST) >= (major, minor)
 
 
 def check_version(given: str) -> None:
-    """Functions take other arguments in other versions.
+    """Check the version, because functions take other arguments in other versions.
 
     Raises:
-        NotImplementedError: the stand-in was not written for ``given``. Not an ImportError, which
-            programs take as leave to go on with other layers.
+        NotImplementedError: the stand-in was not written for ``given``. It is not an ImportError,
+            because after an ImportError programs go on with other layers.
     """
     if not _FIRST <= _numbers(given) <= _LAST:
         raise NotImplementedError(
