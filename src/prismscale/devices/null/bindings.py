@@ -21,7 +21,7 @@ import numpy as np
 
 
 class SettingsRow(ctypes.Structure):
-    """Device and allocator settings; 0 in ``max_split_bytes`` means unlimited."""
+    """Device and allocator settings; ``max_split_bytes`` 0 means unlimited."""
 
     _fields_ = (
         ("devices", c_int64),
@@ -209,9 +209,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 
 def load(path: Path) -> ctypes.PyDLL:
-    """The extension with its functions declared.
+    """Load the extension and declare its functions.
 
-    PyDLL keeps the GIL: every function is shorter than releasing and taking it would be.
+    PyDLL keeps the GIL: every function takes less time than releasing and taking it would.
     """
     library = ctypes.PyDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():

@@ -1,10 +1,10 @@
-"""Compile the null device's C++ extension once and keep it in the user's cache.
+"""Compiles the null device's C++ extension once and keeps it in the user's cache.
 
-The shared object is keyed by torch's version and libraries and by a hash of sources, flags and
-torch's list of operators: an upgrade of one compiles anew, environments with the same torch share
-one object. Builds run in a directory of their own and are moved into place by one atomic rename; a
-lock makes processes that start together wait for one build. An object that was compiled when
-prismscale was installed (``setup.py``) lies in the package and is taken from there.
+The key of the shared object is torch's version and a hash of torch's library size, the sources, the
+flags and torch's list of operators. If one of them changes, it is compiled again; environments with
+the same torch share one object. A build runs in a directory of its own and is moved into place by
+one atomic rename. A lock makes processes that start together wait for one build. If the object was
+compiled when prismscale was installed (``setup.py``), it is in the package and is taken from there.
 
 Nothing here imports torch, so the command itself can compile before it starts a rank.
 """
@@ -31,20 +31,20 @@ from prismscale.files import user_cache
 from prismscale.torch_versions import installed_torch
 
 INSTALLED = Path(__file__).with_name("built")
-"""Folder with what was compiled at install."""
+"""Folder with the objects that were compiled at installation."""
 _SOURCES = Path(__file__).with_name("csrc")
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG")
 _LIBRARIES = ("c10", "torch_cpu", "torch")
 _NAME = "libprismscale_null.so"
 _MOST_UNITS = 4
-"""More would read the headers more often than they save time."""
+"""Most compilation units: with more, reading the headers again costs more time than it saves."""
 
 
 def build_extension() -> Path:
-    """Path of the compiled extension, compiling it into the cache first where there is none.
+    """Return the path of the compiled extension, which is compiled into the cache if needed.
 
-    Raises UsageError without torch, without a C++ compiler or when the compiler fails, StorageError
-    when the cache directory cannot be written.
+    Raises UsageError without torch, without a C++ compiler or if the compiler fails, StorageError
+    if the cache directory cannot be written.
     """
     library = extension_path()
     target = library.parent
@@ -74,24 +74,24 @@ def build_for_package(folder: Path) -> None:
 
 
 def extension_path() -> Path:
-    """Where the extension for this torch lies, or will lie once it is compiled."""
+    """Return where the extension for this torch is, or will be once it is compiled."""
     key = _cache_key(_torch_directory())
     installed = INSTALLED / key / _NAME
     return installed if installed.exists() else cache_directory() / key / _NAME
 
 
 def is_built() -> bool:
-    """Whether the extension for this torch is there, so that nobody waits for a compiler."""
+    """Return whether the extension for this torch is compiled already."""
     return extension_path().exists()
 
 
 def cache_directory() -> Path:
-    """Where what is compiled lies in the user's cache."""
+    """Return the folder for compiled objects in the user's cache."""
     return user_cache() / "null-device"
 
 
 def cuda_operators(native_functions: str) -> list[str]:
-    """Names (``add.Tensor``) of the aten operators for which CUDA builds of torch have a kernel.
+    """Return the aten operators (``add.Tensor``) for which CUDA builds of torch have a kernel.
 
     ``native_functions`` is the text of ``native_functions.yaml``, which torch ships in torchgen. An
     operator counts when its dispatch table names CUDA, when torchgen writes its loop for both
@@ -112,13 +112,13 @@ def cuda_operators(native_functions: str) -> list[str]:
 
 
 def _has_cuda_row(line: str) -> bool:
-    """A row of a dispatch table: ``    CPU, CUDA: kernel``."""
+    """Return whether a line is a row of a dispatch table with CUDA: ``    CPU, CUDA: kernel``."""
     match = re.match(r"    ([\w, ]+): \w+", line)
     return match is not None and "CUDA" in re.split(r",\s*", match.group(1))
 
 
 def has_torch() -> bool:
-    """Whether there is a torch to compile for."""
+    """Return whether torch is installed, for which the extension could be compiled."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -130,12 +130,12 @@ def _torch_directory() -> Path:
 
 
 def _listing(torch_dir: Path) -> Path:
-    """torch's list of its operators."""
+    """Return the path of torch's list of operators."""
     return torch_dir.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
 
 
 def _cache_key(torch_dir: Path) -> str:
-    # Of what the object is made with, and nothing else: environments with the same torch share it.
+    # The key has only what the object is made of: environments with the same torch share it.
     digest = hashlib.sha256()
     digest.update(" ".join(_FLAGS).encode())
     # Two builds of one version have libraries of different sizes.
@@ -154,7 +154,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: ``$CXX``, or the first one on the path; None where there is none."""
+    """Return the C++ compiler: ``$CXX``, or the first one on the PATH; None if there is none."""
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
     return next((name for name in names if name and shutil.which(name)), None)
 
@@ -191,7 +191,7 @@ def _build_into(target: Path, torch_dir: Path) -> None:
                 "-shared",
                 *map(str, objects),
                 f"-L{torch_dir / 'lib'}",
-                *libraries,  # no path to them: torch has loaded them before
+                *libraries,  # without a run path: torch has loaded them before
                 "-o",
                 str(work / _NAME),
             ]
@@ -204,10 +204,10 @@ def _build_into(target: Path, torch_dir: Path) -> None:
 
 
 def _write_units(work: Path, count: int) -> list[Path]:
-    """Files that include all sources between them, each about as much as the others.
+    """Write units that together include all sources, with about equal shares.
 
-    Reading torch's headers takes most of the time, and each unit reads them once: 23 s of processor
-    time in one unit, 90 in one for each source.
+    Reading torch's headers takes most of the time, and each unit reads them once. One unit for all
+    sources takes 23 s of processor time, one unit for each source takes 90 s.
     """
     shares: list[list[Path]] = [[] for _ in range(count)]
     sizes = [0] * count

@@ -1,8 +1,8 @@
-"""A program's computation on the null device: a host lane, and a lane for each stream.
+"""Spans of a program's computation on the null device: a host lane, and a lane for each stream.
 
-The extension condenses what it sees (``csrc/spans.h``): the program's streams, events and waits for
-the device, whoever asks for them, autograd's C++ included. Here its nodes come into the same stream
-as the recorder's communications, and the two count positions together.
+The extension sees every launch, event and wait for the device, also those that autograd's C++ code
+makes, and condenses them to nodes (``csrc/spans.h``). This module appends these nodes to the same
+node stream as the recorder's communications. Both share one count of positions.
 """
 
 from __future__ import annotations
@@ -20,29 +20,34 @@ from prismscale.emulation.hook import Captures
 from prismscale.graph.trace import HOST
 
 LAUNCH = "host"
-"""Suffix of what waits for the host: a launch path's share beyond the work is launch-bound time."""
+"""Suffix of the label of launch paths and host work. The time by which a launch path exceeds the
+work of its stream is launch-bound."""
 NOT_HELD = "optimizer"
-"""Label of the phase in which full launch queues do not hold the host: see ``csrc/spans.h``."""
+"""Label of the phase in which full launch queues do not block the host: see ``csrc/spans.h``."""
 _WIDEST = 64
+"""Most predecessors that are read for one communication."""
 
 
 class NullLane:
-    """Where the current stream, and the host with it, are."""
+    """The current stream and the host, at a cut between two spans."""
 
     def __init__(self, spans: NullSpans) -> None:
         self._spans = spans
 
     def issues(self, by_host: bool) -> tuple[int, ...]:
-        """The host's frontier, and the current stream's unless the device has no part in it."""
+        """Return the host's frontier and, without ``by_host``, also the current stream's."""
         return self._spans.issue(by_host)
 
     def joins(self, nodes: Sequence[int], by_host: bool) -> None:
-        """The current stream, or with ``by_host`` the host, goes on after ``nodes``."""
+        """Make the current stream, or with ``by_host`` the host, wait for ``nodes``."""
         self._spans.join(nodes, by_host)
 
 
 class NullSpans:
-    """Writes what the extension condensed to a node stream, before anything else is written."""
+    """Writer of the extension's condensed nodes into a node stream.
+
+    It writes all nodes that the extension has closed before the recorder appends a communication.
+    """
 
     def __init__(self, library: ctypes.PyDLL, stream: SpanSink, label: str) -> None:
         self._library = library
@@ -50,14 +55,14 @@ class NullSpans:
         self._lane = NullLane(self)
         self._written = 0
         self._latest: dict[int, int] = {}
-        """Latest batch of each lane of communications."""
+        """Position of the latest batch of communications on each lane."""
         self._lanes = [stream.lanes.id(HOST)]
         library.ps_spans_begin()
         self.label = label
 
     @property
     def label(self) -> str:
-        """What spans are called from now on."""
+        """Label of all later spans. Setting it ends the open span of every lane."""
         return self._label
 
     @label.setter
@@ -72,7 +77,7 @@ class NullSpans:
 
     @contextmanager
     def paused(self, name: str | None = None, ended: Mark = None) -> Iterator[NullLane]:
-        """What this thread does meanwhile costs nothing; ``ended`` is of no use here."""
+        """Count no cost for what this thread does within the block; ``ended`` is not used."""
         self._library.ps_without_cost(1)
         try:
             yield self._lane
@@ -81,12 +86,12 @@ class NullSpans:
             self._library.ps_without_cost(0)
 
     def n_nodes(self) -> int:
-        """Nodes of the stream so far, with those that the extension has closed by now."""
+        """Return the number of nodes of the stream, with all that the extension has closed."""
         self._drain()
         return len(self._stream.nodes)
 
     def issue(self, by_host: bool) -> tuple[int, ...]:
-        """Cut; the predecessors of what the caller appends next."""
+        """Cut the host, and without ``by_host`` the current stream; see :meth:`NullLane.issues`."""
         device, stream = self._current()
         preds = (ctypes.c_int32 * _WIDEST)()
         count = self._library.ps_spans_issued(device, stream, by_host, preds, _WIDEST)
@@ -94,17 +99,17 @@ class NullSpans:
         return tuple(preds[:count])
 
     def join(self, nodes: Sequence[int], by_host: bool) -> None:
-        """The current stream or the host waits for ``nodes``."""
+        """Make the current stream, or with ``by_host`` the host, wait for ``nodes``."""
         self._tell_positions()
         device, stream = self._current()
         array = (ctypes.c_int32 * len(nodes))(*nodes)
         self._library.ps_spans_joined(device, stream, array, len(nodes), by_host)
 
     def switch(self, before: str, after: str) -> None:
-        """The extension sees by itself where work goes."""
+        """Do nothing: the extension itself sees to which stream work goes."""
 
     def restart(self) -> None:
-        """Only ops take time here, and what ran since was none of them."""
+        """Do nothing: only ops take time here, and what ran since the span began was no op."""
 
     def close(self) -> None:
         """Close the spans of all lanes."""
@@ -116,13 +121,13 @@ class NullSpans:
         return device, self._library.ps_current_stream(device)
 
     def _tell_positions(self) -> None:
-        """Count the batch of communications that was appended since the extension's last node."""
+        """Tell the extension of the batch of communications appended since its own last node."""
         first, stop = self._written, len(self._stream.nodes)
         if first == stop:
             return
         node = self._stream.nodes[first]
         before = self._latest.get(node.lane, -1)
-        # gloo runs batches of one lane side by side: they follow nobody.
+        # gloo runs batches of one lane side by side, so they do not follow the lane's last batch.
         in_order = before < 0 or before in node.preds
         self._latest[node.lane] = first
         preds = (ctypes.c_int32 * len(node.preds))(*node.preds)

@@ -1,9 +1,9 @@
-"""Everything in ``torch.cuda`` that would reach for libcuda, replaced in this process.
+"""Replacements, in this process, of everything in ``torch.cuda`` that would call libcuda.
 
-A CPU-only torch carries the Python side of ``torch.cuda`` complete; what it lacks are the C
-functions below it (``torch._C._cuda_*``). Those are supplied here, so that the Python side runs as
-it is. Only where it captured a dummy at import is an attribute of ``torch.cuda`` itself replaced.
-Each replacement is one row of a table with its reason.
+A CPU-only torch contains the Python side of ``torch.cuda`` in full, but not the C functions that it
+calls (``torch._C._cuda_*``). They are supplied here, so that the Python side runs unchanged. An
+attribute of ``torch.cuda`` itself is replaced only if it was bound to a dummy at import. Each such
+replacement is one row of a table, with its reason.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from prismscale.devices.null.memory.memory_history import MemoryHistory
 from prismscale.devices.null.memory.program_history import ProgramHistory
 from prismscale.emulation.process_group import EmulatedProcessGroup
 
-# What torch 2.13 wheels for GPUs are built with; programs compare it with minimum versions.
+# The version that GPU wheels of torch 2.13 are built with. Programs compare it with minimums.
 CUDA_VERSION = "13.0"
 _NCCL_VERSION = (2, 28, 9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` returns."""
+    """Properties of the GPU, as ``torch.cuda.get_device_properties`` returns them."""
 
     name: str
     major: int
@@ -85,15 +85,17 @@ class Cudart:
 
 
 class _Nvtx:
-    """Ranges and marks of a profiler that is not there."""
+    """Stub of NVTX: ranges and marks have no effect without a profiler."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *_: 0
 
 
 def install(library: ctypes.PyDLL, spec: NullDeviceSpec, history: MemoryHistory) -> None:
-    """Make ``torch.cuda`` complete for ``spec`` on top of the loaded extension; ``history`` is that
-    of its memory."""
+    """Complete ``torch.cuda`` for ``spec`` on top of the loaded extension.
+
+    ``history`` is the history of the device's memory.
+    """
     recorded = ProgramHistory(library, history, spec.devices_per_node)
     settings = ProgramSettings(library, spec)
     supplied = (
@@ -115,11 +117,11 @@ def install(library: ctypes.PyDLL, spec: NullDeviceSpec, history: MemoryHistory)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """A C function whose effect has no counterpart on the null device."""
+    """Do nothing, in place of a C function whose effect has no counterpart on the null device."""
 
 
 def _plain(function: Callable[..., int]) -> Callable[..., int]:
-    """A Python function around a ctypes one, which dynamo's tables could not hash."""
+    """Wrap a ctypes function, which dynamo's tables cannot hash, in a Python function."""
     return lambda *arguments: function(*arguments)
 
 
@@ -132,7 +134,7 @@ def _device_functions(
                 f"CUDA error: invalid device ordinal {index}; the null node has "
                 f"{spec.devices_per_node} devices"
             )
-        torch.cuda._lazy_init()  # as torch's own C function: DTensor asks is_initialized()
+        torch.cuda._lazy_init()  # like torch's C function; DTensor asks is_initialized()
         library.ps_set_device(index)
 
     def exchange(index: int) -> int:
@@ -141,14 +143,14 @@ def _device_functions(
             set_device(index)
         return previous
 
-    ops: Any = torch.ops.prismscale_null  # it may raise, which a C function must not
+    ops: Any = torch.ops.prismscale_null  # an op may raise, a ctypes function must not
     return {
         "_cuda_getDeviceCount": lambda: spec.devices_per_node,
         "_cuda_init": settings.apply,
         "_cuda_getDevice": _plain(library.ps_current_device),
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": lambda index: exchange(index),  # dynamo tells them apart
+        "_cuda_maybeExchangeDevice": lambda index: exchange(index),  # dynamo distinguishes the two
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_canDeviceAccessPeer": lambda device, peer: True,
         "_cuda_synchronize": lambda: ops.synchronize(library.ps_current_device()),
@@ -267,7 +269,10 @@ def _replace_attributes(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
 
 
 def _keep_objects_on_the_host() -> None:
-    """Object collectives pickle into CUDA tensors on an NCCL group; those would have no bytes."""
+    """Make object collectives use CPU tensors, also on NCCL groups.
+
+    They pickle objects into tensors, and CUDA tensors have no bytes here.
+    """
     EmulatedProcessGroup.objects_on_host = True
     setattr(distributed_c10d, "_get_object_coll_device", lambda group=None: "cpu")  # noqa: B010
     for name in ("broadcast_object_list", "send_object_list", "recv_object_list"):
@@ -289,7 +294,7 @@ def _without_device(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_storage(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
-    """As ``deepcopy``, ``torch.save`` and ``torch.load`` make storages."""
+    """Create a storage, as ``deepcopy``, ``torch.save`` and ``torch.load`` do."""
     if device is None or torch.device(device).type != "cuda":
         base: Any = torch._C.StorageBase
         return base.__new__(cls, *arguments, device=device, **named)

@@ -1,8 +1,8 @@
 """``cuda.bindings``, CUDA's own Python interface: which GPU is current, and its UUID.
 
-Programs ask it where a GPU is in the node, to stay on the processor beside it. The package itself
-is the program's; of its functions those that need a driver to answer are replaced here. What is
-not here answers as without a GPU, by its error code.
+Programs ask it where a GPU is in the node, to run on the CPU socket next to it. The package itself
+is the program's. The functions that these programs call and that need a driver are replaced here.
+All others return their error code, as without a GPU.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.gpus import NullDeviceSpec
 
 NODE = uuid.UUID("6e756c6c-6465-7669-6365-000000000000")
-"""UUID of a node's first GPU; the others count on."""
+"""UUID of a node's first GPU. GPU ``i`` of the node has this number plus ``i``."""
 
 
 def uuid_of(index: int) -> uuid.UUID:
-    """UUID of the GPU ``index`` of the node."""
+    """Return the UUID of the GPU ``index`` of the node."""
     return uuid.UUID(int=NODE.int + index)
 
 
 def index_of(text: str) -> int:
-    """Which GPU has the UUID ``text``, with or without ``GPU-`` before it.
+    """Return the index of the GPU with the UUID ``text``, with or without the prefix ``GPU-``.
 
     Raises:
         ValueError: ``text`` is no UUID.
@@ -35,7 +35,7 @@ def index_of(text: str) -> int:
 
 
 def install(spec: NullDeviceSpec) -> None:
-    """Answer for the null node, whether the package is imported yet or not."""
+    """Make the package answer for the null node, now or when the program imports it."""
 
     def serve_runtime(runtime: Any) -> None:
         done = runtime.cudaError_t.cudaSuccess

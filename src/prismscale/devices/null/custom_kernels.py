@@ -1,15 +1,17 @@
-"""Kernels that the program brings along: Triton's and single CUDA kernels run as ops, extensions
-with CUDA sources are refused by name.
+"""The program's own kernels: Triton kernels and single CUDA kernels run as ops.
 
-A Triton kernel writes into tensors that the program made, so its shapes are known without a rule.
-Every launch becomes one op ``triton::<name>`` over the tensors it was given. Kernels of known
-libraries have rules of cost (:mod:`prismscale.devices.null.libraries.triton_kernels`); the source
-of others says what they multiply and move (:mod:`prismscale.devices.null.triton_source`). Where it
-does not, the values of all tensors are forgotten, and the time is that of the bytes they hold,
-unless a table of measured kernels has it. Nothing is compiled, and of several configurations the
-one with the least work is taken (:mod:`prismscale.devices.null.triton_source.tuning`). What
-``torch.cuda._compile_kernel`` makes of a CUDA source is such a kernel, too:
-``cuda_source::<name>``, over the tensors it is given.
+Extensions with CUDA sources are refused with an error that names them.
+
+A Triton kernel writes into tensors that the program allocated, so it needs no shape rule. Every
+launch becomes one op ``triton::<name>`` over its tensor arguments. Kernels of known libraries have
+cost rules (:mod:`prismscale.devices.null.libraries.triton_kernels`). For other kernels the work is
+read from the source: what they multiply and move (:mod:`prismscale.devices.null.triton_source`). If
+the source does not tell, the values of all tensors become unknown, and the time is that of the
+bytes they hold, unless a table of measured kernels has it. Nothing is compiled. Of several
+configurations the one with the least work is taken
+(:mod:`prismscale.devices.null.triton_source.tuning`). A CUDA source that is given to
+``torch.cuda._compile_kernel`` becomes such a kernel, too: ``cuda_source::<name>``, over its tensor
+arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _libraries: dict[str, torch.library.Library] = {}
 
 
 def install() -> None:
-    """Prepare for the program's own kernels, whether their modules are imported yet or not."""
+    """Intercept the program's own kernels, now or when the modules behind them are imported."""
     for namespace in (_TRITON, _CUDA):
         _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     torch.cuda._compile_kernel = compile_kernel
@@ -55,13 +57,16 @@ def install() -> None:
 
 
 class Watcher(MetaPathFinder):
-    """Changes modules right after they are first imported: importing them here takes seconds."""
+    """Import hook that changes modules right after the program first imports them.
+
+    Importing them here would take seconds.
+    """
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
         self._actions = actions
 
     def begin(self) -> None:
-        """Change what is imported already, and wait for the rest."""
+        """Change the modules that are imported already, and watch for the others."""
         for name in [name for name in self._actions if name in sys.modules]:
             self._actions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -84,8 +89,10 @@ class Watcher(MetaPathFinder):
 def spec_executed_within(
     name: str, around: Callable[[ModuleType], AbstractContextManager[None]]
 ) -> ModuleSpec | None:
-    """Where to find the module ``name``, to be executed within what ``around`` makes of it. For a
-    finder that answers for it no more: the other finders are asked."""
+    """Return a spec of the module ``name`` that executes it within the block ``around(module)``.
+
+    The spec comes from the other finders, so the calling finder must no longer answer for ``name``.
+    """
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.loader is not None:
         execute = spec.loader.exec_module
@@ -110,14 +117,15 @@ def _replace_launches(jit: Any) -> None:
 
 
 def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], grid: Any) -> None:
-    """Run what ``triton.jit`` made of a function: ``triton::<name>`` over the tensors of the
-    launch. It does nothing without any, and without programs.
+    """Launch a Triton kernel: ``triton::<name>`` over the tensors of the launch.
+
+    A launch without tensors, or with an empty grid, does nothing.
 
     Args:
-        kernel: what ``triton.jit`` made.
-        args: of the launch.
-        named: arguments by name; Triton's own options (``num_warps``) are among them.
-        grid: programs along each axis, or what tells them from the arguments.
+        kernel: the object that ``triton.jit`` returned.
+        args: positional arguments of the launch.
+        named: keyword arguments; Triton's own options (``num_warps``) are among them.
+        grid: number of programs along each axis, or a function of the arguments that returns it.
     """
     name, module = kernel.fn.__name__, kernel.fn.__module__
     parameters = _signature(kernel.fn)
@@ -137,7 +145,7 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
         tuning.note(work)
     elif work:
         writes = [tensors[place] for place in work.writes]
-        # One that does nothing is a kernel, too, and an operator needs a tensor.
+        # A kernel that reads and writes nothing is launched, too, and an op needs a tensor.
         reads = [tensors[place] for place in work.reads] if work.reads or writes else tensors
         launches.launch(f"triton::{name}", work.cost, reads=reads, writes=writes)
     else:
@@ -147,7 +155,7 @@ def launch_source(kernel: Any, args: Sequence[Any], named: Mapping[str, Any], gr
 def _is_known_launch(
     module: str, name: str, arguments: Mapping[str, Any], tensors: Sequence[torch.Tensor]
 ) -> bool:
-    """Launch a kernel of a known library by the library's own rule of cost, if there is one."""
+    """Launch a known library's kernel by its cost rule; return whether there is one."""
     if launch_paged_stash(module, name, arguments):
         return True
     cost = known_cost(module, name, tensors)
@@ -158,7 +166,7 @@ def _is_known_launch(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CudaKernel:
-    """What is made of a CUDA source. It computes nothing."""
+    """A kernel from a CUDA source. It computes nothing."""
 
     name: str
 
@@ -170,28 +178,31 @@ class CudaKernel:
         shared_mem: int = 0,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Launch it over the tensors among ``args``; it does nothing without any."""
+        """Launch it over the tensors among ``args``.
+
+        Without any tensors, or with an empty grid, it does nothing.
+        """
         tensors = tensors_of(args or ())
         if tensors and 0 not in grid:
             with torch.cuda.stream(stream):
                 _run(_CUDA, self.name, tensors)
 
     def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
-        """As the real one takes it; it is of no consequence here."""
+        """Accept the setting, which has no effect here."""
 
 
 def compile_kernel(kernel_source: str, kernel_name: str, *_: Any, **__: Any) -> CudaKernel:
-    """In place of ``torch.cuda._compile_kernel``, which wants a driver."""
+    """Replace ``torch.cuda._compile_kernel``, which needs a driver."""
     return CudaKernel(name=kernel_name)
 
 
 def _run(namespace: str, name: str, tensors: list[torch.Tensor]) -> None:
-    with torch._C._AutoDispatchBelowAutograd():  # what the kernel computes has its own gradient
+    with torch._C._AutoDispatchBelowAutograd():  # the kernel's gradient is the program's own
         _op(namespace, name)(tensors)
 
 
 def explain_missing(error: ModuleNotFoundError) -> None:
-    """Add to ``error`` what helps, where it is about Triton: CPU builds of torch come without."""
+    """Add a hint to ``error`` if Triton is missing, which CPU builds of torch do not include."""
     if error.name is not None and error.name.partition(".")[0] == "triton":
         error.add_note(
             "The program has Triton kernels, and CPU builds of torch do not bring Triton along: "
@@ -201,7 +212,7 @@ def explain_missing(error: ModuleNotFoundError) -> None:
 
 
 _signature = cache(signature)
-"""Looked at for each launch."""
+"""Cached because it is needed for each launch."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The null device as a place to record on: its time is modelled, its memory too."""
+"""The null device as the recorder sees it: both its time and its memory are modelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prismscale.graph.trace import MemoryRecord
 
 
 class NullDevice:
-    """A :class:`~prismscale.devices.protocol.CaptureDevice` whose marks are durations."""
+    """A :class:`~prismscale.devices.protocol.CaptureDevice` whose marks are nanoseconds."""
 
     name = "null"
 
@@ -23,35 +23,42 @@ class NullDevice:
         self._spans: NullSpans | None = None
 
     def spans(self, stream: SpanSink, label: str) -> NullSpans:
-        """What the extension condenses from now on."""
+        """Begin the spans that the extension condenses; they are written to ``stream``."""
         self._spans = NullSpans(self._library, stream, label)
         return self._spans
 
     def n_nodes(self) -> int:
-        """Nodes of the program so far; spans that are open are none yet."""
+        """Return the number of nodes so far, without the spans that are still open."""
         return 0 if self._spans is None else self._spans.n_nodes()
 
     def elapsed_ns(self, began: int, ended: int) -> int:
-        """Their difference."""
+        """Return the nanoseconds between two marks."""
         return ended - began
 
     def communicate(
         self, channel: object, fill: Callable[[], None], *, blocks_host: bool
     ) -> CommunicationEnd:
-        """Fill at once. The result holds what was issued, and with it the tensors, until somebody
-        waits: as NCCL's work objects do, so that their memory is not given to others before."""
+        """Run ``fill`` at once.
+
+        The returned call holds ``fill``, and with it the tensors of the communication, until it is
+        called at the wait. NCCL's work objects hold their tensors in the same way, so the allocator
+        does not reuse their memory before.
+        """
         fill()
         held = [fill]
         return held.clear
 
     def observed(self, observer: LaneObserver) -> AbstractContextManager[None]:
-        """The extension sees what the program does with its streams."""
+        """Do nothing: the extension itself sees what the program does with its streams."""
         return nullcontext()
 
 
 class ModelledMemoryTracker:
-    """Peaks of the allocator model on the program's device, apart from those that ``torch.cuda``
-    shows: a program may reset those, and never sees these."""
+    """Tracks the peaks of the allocator model on the program's device.
+
+    They are counted apart from the peaks that ``torch.cuda`` reports, because a program may reset
+    those.
+    """
 
     def __init__(self, runtime: NullRuntime, outside: OutsideMemory) -> None:
         self._library = runtime.library
@@ -60,27 +67,30 @@ class ModelledMemoryTracker:
         self._peaks: list[tuple[int, int]] = []
 
     def start(self) -> None:
-        """Begin with what is allocated now."""
+        """Begin to track peaks, from what is allocated now."""
         self._take()
         self.history.start()
 
     def optimizer_begins(self) -> None:
-        """Look at gradients before they are gone."""
+        """Note what the blocks hold while the gradients still exist."""
         self.history.look()
 
     def step_ended(self) -> None:
-        """Note the peaks since the last step."""
+        """Note the peaks of the step that ended."""
         self._peaks.append(self._take())
         self.history.step_ended()
 
     def repeats(self, calls: int) -> bool:
-        """Whether a step of ``calls`` optimizer calls, the third one or later, has had the peaks of
-        the one before it, and the allocator has asked for no more."""
+        """Return whether the last step has had the same peaks as the one before it.
+
+        A step has ``calls`` optimizer calls. The peaks are of allocated and of reserved bytes, and
+        the last step must be at least the third one.
+        """
         last, before = self._peaks[-calls:], self._peaks[-2 * calls : -calls]
         return len(self._peaks) >= 3 * calls and last == before
 
     def stop(self) -> MemoryRecord:
-        """The peaks of all steps."""
+        """Return the peaks of all steps, and end the tracking."""
         self.step_ended()
         self.history.stop()
         allocated = tuple(peak for peak, _ in self._peaks)

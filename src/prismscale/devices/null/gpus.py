@@ -1,7 +1,7 @@
-"""Which GPU the null device pretends to be.
+"""GPUs that the null device can imitate.
 
-Names and memory totals are what ``torch.cuda.get_device_properties`` reports on such a part; the
-total differs between drivers and boards by some MiB, so a preset is one that was seen, not a norm.
+Names and memory totals are those that ``torch.cuda.get_device_properties`` reports on such a GPU.
+The total differs between drivers and boards by some MiB, so a preset holds one observed value.
 Multiprocessor counts and capabilities are NVIDIA's (product data sheets, CUDA programming guide).
 """
 
@@ -21,20 +21,21 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NullDeviceSpec:
-    """A GPU as ``torch.cuda`` shows it, and how many of them a node holds.
+    """A GPU as ``torch.cuda`` shows it, and the number of GPUs in a node.
 
-    ``context_bytes`` is what the CUDA context takes: users of torch saw 400 to 616 MiB (pytorch
-    issues 107667 and 109888, LMCache issue 4019). ``nccl_channels`` is how many channels NCCL's
-    collectives have among the GPUs of a node; logs show 24 on A100 and 16 on H100
+    ``context_bytes`` is the size of the CUDA context: users of torch saw 400 to 616 MiB (pytorch
+    issues 107667 and 109888, LMCache issue 4019). ``nccl_channels`` is the number of channels of
+    NCCL's collectives among the GPUs of a node; logs show 24 on A100 and 16 on H100
     (NVIDIA/nccl-tests issue 213). That B200 has as many as H100 is an assumption.
 
-    ``launch_queue_depth`` is how many kernels of one stream can be launched without being finished;
-    the next launch blocks the host (``csrc/spans.h``). CUDA documents no figure. Programs that
-    launch small kernels in a loop see about 1,000, and as many for each further stream
-    (stackoverflow.com/questions/53970187, and topic 68937 of NVIDIA's developer forum). That
-    newer GPUs and drivers have as many is an assumption.
+    ``launch_queue_depth`` is the number of unfinished kernel launches that one stream can hold; the
+    next launch blocks the host (``csrc/spans.h``). CUDA documents no figure. Programs that launch
+    small kernels in a loop see about 1,000, and as many for each further stream
+    (stackoverflow.com/questions/53970187, and topic 68937 of NVIDIA's developer forum). That newer
+    GPUs and drivers have the same depth is an assumption.
 
-    ``nvlinks`` is how many NVLinks join two GPUs of a node (NVIDIA's architecture whitepapers).
+    ``nvlinks`` is the number of NVLinks that join two GPUs of a node (NVIDIA's architecture
+    whitepapers).
     """
 
     name: str
@@ -66,8 +67,10 @@ class NullDeviceSpec:
 
     @property
     def nvlink_sharp(self) -> SharpSettings | None:
-        """NCCL's channels (``NVLS_NCHANNELS_SM90`` and others in ``nvls.cc``); None for a GPU
-        older than Hopper, which cannot multicast."""
+        """NCCL's channels for NVLink SHARP; None for a GPU older than Hopper: it cannot multicast.
+
+        The numbers are ``NVLS_NCHANNELS_SM90`` and others in ``nvls.cc``.
+        """
         if self.capability < (9, 0):
             return None
         if self.capability[0] == 9:
@@ -75,10 +78,11 @@ class NullDeviceSpec:
         return SharpSettings(channels=24, channels_across=32)
 
     def blas_workspace_bytes(self, torch_version: str) -> int:
-        """cuBLAS workspace of one handle on one stream, unless CUBLAS_WORKSPACE_CONFIG is set.
+        """Return the default cuBLAS workspace of one handle on one stream.
 
-        torch takes 32 MiB on Hopper, from 2.12 on also on newer GPUs (pull request 175344), and
-        8,320 KiB on others (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+        It applies unless CUBLAS_WORKSPACE_CONFIG is set. torch takes 32 MiB on Hopper, from 2.12 on
+        also on newer GPUs (pull request 175344), and 8,320 KiB on others
+        (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
         """
         release = release_of(torch_version) or NEWEST
         is_large = self.capability[0] == 9 or (self.capability[0] > 9 and release >= (2, 12))
@@ -146,7 +150,7 @@ PRESETS: dict[str, NullDeviceSpec] = {
 
 
 def device_spec(name: str, *, devices_per_node: int | None = None) -> NullDeviceSpec:
-    """The preset called ``name``; raises UsageError for one that we do not know."""
+    """Return the preset called ``name``; raises UsageError if there is none."""
     if name not in PRESETS:
         raise UsageError(f"no null GPU is called {name!r}; {did_you_mean(name, PRESETS)}")
     spec = PRESETS[name]
@@ -154,11 +158,13 @@ def device_spec(name: str, *, devices_per_node: int | None = None) -> NullDevice
 
 
 def target_gpu(device: Device, *, devices_per_node: int) -> NullDeviceSpec:
-    """What the null device shows of a cluster's ``device``: the GPU of that name, or else the one
-    that it is scaled from, with what the cluster says of this one.
+    """Return the spec of the null device for a cluster's ``device``.
+
+    It is the preset of the same name, or else of the GPU from which ``device`` is scaled. What the
+    cluster says of ``device`` (memory, multiprocessors, cache) replaces the preset's values.
 
     Raises:
-        UsageError: no such GPU.
+        UsageError: the GPU is not known.
     """
     scaled_from = PRESETS[gpu_key(device)]
     known = next((spec for spec in PRESETS.values() if spec.name == device.name), scaled_from)

@@ -1,7 +1,7 @@
-"""What the program's kernels cost, and how often each runs in a step.
+"""Cost of the program's kernels, and how often each runs in a step.
 
-A trace holds whole spans. The table beside it says which kernels they are made of: for the report,
-and for measuring exactly these kernels on one real GPU.
+A trace holds whole spans. The table beside it lists the kernels that they consist of. The report
+shows it, and exactly these kernels can be measured on one real GPU.
 """
 
 from __future__ import annotations
@@ -20,41 +20,47 @@ if TYPE_CHECKING:
     _IntPointer = ctypes._Pointer[ctypes.c_int64]
 
 LAUNCH_LATENCY_NS = 2_000
-"""Part of a kernel's time in which it has no block on the device yet: what an empty kernel takes.
-Kernels of other streams run meanwhile; see ``csrc/sharing.h``."""
+"""Part of a kernel's time in which it has no thread block on the device yet: an empty kernel's
+time. Kernels of other streams may run meanwhile; see ``csrc/sharing.h``."""
 COPY_ENGINE_KINDS = ("transfer",)
-"""Kinds of kernels that take none of the multiprocessors."""
+"""Kinds of kernels that run on a copy engine and occupy no multiprocessor."""
 
 
 class KernelLedger:
-    """Models the cost of the program's ops by a model, and counts them."""
+    """Answers the extension's questions about the cost of ops by a model, and counts the calls."""
 
     def __init__(self, runtime: NullRuntime, model: KernelModel) -> None:
         self._library = runtime.library
         self._model = model
         self._costs: dict[str, KernelCost] = {}
         self._calls: list[dict[int, int]] = []
-        """Calls by signature number, of each interval between two optimizer calls."""
+        """Per optimizer call: number of calls of each signature since the one before."""
         self.slowness = 1.0
-        """Time of everything over what the model says; set before the program runs."""
+        """Factor on all times of the model; set before the program runs."""
         self._callback = COST_CALLBACK(self._cost)  # kept: C++ holds a bare pointer to it
         self._library.ps_set_cost(ctypes.cast(self._callback, ctypes.c_void_p), 0, 0)
-        self._take_calls()  # what ran before is nobody's
+        self._take_calls()  # earlier calls belong to no step
         self._library.ps_count_calls(1)
 
     @property
     def n_steps(self) -> int:
-        """Optimizer calls so far."""
+        """Number of optimizer calls so far."""
         return len(self._calls)
 
     def optimizer_ended(self) -> None:
-        """What ran since the last time belongs to one step; launches are counted from here."""
+        """Note the end of an optimizer call.
+
+        The calls since the one before are counted together, and the extension counts the launches
+        in its queues from 0 again.
+        """
         self._library.ps_spans_step_ended()
         self._calls.append(self._take_calls())
 
     def uses(self, first: int, stop: int) -> list[KernelUse]:
-        """Kernels of the step that the optimizer calls ``[first, stop)`` end, longest in all
-        first."""
+        """Return the kernels of the step whose optimizer calls are ``[first, stop)``.
+
+        The kernel with the longest total time comes first.
+        """
         total: dict[int, int] = {}
         for calls in self._calls[first:stop]:
             for number, count in calls.items():

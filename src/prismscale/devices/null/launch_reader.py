@@ -1,4 +1,4 @@
-"""The launches of this process, as the extension noted them since the spans began."""
+"""Reader of the launches that the extension has recorded in this process since the spans began."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from prismscale.devices.null.device import NullDevice
 
 
 class RecomputedParts:
-    """Notes between which launches and nodes a backward pass computes again (a
-    :class:`~prismscale.emulation.step_detection.RecomputationListener`)."""
+    """Records the launches and nodes between which a backward pass recomputes activations.
+
+    It is a :class:`~prismscale.emulation.step_detection.RecomputationListener`.
+    """
 
     def __init__(
         self, library: ctypes.PyDLL, device: NullDevice, found: list[RecomputedPart]
     ) -> None:
-        """``found`` takes them."""
+        """``found``: list to which the parts are appended."""
         self._library, self._device, self._found = library, device, found
         self._began = (0, 0)
 
     def recomputation_begins(self) -> None:
-        """From here …"""
+        """Note where a recomputed part begins."""
         self._began = self._reached()
 
     def recomputation_ended(self) -> None:
-        """… up to here."""
+        """Note where it ends, and append the part."""
         (first_entry, first_node), (stop_entry, stop_node) = self._began, self._reached()
         self._found.append(
             RecomputedPart(
@@ -40,7 +42,7 @@ class RecomputedParts:
         )
 
     def _reached(self) -> tuple[int, int]:
-        """Launches and nodes so far."""
+        """Return the numbers of launches and of nodes so far."""
         return _log_sizes(self._library)[0], self._device.n_nodes()
 
 
@@ -51,7 +53,7 @@ def _log_sizes(library: ctypes.PyDLL) -> tuple[int, int]:
 
 
 def launch_log(library: ctypes.PyDLL, recomputed: Sequence[RecomputedPart] = ()) -> LaunchLog:
-    """What is known now, whose nodes are positions in the stream of the capture."""
+    """Return the log so far. Its nodes are positions in the capture's node stream."""
     n_launches, n_nodes = _log_sizes(library)
     rows = np.empty(n_launches, dtype=LAUNCH_ROW)
     nodes = np.empty(n_nodes, dtype=NODE_ROW)
@@ -63,7 +65,7 @@ def launch_log(library: ctypes.PyDLL, recomputed: Sequence[RecomputedPart] = ())
         signatures=tuple(library.ps_signature(s).decode() for s in range(count)),
         signature_E=np.where(is_stated, STATED, rows["signature"]).astype(np.int32),
         lane_E=rows["lane"].astype(np.int32),
-        # Where there is no signature, the extension has the nanoseconds in its place.
+        # A stated row has nanoseconds in place of a signature.
         stated_ns_E=np.where(is_stated, rows["signature"], 0).astype(np.int64),
         node_N=nodes["position"].copy(),
         path_N=nodes["path"].astype(np.int32),

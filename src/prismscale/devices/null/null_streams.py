@@ -1,7 +1,8 @@
 """``torch.cuda.Stream`` and ``torch.cuda.Event`` on the null device.
 
-In a CPU-only torch these two classes stand on dummy bases. Here they stand on ``torch.Stream`` and
-``torch.Event``, which work on any device that has a guard, and keep CUDA's own signatures.
+In a CPU-only torch these two classes have dummy base classes. Here they derive from
+``torch.Stream`` and ``torch.Event``, which work on any device with a device guard, and keep CUDA's
+own signatures.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _library: ctypes.PyDLL
 
 
 def bind(library: ctypes.PyDLL) -> None:
-    """The extension that these classes ask for times."""
+    """Set the extension that these classes ask for times."""
     global _library
     _library = library
 
@@ -42,7 +43,7 @@ class Stream(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Least and greatest priority, as CUDA gives them."""
+        """Return the least and the greatest priority, as CUDA returns them."""
         return (0, -5)
 
     def wait_event(self, event: torch.Event) -> None:
@@ -68,7 +69,7 @@ class Stream(torch.Stream):
 
 
 class ExternalStream(Stream):
-    """A stream of another library: here one of ours by its id."""
+    """A stream of another library: here one of the null device's streams, given by its id."""
 
     def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> ExternalStream:
         index = torch.cuda._utils._get_device_index(device, optional=True)
@@ -78,7 +79,7 @@ class ExternalStream(Stream):
 
 
 class Event(torch.Event):
-    """An event of the null device; its time is logical."""
+    """An event of the null device, with logical time."""
 
     def __new__(
         cls,
@@ -96,7 +97,10 @@ class Event(torch.Event):
         super().wait(torch.cuda.current_stream() if stream is None else stream)
 
     def elapsed_time(self, end_event: torch.Event) -> float:
-        """Milliseconds of logical time; torch's own method refuses subclasses of torch.Event."""
+        """Return milliseconds of logical time.
+
+        torch's own method refuses subclasses of torch.Event.
+        """
         if not (self.event_id and end_event.event_id):
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         if not (self.query() and end_event.query()):

@@ -1,8 +1,8 @@
-"""Switch the null CUDA device on in this process, and reach into it.
+"""Activation of the null CUDA device in this process.
 
-:func:`activate` compiles the extension if need be, loads it, and makes ``torch.cuda`` answer as the
-chosen GPU. It acts once, for the life of the process, and wants to come before the program's first
-CUDA call or backward pass (autograd counts the devices when it first runs).
+:func:`activate` compiles the extension if needed, loads it, and makes ``torch.cuda`` answer as the
+chosen GPU. It acts once, for the life of the process. It must run before the program's first CUDA
+call or backward pass, because autograd counts the devices when it first runs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from prismscale.devices.null.value_policy import ValueLedger, ValuePolicy
 from prismscale.errors import PrismscaleError, UsageError
 from prismscale.torch_versions import installed_cudnn
 
-# Until a kernel model is set: plausible for small kernels, and never zero, because programs divide
-# by elapsed time. They are placeholders and reported as such ("default"), not predictions.
+# Costs until a kernel model is set. They are plausible for small kernels, and not zero, because
+# programs divide by elapsed time. They are placeholders, not predictions, and reported as
+# "default".
 DEFAULT_DEVICE_NS = 5_000
 DEFAULT_HOST_NS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NullRuntime:
-    """The active null device: its library, what it pretends to be, and what stands in."""
+    """The active null device: its extension, the GPU it imitates, its ledgers and stand-ins."""
 
     library: ctypes.PyDLL
     spec: NullDeviceSpec
@@ -54,7 +55,7 @@ _active: NullRuntime | None = None
 
 
 def active() -> NullRuntime:
-    """The runtime of this process; raises PrismscaleError before :func:`activate`."""
+    """Return the runtime of this process; raises PrismscaleError before :func:`activate`."""
     if _active is None:
         raise PrismscaleError("the null CUDA device is not active here; call activate() first")
     return _active
@@ -63,13 +64,15 @@ def active() -> NullRuntime:
 def activate(
     spec: NullDeviceSpec, *, policy: ValuePolicy | None = None, lower: bool = True
 ) -> NullRuntime:
-    """Make ``torch.cuda`` the null device ``spec``; a second call with the same spec is harmless.
+    """Make ``torch.cuda`` the null device ``spec``; a second call with the same spec does nothing.
 
     Args:
-        lower: let inductor lower what the program compiles; otherwise it runs eagerly.
+        spec: the GPU to imitate.
+        policy: answers to reads of unknown values; None: the default ones.
+        lower: whether inductor lowers what the program compiles; otherwise it runs eagerly.
 
-    Raises UsageError where torch already has a real CUDA device in use, where another spec is
-    active, or where the extension cannot be compiled.
+    Raises UsageError if torch already uses a real CUDA device, if another spec is active, or if the
+    extension cannot be compiled.
     """
     global _active
     if _active is not None:

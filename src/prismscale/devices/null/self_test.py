@@ -1,6 +1,7 @@
 """``python -m prismscale.devices.null.self_test``: one training step on the null device.
 
-Compiles the extension where it is not there yet. Prints, as JSON, what a doctor wants to know.
+It compiles the extension if needed, and prints as JSON the results that ``prismscale doctor``
+reads.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _GPU = "h100-sxm"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfTest:
-    """What the step showed."""
+    """Results of the step."""
 
     peak_bytes: int
     build_s: float
-    """Seconds that compiling the extension took; 0 where it was compiled before."""
+    """Seconds that compiling the extension took; 0 if it was compiled before."""
 
 
 def main() -> NoReturn:
-    """Run the step; the exit code is 0, or that of the error on standard error."""
+    """Run the step. The exit code is 0, or that of the error printed to standard error."""
     try:
         is_built, began = extension_path().exists(), time.monotonic()
         build_extension()
@@ -38,13 +39,14 @@ def main() -> NoReturn:
     except PrismscaleError as error:
         print(error, file=sys.stderr)
         end_now(error.exit_code)
-    # Autograd's threads, one for each of the node's devices, are still there, and an interpreter's
-    # exit races with them. This check crashed once, nobody knows where; ranks end so, and do not.
+    # Autograd's threads, one for each of the node's devices, still exist, and the interpreter's
+    # exit races with them. This check crashed once, for an unknown reason. Ranks end this way and
+    # do not.
     end_now(0)
 
 
 def _train() -> int:
-    """Peak bytes of a step of a linear layer with attention, AdamW and clipped gradients."""
+    """Return the peak bytes of a step of a linear layer with attention, clipping and AdamW."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

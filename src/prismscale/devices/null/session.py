@@ -1,4 +1,4 @@
-"""A program on the null device, from its start to what is known afterwards."""
+"""The null device of one process, under a captured program, and the record of what it emulated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from prismscale.emulation.logical_time import answering_time
 
 
 class NullEmulation:
-    """The null device of one process with its ledgers."""
+    """The null device of one process, with its memory, kernel and checkpoint ledgers."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class NullEmulation:
     ) -> None:
         """
         Args:
-            gpu: as the cluster describes it.
-            devices_per_node: how many of them the program sees.
-            devices_per_domain: how many reach each other over NVLink.
-            costs: what its kernels cost.
-            routing: how many tokens each expert gets; None: all as many.
-            stand_ins: files that are imported in place of CUDA binaries.
-            storage: how fast checkpoints are written; None: as assumed.
+            gpu: the GPU, as the cluster file describes it.
+            devices_per_node: number of GPUs that the program sees.
+            devices_per_domain: number of GPUs that reach each other over NVLink.
+            costs: source of the kernels' costs.
+            routing: share of tokens that each expert gets; None: equal shares.
+            stand_ins: Python files that are imported in place of CUDA binaries.
+            storage: speed at which checkpoints are written; None: the default assumption.
 
         Raises:
-            UsageError: no such GPU is known, or the device cannot be made here.
-            FormatError: a damaged table of costs.
+            UsageError: the GPU is not known, or the null device cannot be activated here.
+            FormatError: a table of costs is damaged.
         """
         spec = target_gpu(gpu, devices_per_node=devices_per_node)
         model = costs.model(gpu)
@@ -85,8 +85,12 @@ class NullEmulation:
 
     @contextmanager
     def around_program(self) -> Iterator[None]:
-        """The program's timers answer logical time; its checkpoints are written to nowhere; its
-        running out of memory is explained."""
+        """Run the program within this block.
+
+        Its timers return logical time, and its checkpoints are discarded. An out-of-memory error
+        gets a note on what held the memory, a missing module one on how to provide it. An error
+        that hides the out-of-memory error is replaced by it.
+        """
         library = self.library
         with answering_time(library.ps_host_time_ns, library.ps_advance_host), self._saves.active():
             try:
@@ -104,7 +108,7 @@ class NullEmulation:
                 raise cause from None
 
     def optimizer_ended(self) -> None:
-        """A step may end here."""
+        """Note the end of an optimizer call, which may be the end of a step."""
         self.kernels.optimizer_ended()
         if len(self._routing.loads) > 1:
             self._runtime.ledger.policy = self._policy(self.kernels.n_steps)
@@ -118,17 +122,21 @@ class NullEmulation:
 
     @property
     def n_graphs(self) -> int:
-        """CUDA graphs that this process has captured."""
+        """Number of CUDA graphs that this process has captured."""
         return NullGraph.n_captured
 
     @property
     def prepares_graphs(self) -> bool:
-        """Whether the program keeps random state that graphs can take up."""
+        """Whether the program keeps random generator state that CUDA graphs can use."""
         return bool(self.library.ps_has_graph_states())
 
     def save(self, path: Path, first: int, stop: int) -> None:
-        """Write the kernels of the step that the optimizer calls ``[first, stop)`` end, the values
-        that were made up, and what was written of checkpoints. Raises :class:`StorageError`."""
+        """Write to ``path`` what was emulated; raises :class:`StorageError`.
+
+        That is: the kernels of the step whose optimizer calls are ``[first, stop)``, the values
+        that were invented, the checkpoints written, the stand-in libraries used and the compiled
+        regions that ran eagerly.
+        """
         Emulated(
             kernels=tuple(self.kernels.uses(first, stop)),
             values=tuple(self._runtime.ledger.uses()),
@@ -158,8 +166,11 @@ class NullEmulation:
 
 
 def _ran_out_of_memory(error: BaseException) -> BaseException | None:
-    """What the program died of, if that is memory: ``error``, or what was handled as it was raised.
-    The end of a graph's capture, for one, raises in place of what broke it off."""
+    """Return the out-of-memory error behind ``error``: itself, or one in its ``__context__`` chain.
+
+    For example, when an out-of-memory error breaks off a CUDA graph capture, the end of the capture
+    raises another error in its place.
+    """
     found: BaseException | None = error
     while found is not None and not isinstance(found, (torch.OutOfMemoryError, DistBackendError)):
         found = found.__context__

@@ -1,7 +1,7 @@
-"""Shapes for which torch has no Meta kernel, or one that refuses what its CUDA kernels take.
+"""Shape rules for ops whose Meta kernel torch lacks, or whose Meta kernel is narrower than CUDA's.
 
-Since torch 2.15 ``varlen_attn`` runs on cuDNN's attention over packed sequences where cuDNN is 9.18
-or newer and the GPU a Hopper or a Blackwell. The outputs' shapes are those of
+Since torch 2.15 ``varlen_attn`` uses cuDNN's attention over packed sequences if cuDNN is 9.18 or
+newer and the GPU is a Hopper or a Blackwell. The outputs' shapes are those of
 ``torch/nn/attention/varlen.py``.
 """
 
@@ -18,7 +18,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Give torch the missing shape rules, and wider ones; harmless where it has them."""
+    """Give torch the missing shape rules and the wider ones; harmless if it has them."""
     library = torch.library.Library("aten", "IMPL")
     rules = {"_cudnn_attention_forward": _forward, "_cudnn_attention_backward": _backward}
     for name, rule in rules.items():
@@ -28,7 +28,7 @@ def install() -> None:
     for overload in ("Scalar", "Tensor"):
         for name in ("__lshift__", "__rshift__"):
             library.impl(f"{name}.{overload}", _shift(name), "Meta", allow_override=True)
-    _libraries.append(library)  # which would take the rules away with it
+    _libraries.append(library)  # kept alive: its rules end with it
 
 
 def _forward(
@@ -44,7 +44,7 @@ def _forward(
     *rest: Any,
     **named: Any,
 ) -> tuple[Any, ...]:
-    """The output, a number for each row of scores, and what dropout would need."""
+    """Return the output, a statistic for each row of scores, and what dropout would need."""
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     packed = query.dim() == 3  # (tokens, heads, size), else (batch, heads, length, size)
     rows = (query.shape[1], query.shape[0]) if packed else query.shape[:-1]
@@ -57,13 +57,13 @@ def _forward(
 def _backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
 ) -> tuple[Tensor, ...]:
-    """Gradients of the three."""
+    """Return the gradients of query, key and value."""
     return tuple(torch.empty_like(tensor) for tensor in (query, key, value))
 
 
 def _shift(name: str) -> Callable[[Tensor, Any], Tensor]:
     def rule(tensor: Tensor, other: Any) -> Tensor:
-        if tensor.dtype == torch.bool:  # a shifted flag is a number
+        if tensor.dtype == torch.bool:  # a shifted boolean becomes an integer
             return torch.add(tensor, other)
         rules = import_module("torch._meta_registrations")
         shifted: Tensor = getattr(rules, f"meta_{name[2]}shifts")(tensor, other)

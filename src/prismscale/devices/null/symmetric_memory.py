@@ -1,13 +1,12 @@
-"""Symmetric memory on the null device: tensors of which every member of a group has one, and which
-all of them read and write.
+"""Symmetric memory on the null device: each rank of a group has a tensor that all ranks can access.
 
 torch's own Python code (``torch.distributed._symmetric_memory``, async tensor parallelism) runs on
-the class here, which stands where torch has one that asks CUDA's driver. A group's other members do
-not exist: their memory has addresses, and what reads or writes it is costed as going over NVLink.
-Barriers are communications of the group.
+the class here, which replaces torch's class that asks the CUDA driver. The other ranks of a group
+do not exist. Their memory has addresses, and kernels that read or write it are costed as NVLink
+traffic. Barriers are communications of the group.
 
-The chunks of a product that is pipelined with its communication are issued on two streams, and each
-fills the GPU: here they take turns, in the order in which they are issued.
+If a matrix product is pipelined with its communication, its chunks are issued on two streams, and
+each chunk fills the GPU. Here they take turns, in the order in which they are issued.
 """
 
 from __future__ import annotations
@@ -26,32 +25,35 @@ from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.libraries.launches import launch, memory
 
 _OWN, _PEERS = 1 << 44, 1 << 43
-"""First addresses of this GPU's symmetric memory, and of that of others: ``csrc/signature.cpp``."""
+"""First address of this GPU's symmetric memory, and of other GPUs': see ``csrc/signature.cpp``."""
 _GRANULARITY = 2 << 20
-"""CUDA maps memory that others see in pieces of this size."""
+"""CUDA maps memory that other GPUs can access in pieces of this size."""
 _SIGNAL_PAD_BYTES = 2048
 _CHUNKED = {
     "_pipelined_multi_all_gather_and_consume": 1,
     "_pipelined_all_gather_and_consume_last_dim": 1,
     "_pipelined_produce_and_all2all": 0,
 }
-"""torch's functions that issue chunks of a product on two streams, and which argument computes."""
+"""torch's functions that issue the chunks of a product on two streams. The value is the index of
+the argument that computes a chunk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """One allocation, and those of the other members."""
+    """One symmetric allocation: this rank's and the equal ones of the other ranks."""
 
     n_bytes: int
-    """Without the words by which members signal each other."""
+    """Size without the signal pad, the words by which ranks signal each other."""
     offset: int
-    """Of its address within the addresses of a GPU."""
+    """Offset of its address from the first address of a GPU's symmetric memory."""
     group_name: str | None
 
 
 class Handle:
-    """What ``rendezvous`` returns: an allocation with those of all members of a group. It keeps
-    none of them from being given back."""
+    """Result of ``rendezvous``: an allocation, with those of all ranks of a group.
+
+    It does not keep any of them alive.
+    """
 
     def __init__(self, device: torch.device, piece: _Piece, group: Any) -> None:
         self.device = device
@@ -74,7 +76,11 @@ class Handle:
         dtype: torch.dtype,
         storage_offset: int | None = 0,
     ) -> torch.Tensor:
-        """The memory of the member ``rank``, from ``storage_offset`` elements on."""
+        """Return a tensor in the memory of ``rank`` that starts at element ``storage_offset``.
+
+        Raises:
+            RuntimeError: the tensor would exceed the allocation.
+        """
         offset = storage_offset or 0
         stop = (offset + math.prod(sizes)) * dtype.itemsize
         if stop > self.buffer_size:
@@ -94,13 +100,16 @@ class Handle:
         dtype: torch.dtype | None = None,
         storage_offset: int | None = 0,
     ) -> torch.Tensor:
-        """Words by which kernels of the program's own signal each other; nothing is in them."""
+        """Return the words by which the program's own kernels signal each other.
+
+        They have no values.
+        """
         dtype = dtype or torch.uint32
         sizes = sizes or (_SIGNAL_PAD_BYTES // dtype.itemsize,)
         return self.get_buffer(rank, sizes, dtype, storage_offset)
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """The current stream goes on when all members' streams have come here."""
+        """Make the current stream wait until the streams of all ranks have reached the barrier."""
         launch("symm_mem::barrier", memory("fill", n_bytes=0), writes=[self._pad])
         self._group.symm_mem_barrier(channel)
 
@@ -114,21 +123,22 @@ class Handle:
 
 
 class SymmetricMemory:
-    """Stands for ``torch._C._distributed_c10d._SymmetricMemory``, whose functions are static."""
+    """Replacement of ``torch._C._distributed_c10d._SymmetricMemory``, whose methods are static."""
 
     signal_pad_size = _SIGNAL_PAD_BYTES
 
     def __init__(self, devices_per_node: int, hold: Callable[[int], None]) -> None:
         """
         Args:
-            devices_per_node: whose memory can be mapped.
-            hold: told how many bytes are taken (or, negative, given back) outside torch's
-                allocator; raises where the GPU has no room.
+            devices_per_node: number of GPUs, in a node or NVLink domain, that can map each
+                other's memory.
+            hold: called with the bytes that are allocated (negative: freed) outside torch's
+                allocator; raises if the GPU has no room.
         """
         self._devices_per_node = devices_per_node
         self._hold = hold
         self._pieces: dict[int, _Piece] = {}
-        """By address."""
+        """This rank's allocations by address."""
         self._handles: dict[tuple[int, str], Handle] = {}
         self._next_offset = 0
 
@@ -141,7 +151,7 @@ class SymmetricMemory:
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> torch.Tensor:
-        """A tensor that other members of a group can see, once it was shown to them."""
+        """Allocate a tensor that the other ranks of a group can access after a rendezvous."""
         span = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         n_bytes = (span + 1) * dtype.itemsize if math.prod(size) else 0
         mapped = -(-(n_bytes + self.signal_pad_size) // _GRANULARITY) * _GRANULARITY
@@ -155,10 +165,11 @@ class SymmetricMemory:
         return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, size, stride)
 
     def rendezvous(self, tensor: torch.Tensor, group_name: str | None = None) -> Handle | None:
-        """The memory of all members; None for a tensor that is not symmetric.
+        """Return the memory of all ranks of a group; None if ``tensor`` is not symmetric.
 
         Raises:
-            RuntimeError: members are on several nodes, whose memory no GPU can map.
+            RuntimeError: no group is named, or its ranks are on several nodes: a GPU maps memory
+                within its node only.
         """
         address = tensor.untyped_storage().data_ptr()
         piece = self._pieces.get(address)
@@ -175,32 +186,32 @@ class SymmetricMemory:
         return handle
 
     def is_symm_mem_tensor(self, tensor: torch.Tensor) -> bool:
-        """Whether :meth:`empty_strided_p2p` made it."""
+        """Return whether :meth:`empty_strided_p2p` allocated the tensor."""
         return tensor.is_cuda and tensor.untyped_storage().data_ptr() in self._pieces
 
     def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
-        """No: what would use the switch's own copies and sums takes the ordinary way."""
+        """Return False: code that could multicast through the switch takes its ordinary path."""
         return False
 
     def set_group_info(self, group_name: str, rank: int, world_size: int, store: Any) -> None:
-        """Groups are looked up when they meet."""
+        """Do nothing: a group is looked up at its rendezvous."""
 
     def set_backend(self, name: str) -> None:
-        """All of them map the same memory."""
+        """Do nothing: all backends map the same memory."""
 
     def get_backend(self, device: torch.device) -> str | None:
-        """As where CUDA's driver maps it."""
+        """Return the backend that torch has if the CUDA driver maps the memory."""
         return "CUDA" if device.type == "cuda" else None
 
     def get_mempool_allocator(self, device: torch.device) -> None:
-        """The null device's pools take the model's allocator."""
+        """Return None: pools of the null device use the allocator model."""
 
     def stream_write_value32(self, tensor: torch.Tensor, offset: int, val: int) -> torch.Tensor:
-        """By the stream, without a kernel."""
+        """Return ``tensor``: the stream itself writes the value, without a kernel."""
         return tensor
 
     def memset32(self, tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
-        """By a kernel."""
+        """Fill ``count`` 32-bit words from ``offset`` on, by a kernel."""
         tensor.view(torch.int32)[offset : offset + count].fill_(val)
         return tensor
 
@@ -219,7 +230,7 @@ class SymmetricMemory:
 
 
 def install(devices_per_node: int, hold: Callable[[int], None]) -> None:
-    """Answer for torch's class from now on; see :class:`SymmetricMemory`."""
+    """Replace torch's class from now on; arguments as for :class:`SymmetricMemory`."""
     c10d: Any = torch._C._distributed_c10d
     c10d._SymmetricMemory = emulated = SymmetricMemory(devices_per_node, hold)
 
@@ -233,7 +244,7 @@ def install(devices_per_node: int, hold: Callable[[int], None]) -> None:
 
 
 def _in_turns(pipelined: Callable[..., None], argument: int) -> Callable[..., None]:
-    """``pipelined`` whose chunks of a product wait for each other, whatever their streams."""
+    """Wrap ``pipelined`` so that chunks of the product run one after another, on any stream."""
 
     @wraps(pipelined)
     def run(*arguments: Any, **named: Any) -> None:
@@ -252,7 +263,7 @@ def _in_turns(pipelined: Callable[..., None], argument: int) -> Callable[..., No
 
 
 def _storage(address: int, device: torch.device, n_bytes: int) -> torch.UntypedStorage:
-    """Memory at an address that no allocator handed out."""
+    """Return a storage at an address that no allocator handed out."""
     make: Any = torch._C._construct_storage_from_data_pointer
     storage: torch.UntypedStorage = make(address, device, n_bytes)
     return storage

@@ -1,8 +1,9 @@
-"""Answers to reads of values that do not exist, and the ledger of every such answer.
+"""Answers to a program that reads values from the null device, and the ledger of these answers.
 
-What follows from constants is exact: the extension keeps a real CPU copy of small storages for as
-long as only exact ops write to them. Everything else a program reads from the device is answered
-from :class:`ValuePolicy` and entered in the :class:`ValueLedger` with the line that asked.
+Values that follow from constants are exact: the extension keeps a real CPU copy of a small storage
+for as long as only exact ops write to it. All other values that a program reads do not exist. They
+are answered from :class:`ValuePolicy`, and each answer is entered in the :class:`ValueLedger` with
+the line that read it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ from prismscale.devices.null.bindings import ANSWER_CALLBACK
 from prismscale.emulation.call_site import line_of, users_frame
 from prismscale.errors import UsageError
 
-# With the separator: torchtitan lives beside torch.
-
 
 class Question(IntEnum):
-    """What the program wants to know; the numbers are those of ``csrc/policy.h``."""
+    """Kind of a question about an unknown value; the numbers are those of ``csrc/policy.h``."""
 
     FLOAT = 0
     INTEGER = 1
@@ -41,7 +40,7 @@ class Question(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValuePolicy:
-    """What an unknown value is said to be.
+    """The answers to questions about unknown values.
 
     - ``floating``: a loss, a norm, a scale. Finite and positive, so that logs and ratios work.
     - ``integer``: a count. One rather than zero, because counts are divided by.
@@ -49,10 +48,11 @@ class ValuePolicy:
     - ``check``: whether a test holds for all elements (``all``, ``allclose``), or two tensors are
       equal. True, because programs stop where such a check fails.
     - ``nonzero_fraction``: the share of elements that ``nonzero``, masks and ``unique`` keep.
-    - ``routing``: relative load of the bins of a histogram with as many bins (tokens by expert).
-    - ``routing_of_ranks``: they are loads of ranks, for histograms with a multiple of as many bins.
-    - ``routing_exponent``: of all other histograms; bin ``i`` (from 1) gets a share in proportion
-      to ``i ** -exponent``, with 0 all the same.
+    - ``routing``: relative load of each bin (tokens by expert), for histograms with as many bins.
+    - ``routing_of_ranks``: whether ``routing`` holds loads of ranks. They then apply to histograms
+      whose number of bins is a multiple of the number of ranks.
+    - ``routing_exponent``: for all other histograms. Bin ``i`` (from 1) gets a share in proportion
+      to ``i ** -exponent``; 0: equal shares.
 
     Finiteness is not a value: ``isfinite`` is True and ``isnan``/``isinf`` False everywhere, and
     gradient unscaling finds no infinity.
@@ -74,7 +74,7 @@ class ValuePolicy:
             raise UsageError("routing takes loads of at least 0 that do not sum to 0")
 
     def answer(self, question: Question, elements: int) -> float:
-        """The answer to ``question`` about a tensor of ``elements`` elements."""
+        """Return the answer to ``question`` about a tensor of ``elements`` elements."""
         match question:
             case Question.FLOAT:
                 return self.floating
@@ -104,7 +104,7 @@ class ValueLedger:
 
     @property
     def policy(self) -> ValuePolicy:
-        """The policy in force; assign another at any time."""
+        """The policy in force. It can be replaced at any time."""
         return self._policy
 
     @policy.setter
@@ -116,7 +116,7 @@ class ValueLedger:
         )
 
     def uses(self) -> list[ValueUse]:
-        """Every distinct use so far, most frequent first."""
+        """Return every distinct use so far, most frequent first."""
         with self._lock:
             items = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
         return [
@@ -126,7 +126,7 @@ class ValueLedger:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """What this thread asks meanwhile is not entered: nobody reads the answers."""
+        """Enter no answer to this thread within the block: nobody reads the answers."""
         self._here.silent = True
         try:
             yield
@@ -163,34 +163,40 @@ class ValueLedger:
 
 
 def _asking_frame() -> FrameType | None:
-    """The frame that asked. A thread of autograd's own has none: then the main thread's, which
-    waits in ``backward``."""
+    """Return the frame that read the value.
+
+    One of autograd's own threads has no Python frame. Then it is the frame of the main thread,
+    which waits in ``backward``.
+    """
     callback = sys._getframe(1)
     return callback.f_back or sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _call_site(frame: FrameType | None) -> str:
-    """The user's innermost line; the innermost of all where none is the user's."""
+    """Describe the innermost line of the user's code, or of all code if none is the user's."""
     found = users_frame(frame) or frame
     return f"{line_of(found)} in {found.f_code.co_name}" if found else "(no Python frame)"
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A CPU copy of the tensor's exact value, or None where it is unknown."""
+    """Return a CPU copy of the tensor's exact value, or None if it is unknown."""
     ops: Any = torch.ops.prismscale_null
     return ops.known(tensor) if ops.is_known(tensor) else None
 
 
 def set_known(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """State the value of a small tensor; False, and unknown, where it is too large to carry one."""
+    """Set the known value of a small tensor.
+
+    Returns False for a tensor that is too large to carry a value; its value is then unknown.
+    """
     return bool(torch.ops.prismscale_null.set_known(tensor, value))
 
 
 def state(tensor: torch.Tensor, numbers: Sequence[int]) -> None:
-    """State what a kernel leaves in a small tensor of integers, however that is shaped."""
+    """Set the numbers that a kernel leaves in a small integer tensor of any shape."""
     set_known(tensor, torch.tensor(numbers, dtype=tensor.dtype).view(tensor.shape))
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """The tensor's bytes were overwritten by something that has no value (a received message)."""
+    """Mark a tensor as unknown: bytes without a value (a received message) have overwritten it."""
     torch.ops.prismscale_null.forget(tensor)

@@ -1,4 +1,7 @@
-"""Whether compiled regions can be lowered here; imports nothing, because the command line asks."""
+"""Whether compiled regions can be lowered on this machine.
+
+The command line asks, so this module imports neither torch nor Triton.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from importlib.util import find_spec
 
 
 def has_triton() -> bool:
-    """Inductor generates Triton kernels for GPUs, and imports it for that; CPU builds of torch come
-    without."""
+    """Return whether Triton is installed.
+
+    Inductor imports it to generate kernels for GPUs. CPU builds of torch come without it.
+    """
     return find_spec("triton") is not None

@@ -1,7 +1,8 @@
-"""Numbers that a generated kernel writes and nothing else: ``torch.full``, ``torch.tensor([n])``.
+"""Constants with which a generated kernel fills a tensor: ``torch.full``, ``torch.tensor([n])``.
 
-A program may ask for such a value (``.item()``) once the kernel has run, with an all-reduce over
-ranks between; a kernel's code says nothing of it to a device that does not run code.
+A program may ask for such a value (``.item()``) after the kernel has run, with an all-reduce over
+ranks in between. The null device does not run the kernel's code, which is why the value is noted
+when the code is written.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch._inductor import ir
 
 
 def constants_of_arguments(kernel: Any) -> dict[str, float]:
-    """The number by argument name, of a ``SIMDKernel`` whose code is being written."""
-    from torch._inductor.lowering import get_constant_value  # imports the module that imports this
+    """Return the constants by argument name, for a ``SIMDKernel`` whose code is being written."""
+    from torch._inductor.lowering import get_constant_value  # at module level: a circular import
 
     found = {}
     for node in kernel.features.scheduler_nodes():
@@ -28,5 +29,5 @@ def constants_of_arguments(kernel: Any) -> dict[str, float]:
 
 
 def _is_literal(value: object) -> bool:
-    """Whether the kernel's source can state it: inductor writes the numbers as Python does."""
+    """Return whether the kernel's source can state the value; inductor writes it as Python does."""
     return isinstance(value, (bool, int, float)) and math.isfinite(value)

@@ -1,10 +1,11 @@
 """Compiled regions that run eagerly on the null device: which, how often, and why.
 
-Two ways lead here. Nothing is lowered where inductor cannot work at all (Triton is missing) or
-the user wants the rule of ``--fused``: then dynamo is switched off, and what the program gives to
-``torch.compile`` is noted. Or inductor fails on one region, or would lose values from which its
-sizes follow: then its graph runs operator by operator, between AOTAutograd's partitions. Errors of
-the program itself (a graph break under ``fullgraph=True``) are raised as ever.
+There are two cases. If inductor cannot work at all (Triton is missing) or the user wants the rule
+of ``--fused``, dynamo is switched off and nothing is lowered; what the program passes to
+``torch.compile`` is noted. If inductor fails on one region, or its kernels would lose values from
+which the region's sizes follow, that region's graph runs operator by operator, partitioned by
+AOTAutograd. Errors of the program itself (a graph break under ``fullgraph=True``) are raised as
+usual.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from prismscale.analysis.emulated import EagerRegion
 
 _SIZES_OF_VALUES = "sizes follow from values on the device, which generated kernels would lose"
 _MODULES = 2
-"""Outermost modules that a region is named by: a wrapper, and what it wraps."""
+"""Number of outermost modules in a region's name: a wrapper, and the module that it wraps."""
 _PLACE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 _regions: Counter[tuple[str, str]] = Counter()
 
 
 def found() -> list[EagerRegion]:
-    """Those of this process so far, in the order in which they were met."""
+    """Return the regions that this process has run eagerly, in the order in which they were met."""
     return [
         EagerRegion(region=name, reason=reason, count=count)
         for (name, reason), count in _regions.items()
@@ -35,7 +36,7 @@ def found() -> list[EagerRegion]:
 
 
 def count_compiled(reason: str) -> None:
-    """Note what the program gives to ``torch.compile``: it runs eagerly, for ``reason``."""
+    """Count what the program passes to ``torch.compile``, which runs eagerly for ``reason``."""
     compile_now = torch.compile
 
     @wraps(compile_now)
@@ -49,7 +50,7 @@ def count_compiled(reason: str) -> None:
 
 
 def fall_back(compile_fx: Any) -> None:
-    """Run the graphs that inductor cannot lower, or not truthfully, operator by operator."""
+    """Run graphs that inductor cannot lower, or cannot lower faithfully, operator by operator."""
     from torch._dynamo.exc import RestartAnalysis
 
     lower: Callable[..., Any] = compile_fx.compile_fx
@@ -62,7 +63,7 @@ def fall_back(compile_fx: Any) -> None:
                 return lower(model, inputs, **options)
             except RestartAnalysis:  # dynamo traces again: a float becomes a constant, for example
                 raise
-            except Exception as error:  # whatever inductor cannot do
+            except Exception as error:  # anything that inductor cannot do
                 reason = _first_line(error)
         _regions[region, reason] += 1
         return _run_operators(model, inputs)
@@ -71,8 +72,10 @@ def fall_back(compile_fx: Any) -> None:
 
 
 def _takes_sizes_from_values(graph: Any) -> bool:
-    """Whether sizes follow from what tensors hold, as of experts' tokens: operators hand such
-    values on (``csrc/routing.cpp``), generated kernels would lose them."""
+    """Return whether sizes follow from tensor values, such as the number of tokens of an expert.
+
+    Operators pass such values on (``csrc/routing.cpp``); generated kernels would lose them.
+    """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # takes a second
 
     values = (node.meta.get("example_value") for part in _parts(graph) for node in part.graph.nodes)
@@ -84,8 +87,10 @@ def _takes_sizes_from_values(graph: Any) -> bool:
 
 
 def _run_operators(model: Any, inputs: Any) -> Any:
-    """AOTAutograd without inductor: what is checkpointed is computed again, as its partitioner
-    decides."""
+    """Run a graph through AOTAutograd without inductor.
+
+    Checkpointed operators are recomputed, as AOTAutograd's partitioner decides.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -106,7 +111,7 @@ def _name_of(model: Any) -> str:
 
 
 def _source_of(graph: Any) -> str:
-    """Modules, function, file and line of the first operator of a graph that dynamo traced."""
+    """Return the modules, function, file and line of the first operator of a traced graph."""
     nodes = [node for part in _parts(graph) for node in part.graph.nodes]
     stacks = (stack for node in nodes if (stack := node.meta.get("nn_module_stack")))
     modules = [_class_name(kind) for _, kind in next(stacks, {}).values()][:_MODULES]
@@ -117,7 +122,7 @@ def _source_of(graph: Any) -> str:
 
 
 def _parts(graph: Any) -> Iterator[torch.fx.GraphModule]:
-    """The graph and those inside, as of what is checkpointed."""
+    """Yield the graph and the graphs inside it, such as those of checkpointed code."""
     return (module for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 

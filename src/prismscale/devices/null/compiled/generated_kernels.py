@@ -1,8 +1,8 @@
 """Kernels that inductor generates: launched as ops, with the bytes they read and write.
 
-A launch is one op ``inductor::<kernel>`` over the kernel's tensors. Its signature has the bytes as
-the argument ``traffic_bytes``: a kernel that reads a slice is not charged with the whole tensor.
-The program's own Triton kernels in a compiled region are what they are elsewhere.
+A launch is one op ``inductor::<kernel>`` over the kernel's tensors. Its argument ``traffic_bytes``
+is the number of bytes, so a kernel that reads a slice is not charged for the whole tensor. The
+program's own Triton kernels are launched in a compiled region as they are elsewhere.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ _library: torch.library.Library
 
 
 def install() -> None:
-    """Make the namespace of the ops."""
+    """Create the namespace of the ops."""
     global _library
     _library = torch.library.Library("inductor", "FRAGMENT")
 
 
 def annotate(triton_codegen: Any) -> None:
-    """Note in every generated kernel how often it passes over its arguments, and what numbers it
-    writes."""
-    # Both import inductor.
+    """Note in each generated kernel the passes over its arguments and the constants it writes."""
+    # Imported here because both import inductor.
     from prismscale.devices.null.compiled.constants import constants_of_arguments
     from prismscale.devices.null.compiled.traffic import passes_over_arguments
 
@@ -42,7 +41,7 @@ def annotate(triton_codegen: Any) -> None:
     def codegen_kernel(self: Any, name: Any = None) -> Any:
         notes = {_PASSES: passes_over_arguments(self), _CONSTANTS: constants_of_arguments(self)}
         meta = self.inductor_meta_common() | notes
-        self.inductor_meta_common = lambda: meta  # what the kernel's source says of it
+        self.inductor_meta_common = lambda: meta  # written into the kernel's source
         try:
             return write(self, name)
         finally:
@@ -52,10 +51,10 @@ def annotate(triton_codegen: Any) -> None:
 
 
 def replace_launches(heuristics: Any) -> None:
-    """Launch ops in place of machine code, which is not made."""
+    """Launch ops in place of machine code, which is never generated."""
 
     def precompile(self: Any, *_: Any, **__: Any) -> None:
-        """Nothing is compiled, and nothing tuned."""
+        """Compile nothing and tune nothing."""
 
     def run(self: Any, *arguments: Any, stream: Any = None, **named: Any) -> None:
         if not is_generated(self.fn.__name__):
@@ -74,8 +73,10 @@ def replace_launches(heuristics: Any) -> None:
 def _launch_own(
     heuristics: Any, tuner: Any, arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> None:
-    """A kernel that the program brought along: its constants are noted beside it, and the grid
-    comes behind its arguments."""
+    """Launch a Triton kernel of the program's own.
+
+    Its constants are stored in ``tuner``. The values of its grid follow its arguments.
+    """
     config = tuner.configs[0]
     constants = {**tuner.triton_meta["constants"], **config.kwargs}
     free = [name for name in tuner.fn.arg_names if name not in constants]
@@ -87,10 +88,12 @@ def _launch_own(
 
 
 def launch(name: str, arguments: Mapping[str, Any], passes: Mapping[str, float]) -> None:
-    """Run ``inductor::<name>`` over the tensors among ``arguments``; without any, do nothing.
+    """Run ``inductor::<name>`` over the CUDA tensors in ``arguments``; without any, do nothing.
 
     Args:
-        passes: over the elements of each argument; one pass over those that are not in it.
+        name: name of the kernel.
+        arguments: arguments of the launch, by name.
+        passes: number of passes over the elements of each argument; 1 for arguments not in it.
     """
     tensors = {
         key: value
@@ -100,11 +103,11 @@ def launch(name: str, arguments: Mapping[str, Any], passes: Mapping[str, float])
     if not tensors:
         return
     traffic = sum(passes.get(key, 1.0) * t.numel() * t.itemsize for key, t in tensors.items())
-    # A template's factors come first: "arg_A", "arg_B" before "in_ptr0".
+    # The factors of a template ("arg_A", "arg_B") come before other inputs ("in_ptr0").
     by_role = sorted(tensors, key=lambda key: not key.startswith("arg_"))
     read = [tensors[key] for key in by_role if not _is_written(key)]
     written = [tensor for key, tensor in tensors.items() if _is_written(key)]
-    with torch._C._AutoDispatchBelowAutograd():  # backward passes are compiled apart
+    with torch._C._AutoDispatchBelowAutograd():  # the backward pass is compiled separately
         _op(name)(read, written, round(traffic))
 
 

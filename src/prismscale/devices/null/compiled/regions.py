@@ -1,12 +1,12 @@
-"""Lets inductor compile for the null device: everything in which it would reach for a GPU.
+"""Lets inductor compile for the null device: replaces everything that would need a GPU.
 
-Each replacement is made in the module that has the name, when it is imported. They are
+Each replacement is made in the module that defines the name, when that module is imported:
 
 - the driver of Triton, which would load libcuda;
 - launches of generated kernels (:mod:`prismscale.devices.null.compiled.generated_kernels`);
 - allocations of compiled code, for which builds of torch without CUDA have no function;
-- benchmarks: the first choice is the fastest, and no variant is faster than another;
-- hashes over all of Triton, part of every key of a cache here and of no use;
+- benchmarks: the first choice counts as the fastest, and no variant as faster than another;
+- the hash over all of Triton, which is part of every cache key and of no use here;
 - FlexAttention, whose template would read a mask (:mod:`prismscale.devices.null.flex`).
 """
 
@@ -35,10 +35,10 @@ _BY_RULE = "--fused costs it by a rule"
 
 
 def install(library: ctypes.PyDLL, *, lower: bool) -> None:
-    """Prepare for ``torch.compile``.
+    """Prepare this process for ``torch.compile``.
 
-    Compiled regions run eagerly where ``lower`` is False, where Triton is missing, and where the
-    user has switched dynamo off (``TORCHDYNAMO_DISABLE=1``).
+    Compiled regions run eagerly if ``lower`` is False, if Triton is missing, or if the user has
+    switched dynamo off (``TORCHDYNAMO_DISABLE=1``).
     """
     if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         return
@@ -74,9 +74,12 @@ def _empty_strided(
 
 
 def _cache() -> Path:
-    """Where inductor keeps graphs and kernels for all ranks: in the user's cache, or in the folder
-    that the program says. Real GPUs must not get what is generated here, so it has a folder of its
-    own; other rules of what to note in kernels want another."""
+    """Return the folder in which inductor caches graphs and kernels for all ranks.
+
+    It is a subfolder of the folder that the program sets, or of the user's cache, because real GPUs
+    must not get the kernels generated here. Its name holds a hash of this package's code: other
+    rules for what is noted in kernels need another folder.
+    """
     rules = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     name = f"compiled-{sha256(rules).hexdigest()[:12]}"
     told = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_directory())
@@ -85,26 +88,26 @@ def _cache() -> Path:
 
 def _configure(config: Any) -> None:
     _set(config, "compile_threads", 1)  # other processes have no null device
-    # Trees of graphs roll the allocator back; plain graphs record and replay the same kernels.
+    # CUDA graph trees roll the allocator back. Plain graphs record and replay the same kernels.
     _set(config, "triton.cudagraph_trees", False)
 
 
 def _set(config: Any, name: str, value: object) -> None:
-    """Set inductor's option in every thread.
+    """Set an option of inductor in every thread.
 
-    What is set in the ordinary way holds in the thread that sets it, and the autograd engine's own
-    threads compile backward graphs: the default is what they read.
+    A plain assignment holds only in the thread that makes it. The autograd engine's own threads
+    compile backward graphs, and they read the default.
     """
     config._config[name].default = value
     setattr(config, name, value)
 
 
 class _NoDriver:
-    """In place of the functions that Triton compiles against libcuda."""
+    """Replaces the functions that Triton compiles against libcuda."""
 
 
 def _know_constants(utils: Any) -> None:
-    """Properties of a GPU are constants to dynamo, which it knows by their type."""
+    """Let dynamo treat a GPU's properties as constants, which it recognizes by their type."""
     utils.common_constant_types.add(DeviceProperties)
 
 
@@ -118,13 +121,13 @@ def _replace_hash(triton_of_torch: Any) -> None:
 
 
 def _compile_without_cost(library: ctypes.PyDLL, callback: Any) -> None:
-    """Compiling takes no logical time: it calls operators where it learns its patterns."""
+    """Let compiling take no logical time: inductor calls operators where it learns its patterns."""
     handler = callback.CompilationCallbackHandler
     install_callbacks = handler.install_callbacks
 
     @contextmanager
     def without_cost(self: Any, trigger: Any, compile_id: str) -> Iterator[None]:
-        records_graph = trigger.name == "CUDAGRAPH_RECORDING"  # which are kernels of the program
+        records_graph = trigger.name == "CUDAGRAPH_RECORDING"  # runs the program's kernels
         library.ps_without_cost(int(not records_graph))
         try:
             with install_callbacks(self, trigger, compile_id):
@@ -136,7 +139,7 @@ def _compile_without_cost(library: ctypes.PyDLL, callback: Any) -> None:
 
 
 def _time_nothing(benchmarking: Any) -> None:
-    """All variants of a kernel take as long: inductor keeps the plain one (it pads no products)."""
+    """Give all variants of a kernel one time: inductor keeps the plain one and pads no products."""
 
     def benchmark_gpu(self: Any, *_: Any, **__: Any) -> float:
         return 1.0
@@ -146,8 +149,10 @@ def _time_nothing(benchmarking: Any) -> None:
 
 
 def _take_first_choice(select_algorithm: Any) -> None:
-    """Nothing can be timed: the first choice, the library's own kernel unless it is switched off,
-    is the only one."""
+    """Offer only the first choice of a kernel, because nothing can be timed.
+
+    It is the library's own kernel, unless that is switched off.
+    """
     cache = select_algorithm.AlgorithmSelectorCache
     select = cache.__call__
 

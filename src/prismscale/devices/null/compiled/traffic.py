@@ -1,8 +1,9 @@
 """How much of each argument a generated kernel reads and writes.
 
-Inductor knows, when it writes a kernel, which elements its nodes access. What is noted is the
-number of passes over the elements of each tensor argument (0.5: half of them are read; 2.0: all are
-read and written), because a kernel for symbolic shapes is launched with tensors of many sizes.
+When inductor writes a kernel, it knows which elements the kernel's nodes access. The kernel is
+annotated with the number of passes over the elements of each tensor argument (0.5: half of them are
+read; 2.0: all are read and written) instead of bytes, because a kernel for symbolic shapes is
+launched with tensors of many sizes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch._inductor.virtualized import V
 
 
 def passes_over_arguments(kernel: Any) -> dict[str, float]:
-    """Passes by argument name, of a ``SIMDKernel`` whose code is being written."""
+    """Return the passes by argument name, for a ``SIMDKernel`` whose code is being written."""
     nodes = kernel.features.scheduler_nodes()
     read = _elements_by_buffer((node, _loads(node)) for node in nodes)
     written = _elements_by_buffer((node, node.read_writes.writes) for node in nodes)
-    # What a node of this kernel wrote before is in a register still.
+    # A value that a node of this kernel wrote is still in a register and is not loaded.
     loaded = {name: elements for name, elements in read.items() if name not in written}
     names, buffers, *_ = kernel.args.python_argdefs()
     aliases = _aliases(kernel)
@@ -29,14 +30,17 @@ def passes_over_arguments(kernel: Any) -> dict[str, float]:
         n_elements = _hint(V.graph.get_numel(buffer)) if known else 0
         if n_elements:
             accessed = [sum(by.get(alias, 0) for alias in known) for by in (loaded, written)]
-            # What is accessed twice comes from the caches.
+            # A second access to an element is served by the caches, so it does not count.
             passes[name] = sum(min(1.0, elements / n_elements) for elements in accessed)
     return passes
 
 
 def _loads(node: Any) -> Iterable[Any]:
-    """What ``node`` depends on in order to read it: what it overwrites is named, too, but read for
-    atomic additions only."""
+    """Yield the dependencies of ``node`` that it reads.
+
+    A ``StarDep`` on a buffer that the node overwrites only orders nodes, except for an atomic
+    addition, which reads the buffer.
+    """
     overwritten = {name for output in node.get_outputs() for name in output.get_mutations()}
     for dependency in node.read_writes.reads:
         is_order = isinstance(dependency, StarDep) and dependency.name in overwritten
@@ -45,7 +49,7 @@ def _loads(node: Any) -> Iterable[Any]:
 
 
 def _elements_by_buffer(accesses: Iterable[tuple[Any, Iterable[Any]]]) -> dict[str, int]:
-    """Elements that nodes access of each buffer; equal accesses count once."""
+    """Return how many elements of each buffer the nodes access; equal accesses count once."""
     found: dict[str, dict[Any, int]] = {}
     for node, dependencies in accesses:
         for dependency in dependencies:
@@ -58,14 +62,18 @@ def _elements_by_buffer(accesses: Iterable[tuple[Any, Iterable[Any]]]) -> dict[s
 def _elements(node: Any, dependency: MemoryDep | StarDep) -> int:
     if isinstance(dependency, MemoryDep) and not dependency.is_indirect():
         return _hint(dependency.get_numel())
-    # A lookup or scatter: at most one element for each that the node computes, of a whole table.
+    # A lookup or scatter depends on a whole table, but accesses at most one element of it for each
+    # element that the node computes.
     _, (outer, inner) = node.group
     return _hint(outer) * _hint(inner)
 
 
 def _aliases(kernel: Any) -> dict[str, set[str]]:
-    """Buffers that lie in an argument that is both read and written, by argument; and those that
-    overwrite a buffer, by that buffer."""
+    """Return buffers that share memory.
+
+    An argument that is both read and written maps to the buffers in it. An overwritten buffer maps
+    to the buffers that overwrite it.
+    """
     found: dict[str, set[str]] = {}
     for shared in kernel.args.inplace_buffers.values():
         if hasattr(shared, "inner_name"):  # not removed

@@ -27,9 +27,9 @@ struct SpanRow {
   int16_t lane;  // 0 is the host; streams count from 1 in order of first use
 };
 
-// One thing that cost time, in program order: a launch on a lane of the span graph, or a *stated* row,
-// which has nanoseconds in place of a signature: the wait of a lane's kernel for kernels of other
-// streams, or (lane -1) work of the host alone.
+// One thing that cost time, in program order: a launch on a lane of the span graph, or a *stated*
+// row, which has nanoseconds in place of a signature: the wait of a lane's kernel for kernels of
+// other streams, or (lane -1) work of the host alone.
 enum RowKind : int16_t { kCosted, kStated };
 struct LaunchRow {
   int32_t signature;

@@ -179,8 +179,8 @@ int64_t Device::launch(int64_t stream, uint32_t signature, const CallCost& cost)
   return start;
 }
 
-// Kernels of other streams that were launched later may have moved what this stream does last.
-// That is nobody's new work: it counts within a WithoutCostScope, too.
+// Kernels of other streams that were launched later may have delayed this stream's last work. That
+// is not new work, so it counts even while is_without_cost().
 void Device::reckon(int64_t stream) {
   StreamState& state = streams_[static_cast<size_t>(stream)];
   const int64_t free = std::max(state.tail_ns, host_time_ns()), end = busy_.end_ns(stream);

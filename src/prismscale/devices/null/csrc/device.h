@@ -65,7 +65,7 @@ class Device : public StreamProgress {
   void synchronize_stream(int64_t stream);
   void synchronize_device();
   int64_t stream_time_ns(int64_t stream);
-  void settle(int64_t stream);  // moves the stream's end as kernels of other streams have moved it
+  void settle(int64_t stream);  // delays the stream's end as kernels of other streams require
   int64_t kernels_ns();  // total duration of all kernels launched on this device
 
   // Capture of graphs: launches on the capture's streams, and events between them, are recorded.

@@ -6,7 +6,7 @@
 namespace prismscale {
 namespace {
 
-// Intervals of a stream that are kept. A host that never waits would let them grow without end.
+// Most intervals that are kept of a stream. If the host never waits, they would grow without end.
 constexpr size_t kMostIntervals = size_t{1} << 18;
 
 }  // namespace
@@ -32,7 +32,7 @@ int64_t BusyTimes::end_ns(int64_t stream) const {
   return intervals.empty() ? 0 : intervals.back().end_ns;
 }
 
-// When no kernel of another stream runs, from `at_ns` on.
+// Returns the first time from `at_ns` on at which no kernel of another stream runs.
 int64_t BusyTimes::end_of_running(size_t stream, int64_t at_ns) const {
   for (bool is_free = false; !is_free;) {
     is_free = true;
@@ -53,7 +53,8 @@ int64_t BusyTimes::end_of_running(size_t stream, int64_t at_ns) const {
 void BusyTimes::move_others(size_t stream, const Interval& placed) {
   for (const size_t other : used_) {
     Intervals& intervals = streams_[other];
-    if (other == stream || intervals.empty() || intervals.back().end_ns <= placed.start_ns) continue;
+    if (other == stream || intervals.empty() || intervals.back().end_ns <= placed.start_ns)
+      continue;
     auto next = std::lower_bound(
         intervals.begin(), intervals.end(), placed.start_ns,
         [](const Interval& interval, int64_t ns) { return interval.start_ns < ns; });

@@ -1,18 +1,18 @@
 // How kernels of several streams share the multiprocessors of a device.
 //
-// A kernel of a training step has blocks for all multiprocessors, and a GPU dispatches the blocks of
-// one kernel after those of another. So kernels of several streams take turns: one whose stream has
-// come to it waits for the kernel that runs, and then runs before kernels that are due later. Two
-// streams that both have work alternate, kernel by kernel. Only the launch latency of a kernel, in
-// which it has no block yet, passes beside others: it is not part of the kernel's *busy* time. Copies
-// by a copy engine are never busy, and communications are none of this: what they take from
-// computation is part of their own model.
+// A kernel of a training step has blocks for all multiprocessors, and a GPU dispatches the blocks
+// of one kernel after those of another. So kernels of several streams take turns. A kernel whose
+// stream has reached it waits for the kernel that runs, and then runs before kernels that are due
+// later. Two streams that both have work alternate, kernel by kernel. Only a kernel's launch
+// latency, in which it has no block yet, overlaps with other kernels: it is not part of the
+// kernel's *busy* time. Copies by a copy engine are never busy. Communications are not modelled
+// here: what they take from computation is part of their own model.
 //
-// A kernel is placed when the host launches it. Kernels of other streams that were launched before it
-// and are due later move behind it, and with them all that follows on their streams. A stream that
-// was moved ends later (`end_ns`) than it was thought to; whoever looks at it next must reckon with
-// that. Events that were recorded before keep their time, which is early by as much. With three
-// streams and more, kernels that move are not held against each other.
+// A kernel is placed when the host launches it. Kernels of other streams that were launched before
+// it but are due while it runs move behind it, and all that follows on their streams moves by as
+// much. Such a stream then ends later (`end_ns`) than was assumed before, and its next user must
+// take that into account. Events recorded before the move keep their time, which is too early by as
+// much. With three or more streams, kernels that move are not checked against each other.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@
 
 namespace prismscale {
 
-// What a call costs the device and the host.
+// Cost of a call on the device and on the host.
 struct CallCost {
   int64_t device_ns = 0, host_ns = 0;
-  int64_t busy_ns = 0;  // of the device's time, at its end: in it no kernel of another stream runs
+  int64_t busy_ns = 0;  // last part of device_ns, in which no kernel of another stream runs
 };
 
 class BusyTimes {
@@ -32,9 +32,9 @@ class BusyTimes {
   explicit BusyTimes(int streams) : streams_(static_cast<size_t>(streams)) {}
 
   // Places a kernel that could begin at `start_ns` if its stream were alone. Returns how long it
-  // waits for kernels of other streams. `now_ns`: no later kernel begins before it.
+  // waits for kernels of other streams. No kernel placed later begins before `now_ns`.
   int64_t place(int64_t stream, int64_t start_ns, const CallCost& cost, int64_t now_ns);
-  // When the stream's last busy kernel ends, as far as it is known.
+  // Returns the end of the stream's last busy interval that is stored; 0 if there is none.
   int64_t end_ns(int64_t stream) const;
 
  private:

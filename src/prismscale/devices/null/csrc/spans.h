@@ -66,11 +66,11 @@ class SpanGraph {
 
   // Called by the devices. Without effect before begin() and while is_without_cost().
   void host_worked(int64_t host_ns);
-  // `waited_ns`: how long the kernel waits for those of other streams before it runs.
+  // `waited_ns`: time for which the kernel waits for kernels of other streams before it runs.
   void launched(
       int device, int64_t stream, uint32_t signature, int64_t host_ns, int64_t device_ns,
       int64_t waited_ns, Queueing queueing);
-  // What the stream does last ends so much later, for kernels of other streams.
+  // The stream's last work ends `by_ns` later, because of kernels of other streams.
   void moved(int device, int64_t stream, int64_t by_ns);
   Frontier recorded(int device, int64_t stream);
   void waits(int device, int64_t stream, const Frontier& events);

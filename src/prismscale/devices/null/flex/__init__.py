@@ -1,2 +1,4 @@
-"""FlexAttention on the null device: one kernel forward and one backward, with the work that its
-mask leaves."""
+"""FlexAttention on the null device.
+
+It runs as one kernel forward and one backward, with only the work that its mask leaves.
+"""

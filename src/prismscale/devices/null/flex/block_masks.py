@@ -1,10 +1,11 @@
-"""How much of the scores a block mask leaves.
+"""Determines how many blocks of attention scores a block mask leaves.
 
-A :class:`BlockMask` says for each block of queries how many blocks of keys it meets. The numbers
-follow from a mask function over all scores, which nothing computes here. But what such a function
-asks (positions, where a document begins) often came from the host and is known. So after a mask was
-made, its function is asked on the host about some points of every block, and the numbers of blocks
-get the values that follow. Where the function asks for what is not known, nothing is set.
+A :class:`BlockMask` says for each block of queries how many blocks of keys it meets. torch computes
+these numbers by calling a mask function for all scores, which does not happen here. But the values
+that such a function reads (positions, where a document begins) often came from the host and are
+known. So after a mask is made, its function is called on the host for some points of every block,
+and the numbers of blocks are set accordingly. If the function reads an unknown value, nothing is
+set.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from prismscale.devices.null.custom_kernels import Watcher
 from prismscale.devices.null.value_policy import known
 
 _POINTS = 9
-"""Of a block's queries, and of its keys: the first, the last, and between them."""
+"""Points per block, both of its queries and of its keys: the first, the last and between them."""
 _MOST_SCORES = 2**23
-"""That are looked at for one mask."""
+"""Most scores that are evaluated for one mask; above that, some blocks of queries are skipped."""
 _Mask = Callable[..., Any]
 
 
 class _UnknownValueError(Exception):
-    """The mask asks for a value that does not exist."""
+    """The mask function reads a value that is not known."""
 
 
 class _OnHost(TorchFunctionMode):
-    """Functions of torch get known values in place of the device's tensors."""
+    """Calls functions of torch with known host copies in place of the device's tensors."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -51,10 +52,10 @@ def _on_host(value: Any) -> Any:
 
 
 def install(without_cost: Callable[[int], None]) -> None:
-    """Note the blocks of every mask that ``create_block_mask`` makes, compiled or not.
+    """Set the block counts of every mask that ``create_block_mask`` makes, compiled or not.
 
     Args:
-        without_cost: told 1 before, and 0 after, what costs the program nothing.
+        without_cost: called with 1 before, and with 0 after, work that costs the program nothing.
     """
     Watcher(
         {"torch.nn.attention.flex_attention": lambda module: _watch(module, without_cost)}
@@ -82,7 +83,7 @@ def _watch(module: Any, without_cost: Callable[[int], None]) -> None:
 
     @wraps(compile_now)
     def compile_later(model: Any = None, **options: Any) -> Any:
-        # What is traced cannot look at values: they are noted when the compiled function is done.
+        # Traced code cannot look at values, so the counts are set after the compiled function.
         if model is module.create_block_mask:
             return noted(compile_now(create, **options))
         return compile_now(model, **options)
@@ -91,7 +92,7 @@ def _watch(module: Any, without_cost: Callable[[int], None]) -> None:
 
 
 def note_blocks(mask: Any) -> None:
-    """Set the numbers of blocks of keys of ``mask``, a :class:`BlockMask`, where they are known."""
+    """Set the numbers of key blocks of ``mask``, a :class:`BlockMask`, where they are known."""
     if not mask.kv_num_blocks.is_cuda:
         return
     met = _blocks_met(mask)
@@ -108,12 +109,12 @@ def note_blocks(mask: Any) -> None:
 def share_of_blocks(
     partial: torch.Tensor, columns: torch.Tensor, full: torch.Tensor | None
 ) -> float | None:
-    """Blocks that a mask leaves, relative to all; None where that is not known.
+    """Return the share of blocks that a mask leaves, or None where it is not known.
 
     Args:
-        partial: numbers of blocks of keys, by batch, head and block of queries.
-        columns: their indices; the last dimension holds all blocks of keys.
-        full: numbers of those in which nothing is masked, where they are apart.
+        partial: numbers of key blocks, by batch, head and block of queries.
+        columns: indices of the key blocks; the last dimension has room for all of them.
+        full: numbers of key blocks in which nothing is masked, if they are counted separately.
     """
     counts = [known(tensor) for tensor in (partial, full) if tensor is not None]
     met = sum(float(count.sum()) for count in counts if count is not None)
@@ -121,8 +122,10 @@ def share_of_blocks(
 
 
 def _blocks_met(mask: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Blocks of keys in which some score, and in which every one, is left: of the shape and type of
-    the mask's own numbers."""
+    """Count the key blocks in which any score is left, and those in which every score is left.
+
+    Both results have the shape and type of the mask's own numbers. None where they are not known.
+    """
     numbers = mask.kv_num_blocks
     batch, heads, rows = numbers.shape
     queries, keys = (
@@ -145,7 +148,7 @@ def _blocks_met(mask: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _points(length: int, block: int) -> torch.Tensor:
-    """Positions that are looked at: blocks × points of a block."""
+    """Return the positions that are evaluated: blocks × points of a block."""
     inside = torch.linspace(0, min(block, length) - 1, _POINTS).long()
     starts = torch.arange(0, length, block)
     return (starts[:, None] + inside).clamp(max=length - 1)
@@ -154,7 +157,10 @@ def _points(length: int, block: int) -> torch.Tensor:
 def _ask(
     function: _Mask, batch: int, heads: int, queries: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor | None:
-    """The mask's answers on the host: batch × heads × queries × keys, or of sizes 1."""
+    """Call the mask function on the host; None if it cannot be called there.
+
+    The result is batch × heads × queries × keys, where batch and heads may be 1.
+    """
     places = (
         torch.arange(batch).reshape(-1, 1, 1, 1),
         torch.arange(heads).reshape(-1, 1, 1),
@@ -165,6 +171,6 @@ def _ask(
         with _OnHost():
             answers = torch.as_tensor(function(*places))
     except (_UnknownValueError, RuntimeError, IndexError):
-        return None  # it wants what is not known, or single indices
+        return None  # it reads an unknown value, or takes only single indices
     whole = torch.broadcast_shapes(answers.shape, (1, 1, queries.numel(), keys.numel()))
     return answers.broadcast_to(whole).bool().contiguous()

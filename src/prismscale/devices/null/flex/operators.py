@@ -2,10 +2,11 @@
 
 Programs compile ``flex_attention`` with inductor. Without torch.compile, torch computes it from
 single ops and materialises all scores, which no GPU run does. Here the higher-order operator has an
-implementation for CUDA: one op forward and one backward, with the outputs that the fused kernels
-allocate and nothing in between. Inductor lowers it to the same two ops.
+implementation for CUDA: one op forward and one backward. They allocate the outputs of the fused
+kernels and nothing in between. Inductor lowers the operator to the same two ops.
 
-Each launches a kernel that says, in thousandths, how many of the blocks of scores the mask leaves.
+Each op launches a kernel whose ``density`` says, in thousandths, what share of the blocks of scores
+the mask leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch._higher_order_ops.flex_attention import (
 from prismscale.devices.null.flex.block_masks import share_of_blocks
 
 _UNKNOWN = -1
-"""In place of the share of blocks: the kernel model assumes a causal mask."""
+"""Density where the share of blocks is unknown: the kernel model assumes a causal mask."""
 _KERNELS = {
     "flex_attention": "Tensor query, Tensor key, Tensor value",
     "flex_attention_backward": """Tensor query, Tensor key, Tensor value, Tensor out,
@@ -38,7 +39,7 @@ _library: torch.library.Library
 
 
 def install() -> None:
-    """Register the ops, and the operators' CUDA implementations on top of them."""
+    """Register the ops, and the higher-order operators' CUDA implementations that call them."""
     global _library
     _library = torch.library.Library("prismscale_null", "FRAGMENT")
     shapes = {"flex_attention": _forward_shapes, "flex_attention_backward": _backward_shapes}
@@ -50,7 +51,7 @@ def install() -> None:
         _library.impl(kernel, _without_mask(shapes[kernel], 1), "Meta")
         _library.impl(f"masked_{kernel}", _without_mask(shapes[kernel], 3), "Meta")
         _library.impl(f"masked_{kernel}", partial(_launch, kernel), "CUDA")
-    # Called by its name in that module, once for every call of flex_attention that needs gradients.
+    # The module calls it by name, once for every call of flex_attention that needs gradients.
     module: Any = import_module("torch._higher_order_ops.flex_attention")
     module.create_fw_bw_graph = _untraced(module.create_fw_bw_graph)
     flex_attention.py_impl(DispatchKey.CUDA)(_forward)
@@ -58,8 +59,10 @@ def install() -> None:
 
 
 def lower_to_ops(_: Any) -> None:
-    """Let inductor call the ops: its templates take their work from a mask that has no values
-    here."""
+    """Let inductor call the ops instead of its templates.
+
+    The templates take their work from the values of a mask, which do not exist here.
+    """
     lowering: Any = import_module("torch._inductor.lowering")
     ops: Any = torch.ops.prismscale_null
     forward, backward = (
@@ -79,7 +82,7 @@ def lower_to_ops(_: Any) -> None:
 
 
 def _blocks(mask: Any) -> tuple[Any, Any, Any]:
-    """Of a ``BlockMask.as_tuple()``: partial blocks of keys, their indices, whole blocks."""
+    """Return the partial key blocks, their indices and the full blocks of a mask's tuple."""
     _, _, partial_blocks, columns, full_blocks, *_ = mask
     return partial_blocks, columns, full_blocks
 
@@ -89,7 +92,7 @@ def _without_mask(shapes: Callable[..., Any], n_arguments: int) -> Callable[...,
 
 
 def _launch(kernel: str, *arguments: Any) -> Any:
-    """Run ``kernel`` with the share of blocks that the mask, the last three arguments, leaves."""
+    """Run ``kernel`` with the share of blocks that the mask (the last three arguments) leaves."""
     tensors, mask = arguments[:-3], arguments[-3:]
     share = None if mask[0] is None else share_of_blocks(*mask)
     density = _UNKNOWN if share is None else _rounded(1000 * share)
@@ -97,13 +100,15 @@ def _launch(kernel: str, *arguments: Any) -> Any:
 
 
 def _rounded(thousandths: float) -> int:
-    """Two digits: batches whose documents differ a little are one kernel."""
+    """Round to two digits, so that batches whose documents differ a little share one kernel."""
     return max(1, round(float(f"{thousandths:.2g}")))
 
 
 def _untraced(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Score modifications are not traced for the null device: its kernels never call them. Those in
-    a region that is being compiled are."""
+    """Skip the tracing of score modifications, which the null device's kernels never call.
+
+    Score modifications in a region that is being compiled are traced.
+    """
 
     def create_fw_bw_graph(score_mod: Any, example_vals: Any, buffers: Any) -> Any:
         if example_vals[0].is_cuda and detect_fake_mode() is None:

@@ -1,6 +1,6 @@
 """CUDA graphs and private memory pools of the null device, under ``torch.cuda``'s own Python code.
 
-- :mod:`.graph_recording` is a graph: what its capture recorded, and the calls that replays make;
-- :mod:`.null_graph` and :mod:`.mem_pools` stand for the C++ classes of a CUDA build of torch;
-- :mod:`.graph_api` puts them in their place.
+- :mod:`.graph_recording` holds a graph: what its capture recorded, and the calls of its replays;
+- :mod:`.null_graph` and :mod:`.mem_pools` replace the C++ classes of a CUDA build of torch;
+- :mod:`.graph_api` installs them in ``torch.cuda``.
 """

@@ -1,4 +1,4 @@
-"""Puts graphs and pools in their place in ``torch.cuda``."""
+"""Installs the null device's CUDA graphs and memory pools in ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prismscale.devices.null.graphs.null_graph import NullGraph
 
 
 def install(library: ctypes.PyDLL) -> None:
-    """``torch.cuda.CUDAGraph``, ``MemPool`` and the functions below them, on the extension."""
+    """Replace ``torch.cuda.CUDAGraph``, ``MemPool`` and the C functions that they call."""
 
     def is_capturing() -> bool:
         device = library.ps_current_device()
@@ -42,10 +42,10 @@ def install(library: ctypes.PyDLL) -> None:
 
 
 def rebased(cls: type[Any], base: type[Any]) -> type[Any]:
-    """``cls``, which stands on a dummy or on torch's C++ class, on ``base``.
+    """Return a copy of ``cls`` that derives from ``base``, not from a dummy or torch's C++ class.
 
-    torch's own methods stay what they are. Those that say ``super()`` mean the class in which they
-    were written, by a cell that all of them share; here it is another one.
+    torch's own methods stay as they are. Methods that call ``super()`` refer to the class in which
+    they were defined through a cell that they share. In the copy, this cell holds the copy itself.
     """
     cell = CellType()
     names = {

@@ -1,8 +1,9 @@
 """A captured graph: launches in the extension (``csrc/graph_capture.h``), calls into Python here.
 
 A communication is not made when it is captured. Each replay makes it, on the stream and between the
-launches where the program did, with *ghosts* in place of the program's tensors: a graph holds no
-tensor, only addresses, and its pool holds their memory.
+launches where the program issued it. It uses *ghosts* in place of the program's tensors: tensors
+that own no memory, at the same addresses. A graph holds addresses, not tensors; the memory at these
+addresses belongs to its pool.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MODES = ("global", "thread_local", "relaxed")
 
 
 class _CallKind(IntEnum):
-    """How a call takes part in the order of its stream; see ``csrc/graph_capture.h``."""
+    """How a call is ordered on its stream; see ``csrc/graph_capture.h``."""
 
     IN_ORDER = 0
     BESIDE = 1
@@ -36,7 +37,7 @@ class _CallKind(IntEnum):
 
 
 class _Communication:
-    """One that each replay makes, and perhaps waits for later."""
+    """A batch of communications that each replay issues, and joins at once or later."""
 
     def __init__(self, batch: Sequence[Collective], answer: Answer) -> None:
         self._batch = batch
@@ -44,19 +45,20 @@ class _Communication:
         self._work: Work | None = None
 
     def issue(self) -> None:
-        """Make it."""
+        """Issue the batch."""
         self._work = self._answer(self._batch)
 
     def join(self) -> None:
-        """Let the current stream wait for it."""
+        """Make the current stream wait for the batch."""
         work, self._work = self._work, None
         if work is not None:
             work.wait()
 
 
 class GraphRecording:
-    """A graph from the beginning of its capture on the current stream; an
-    :class:`~prismscale.emulation.hook.OpenCapture` until :meth:`end`.
+    """A CUDA graph whose capture begins, on the current stream, with the construction.
+
+    Until :meth:`end` it is an :class:`~prismscale.emulation.hook.OpenCapture`.
 
     Raises:
         RuntimeError: another capture is under way in this process.
@@ -66,7 +68,7 @@ class GraphRecording:
         self._library = library
         self._calls: list[Callable[[], None]] = []
         self._awaited: dict[int, Collective] = {}
-        """The first of each batch that nobody has waited for so far."""
+        """First communication, by call number, of each batch that is not waited for yet."""
         self.device = int(library.ps_current_device())
         self.stream = int(library.ps_current_stream(self.device))
         self._handle = library.ps_graph_begin(self.device, self.stream, MODES.index(mode))
@@ -77,13 +79,13 @@ class GraphRecording:
         Captures.under_way = self
 
     def end(self) -> int:
-        """The capture is over; 0, or the CUDA error that it ends with."""
+        """End the capture; return 0, or the CUDA error with which it ends."""
         Captures.under_way = None
         return int(self._library.ps_graph_end(self._handle))
 
     @property
     def unjoined(self) -> str:
-        """Work that has not come back to the capture's stream, in words; empty where all has."""
+        """Description of the work that was not joined to the capture's stream; empty if none."""
         text: bytes = self._library.ps_graph_unjoined(self._handle)
         if not text:
             return ""
@@ -93,18 +95,18 @@ class GraphRecording:
         return "; ".join((text.decode(), *issued))
 
     def delete(self) -> None:
-        """The graph is destroyed."""
+        """Destroy the graph."""
         if self._handle is not None:
             self._library.ps_graph_delete(self._handle)
             self._handle = None
 
     @property
     def n_launches(self) -> int:
-        """Kernels and communications in it."""
+        """Number of kernels and communications in the graph."""
         return int(self._library.ps_graph_launches(self._handle))
 
     def replay(self) -> None:
-        """Launch it on the current stream of its device."""
+        """Launch the graph on the current stream of its device."""
         library, stream = self._library, ctypes.c_int64()
         current = library.ps_current_stream(self.device)
         while (call := library.ps_graph_replay(self._handle, ctypes.byref(stream))) >= 0:
@@ -115,11 +117,14 @@ class GraphRecording:
                 library.ps_set_stream(self.device, current)
 
     def communicate(self, batch: Sequence[Collective], answer: Answer) -> Work:
-        """Note the batch. What it writes is written at each replay."""
+        """Record the batch, so that each replay calls ``answer`` with it.
+
+        A batch in host memory, or issued on a stream that does not capture, is answered now.
+        """
         if is_in_host_memory(batch) or not self._is_capturing():
             return answer(batch)
         if blocks_host(batch) or batch[0].group.backend == "gloo":
-            _ops().synchronize(self.device)  # raises, as in any capture
+            _ops().synchronize(self.device)  # forbidden in a capture: raises
         ghosts = _ghosts_of(batch)
         communication = _Communication(ghosts, answer)
         outputs = tuple(tensor for c in batch for tensor in c.outputs)
@@ -138,8 +143,11 @@ class GraphRecording:
         return in_flight(batch, joined)
 
     def _answer_now(self, collective: Collective) -> None:
-        """What it gives at each replay, where that is the same: how many tokens each rank's
-        experts get is known before any token is."""
+        """Set the values that the outputs have during the capture.
+
+        If each replay gives the same ones, they are computed now: how many tokens each rank's
+        experts get is known in the capture. All other outputs become unknown.
+        """
         if (
             Captures.fill is not None
             and collective.inputs
@@ -155,7 +163,7 @@ class GraphRecording:
             _ops().forget(tensor)
 
     def later(self, call: Callable[[], None]) -> None:
-        """Make ``call`` at each replay, in this place."""
+        """Run ``call`` at each replay, at this point of the graph."""
         self._note(call, _CallKind.MARK)
 
     def _is_capturing(self) -> bool:
@@ -176,7 +184,7 @@ def _issue_and_join(communication: _Communication) -> None:
 
 
 def _ghosts_of(batch: Sequence[Collective]) -> list[Collective]:
-    """The same communications on tensors without memory; a tensor that comes twice stays one."""
+    """Return the same communications on ghosts; a tensor that occurs twice gets one ghost."""
     site = call_site()
     ghosts: dict[int, torch.Tensor] = {}
 

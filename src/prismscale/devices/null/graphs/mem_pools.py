@@ -1,7 +1,8 @@
-"""Private pools of the allocator model: ids, ``torch.cuda.MemPool`` and what routes to them.
+"""Private pools of the allocator model: ids, ``torch.cuda.MemPool``, routing of allocations.
 
-An id is ``(n, 0)`` for the pool of a graph that names none, ``(0, n)`` for one that a program asks
-for. Who holds a pool, and when its memory is given back: ``csrc/caching_allocator_pools.cpp``.
+An id is ``(n, 0)`` for the own pool of a graph that was given none, and ``(0, n)`` for a pool that
+the program asked for. ``csrc/caching_allocator_pools.cpp`` says who holds a pool and when its
+memory is released.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ _own_ids, _user_ids = count(1), count(1)
 
 
 def own_pool_id() -> PoolId:
-    """The pool of one graph."""
+    """Return a new id for the own pool of one graph."""
     return (next(_own_ids), 0)
 
 
 def user_pool_id() -> PoolId:
-    """``torch.cuda.graph_pool_handle()``: a pool that graphs may share."""
+    """Return a new id for a pool that graphs may share: ``torch.cuda.graph_pool_handle()``."""
     return (0, next(_user_ids))
 
 
 def succeed(answer: int, name: str, pool: PoolId) -> None:
-    """Raise where the allocator would have: ``name`` met a pool in the wrong state."""
+    """Raise RuntimeError if ``answer`` is 0: the call ``name`` met a pool in a wrong state."""
     if not answer:
         raise RuntimeError(
             f"{name}: the pool {tuple(pool)} is not in a state for this: not there, already "
@@ -34,33 +35,33 @@ def succeed(answer: int, name: str, pool: PoolId) -> None:
 
 
 class PoolFunctions:
-    """The functions of ``torch._C`` that route allocations to pools."""
+    """Implementations of the functions of ``torch._C`` that route allocations to pools."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
 
     def begin(self, device: int, pool: PoolId) -> None:
-        """All allocations, of whatever thread and stream."""
+        """Route the allocations of all threads and streams to ``pool``."""
         self._begin(device, pool, thread=-1, stream=-1)
 
     def begin_thread(self, device: int, pool: PoolId) -> None:
-        """Allocations of this thread."""
+        """Route the allocations of this thread to ``pool``."""
         self._begin(device, pool, thread=0, stream=-1)
 
     def begin_stream(self, device: int, pool: PoolId) -> None:
-        """Allocations on the current stream."""
+        """Route the allocations on the current stream to ``pool``."""
         self._begin(device, pool, thread=-1, stream=self._library.ps_current_stream(device))
 
     def end(self, device: int, pool: PoolId) -> None:
-        """None any more."""
+        """End the routing of allocations to ``pool``."""
         succeed(self._library.ps_pool_end(device, *pool), "endAllocateToPool", pool)
 
     def release(self, device: int, pool: PoolId) -> None:
-        """One who held it lets go."""
+        """Remove one holder of ``pool``."""
         succeed(self._library.ps_pool_release(device, *pool), "releasePool", pool)
 
     def table(self) -> dict[str, Any]:
-        """By name in ``torch._C``."""
+        """Return the functions by their names in ``torch._C``."""
         return {
             "_cuda_beginAllocateToPool": self.begin,
             "_cuda_beginAllocateCurrentThreadToPool": self.begin_thread,
@@ -75,7 +76,7 @@ class PoolFunctions:
 
 
 def mem_pool_class(library: ctypes.PyDLL) -> type[Any]:
-    """What ``torch._C._MemPool`` is on a CUDA build: a pool that lives as long as the object."""
+    """Return the replacement of ``torch._C._MemPool``: a pool that lives as long as the object."""
 
     class NullMemPool:
         def __init__(
@@ -85,7 +86,7 @@ def mem_pool_class(library: ctypes.PyDLL) -> type[Any]:
             use_on_oom: bool = False,
             no_split: bool = False,
         ) -> None:
-            self.allocator = allocator  # whatever it would call, the model knows no other
+            self.allocator = allocator  # kept, but never called: the model has one allocator
             self.device = int(library.ps_current_device())
             self._id = user_pool_id() if is_user_created else own_pool_id()
             library.ps_pool_retain(self.device, *self._id)

@@ -1,6 +1,6 @@
-"""What ``torch._C._CUDAGraph`` is on a CUDA build; ``torch.cuda.CUDAGraph`` stands on it.
+"""Replacement of ``torch._C._CUDAGraph``, the base class of ``torch.cuda.CUDAGraph``.
 
-The rules and the words of the errors are those of torch's ``CUDAGraph.cpp``.
+Rules and error messages are those of torch's ``CUDAGraph.cpp``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from prismscale.devices.null.graphs.mem_pools import PoolId, own_pool_id, succee
 
 
 class RandomWords:
-    """Seed and offset of the random numbers of all graphs of a device, where a replay finds them:
-    two tensors of one number, from the ordinary pool, for as long as there is a graph."""
+    """Device memory from which replays read the random seed and offset of a device's graphs.
+
+    It is two tensors of one number each, from the ordinary pool. They live as long as any graph of
+    the device does.
+    """
 
     _of_device: ClassVar[WeakValueDictionary[int, RandomWords]] = WeakValueDictionary()
 
@@ -29,7 +32,7 @@ class RandomWords:
 
     @classmethod
     def of(cls, device: int) -> RandomWords:
-        """Those that there are, or new ones."""
+        """Return the words of ``device``; allocate them if it has none."""
         found = cls._of_device.get(device)
         if found is None:
             found = cls._of_device[device] = cls(device)
@@ -37,17 +40,17 @@ class RandomWords:
 
 
 class _Resources:
-    """A graph and its hold on pools: given up when the program gives up the graph."""
+    """A graph and its holds on pools; released when the program drops or resets the graph."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
         self.recording: GraphRecording | None = None
         self.random: RandomWords | None = None
         self.pools: list[tuple[int, PoolId]] = []
-        """Device and id of the pools that are held, the graph's own first."""
+        """Device and id of each pool that the graph holds; the one of its capture comes first."""
 
     def release(self) -> None:
-        """The graph is destroyed; its pools may go."""
+        """Destroy the graph and drop its holds on pools."""
         if self.recording is not None:
             self.recording.delete()
             self.recording = None
@@ -61,7 +64,10 @@ class _Resources:
 
 
 class NullGraph:
-    """Capture and replay; ``library`` is set when the device is made."""
+    """A CUDA graph: its capture and its replays.
+
+    ``library`` is set when the null device is activated.
+    """
 
     library: ClassVar[ctypes.PyDLL]
     capturing: ClassVar[NullGraph | None] = None
@@ -73,7 +79,7 @@ class NullGraph:
         self._is_captured = self._is_instantiated = False
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
-        """Launches on the current stream, and on those that wait for it, are recorded."""
+        """Begin to record launches on the current stream and on streams that wait for it."""
         _check(
             not self._is_captured,
             "This CUDAGraph instance already owns a captured graph. To capture a new graph, "
@@ -91,7 +97,7 @@ class NullGraph:
             f"{capture_error_mode}",
         )
         pool_id = own_pool_id() if pool is None or not any(pool) else (pool[0], pool[1])
-        self._held.release()  # of a capture that failed
+        self._held.release()  # a failed capture may have left resources
         self._held.random = RandomWords.of(device)
         self._held.recording = GraphRecording(self.library, capture_error_mode)
         begun = self.library.ps_pool_begin_capture(device, *pool_id)
@@ -103,14 +109,14 @@ class NullGraph:
         NullGraph.capturing = self
 
     def capture_end(self) -> None:
-        """The capture is over, and can be replayed."""
+        """End the capture. The graph can be replayed from here on."""
         self.capture_end_pre()
         if not self._keeps_template:
             NullGraph.instantiate(self)
         self.capture_end_post()
 
     def capture_end_pre(self) -> None:
-        """The capture is over. Raises the CUDA error that it ends with."""
+        """End the capture; raises the CUDA error with which it ends."""
         recording = self._held.recording
         if recording is None or NullGraph.capturing is not self:
             raise RuntimeError("capture_end() called before capture_begin().")
@@ -134,15 +140,15 @@ class NullGraph:
             )
 
     def capture_end_post(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: nothing is left to do."""
 
     def instantiate(self) -> None:
-        """Make it ready for replays."""
+        """Make the graph ready for replays."""
         _check(self._is_captured, "capture_end() must have been called before calling instantiate")
         self._is_instantiated = True
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
+        """Launch the graph on the current stream."""
         recording = self._held.recording
         if recording is None or not self._is_captured:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
@@ -168,14 +174,14 @@ class NullGraph:
         self._is_captured = self._is_instantiated = False
 
     def pool(self) -> PoolId:
-        """Its pool, for other graphs to share."""
+        """Return the id of the graph's pool, which other graphs may share."""
         _check(
             self._is_captured, "Called CUDAGraph::pool() without a preceding successful capture."
         )
         return self._held.pools[0][1]
 
     def pools(self) -> list[PoolId]:
-        """Its pool, and those that its capture used beside it."""
+        """Return the ids of the graph's pool and of further pools that its capture used."""
         _check(
             self._is_captured, "Called CUDAGraph::pools() without a preceding successful capture."
         )
@@ -192,7 +198,7 @@ class NullGraph:
 
     @staticmethod
     def get_currently_capturing_graph() -> NullGraph:
-        """The graph whose capture is under way."""
+        """Return the graph whose capture is under way; raises RuntimeError if there is none."""
         if NullGraph.capturing is None:
             raise RuntimeError("The current stream is not currently capturing.")
         return NullGraph.capturing
@@ -202,14 +208,14 @@ class NullGraph:
         return self._is_instantiated
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Random numbers have no values here, whoever makes them."""
+        """Do nothing: random numbers have no values here, whichever generator makes them."""
 
     def enable_debug_mode(self) -> None:
-        """Keep what :meth:`debug_dump` shows."""
+        """Keep the graph's template, which :meth:`debug_dump` shows."""
         self._keeps_template = True
 
     def debug_dump(self, debug_path: str) -> None:
-        """Write how much is in it, as a graph of one node."""
+        """Write a DOT file with a single node that gives the number of launches."""
         recording = self._held.recording
         n_launches = 0 if recording is None else recording.n_launches
         Path(debug_path).write_text(
@@ -217,7 +223,7 @@ class NullGraph:
         )
 
     def raw_cuda_graph(self) -> int:
-        """A number that no CUDA library knows."""
+        """Return a number in place of the graph's handle; no CUDA library knows it."""
         _check(
             self._keeps_template and self._is_captured,
             "You cannot access the raw cudaGraph_t instance unless CUDAGraph was initialized with "
@@ -226,7 +232,7 @@ class NullGraph:
         return id(self)
 
     def raw_cuda_graph_exec(self) -> int:
-        """A number that no CUDA library knows."""
+        """Return a number in place of the executable graph's handle; no CUDA library knows it."""
         _check(
             self._is_instantiated,
             "You cannot access the raw cudaGraphExec_t instance until instantiate() has been "
@@ -235,7 +241,7 @@ class NullGraph:
         return id(self)
 
     def begin_capture_to_if_node(self, *_: Any) -> None:
-        """Refused: what a condition on the device says is not known here."""
+        """Raise NotImplementedError: the value of a condition on the device is not known here."""
         raise NotImplementedError(
             "conditional nodes of CUDA graphs depend on values of the device, which the null "
             "device does not have"
@@ -245,7 +251,10 @@ class NullGraph:
 
 
 def _raise_cuda(error: int, unjoined: str) -> None:
-    """The error that CUDA ends a capture with, and what it does not say: which work it is about."""
+    """Raise the error with which CUDA ends a capture, with a note on the unjoined work.
+
+    CUDA's own message does not say which work that is.
+    """
     ops: Any = torch.ops.prismscale_null
     try:
         ops.raise_cuda(error)

@@ -1,1 +1,1 @@
-"""What tells of a node's GPUs without torch: NVML and ``nvidia-smi``."""
+"""Stand-ins for the tools that report a node's GPUs without torch: NVML and ``nvidia-smi``."""

@@ -1,8 +1,8 @@
 """``pynvml``, NVIDIA's management library, for the GPUs of the null node.
 
-Names, memory and versions are those of the device. What only a running chip has is a constant: it
-is always busy, at the temperature and power of :class:`Readings`. A real NVML of this machine is
-hidden with the GPUs that it would tell of.
+Names, memory and versions are those of the null device. Readings that only a running chip has are
+constants: it is always busy, at the temperature and power of :class:`Readings`. If this machine has
+a real NVML, it is hidden along with the GPUs that it would report.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from prismscale.devices.null.cuda_bindings import index_of, uuid_of
 from prismscale.devices.null.gpus import NullDeviceSpec
 
 DRIVER = "580.65.06"
-"""A driver of CUDA 13.0, which the null device says that it is."""
+"""A driver version of CUDA 13.0, the version that the null device reports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Readings:
-    """What a sensor would say."""
+    """Constant readings of a GPU's sensors."""
 
     utilization_percent: int = 100
     temperature_celsius: int = 60
@@ -36,17 +36,17 @@ class Readings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlDevice:
-    """A handle."""
+    """Handle of a device."""
 
     index: int
 
 
 class NVMLError(Exception):
-    """As ``pynvml`` raises it."""
+    """NVML's error, as ``pynvml`` raises it."""
 
 
 def install(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
-    """Let ``import pynvml`` find the null node, and ``torch.cuda`` its figures."""
+    """Let ``import pynvml`` and ``torch.cuda`` find the null node."""
     module = make_module(library, spec)
     sys.modules["pynvml"] = module
     for name, value in (("pynvml", module), ("_HAS_PYNVML", True)):
@@ -58,7 +58,7 @@ def install(library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
 
 
 def make_module(library: ctypes.PyDLL, spec: NullDeviceSpec) -> types.ModuleType:
-    """The module; a function of NVML that is not here raises :class:`NVMLError` when called."""
+    """Return the module. A function of NVML that it lacks raises :class:`NVMLError` when called."""
     module = types.ModuleType("pynvml", __doc__)
     for name, value in {**_functions(library, spec), "NVMLError": NVMLError}.items():
         setattr(module, name, value)
@@ -66,13 +66,13 @@ def make_module(library: ctypes.PyDLL, spec: NullDeviceSpec) -> types.ModuleType
     return module
 
 
-@cache  # the same class of errors each time, so that programs can catch it
+@cache  # returns the same error class each time, so that programs can catch it
 def _other_name(name: str) -> Any:
-    """What ``pynvml`` has beside the functions of :func:`_functions`."""
+    """Return an attribute of ``pynvml`` that is not in :func:`_functions`."""
     if name.startswith("NVMLError_"):
         return type(name, (NVMLError,), {})
     if name.startswith("NVML_"):
-        return 0  # a constant that functions take, which ours do not look at
+        return 0  # a constant; the functions here ignore the constants that they take
     if name.startswith("nvml"):
         return _unsupported(name)
     raise AttributeError(f"module 'pynvml' has no attribute {name!r}")
@@ -124,7 +124,7 @@ def _functions(library: ctypes.PyDLL, spec: NullDeviceSpec) -> dict[str, Any]:
         "nvmlDeviceGetPowerUsage": lambda device: readings.power_milliwatts,
         "nvmlDeviceGetClockInfo": lambda device, clock: readings.clock_mhz,
         "nvmlDeviceGetComputeRunningProcesses": lambda device: [],
-        # NVML_P2P_STATUS_OK, as constants are here: NVLink joins the devices of a node.
+        # NVML_P2P_STATUS_OK is 0, as all constants are here. NVLink joins the devices of a node.
         "nvmlDeviceGetP2PStatus": lambda device, other, capability: 0,
         # Processes of an emulated rank stay where the scheduler puts them.
         "nvmlDeviceSetCpuAffinity": lambda device: None,

@@ -1,6 +1,6 @@
-"""``nvidia-smi`` for programs that start it as a command: the file beside this one, on their PATH.
+"""Puts ``nvidia-smi``, the file beside this one, on the PATH of programs that call the command.
 
-A real one is hidden with the GPUs that it would tell of.
+A real ``nvidia-smi`` is hidden along with the GPUs that it would report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {
 
 
 def install(spec: NullDeviceSpec) -> None:
-    """Let commands that this process starts find the null node."""
+    """Let commands that this process starts find the null node's ``nvidia-smi``."""
     os.environ[_VARIABLE] = json.dumps(node(spec))
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if str(_HERE) not in places:
@@ -37,7 +37,7 @@ def install(spec: NullDeviceSpec) -> None:
 
 
 def node(spec: NullDeviceSpec) -> dict[str, object]:
-    """What the command may be asked for, by the names of its fields."""
+    """Return all figures that the command reports, by the names of its fields."""
     now = Readings()
     total, used = spec.total_memory_bytes // _MIB, spec.context_bytes // _MIB
     shared = {

@@ -1,1 +1,1 @@
-"""The memory of a null device: who holds it, what happened to it, and what lies outside torch."""
+"""Memory of a null device: statistics, history, owners of blocks, and memory outside torch."""

@@ -11,7 +11,7 @@ from prismscale.errors import UsageError, did_you_mean
 
 MIB = 1 << 20
 
-# Settings of torch that have no bearing on which bytes are held: accepted, not modelled.
+# Settings of torch that do not affect which bytes are held. They are accepted and not modelled.
 _NEUTRAL_KEYS = (
     "backend",
     "pinned_max_cached_size_mb",
@@ -37,10 +37,10 @@ _KEYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorConfig:
-    """What PYTORCH_ALLOC_CONF can say; the defaults are torch's.
+    """The settings that PYTORCH_ALLOC_CONF can give; the defaults are torch's.
 
-    ``max_split_bytes`` 0 is no limit. ``roundup_power2_divisions`` holds one number for each power
-    of two from 1 MiB to 32 GiB (16), or nothing. ``memory_fraction`` 0 is no limit.
+    0 means no limit in ``max_split_bytes`` and in ``memory_fraction``. ``roundup_power2_divisions``
+    holds one number for each power of two from 1 MiB to 32 GiB (16 in all), or nothing.
     """
 
     max_split_bytes: int = 0
@@ -68,18 +68,21 @@ class AllocatorConfig:
 
 
 def config_from_environment() -> AllocatorConfig:
-    """The settings that the environment has now."""
+    """Return the settings that the environment gives now."""
     return parse_config(text_from_environment())
 
 
 def text_from_environment() -> str:
-    """PYTORCH_CUDA_ALLOC_CONF, or else PYTORCH_ALLOC_CONF: the older name wins in torch, too."""
+    """Return PYTORCH_CUDA_ALLOC_CONF, or else PYTORCH_ALLOC_CONF.
+
+    The older name takes precedence in torch, too.
+    """
     found = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     return os.environ.get("PYTORCH_ALLOC_CONF", "") if found is None else found
 
 
 def parse_config(text: str) -> AllocatorConfig:
-    """Settings from ``key:value,key:value``; raises UsageError for one that torch does not have."""
+    """Parse ``key:value,key:value``; raises UsageError for a setting that torch does not have."""
     values: dict[str, str] = {}
     # Commas separate settings, except inside the brackets of roundup_power2_divisions.
     for item in re.split(r",(?![^\[]*\])", text.replace(" ", "")):
@@ -122,7 +125,10 @@ def _is_set(values: Mapping[str, str], key: str) -> bool:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """``4`` for all sizes, or ``[256:1,512:2,>:8]`` by size in MiB: each entry up to its size."""
+    """Parse divisions: ``4`` for all sizes, or ``[256:1,512:2,>:8]`` by size in MiB.
+
+    An entry applies to sizes after the one of the entry before, up to its own.
+    """
     if not value:
         return ()
     if not value.startswith("["):

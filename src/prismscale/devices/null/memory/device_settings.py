@@ -1,8 +1,8 @@
-"""Settings of device and allocator: what the extension starts with, and what a program changes.
+"""Settings of device and allocator: those at the start, and the program's changes to them.
 
-torch reads PYTORCH_ALLOC_CONF and CUBLAS_WORKSPACE_CONFIG when CUDA starts, not when it is
-imported: launchers set them in ``os.environ`` after ``import torch``. Later,
-``torch.cuda.memory._set_allocator_settings`` changes what it names.
+torch reads PYTORCH_ALLOC_CONF and CUBLAS_WORKSPACE_CONFIG when CUDA starts, not when torch is
+imported, and launchers set them in ``os.environ`` after ``import torch``. Later,
+``torch.cuda.memory._set_allocator_settings`` changes single settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prismscale.torch_versions import installed_torch
 
 
 class ProgramSettings:
-    """The settings that a program has given so far."""
+    """The allocator settings that the program has given so far."""
 
     def __init__(self, library: ctypes.PyDLL, spec: NullDeviceSpec) -> None:
         self._library = library
@@ -32,26 +32,28 @@ class ProgramSettings:
         self._changed: list[str] = []
 
     def change(self, text: str) -> None:
-        """``key:value,key:value`` on top of all that was set; raises UsageError for a key that
-        torch does not have."""
+        """Add ``key:value,key:value`` to the settings, where they override earlier ones.
+
+        Raises UsageError for a key that torch does not have.
+        """
         parse_config(text)
         self._changed.append(text)
-        # Before CUDA starts it is noted only: starting applies it.
+        # Before CUDA has started the text is only noted: the start of CUDA applies it.
         if torch.cuda.is_initialized():
             self.apply()
 
     def text(self) -> str:
-        """All that was set."""
+        """Return all settings so far: the environment's, then the program's changes."""
         return ",".join(filter(None, [text_from_environment(), *self._changed]))
 
     def apply(self) -> None:
-        """Read the environment again, as the program left it; CUDA does so when it starts."""
+        """Apply all settings. The environment is read again, as CUDA does when it starts."""
         config = parse_config(self.text())
         self._library.ps_configure(ctypes.byref(settings_row(self._spec, config)))
 
 
 def settings_row(spec: NullDeviceSpec, config: AllocatorConfig) -> bindings.SettingsRow:
-    """Device and allocator settings as the extension takes them."""
+    """Return device and allocator settings in the form that the extension takes."""
     return bindings.SettingsRow(
         devices=spec.devices_per_node,
         total_bytes=spec.total_memory_bytes,
@@ -70,7 +72,10 @@ def settings_row(spec: NullDeviceSpec, config: AllocatorConfig) -> bindings.Sett
 
 
 def _blas_workspace_bytes(spec: NullDeviceSpec) -> int:
-    """``CUBLAS_WORKSPACE_CONFIG`` (``:size:count`` pairs in KiB) or the default of the GPU."""
+    """Return the bytes that ``CUBLAS_WORKSPACE_CONFIG`` gives, or the default of the GPU.
+
+    The variable holds ``:size:count`` pairs with sizes in KiB.
+    """
     text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     pairs = re.findall(r":(\d+):(\d+)", text)
     if not pairs:

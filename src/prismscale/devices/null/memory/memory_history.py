@@ -1,5 +1,7 @@
-"""Follows the memory of a null device, block by block: when it was taken and given back, by whom,
-and what it was. See :mod:`prismscale.analysis.memory.memory_log`."""
+"""History of a null device's memory: when each block was allocated and freed, by whom and for what.
+
+See :mod:`prismscale.analysis.memory.memory_log`.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,18 @@ from prismscale.devices.null.memory.memory_owners import Owner, ProgramObjects
 from prismscale.emulation.call_site import line_of, users_frame
 
 LEAST_BYTES = 1 << 20
-"""Of blocks whose origin is looked for: looking takes some 10 µs."""
+"""Smallest allocation whose origin is looked up; a look-up takes about 10 µs."""
 MOST_EVENTS = 6_000_000
-"""Events after which a rank's memory is no longer written down: half a gigabyte."""
+"""Number of events, half a gigabyte, after which a rank's history is no longer recorded."""
 _CALL = nn.Module._call_impl.__code__
 _FULLY_SHARD = "torch/distributed/fsdp/_fully_shard"
 _MOST_FRAMES = 100
 Stack = tuple[tuple[str, int, str], ...]
-"""File, line and function."""
+"""Frames as (file, line, function), innermost first."""
 
 
 class _Origins:
-    """Who asks for memory, numbered; 0 is nobody."""
+    """Numbered table of the places in the program that allocate; 0 stands for an unknown one."""
 
     def __init__(self) -> None:
         self.with_stacks = False
@@ -40,7 +42,10 @@ class _Origins:
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
 
     def note(self, n_bytes: int) -> int:
-        """The number of who asks now. Never raises: the allocator cannot."""
+        """Return the number of the place that allocates now; 0 if looking it up fails.
+
+        It never raises, because the allocator that calls it cannot.
+        """
         try:
             return self._number(sys._getframe(1))
         except Exception:
@@ -65,11 +70,11 @@ class _Origins:
         return self._known.setdefault((site, module, unshards, stack), len(self._known) + 1)
 
     def stacks(self) -> list[Stack]:
-        """By number."""
+        """Return the stack of each origin, by its number."""
         return [(), *(stack for *_, stack in self._known)]
 
     def table(self, names: dict[int, str]) -> tuple[Origin, ...]:
-        """By number; ``names`` are those of modules."""
+        """Return the origins by number; ``names`` maps a module's ``id`` to its name."""
         rows = [Origin("", "", False)]
         for site, module, unshards, _ in self._known:
             alive = module in self._modules and self._modules[module]() is not None
@@ -78,7 +83,7 @@ class _Origins:
 
 
 def _stack_of(frame: FrameType | None) -> Stack:
-    """Innermost first, as torch's snapshots have it."""
+    """Return the frames from ``frame`` outwards, innermost first, as torch's snapshots do."""
     found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
@@ -87,8 +92,11 @@ def _stack_of(frame: FrameType | None) -> Stack:
 
 
 class MemoryHistory:
-    """Of the device that the program uses. Two may want it: we, from the program's start until its
-    memory has settled, and the program, whenever it says so."""
+    """Memory history of the device that the program uses.
+
+    It has two users. prismscale follows the memory from the program's start until the memory has
+    settled. The program may record whenever it likes.
+    """
 
     def __init__(self, library: ctypes.PyDLL, devices: int) -> None:
         self._library = library
@@ -99,33 +107,36 @@ class MemoryHistory:
         self._rows: list[np.ndarray[Any, Any]] = []
         self._n_rows = 0
         self._last = 0
-        """Events while we followed."""
+        """Number of events up to the end of following."""
         self._step_starts = [0]
         self._seen: list[tuple[int, dict[int, Owner]]] = []
-        """What blocks were, and how many events there had been."""
+        """For each look: the number of events until then, and the owners of blocks by address."""
         self._blocks: list[Any] = []
+        """Blocks at the end of following."""
         self._is_on = False
+        """Whether the extension records events, for either user."""
         self._is_followed = False
+        """Whether prismscale follows the memory."""
 
     def start(self) -> None:
-        """From the program's first line on."""
+        """Follow the memory from here on; called before the program's first line."""
         self._is_followed = True
         self._set()
 
     def record_stacks(self, on: bool) -> None:
-        """Whether the program wants to know who asks for every block, however small."""
+        """Set whether the program wants a stack for every block, however small."""
         self._origins.with_stacks = on
         self._set()
 
     def position(self) -> int:
-        """How many events there were; from here on they are written down."""
+        """Return the number of events so far, and record events from here on."""
         if not self._is_on:
             self._record(True)
         self._drain()
         return self._n_rows
 
     def stack(self, origin: int) -> Stack:
-        """Frames of who asked, innermost first; empty where nobody looked."""
+        """Return the frames of an origin, innermost first; empty if no stack was taken."""
         stacks = self._origins.stacks()
         return stacks[origin] if 0 <= origin < len(stacks) else ()
 
@@ -137,7 +148,7 @@ class MemoryHistory:
             self._record(True)
 
     def look(self) -> None:
-        """What are the blocks that are held now?"""
+        """Note what the blocks that are allocated now hold."""
         if not self._is_followed:
             return
         self._drain()
@@ -146,16 +157,16 @@ class MemoryHistory:
         self._seen.append((self._n_rows, self._objects.owners()))
 
     def step_ended(self) -> None:
-        """A step begins."""
+        """Note the end of a step, where the next one begins."""
         self.look()
         self._step_starts.append(self._n_rows)
 
     def followed_log(self, rank: int, labels: Sequence[str]) -> MemoryLog:
-        """Until we stopped following."""
+        """Return the log of ``rank`` up to the end of following; see :meth:`log`."""
         return self.log(rank, labels, self._last)
 
     def stop(self) -> None:
-        """We follow nothing from here on; the program may."""
+        """End the following; what the program itself records goes on."""
         if not self._is_followed:
             return
         self._is_followed = False
@@ -185,8 +196,10 @@ class MemoryHistory:
             self._record(False)
 
     def log(self, rank: int, labels: Sequence[str], stop: int | None = None) -> MemoryLog:
-        """Everything that was seen of ``rank``, up to event ``stop``; ``labels`` are those of its
-        spans."""
+        """Return the log of ``rank`` up to event ``stop``.
+
+        ``labels``: labels of the rank's spans, by number. ``stop`` None: all events so far.
+        """
         self._drain()
         rows = np.concatenate([np.empty(0, dtype=MEMORY_ROW), *self._rows])[:stop]
         ops, (made_by_E, block_made_by_B) = self._ops(rows)
@@ -218,7 +231,7 @@ class MemoryHistory:
         )
 
     def _ops(self, rows: Any) -> tuple[tuple[str, ...], tuple[Any, Any]]:
-        """Operators that allocate, and which of them made each block."""
+        """Return the operators that allocate, and for each event and block which one made it."""
         of_blocks = _column(b.made_by for b in self._blocks if b.mapped)
         used, place = np.unique(
             np.concatenate([rows["made_by"].astype(np.int64), of_blocks]), return_inverse=True
@@ -231,7 +244,10 @@ class MemoryHistory:
         return ops, (made_by[: len(rows)], made_by[len(rows) :])
 
     def _owners(self, rows: Any) -> tuple[tuple[tuple[str, str], ...], Any]:
-        """What was seen of blocks, told to the allocation that made each."""
+        """Return the owners, and for each event which one owns the block that it allocated.
+
+        A look found an owner at an address. It is credited to the allocation behind this address.
+        """
         owner_E = np.full(len(rows), NOBODY, dtype=np.int64)
         table: dict[Owner, int] = {}
         (made,) = np.nonzero(rows["action"] == Action.ALLOC)
@@ -239,7 +255,7 @@ class MemoryHistory:
         addresses = rows["address"][order].astype(np.int64)
         for until, owners in self._seen:
             for address, owner in owners.items():
-                # Of an address's allocations so far, the last one is what is there.
+                # The last allocation at an address before the look is the block that was seen.
                 low, high = np.searchsorted(addresses, [address, address + 1])
                 place = low + int(np.searchsorted(order[low:high], until)) - 1
                 if place >= low:

@@ -1,6 +1,8 @@
-"""What blocks of a null device are to the program: parameters and their gradients by name, an
-optimizer's state. The program's own objects say so; they are looked for among all objects that
-Python knows."""
+"""Owners of a null device's blocks: named parameters, gradients and buffers, or optimizer state.
+
+They are read from the program's own modules and optimizers, which are found among all objects that
+Python's garbage collector tracks.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 
 
 class Owner(NamedTuple):
-    """What a block is to the program."""
+    """The kind and name of the tensor that a block holds."""
 
     kind: str
     name: str
 
 
 class ProgramObjects:
-    """Modules and optimizers of the program, as found once: looking takes a third of a second."""
+    """The program's modules and optimizers, found once: the search takes a third of a second."""
 
     def __init__(self) -> None:
-        # By type: asking a stranger's object for its class may run the stranger's code.
+        # type(), not isinstance(): the latter reads __class__, which may run an object's own code.
         found = [
             o for o in gc.get_objects() if issubclass(type(o), (nn.Module, torch.optim.Optimizer))
         ]
@@ -37,7 +39,7 @@ class ProgramObjects:
         return bool(self._modules) and bool(self._optimizers)
 
     def module_names(self) -> dict[int, str]:
-        """By ``id``; the outermost module gives the whole name."""
+        """Return module names by ``id``. The outermost module gives the full name."""
         names: dict[int, str] = {}
         for module in self._modules:
             for name, part in module.named_modules():
@@ -45,7 +47,7 @@ class ProgramObjects:
         return {key: plain_name(name) for key, name in names.items()}
 
     def owners(self) -> dict[int, Owner]:
-        """By address of the storage."""
+        """Return the owners by address of their storage."""
         named: dict[torch.Tensor, str] = {}
         buffers: dict[torch.Tensor, str] = {}
         for module in self._modules:
@@ -55,7 +57,7 @@ class ProgramObjects:
         for tensor, name in named.items():
             _add(found, tensor, Owner(PARAMETERS, name))
             _add(found, tensor.grad, Owner(GRADIENTS, name))
-            # Where Megatron-LM accumulates.
+            # Megatron-LM accumulates gradients in main_grad.
             _add(found, getattr(tensor, "main_grad", None), Owner(GRADIENTS, name))
         for optimizer in self._optimizers:
             for tensor, part, value in _states(optimizer):
@@ -67,7 +69,7 @@ class ProgramObjects:
 
 
 def plain_name(name: str) -> str:
-    """Without the names that wrappers put in."""
+    """Return a parameter's or module's name without the parts that wrappers insert."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -77,7 +79,7 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, st
     for tensor, state in optimizer.state.items():
         for part, value in state.items():
             yield tensor, part, value
-    # What is no module's: copies that an optimizer keeps in another precision, and their gradients.
+    # Tensors of no module: an optimizer's own copies in another precision, and their gradients.
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             yield tensor, "own copy", tensor
@@ -87,7 +89,7 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, st
 def _keep_longest(
     names: dict[torch.Tensor, str], found: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """Every module names its own; the outermost gives the whole name."""
+    """Keep each tensor's longest name in ``names``: the outermost module gives the full one."""
     for name, tensor in found:
         names[tensor] = max(names.get(tensor, ""), plain_name(name), key=len)
 
@@ -98,7 +100,7 @@ def _add(found: dict[int, Owner], tensor: Any, owner: Owner) -> None:
 
 
 def _addresses(tensor: Any) -> Iterator[int]:
-    """Of the storages that hold a tensor."""
+    """Yield the addresses of the storages that hold a tensor."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
         return
     try:
@@ -109,9 +111,9 @@ def _addresses(tensor: Any) -> Iterator[int]:
 
 
 def _parts(wrapper: torch.Tensor) -> list[str]:
-    """Attributes of a wrapper in which its data are."""
+    """Return the names of a wrapper's attributes that hold its data."""
     if hasattr(wrapper, "__tensor_flatten__"):
         return list(wrapper.__tensor_flatten__()[0])
-    # Transformer Engine's have no such method. What others hang on a parameter is no data of its
-    # own, and has a public name: main_grad.
+    # Transformer Engine's wrappers have no such method; their data are in private attributes. What
+    # others attach to a parameter (main_grad) is not its own data and has a public name.
     return [name for name in vars(wrapper) if name.startswith("_")]

@@ -1,4 +1,4 @@
-"""Memory figures of the null device in the shapes that ``torch.cuda.memory`` wants."""
+"""Memory statistics and snapshots of the null device in the form of ``torch.cuda.memory``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveBlock:
-    """One allocation that is alive: its size and the op that made it."""
+    """An allocated block: its size and the op that allocated it."""
 
     address: int
     size_bytes: int
@@ -51,7 +51,7 @@ class LiveBlock:
 
 
 def nested_stats(words: list[int]) -> dict[str, Any]:
-    """The nested dictionary of ``torch._C._cuda_memoryStats`` from the extension's flat words."""
+    """Return the nested result of ``torch._C._cuda_memoryStats`` from the extension's words."""
     source = iter(words)
     stats: dict[str, Any] = {
         metric: {pool: {name: next(source) for name in _STATS} for pool in _POOLS}
@@ -65,7 +65,7 @@ def nested_stats(words: list[int]) -> dict[str, Any]:
 
 
 def read_stats(library: ctypes.PyDLL, device: int) -> dict[str, Any]:
-    """Statistics of ``device`` now."""
+    """Return the present statistics of ``device``."""
     words = (ctypes.c_int64 * library.ps_stats_words())()
     library.ps_memory_stats(device, words)
     stats = nested_stats(list(words))
@@ -89,7 +89,7 @@ def _reserved_by_pool(library: ctypes.PyDLL, device: int) -> dict[tuple[int, int
 
 
 def read_blocks(library: ctypes.PyDLL, device: int) -> list[BlockRow]:
-    """All blocks of ``device`` by stream and address, allocated or not."""
+    """Return all blocks of ``device``, allocated or not, ordered by stream and address."""
     count = library.ps_blocks(device, None, 0)
     rows = (BlockRow * count)()
     library.ps_blocks(device, rows, count)
@@ -97,12 +97,15 @@ def read_blocks(library: ctypes.PyDLL, device: int) -> list[BlockRow]:
 
 
 def live_blocks(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
-    """What occupies the memory of ``device``, largest first: the answer to "who ate it?"."""
+    """Return the allocated blocks of ``device``, largest first."""
     return _allocated(library, read_blocks(library, device))
 
 
 def blocks_at_out_of_memory(library: ctypes.PyDLL, device: int) -> list[LiveBlock]:
-    """What occupied it when it last ran out; an exception's unwinding frees much of that."""
+    """Return the blocks that were allocated when ``device`` last ran out of memory.
+
+    Many of them are freed by now, while the exception unwinds.
+    """
     count = library.ps_oom_blocks(device, None, 0)
     rows = (BlockRow * count)()
     library.ps_oom_blocks(device, rows, count)
@@ -130,8 +133,10 @@ def _live_block(row: BlockRow, signature: str) -> LiveBlock:
 def snapshot(
     library: ctypes.PyDLL, devices: int, pool: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot`` returns: segments with their blocks; no traces. Of one
-    private pool, where ``pool`` is not zeros."""
+    """Return the result of ``torch.cuda.memory._snapshot``: segments with blocks, but no traces.
+
+    ``pool``: the private pool to which it is limited; None or zeros: all memory.
+    """
     found: list[dict[str, Any]] = []
     for device in range(devices):
         rows = (row for row in read_blocks(library, device) if row.mapped)

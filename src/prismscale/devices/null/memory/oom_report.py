@@ -1,7 +1,7 @@
-"""Who holds the memory of a null device that ran out of it.
+"""Report of who holds the memory of a null device that ran out of it.
 
-The allocator model knows which op made a block. The program's own objects say what it is; they are
-looked for only then.
+The allocator model knows which op allocated a block. The program's own objects tell what a block
+holds; they are searched only when memory has run out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from prismscale.devices.null.memory.memory_owners import ProgramObjects
 from prismscale.devices.null.memory.memory_stats import LiveBlock
 
 MOST_BLOCKS = 6
-"""Kinds of further allocations that are listed."""
+"""Most groups of blocks without an owner that are listed one by one; the rest is summed up."""
 
 
 def occupants(library: ctypes.PyDLL, device: int) -> list[str]:
-    """Lines for people: what occupied ``device`` when it last ran out, the program's own first."""
+    """Describe what occupied ``device`` when it last ran out of memory, one group to a line.
+
+    The program's own tensors come first.
+    """
     owners = ProgramObjects().owners()
     owned: dict[str, list[tuple[int, str]]] = {}
     others: Counter[tuple[str, int]] = Counter()

@@ -1,7 +1,7 @@
-"""Memory of a null GPU that torch's allocator never sees: the CUDA context, NCCL's buffers, and
-symmetric memory.
+"""Memory of a null GPU outside torch's allocator: CUDA context, NCCL's buffers, symmetric memory.
 
-It lowers ``mem_get_info`` and brings out-of-memory nearer, for torch and for NCCL itself.
+It lowers the free bytes of ``mem_get_info``, so that torch and NCCL itself run out of memory
+earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import MemoryPart
 
 _Route = tuple[int, CollectiveOp, int]
-"""Group index, operation and peer: what decides over which connections a communication goes."""
+"""Group index, operation and peer. They determine the connections that a communication uses."""
 
 
 def _route(collective: Collective) -> _Route:
@@ -27,7 +27,7 @@ def _route(collective: Collective) -> _Route:
 
 
 class OutsideMemory:
-    """Grows as the program communicates."""
+    """Account of the memory outside torch's allocator; it grows as the program communicates."""
 
     def __init__(
         self, library: ctypes.PyDLL, *, context_bytes: int, settings: NcclSettings
@@ -42,11 +42,11 @@ class OutsideMemory:
         self._symmetric_bytes = 0
 
     def seen_by(self, hook: CommunicationHook) -> CommunicationHook:
-        """A hook that connects what communicates, and passes it on to ``hook``."""
+        """Return a hook that connects each batch here before it passes the batch on to ``hook``."""
         return _ConnectingHook(self, hook)
 
     def parts(self) -> tuple[MemoryPart, ...]:
-        """What holds it, largest first; groups of one name count as one."""
+        """Return the parts of this memory, largest first; groups of the same name count as one."""
         held = {"CUDA context": self._context_bytes, "symmetric memory": self._symmetric_bytes}
         for group_index, communicator in self._communicators.items():
             name = f"NCCL {self._names[group_index]}"
@@ -55,7 +55,7 @@ class OutsideMemory:
         return tuple(sorted(parts, key=lambda part: -part.n_bytes))
 
     def hold_symmetric(self, n_bytes: int) -> None:
-        """Symmetric memory grows by ``n_bytes``, or shrinks by as many below 0.
+        """Grow the symmetric memory by ``n_bytes``; a negative number shrinks it.
 
         Raises:
             OutOfMemoryError: the GPU has no room for it.
@@ -73,14 +73,14 @@ class OutsideMemory:
         self._library.ps_set_outside_bytes(device, self._held_bytes)
 
     def connect(self, batch: Sequence[Collective]) -> None:
-        """The program communicates.
+        """Set up the NCCL connections that a batch of communications needs.
 
         Raises:
             DistBackendError: the GPU has no room for NCCL's buffers.
         """
-        # Most communications repeat one before: nothing is looked up for them.
+        # Most communications repeat an earlier one, and then there is nothing to do.
         new = {key: c for c in batch if (key := _route(c)) not in self._connected}
-        # A library's own kernels need no buffers of NCCL's.
+        # Communications by a library's own kernels need none of NCCL's buffers.
         new = {key: c for key, c in new.items() if not c.is_of_library}
         if not new or is_in_host_memory(batch):
             return
@@ -116,7 +116,7 @@ class OutsideMemory:
     def _connect_root(
         communicator: Communicator, collective: Collective, others: Sequence[int]
     ) -> None:
-        """torch makes gather and scatter of sends and receives."""
+        """Connect the root with the others: torch builds gather and scatter from send and recv."""
         group = collective.group
         is_root = collective.root == group.group_rank
         peers = others if is_root else [group.ranks[collective.root]]
@@ -141,7 +141,7 @@ class OutsideMemory:
 
 
 class _ConnectingHook:
-    """Tells :class:`OutsideMemory` of every batch before it is answered."""
+    """Hook that passes every batch to :class:`OutsideMemory` before it is answered."""
 
     def __init__(self, outside: OutsideMemory, hook: CommunicationHook) -> None:
         self._outside, self._hook = outside, hook

@@ -1,5 +1,7 @@
-"""The history of memory that a program itself asks for, on a device that is not there:
-``torch.cuda.memory._record_memory_history``, ``_snapshot`` and ``_dump_snapshot``."""
+"""The memory history that a program itself records through ``torch.cuda.memory``.
+
+The functions are ``_record_memory_history``, ``_snapshot`` and ``_dump_snapshot``.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ MOST_ENTRIES = 1_000_000
 
 
 class ProgramHistory:
-    """What the C functions below ``torch.cuda.memory`` do."""
+    """Implementations of the C functions behind ``torch.cuda.memory``'s history."""
 
     def __init__(self, library: ctypes.PyDLL, history: MemoryHistory, devices: int) -> None:
         self._library, self._history, self._devices = library, history, devices
         self._first: int | None = None
-        """Event from which the program follows its memory; None: it does not."""
+        """First event that the program records; None: it does not record."""
         self._most = MOST_ENTRIES
 
     def record(
@@ -32,7 +34,7 @@ class ProgramHistory:
         *_: Any,
         **__: Any,
     ) -> None:
-        """``torch._C._cuda_record_memory_history``: ``enabled`` is None, ``state`` or ``all``."""
+        """Implement ``_cuda_record_memory_history``; ``enabled`` is None, ``state`` or ``all``."""
         self._most = min(int(max_entries), MOST_ENTRIES)
         self._history.record_stacks(bool(enabled) and context is not None)
         if not enabled:
@@ -41,11 +43,11 @@ class ProgramHistory:
             self._first = self._history.position()
 
     def record_legacy(self, enabled: bool, with_stack: bool = True, most: int = 1, *_: Any) -> None:
-        """``torch._C._cuda_record_memory_history_legacy``."""
+        """Implement ``torch._C._cuda_record_memory_history_legacy``."""
         self.record(enabled or None, "all" if with_stack else None, "python", most)
 
     def snapshot(self, which: Any = None) -> dict[str, Any]:
-        """``torch._C._cuda_memorySnapshot``."""
+        """Implement ``torch._C._cuda_memorySnapshot``."""
         found = memory_stats.snapshot(self._library, self._devices, which and which[:2])
         traces: list[list[dict[str, Any]]] = [[] for _ in range(self._devices)]
         if self._first is not None:

@@ -1,1 +1,1 @@
-"""Checkpoints that are written to nowhere."""
+"""Checkpoint saves on the null device, where the data of device tensors is not written."""

@@ -1,13 +1,14 @@
 """Checkpoints on the null device: counted, costed, and not written.
 
-What a distributed checkpoint holds has no bytes, and a folder that looks like a whole one would be
-loaded by ranks that start later. So the files of ``torch.distributed.checkpoint`` are written to
-nowhere, by torch's own code, which tells their exact sizes. Writing takes the time that
-:class:`~prismscale.devices.storage.Storage` says: the host's own, unless the program goes on
-meanwhile. Copies to the host run on the device as the program asks for them.
+The tensors in a distributed checkpoint have no values, and ranks that start later would load a
+folder that looks like a complete checkpoint. So torch's own code writes the files of
+``torch.distributed.checkpoint`` to file objects that discard the data, which gives the exact sizes.
+A write takes the time that :class:`~prismscale.devices.storage.Storage` says. This is host time of
+the program, unless the program continues during the write. Copies to the host run on the device as
+the program asks for them.
 
-Nothing waits in a thread: an asynchronous save does its work at once, and none of it costs the
-program anything but what it does itself.
+No thread is used: an asynchronous save does its work at once, and the program pays only for what it
+does itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 class CheckpointLedger:
-    """What this rank has written, and what the program waited for it."""
+    """Records what this rank writes, and lets the program wait for synchronous writes."""
 
     def __init__(
         self, library: ctypes.PyDLL, storage: Storage, optimizer_calls: Callable[[], int]
@@ -46,7 +47,7 @@ class CheckpointLedger:
         self.uses: list[CheckpointUse] = []
 
     def wrote(self, n_bytes: int, *, is_async: bool) -> None:
-        """The rank writes its part of a checkpoint; the host's time goes on with it."""
+        """Record a write of the rank's part of a checkpoint; a synchronous one takes host time."""
         write_ns = self._storage.write_ns(n_bytes)
         if not is_async:
             self._library.ps_advance_host(write_ns)
@@ -61,27 +62,27 @@ class CheckpointLedger:
 
 
 class NowhereFile(io.RawIOBase):
-    """A file to write to that keeps nothing but its length."""
+    """A writable file that discards its data and keeps only its length."""
 
     def __init__(self) -> None:
         self._length = 0
 
     def write(self, data: Any) -> int:
-        """Count."""
+        """Count the bytes of ``data``."""
         n_bytes = memoryview(data).nbytes
         self._length += n_bytes
         return n_bytes
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes written so far."""
         return self._length
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Of a file that can be forced to the disk: writers do."""
+        """Return the descriptor of a file that can be synced, because writers sync their files."""
         return _synced_file()
 
 
@@ -91,7 +92,7 @@ def _synced_file() -> int:
 
 
 class CheckpointSaves:
-    """torch's writers and stagers, and megatron-core's, on the null device."""
+    """Changes torch's checkpoint writers and stagers, and megatron-core's, for the null device."""
 
     def __init__(self, library: ctypes.PyDLL, ledger: CheckpointLedger, copies: HostCopies) -> None:
         self._library = library
@@ -100,7 +101,7 @@ class CheckpointSaves:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Save so meanwhile."""
+        """Apply the changes while the block runs."""
         with changed(self._changes()):
             yield
 
@@ -184,7 +185,7 @@ class CheckpointSaves:
         replace(undo, module.DefaultStager, "stage", stage)
 
     def _staged(self, stager: Any, state_dict: Any, named: Mapping[str, Any]) -> StagedState:
-        """Issue the copies on the stager's stream; the host waits for none of them yet."""
+        """Issue the copies on the stager's stream. The host does not wait for them yet."""
         stream = stager._staging_stream
         stager._staging_stream = UnwaitedStream(stream)
         try:
@@ -197,7 +198,7 @@ class CheckpointSaves:
         replace(undo, module, "ThreadPoolExecutor", functools.partial(AtOnce, self._beside))
 
     def _beside(self, work: Callable[[], Any]) -> Any:
-        """Do ``work``, which costs the program nothing."""
+        """Run ``work`` as background work, which costs the program nothing."""
         self._library.ps_without_cost(1)
         try:
             with in_background():
@@ -208,7 +209,7 @@ class CheckpointSaves:
 
 @contextmanager
 def to_nowhere(file_system: Any) -> Iterator[None]:
-    """Files that ``file_system`` makes are written to nowhere meanwhile, without checksums."""
+    """While the block runs, ``file_system`` makes files that discard data, without checksums."""
 
     @contextmanager
     def create_stream(path: Any, mode: str) -> Iterator[NowhereFile]:
@@ -223,7 +224,7 @@ def to_nowhere(file_system: Any) -> Iterator[None]:
 
 
 class AtOnce:
-    """In place of a pool of threads: what is submitted runs at once, through ``run``."""
+    """Replaces a pool of threads: a submitted function runs at once, through ``run``."""
 
     def __init__(
         self, run: Callable[[Callable[[], Any]], Any], *arguments: Any, **named: Any
@@ -231,7 +232,7 @@ class AtOnce:
         self._run = run
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Run; the result is there."""
+        """Run ``function`` and return a future that is done."""
         done: Future[Any] = Future()
         try:
             done.set_result(self._run(functools.partial(function, *arguments, **named)))
@@ -240,11 +241,11 @@ class AtOnce:
         return done
 
     def shutdown(self, wait: bool = True, **named: Any) -> None:
-        """Nothing runs."""
+        """Do nothing, because nothing is running."""
 
 
 class UnwaitedStream:
-    """A stream to issue work on, for which the thread that does so does not wait."""
+    """A stream on which a thread issues work without waiting for it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -256,11 +257,11 @@ class UnwaitedStream:
         return self._stream.__exit__(*error)
 
     def synchronize(self) -> None:
-        """Left to who asks for the copies."""
+        """Do nothing. Whoever asks for the copies waits for them."""
 
 
 class StagedState(Future[Any]):
-    """Copies on their way to the host: who wants them waits for the stream that makes them."""
+    """Copies on their way to the host, with the event after which they have arrived."""
 
     def __init__(self, copied: Any, event: Any) -> None:
         super().__init__()
@@ -268,7 +269,7 @@ class StagedState(Future[Any]):
         self.set_result(copied)
 
     def result(self, timeout: float | None = None) -> Any:
-        """The copies; the program waits for them, and who writes them does not."""
+        """Return the copies. The program waits for them; a background writer does not."""
         if not is_background():
             self._event.synchronize()
         return super().result(timeout)

@@ -1,8 +1,8 @@
 """megatron-core's ``dist_checkpointing`` on the null device.
 
-Its writer copies to the host, then lets forked processes write, or hands both to one of its
-asynchronous callers, which is another process. Here this process does all of it, and nothing is
-written: see :mod:`prismscale.devices.null.saves.checkpoints`.
+Its writer copies tensors to the host and then lets forked processes write them, or it hands both
+tasks to one of its asynchronous callers, which is another process. Here this process does both, and
+nothing is written: see :mod:`prismscale.devices.null.saves.checkpoints`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from prismscale.emulation.background import is_background
 _STRATEGIES = "megatron.core.dist_checkpointing.strategies"
 _QUEUES = ("get_write_results_queue", "_get_write_results_queue")
 _WRITERS = ("write_preloaded_data_multithread", "write_preloaded_data_multiproc")
-"""Names since 0.17, and before."""
+"""Names since megatron-core 0.17, and before it."""
 
 
 class Ledger(Protocol):
-    """Told what is written."""
+    """Records what is written."""
 
     def wrote(self, n_bytes: int, *, is_async: bool) -> None:
-        """This rank writes its part of a checkpoint."""
+        """Record that this rank writes its part of a checkpoint."""
         ...
 
 
@@ -39,17 +39,17 @@ def _one_of(owner: Any, names: Sequence[str]) -> str:
 
 def _always(results: queue.Queue[Any]) -> Callable[[str], queue.Queue[Any]]:
     def get_write_results_queue(mp_mode: str = "spawn") -> queue.Queue[Any]:
-        # Megatron-LM looks at the name of the argument.
+        # The argument keeps its name, because Megatron-LM inspects it.
         return results
 
     return get_write_results_queue
 
 
 class MegatronSaves:
-    """Changes to megatron-core's writer and its callers.
+    """Changes megatron-core's writer and its asynchronous callers.
 
-    ``open_file`` makes a file, given a path and a mode; ``beside`` runs a function that costs the
-    program nothing.
+    ``open_file`` makes a file, given a path and a mode. ``beside`` runs a function at no cost to
+    the program.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MegatronSaves:
         self._beside = beside
 
     def changes(self) -> Mapping[str, Change]:
-        """Of megatron-core's modules, by name."""
+        """Return the changes of megatron-core's modules, by module name."""
         return {
             f"{_STRATEGIES}.filesystem_async": self._change_writer,
             f"{_STRATEGIES}.async_utils": self._change_callers,
@@ -82,7 +82,7 @@ class MegatronSaves:
         replace(undo, writer, _one_of(writer, _WRITERS), staticmethod(write))
 
     def _preload_tensors(self, write_buckets: Any, non_blocking: bool = True) -> list[Any]:
-        """The same buckets with copies on the host."""
+        """Return the same buckets with host copies of the tensors."""
         copied = []
         for file_name, key, (bytes_data, tensor_data) in write_buckets:
             on_host = [
@@ -103,7 +103,7 @@ class MegatronSaves:
         write_buckets: Any,
         results_queue: Any,
     ) -> None:
-        """All buckets, one after another; the results go where the writer looks for them."""
+        """Write all buckets one after another, and put the results into the writer's queue."""
         found: dict[int, Any] = {}
         for index, bucket in enumerate(write_buckets):
             results: queue.Queue[Any] = queue.Queue()
@@ -125,7 +125,7 @@ class MegatronSaves:
             replace(undo, caller, "schedule_async_call", schedule_async_call)
 
     def _schedule(self, request: Any) -> None:
-        """Copy to the host, for which the program waits; write beside it."""
+        """Copy to the host, for which the program waits, and write in the background."""
         if request.async_fn is None:
             return
         arguments = list(request.async_fn_args)

@@ -1,7 +1,7 @@
-"""``torch.save`` on the null device: files as large as they are there, which hardly take any disk.
+"""``torch.save`` on the null device: files of full size that take hardly any disk space.
 
-Programs rename, link and load what they saved, so a file has to be there, and of its size. But
-what comes from the device has no values: in the file it is a hole, which reads as zeros. What the
+Programs rename, link and load what they saved, so a file must exist, and with its real size. But
+data from the device has no values: in the file it is a hole, which reads as zeros. Data that the
 program made on the host is written as it is. Writing takes the time that
 :class:`~prismscale.devices.storage.Storage` says, unless a thread does it beside the program.
 """
@@ -23,13 +23,13 @@ from prismscale.devices.null.saves.host_copies import LARGE_BYTES, HostCopies, h
 from prismscale.emulation.background import is_background
 
 Opener = Callable[[Any], AbstractContextManager[Any]]
-"""torch's: makes a writer of records of a path or a file."""
+"""Makes torch's writer of records for a path or a file."""
 Wrote = Callable[..., None]
-"""Takes the bytes of a file, and whether the program went on meanwhile (``is_async``)."""
+"""Takes a file's size in bytes, and ``is_async``: whether the program ran on during the write."""
 
 
 def saving_hollow(original: Opener, copies: HostCopies, wrote: Wrote) -> Opener:
-    """``torch.serialization._open_zipfile_writer`` that leaves out what has no values."""
+    """Return a ``torch.serialization._open_zipfile_writer`` that leaves out data without values."""
 
     @contextmanager
     def opened(target: Any) -> Iterator[Any]:
@@ -49,7 +49,7 @@ def saving_hollow(original: Opener, copies: HostCopies, wrote: Wrote) -> Opener:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """torch writes no checksums meanwhile: it would read every byte for them."""
+    """Let torch write no checksums in the block, because it would read every byte for them."""
     checked = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -59,16 +59,16 @@ def unchecked() -> Iterator[None]:
 
 
 class HollowFile(io.RawIOBase):
-    """A file to write to that can leave out what it is given."""
+    """A writable file that can leave holes in place of the data that it is given."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self.is_left_out = False
-        """Whether large blocks become holes."""
+        """Whether blocks of at least ``LARGE_BYTES`` become holes."""
         self.n_bytes = 0
 
     def write(self, data: Any) -> int:
-        """Write, or go on behind it."""
+        """Write ``data``, or skip as many bytes."""
         n_bytes = memoryview(data).nbytes
         if self.is_left_out and n_bytes >= LARGE_BYTES:
             self._file.seek(n_bytes, os.SEEK_CUR)
@@ -78,16 +78,16 @@ class HollowFile(io.RawIOBase):
         return n_bytes
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def flush(self) -> None:
-        """Of the file."""
+        """Flush the underlying file."""
         self._file.flush()
 
 
 class HollowRecords:
-    """torch's writer of a file's records, one storage each."""
+    """Wraps torch's writer of a file's records, which are one storage each."""
 
     def __init__(self, writer: Any, file: HollowFile) -> None:
         self._writer = writer
@@ -97,7 +97,7 @@ class HollowRecords:
         return getattr(self._writer, name)
 
     def write_record(self, name: str, data: Any, n_bytes: int) -> None:
-        """Write a record; one that has no values as a hole."""
+        """Write a record. A large one without values becomes a hole."""
         is_large = isinstance(data, torch.UntypedStorage) and n_bytes >= LARGE_BYTES
         self._file.is_left_out = is_large and has_no_values(data.data_ptr())
         try:
@@ -107,7 +107,7 @@ class HollowRecords:
 
 
 def _is_on_disk(target: Any) -> bool:
-    """Whether ``target`` is a path whose folder is there, or an open file of the disk."""
+    """Return whether ``target`` is a path in an existing folder, or an open file on disk."""
     if isinstance(target, str | os.PathLike):
         return Path(target).parent.is_dir()
     try:

@@ -1,1 +1,1 @@
-"""What a Triton kernel computes and moves, read off its source: it is followed, not run."""
+"""Work and memory traffic of a Triton kernel, found by tracing its source with symbolic blocks."""

@@ -1,9 +1,10 @@
-"""What a kernel computes with while it is followed: numbers that are known, blocks that are not.
+"""Values in a traced kernel: known numbers, and blocks whose values are unknown.
 
-Integers that a launch is given, and what follows from them alone, are known: loops and conditions
-on them go as they would on a GPU. All that is loaded is a :class:`Block`: a shape and an element
-type. A condition on one number that is not known is taken to hold as in the guards that kernels
-begin with: ``if pid >= count: return`` does not, ``if start < length`` does.
+Integer arguments of a launch, and values computed from them alone, are known: loops and conditions
+on them behave as on a GPU. Everything that is loaded is a :class:`Block`, which has a shape and an
+element type only. A condition on a single unknown number is guessed, so that the guards at the
+beginning of kernels let the program go on: ``if pid >= count: return`` is false, and
+``if start < length`` is true.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _TO_BOOL = {"and": operator.and_, "or": operator.or_}
 
 
 class _KnownNumber:
-    """A number that is known."""
+    """A known number, with the attributes that kernels expect of a value."""
 
     shape: ClassVar[tuple[int, ...]] = ()
 
     def to(self, dtype: Any, **_: Any) -> Any:
-        """A conversion."""
+        """Convert to an element type."""
         kind: Any = Real if dtype.is_floating() else Whole
         return self if isinstance(self, kind) else kind(self)
 
@@ -36,22 +37,22 @@ class _KnownNumber:
 
 
 class Whole(_KnownNumber, int):
-    """An integer that is known."""
+    """A known integer."""
 
 
 class Real(_KnownNumber, float):
-    """A floating-point number that is known."""
+    """A known floating-point number."""
 
 
 def number(value: float) -> Whole | Real | bool:
-    """``value`` as kernels know numbers."""
+    """Return ``value`` as a known number."""
     if isinstance(value, bool):
         return value
     return Whole(value) if isinstance(value, int) else Real(value)
 
 
 def _keep_numbers() -> None:
-    """What is computed from known numbers has their methods."""
+    """Make operations on known numbers return known numbers."""
     for reflected in ("", "r"):
         for name in _ARITHMETIC:
             _keep(Whole, f"__{reflected}{name}__")
@@ -77,10 +78,10 @@ _keep_numbers()
 
 
 class Block:
-    """Numbers that are not known: how many, of which element type."""
+    """A block of unknown numbers, with a shape and an element type."""
 
     functions: ClassVar[Any]
-    """Of Triton's language, which are methods, too; they set it themselves."""
+    """Functions of Triton's language, which are methods of blocks too. :mod:`.language` sets it."""
 
     def __init__(
         self,
@@ -93,23 +94,23 @@ class Block:
         self.shape = tuple(int(n) for n in shape)
         self.dtype = dtype
         self.is_loaded = is_loaded
-        """It follows from what a tensor holds."""
+        """Whether its values depend on the content of a tensor."""
         self.guess = guess
-        """What it is taken for as a condition."""
+        """Its truth value when it is used as a condition."""
         tally().step()
 
     @property
     def type(self) -> Any:
-        """As Triton names it."""
+        """The element type, under Triton's other name for it."""
         return self.dtype
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def like(self, shape: Sequence[int]) -> Block:
-        """Another shape of the same."""
+        """Return a block of another shape with the same properties."""
         return Block(shape, self.dtype, is_loaded=self.is_loaded, guess=self.guess)
 
     def __getitem__(self, key: Any) -> Block:
@@ -121,7 +122,7 @@ class Block:
         return self.like((*shape, *sizes))
 
     def __getattr__(self, name: str) -> Any:
-        # Its other methods are functions of Triton's language.
+        # All other methods of a block are functions of Triton's language.
         if name.startswith("_"):
             raise AttributeError(name)
         function = getattr(self.functions, name)
@@ -157,7 +158,7 @@ class Block:
 
 
 class Pointer(Block):
-    """Addresses within a tensor of the launch, and how much of it each stands for."""
+    """A block of addresses within one tensor of the launch."""
 
     def __init__(
         self,
@@ -170,12 +171,12 @@ class Pointer(Block):
     ) -> None:
         super().__init__(shape, dtype, is_loaded=is_loaded)
         self.tensor = tensor
-        """Its place among the arguments."""
+        """The tensor's place among the launch's tensors."""
         self.at = at
-        """The one element that it points to, where that is known."""
+        """Index of the one element to which it points, if that is known."""
 
     def like(self, shape: Sequence[int]) -> Pointer:
-        """Another shape of the same."""
+        """Return a pointer block of another shape into the same tensor."""
         return Pointer(shape, self.dtype, tensor=self.tensor, is_loaded=self.is_loaded)
 
 
@@ -199,7 +200,10 @@ def _compared(block: Block, other: Any, name: str) -> Block:
 
 
 def _keep_order(kind: type, name: str) -> None:
-    """A number to the left of a block: Python would ask the block the other way round."""
+    """Keep the order of a comparison with a number on the left of a block.
+
+    Python would call the block's reflected comparison, whose guess differs.
+    """
     plain = getattr(kind.__base__, f"__{name}__")
 
     def compare(self: Any, other: Any) -> Any:
@@ -218,7 +222,7 @@ for _name in _GUESSES:
 
 
 def joined(one: Block, other: Any, name: str = "") -> Block:
-    """What an operation on two values gives: their shapes joined, the wider of their types."""
+    """Return the result of an operation on two values: their broadcast shape and wider type."""
     shape = common_shape((one, other))
     is_loaded = one.is_loaded or getattr(other, "is_loaded", False)
     for pointer, offset in ((one, other), (other, one)):
@@ -238,14 +242,14 @@ def joined(one: Block, other: Any, name: str = "") -> Block:
 
 
 def _moved(pointer: Pointer, offset: Any, name: str) -> int | None:
-    """The element behind ``pointer + offset``."""
+    """Return the index of the element at ``pointer + offset``, if it is known."""
     if pointer.at is None or not isinstance(offset, int) or name not in ("add", "sub"):
         return None
     return pointer.at + (offset if name == "add" else -offset)
 
 
 def wider(one: Block, other: Any) -> Any:
-    """The element type of an operation on both: addresses win, then floats, then the wider."""
+    """Return the result type of an operation: addresses win, then floats, then the wider type."""
     if not isinstance(other, Block):
         return one.dtype
     types = (one.dtype, other.dtype)
@@ -256,12 +260,12 @@ def wider(one: Block, other: Any) -> Any:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Of a block; numbers have no dimensions."""
+    """Return the shape of a block, or () for a number."""
     return value.shape if isinstance(value, Block) else ()
 
 
 def common_shape(values: Sequence[Any]) -> tuple[int, ...]:
-    """The shape that all of ``values`` are broadcast to."""
+    """Return the shape to which all of ``values`` are broadcast."""
     shapes = [shape_of(value) for value in values]
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]

@@ -1,4 +1,4 @@
-"""The functions of a kernel, given a language of shapes in place of Triton's."""
+"""Rebinds the functions of a kernel to a language of shapes in place of Triton's language."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANGUAGE_NAME = "triton.language"
 
 
 class _Triton:
-    """``triton``, as far as kernels use it."""
+    """Stand-in for the module ``triton``, as far as kernels use it."""
 
     language = LANGUAGE
     cdiv = staticmethod(LANGUAGE.cdiv)
@@ -39,13 +39,13 @@ _BUILTINS = {"range": LANGUAGE.range, "min": _least, "max": _most}
 
 
 def call(kernel: Any, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Follow what ``triton.jit`` made, with values in place of its arguments."""
+    """Trace a kernel made by ``triton.jit`` with the given argument values."""
     return _function(kernel.fn)(*values, **named)
 
 
 @lru_cache(maxsize=1024)
 def _function(real: FunctionType) -> FunctionType:
-    """``real`` in the language of shapes."""
+    """Return a copy of ``real`` that uses the language of shapes."""
     names = {**real.__globals__, **_BUILTINS}
     for name in real.__code__.co_names:
         if name in real.__globals__:
@@ -57,7 +57,7 @@ def _function(real: FunctionType) -> FunctionType:
 
 
 def _stand_in(value: Any) -> Any:
-    """What a kernel finds in place of a global."""
+    """Return what a kernel finds in place of a global or closure variable."""
     if isinstance(value, ModuleType):
         if value.__name__ == "triton":
             return _Triton
@@ -73,7 +73,7 @@ def _stand_in(value: Any) -> Any:
 
 
 def as_value(value: Any) -> Any:
-    """Numbers as kernels know them; all else as it is."""
+    """Return numbers as known numbers, in tuples too, and all else unchanged."""
     if isinstance(value, int | float):
         return number(value)
     if type(value) is tuple:

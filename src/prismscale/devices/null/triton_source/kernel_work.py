@@ -1,8 +1,9 @@
-"""What one launch of a Triton kernel does: its products, and the bytes that it moves.
+"""Work of one launch of a Triton kernel: its matrix products and the bytes that it moves.
 
-Some programs of the grid are followed through the kernel's Python source, with shapes in place of
-values (:mod:`~prismscale.devices.null.triton_source.blocks`); the others are like these. Masks are
-not looked at: a block counts whole, and a tensor's bytes once at most in each direction.
+Some programs of the grid are traced through the kernel's Python source, with shapes in place of
+values (:mod:`~prismscale.devices.null.triton_source.blocks`). The others are assumed to be like
+these. Masks are ignored: a block always counts in full, but a tensor's bytes count at most once in
+each direction.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from prismscale.devices.null.triton_source.tally import (
 )
 
 MOST_PROGRAMS = 5
-"""Of a grid that are followed, evenly along its diagonal: what they loop over may grow along one
-axis, as under a causal mask."""
+"""Most programs of a grid that are traced. They lie evenly along its diagonal, because loops may
+grow along one axis, as under a causal mask."""
 MOST_REMEMBERED = 4096
-"""Launches whose work is kept."""
+"""Most launches whose work is cached."""
 MOST_BYTES = 2**62
-"""Of memory that is known by its address alone."""
+"""Limit on the bytes of memory of which only the address is known."""
 SMALLEST_TILE = min(map(min, TILES))
-"""Along either side of a product's; smaller ones share one."""
+"""Smallest extent of a product's tile on either side. Several smaller tiles count as one."""
 _KINDS = ("sort", "scan", "index", "reduction")
-"""The first that a kernel has among its operations is its kind."""
+"""Kinds of kernels by priority: the first that is among a kernel's operations is its kind."""
 _TRITON_NAMES = {
     torch.bool: "int1",
     torch.float8_e4m3fn: "float8e4nv",
@@ -47,16 +48,16 @@ _TRITON_NAMES = {
     torch.float8_e5m2: "float8e5",
     torch.float8_e5m2fnuz: "float8e5b16",
 }
-"""Of element types; the others have torch's name."""
+"""Triton's names of element types that differ from torch's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Of one launch."""
+    """Work of one launch."""
 
     cost: Cost
     reads: tuple[int, ...]
-    """Places of tensors among the launch's."""
+    """Tensors that are read, by their places among the launch's tensors."""
     writes: tuple[int, ...]
 
 
@@ -64,12 +65,12 @@ _remembered: dict[Any, Work] = {}
 
 
 def work_of(kernel: Any, arguments: Mapping[str, Any], grid: Sequence[int]) -> Work | None:
-    """What ``kernel`` does; None where its source cannot be followed.
+    """Return the work of a launch of ``kernel``; None if its source cannot be traced.
 
     Args:
-        kernel: what ``triton.jit`` made.
-        arguments: of the launch, by name, with those that have a default.
-        grid: programs along each axis.
+        kernel: the object that ``triton.jit`` made.
+        arguments: all arguments of the launch by name, including defaults.
+        grid: number of programs along each axis.
     """
     tensors = tensors_of(arguments.values())
     try:
@@ -79,17 +80,17 @@ def work_of(kernel: Any, arguments: Mapping[str, Any], grid: Sequence[int]) -> W
         tally, programs = _followed(kernel, arguments, tensors, tuple(grid))
         found = _work(tally, tensors, programs, prod(grid))
     except Exception:
-        # The kernel's own Python, on what it was not written for, may raise anything.
+        # The kernel's Python runs on values for which it was not written, and may raise anything.
         return None
     if not tally.reads_values:
         if len(_remembered) >= MOST_REMEMBERED:
-            _remembered.clear()  # a seed among the arguments makes each launch another
+            _remembered.clear()  # a seed among the arguments makes each launch differ
         _remembered[key] = found
     return found
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:
-    """The launch's tensors on the device, those behind descriptors among them."""
+    """Return the launch's tensors on the device, including those behind tensor descriptors."""
     found = (getattr(value, "base", value) for value in _flat(values))
     return [value for value in found if isinstance(value, Tensor) and value.is_cuda]
 
@@ -103,7 +104,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _key(values: Iterable[Any]) -> Iterator[Any]:
-    """Equal for launches that do the same."""
+    """Yield a cache key, which is equal for launches that do the same work."""
     for value in _flat(values):
         tensor = getattr(value, "base", value)
         if isinstance(tensor, Tensor):
@@ -115,7 +116,7 @@ def _key(values: Iterable[Any]) -> Iterator[Any]:
 def _followed(
     kernel: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor], grid: tuple[int, ...]
 ) -> tuple[Tally, int]:
-    """What some programs do together, and how many these are."""
+    """Trace some programs; returns what they do together, and the number of these programs."""
 
     def held(tensor: int, at: int) -> int | None:
         return _held(tensors[tensor], at)
@@ -139,7 +140,7 @@ def _programs(grid: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _held(tensor: Tensor, at: int) -> int | None:
-    """What a tensor of integers holds, where the null device knows."""
+    """Return one element of a tensor of integers, if the null device knows it."""
     known = value_policy.known(tensor)
     if known is None or not tensor.is_contiguous() or not 0 <= at < known.numel():
         return None
@@ -147,7 +148,7 @@ def _held(tensor: Tensor, at: int) -> int | None:
 
 
 def _value(value: Any, places: Iterator[int]) -> Any:
-    """What the kernel gets in place of an argument."""
+    """Return the value that the traced kernel gets in place of an argument."""
     if type(value) is tuple:
         return tuple(_value(part, places) for part in value)
     tensor = getattr(value, "base", value)
@@ -181,13 +182,13 @@ def _work(tally: Tally, tensors: Sequence[Tensor], followed: int, programs: int)
 
 
 def _products(tally: Tally, followed: int, programs: int) -> Cost:
-    """One product for each size of tile, over all programs."""
+    """Return one product for each tile size, summed over all programs."""
     bits = max(bits for _, _, bits in tally.products)
     found = []
     for (rows, columns, _), inner in sorted(tally.products.items()):
         m, n = max(rows, SMALLEST_TILE), max(columns, SMALLEST_TILE)
         tiles = programs * rows * columns / (m * n)
-        # As many multiplications, in whole tiles.
+        # The number of multiplications stays the same, but in whole tiles.
         batch = ceil(tiles)
         found.append((batch, m, n, max(1, round(inner / followed * tiles / batch))))
     return replace(gemm(*found, bits=bits), launches=1)

@@ -1,7 +1,7 @@
-"""Triton's language while a kernel is followed: shapes instead of numbers, and what is counted.
+"""Triton's language for tracing a kernel: it works on shapes in place of values, and counts work.
 
-Functions that are not here work element by element. Source: ``triton/language`` of Triton 3.6 to
-3.8.
+Functions that are not defined here are treated as elementwise. Source: ``triton/language`` of
+Triton 3.6 to 3.8.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _PLAIN: dict[str, Callable[..., float]] = {
     "rsqrt": lambda x: x**-0.5,
     "sqrt": math.sqrt,
 }
-"""Of known numbers."""
+"""Elementwise functions that can be computed on known numbers."""
 _BITS = {"e2m1": 4, "e4m3": 8, "e5m2": 8}
-"""Of the formats of ``dot_scaled``; the others are of 16."""
+"""Bits of the formats of ``dot_scaled``; the other formats have 16."""
 _UNCHANGED = ("multiple_of", "max_contiguous", "max_constancy", "to_tensor", "condition", "flip")
 _SILENT = ("static_assert", "static_print", "device_assert", "device_print", "assume")
 
 
 class Descriptor:
-    """A part of a tensor that is loaded and stored block by block."""
+    """A tensor descriptor: a tensor that is loaded and stored block by block."""
 
     def __init__(self, pointer: Pointer, block_shape: Sequence[int]) -> None:
         self.pointer = pointer
@@ -59,20 +59,20 @@ class Descriptor:
         self.dtype = pointer.dtype.element_ty
 
     def load(self, offsets: Any) -> Block:
-        """The block at ``offsets``."""
+        """Load the block at ``offsets``."""
         return LANGUAGE.load(self.pointer.like(self.block_shape))
 
     def store(self, offsets: Any, value: Any) -> None:
-        """Write the block at ``offsets``."""
+        """Store the block at ``offsets``."""
         LANGUAGE.store(self.pointer.like(self.block_shape), value)
 
     def gather(self, x_offsets: Block, y_offset: Any) -> Block:
-        """Rows of the tensor."""
+        """Load rows of the tensor."""
         tally().kinds.add("index")
         return LANGUAGE.load(self.pointer.like((*x_offsets.shape, self.block_shape[-1])))
 
     def scatter(self, value: Any, x_offsets: Block, y_offset: Any) -> None:
-        """Rows of the tensor."""
+        """Store rows of the tensor."""
         tally().kinds.add("index")
         LANGUAGE.store(self.pointer.like(shape_of(value)), value)
 
@@ -83,7 +83,7 @@ class Descriptor:
 
 
 class Language:
-    """``triton.language``, and the modules below it."""
+    """Stand-in for ``triton.language`` and the modules below it."""
 
     def __init__(self, module: ModuleType | None = None) -> None:
         self._module = module
@@ -105,34 +105,34 @@ class Language:
             return lambda *_, **__: None
         return lambda *values, **named: elementwise(name, values, named)
 
-    # --- where a program is, and how often it loops
+    # --- the grid and loops
 
     def program_id(self, axis: int) -> Any:
-        """Of the program that is followed."""
+        """Return the id of the traced program along an axis."""
         return number(tally().program[axis])
 
     def num_programs(self, axis: int) -> Any:
-        """Of the grid."""
+        """Return the size of the grid along an axis."""
         return number(tally().grid[axis])
 
     def range(self, *bounds: Any, **_: Any) -> Iterator[Any]:
-        """A loop; one whose end a tensor holds cannot be followed."""
+        """Loop. A loop whose bounds are values of a tensor cannot be traced."""
         return map(number, turns([operator.index(bound) for bound in bounds]))
 
     static_range = range
 
     def cdiv(self, x: Any, div: Any) -> Any:
-        """A division that rounds up."""
+        """Divide and round up."""
         return (x + div - 1) // div
 
     def next_power_of_2(self, n: int) -> Any:
-        """The next one, or ``n``."""
+        """Return the smallest power of 2 that is at least ``n``."""
         return number(1 << max(0, int(n) - 1).bit_length())
 
     # --- memory
 
     def load(self, pointer: Any, *_: Any, **__: Any) -> Any:
-        """A block of a tensor."""
+        """Load a block of a tensor."""
         if isinstance(pointer, Descriptor):
             return pointer.load(None)
         element, count = pointer.dtype.element_ty, tally()
@@ -146,7 +146,7 @@ class Language:
         return Block(pointer.shape, element, is_loaded=True)
 
     def store(self, pointer: Any, value: Any, *_: Any, **__: Any) -> None:
-        """Write a block of a tensor."""
+        """Store a block of a tensor."""
         if isinstance(pointer, Descriptor):
             pointer.store(None, value)
             return
@@ -161,33 +161,33 @@ class Language:
     atomic_or = atomic_xchg = atomic_xor = _atomic
 
     def make_block_ptr(self, base: Any, **named: Any) -> Pointer:
-        """Addresses of a block."""
+        """Return the addresses of a block."""
         return _pointer(base).like(named["block_shape"])
 
     def advance(self, base: Any, offsets: Any) -> Any:
-        """The same, elsewhere."""
+        """Return the same block of addresses, because its place does not matter here."""
         return base
 
     def make_tensor_descriptor(self, base: Any, shape: Any, strides: Any, block_shape: Any) -> Any:
-        """Of a tensor."""
+        """Return a descriptor of a tensor."""
         return Descriptor(_pointer(base), block_shape)
 
     def load_tensor_descriptor(self, descriptor: Any, offsets: Any) -> Block:
-        """Its block at ``offsets``."""
+        """Load the descriptor's block at ``offsets``."""
         loaded: Block = descriptor.load(offsets)
         return loaded
 
     def store_tensor_descriptor(self, descriptor: Any, offsets: Any, value: Any) -> None:
-        """Write its block at ``offsets``."""
+        """Store the descriptor's block at ``offsets``."""
         descriptor.store(offsets, value)
 
     # --- products
 
     def dot(self, input: Any, other: Any, acc: Any = None, **named: Any) -> Block:
-        """A product of matrices."""
+        """Multiply matrices."""
         shape = (*input.shape[:-1], other.shape[-1])
         bits = min(FLOAT_BITS, input.dtype.primitive_bitwidth)
-        # Triton's own choice for 32-bit floats.
+        # TF32 is Triton's default for 32-bit floats.
         if bits == FLOAT_BITS and named.get("input_precision", "tf32") != "ieee":
             bits = TF32_BITS if named.get("allow_tf32", True) is not False else bits
         tally().product(shape, input.shape[-1], bits)
@@ -196,7 +196,7 @@ class Language:
     def dot_scaled(
         self, lhs: Any, lhs_scale: Any, lhs_format: str, rhs: Any, *more: Any, **named: Any
     ) -> Block:
-        """A product of floats that carry scales."""
+        """Multiply matrices of floats with scales."""
         rhs_format = named.get("rhs_format", more[1] if len(more) > 1 else lhs_format)
         bits = max(_BITS.get(lhs_format, 16), _BITS.get(rhs_format, 16))
         inner = lhs.shape[-1] * (2 if lhs_format == "e2m1" else 1)
@@ -207,50 +207,50 @@ class Language:
     # --- shapes
 
     def arange(self, start: int, end: int) -> Block:
-        """Integers in a row."""
+        """Return a block of consecutive integers."""
         return Block((end - start,), triton_language().int32)
 
     def full(self, shape: Any, value: Any, dtype: Any = None, **_: Any) -> Block:
-        """A block of one number."""
+        """Return a block filled with one number."""
         return Block(_sizes(shape), dtype or _float32())
 
     def zeros(self, shape: Any, dtype: Any = None, **_: Any) -> Block:
-        """A block of zeros."""
+        """Return a block of zeros."""
         return Block(_sizes(shape), dtype or _float32())
 
     def zeros_like(self, input: Any) -> Any:
-        """Zeros in place of ``input``."""
+        """Return zeros with the shape and type of ``input``."""
         return input.like(input.shape) if isinstance(input, Block) else input
 
     def to(self, input: Any, dtype: Any, **_: Any) -> Any:
-        """A conversion."""
+        """Convert to an element type."""
         if isinstance(input, Pointer):
             return input
         return Block(input.shape, dtype, is_loaded=input.is_loaded, guess=input.guess)
 
     def cast(self, input: Any, dtype: Any, **_: Any) -> Any:
-        """A conversion."""
+        """Convert to an element type."""
         return input.to(dtype)
 
     def reshape(self, input: Any, *shape: Any, **_: Any) -> Any:
-        """As many elements otherwise."""
+        """Return the same elements in another shape."""
         return input.like(_sizes(shape[0] if len(shape) == 1 else shape))
 
     view = reshape
 
     def broadcast_to(self, input: Any, *shape: Any) -> Any:
-        """Repeated to a shape."""
+        """Broadcast to a shape."""
         if not isinstance(input, Block):
             return self.full(shape[0] if len(shape) == 1 else shape, input)
         return self.reshape(input, *shape)
 
     def broadcast(self, input: Any, other: Any) -> tuple[Any, Any]:
-        """Both repeated to their common shape."""
+        """Broadcast both values to their common shape."""
         shape = common_shape((input, other))
         return self.broadcast_to(input, shape), self.broadcast_to(other, shape)
 
     def expand_dims(self, input: Any, axis: Any) -> Any:
-        """With dimensions of one element more."""
+        """Insert dimensions of size 1."""
         shape = list(input.shape)
         for at in sorted([axis] if isinstance(axis, int) else axis):
             shape.insert(at if at >= 0 else len(shape) + 1 + at, 1)
@@ -259,11 +259,11 @@ class Language:
     unsqueeze = expand_dims
 
     def squeeze(self, input: Any, dim: int) -> Any:
-        """Without a dimension of one element."""
+        """Remove a dimension of size 1."""
         return input.like(_without(input.shape, dim))
 
     def trans(self, input: Any, *dims: Any) -> Any:
-        """Its last two dimensions exchanged, or all of them in a new order."""
+        """Exchange the last two dimensions, or permute all of them."""
         order = _sizes(dims[0] if len(dims) == 1 else dims) or (
             *range(len(input.shape) - 2),
             len(input.shape) - 1,
@@ -274,39 +274,39 @@ class Language:
     permute = T = trans
 
     def ravel(self, input: Any, **_: Any) -> Any:
-        """In one dimension."""
+        """Flatten to one dimension."""
         return input.like((math.prod(input.shape),))
 
     def join(self, a: Any, b: Any) -> Block:
-        """Two blocks along a new last dimension."""
+        """Join two blocks along a new last dimension."""
         both = joined(a, b)
         return both.like((*both.shape, 2))
 
     def interleave(self, a: Any, b: Any) -> Block:
-        """Two blocks, element by element."""
+        """Interleave two blocks along the last dimension."""
         both = joined(a, b)
         return both.like((*both.shape[:-1], 2 * both.shape[-1]))
 
     def cat(self, input: Any, other: Any, **_: Any) -> Any:
-        """One block after the other."""
+        """Concatenate two blocks."""
         return input.like((input.shape[0] + other.shape[0], *input.shape[1:]))
 
     def split(self, a: Any) -> tuple[Any, Any]:
-        """Both halves of a last dimension of two."""
+        """Split a last dimension of size 2 into two blocks."""
         return a.like(a.shape[:-1]), a.like(a.shape[:-1])
 
     def gather(self, src: Any, index: Any, axis: int) -> Any:
-        """Elements of a block."""
+        """Gather elements of a block."""
         return src.like(index.shape)
 
     def histogram(self, input: Any, num_bins: int, **_: Any) -> Any:
-        """How often each number comes."""
+        """Count the elements in each bin."""
         return input.like((num_bins,))
 
     # --- along an axis
 
     def reduce(self, input: Any, axis: Any = None, *_: Any, **named: Any) -> Any:
-        """Without the axis; of several blocks at once, several."""
+        """Reduce a block along an axis, or each block of a tuple."""
         if isinstance(input, tuple):
             return tuple(self.reduce(block, axis, **named) for block in input)
         tally().kinds.add("reduction")
@@ -319,25 +319,25 @@ class Language:
     sum = max = min = argmax = argmin = xor_sum = reduce_or = reduce
 
     def softmax(self, input: Any, **_: Any) -> Any:
-        """Along the last axis."""
+        """Compute a softmax along the last axis."""
         tally().kinds.add("reduction")
         tally().exponential(input.shape)
         return input.like(input.shape)
 
     def associative_scan(self, input: Any, *_: Any, **__: Any) -> Any:
-        """As many elements."""
+        """Scan along an axis; the shape stays the same."""
         tally().kinds.add("scan")
         return input
 
     cumsum = cumprod = associative_scan
 
     def sort(self, input: Any, *_: Any, **__: Any) -> Any:
-        """As many elements."""
+        """Sort; the shape stays the same."""
         tally().kinds.add("sort")
         return input
 
     def topk(self, input: Any, k: int, **_: Any) -> Any:
-        """The largest of the last axis."""
+        """Return the ``k`` largest elements along the last axis."""
         tally().kinds.add("sort")
         return input.like((*input.shape[:-1], k))
 
@@ -346,25 +346,25 @@ class Language:
     def inline_asm_elementwise(
         self, asm: str, constraints: str, args: Any, dtype: Any, *_: Any, **__: Any
     ) -> Any:
-        """What the assembler text says, of every element."""
+        """Run assembler text on every element; returns one block per element type."""
         shape = common_shape(args)
         if isinstance(dtype, tuple):
             return tuple(Block(shape, one, is_loaded=True) for one in dtype)
         return Block(shape, dtype, is_loaded=True)
 
     def rand4x(self, seed: Any, offset: Any, *_: Any) -> tuple[Any, ...]:
-        """Four random numbers for each offset."""
+        """Return four random numbers for each offset."""
         return (joined(offset, seed),) * 4
 
     randint4x = randn4x = philox = rand4x
 
 
 LANGUAGE = Block.functions = Language()
-"""As kernels find it under the name ``tl``."""
+"""The language that kernels use under the name ``tl``."""
 
 
 def elementwise(name: str, values: Sequence[Any], named: Any) -> Any:
-    """What a function of every element gives."""
+    """Return the result of an elementwise function."""
     blocks = [v for v in (*values, *named.values()) if isinstance(v, Block)]
     if not blocks:
         known = _PLAIN.get(name)
@@ -386,7 +386,7 @@ def _pointer(base: Any) -> Pointer:
 
 
 def _touch(n_bytes: MutableMapping[int, int], pointer: Block, shape: Sequence[int]) -> None:
-    """A block of ``shape`` is read or written, and counted in ``n_bytes`` by tensor."""
+    """Count in ``n_bytes``, by tensor, that a block of ``shape`` is read or written."""
     is_known = isinstance(pointer, Pointer)
     item_bytes = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
     n_bytes[pointer.tensor if is_known else ELSEWHERE] += math.prod(shape) * item_bytes

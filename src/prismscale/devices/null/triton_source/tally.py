@@ -1,4 +1,4 @@
-"""What is counted while a kernel is followed, and by whom: one kernel at a time in each thread."""
+"""Counts of a kernel that is being traced; each thread traces one kernel at a time."""
 
 from __future__ import annotations
 
@@ -11,79 +11,79 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ELSEWHERE = -1
-"""The place of memory that a kernel has the addresses of, and not the tensor."""
+"""Place of memory for which a kernel has only addresses, not the tensor."""
 MOST_STEPS = 200_000
-"""Operations after which a kernel is given up: a tenth of a second or two."""
+"""Operations after which a kernel is given up, which takes 0.1 to 0.2 s."""
 WINDOW = 8
-"""Turns of a loop that are compared: one that does the same in two windows, after a first one, does
-so in all that are left."""
+"""Iterations of a loop in one window. If two consecutive windows after the first do the same work,
+all remaining iterations are assumed to do so too."""
 EXPONENTIAL_STEPS = 40
-"""Inner steps of a product that the exponential of one of its results costs: twice what attention
-by FlashAttention 2 loses to its softmax (``head_overhead`` of an A100 is 23, of an H100 19), which
-stands between two products."""
+"""Cost of the exponential of one result of a product, in inner steps of the product. It is twice
+what attention by FlashAttention 2 loses to its softmax, which stands between two products
+(``head_overhead`` is 23 on an A100, 19 on an H100)."""
 
 
 def triton_language() -> Any:
-    """``triton.language``, which programs without Triton never import."""
+    """Import and return ``triton.language``; programs without Triton never need it."""
     import triton.language
 
     return triton.language
 
 
 class UnreadableKernelError(Exception):
-    """A kernel whose work does not follow from shapes and integers; says why."""
+    """A kernel's work does not follow from shapes and integers; the message says why."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Of the programs of one launch that were followed."""
+    """Counts over the traced programs of one launch."""
 
     grid: tuple[int, ...] = (1, 1, 1)
     program: tuple[int, ...] = (0, 0, 0)
-    """The one that is followed."""
+    """Ids of the program that is being traced."""
     held: Callable[[int, int], int | None] = lambda tensor, at: None
-    """What a tensor of integers holds at a place, where that is known."""
+    """Returns the element of a tensor of integers at an index, if it is known."""
 
     products: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    """Inner steps, by rows and columns of a tile and by the bits of its factors."""
+    """Inner steps of products, by rows and columns of the tile and bits of the factors."""
     read_bytes: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By the place of the tensor among the launch's arguments."""
+    """Bytes by the place of the tensor among the launch's tensors."""
     written_bytes: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     kinds: set[str] = field(default_factory=set)
-    """Of kernels that do what it does beside pointwise work: ``reduction``, ``index``, …"""
+    """Kinds of the kernel's operations beside pointwise ones: ``reduction``, ``index``, …"""
     reads_values: bool = False
-    """What it does may depend on what a tensor holds."""
+    """Whether the kernel's work may depend on the content of a tensor."""
     steps: int = 0
 
     def step(self) -> None:
-        """One operation more.
+        """Count one operation.
 
         Raises:
-            UnreadableKernelError: too many.
+            UnreadableKernelError: the kernel takes too many operations.
         """
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise UnreadableKernelError(f"it takes more than {MOST_STEPS:,} operations")
 
     def counts(self) -> Counter[tuple[str, Any]]:
-        """All that is counted, by what it is."""
+        """Return all counts, by the field's name and its key."""
         found: Counter[tuple[str, Any]] = Counter()
         for name in ("products", "read_bytes", "written_bytes"):
             found.update({(name, key): count for key, count in getattr(self, name).items()})
         return found
 
     def add(self, counts: Mapping[tuple[str, Any], int], times: int) -> None:
-        """The same again, some times over."""
+        """Add ``counts``, multiplied by ``times``."""
         for (name, key), count in counts.items():
             getattr(self, name)[key] += count * times
 
     def product(self, shape: tuple[int, ...], inner: int, bits: int) -> None:
-        """A product of matrices, or several."""
+        """Count a matrix product, or a batch of them."""
         *batch, rows, columns = shape
         self.products[rows, columns, bits] += math.prod(batch) * inner
 
     def exponential(self, shape: tuple[int, ...]) -> None:
-        """Of every element; of matrices alone, which products have made."""
+        """Count exponentials of all elements, if products have made matrices of this shape."""
         for tile in [tile for tile in self.products if tile[:2] == shape[-2:]]:
             self.products[tile] += EXPONENTIAL_STEPS
 
@@ -92,13 +92,13 @@ _FOLLOWED: ContextVar[Tally] = ContextVar("prismscale_followed_kernel")
 
 
 def tally() -> Tally:
-    """Of the kernel that is being followed."""
+    """Return the tally of the kernel that this thread is tracing."""
     return _FOLLOWED.get()
 
 
 @contextmanager
 def counted_in(found: Tally) -> Iterator[None]:
-    """What is followed meanwhile goes into ``found``."""
+    """Count what is traced in the block in ``found``."""
     token = _FOLLOWED.set(found)
     try:
         yield
@@ -107,7 +107,10 @@ def counted_in(found: Tally) -> Iterator[None]:
 
 
 def turns(bounds: Sequence[int]) -> Iterator[int]:
-    """The turns of a loop: all of them, or the first ones and then as many times what each did."""
+    """Yield the iterations of a loop: all of them, or the first ones if the rest do the same work.
+
+    The work of the iterations that are left out is counted as that of the last window.
+    """
     count, every = tally(), range(*bounds)
     before = last = Counter[tuple[str, Any]]()
     for turn, index in enumerate(every):

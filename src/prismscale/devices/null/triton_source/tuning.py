@@ -1,9 +1,10 @@
-"""Which configuration of a kernel Triton's autotuner takes.
+"""Chooses the configuration of a kernel in place of measurements by Triton's autotuner.
 
-On a GPU the autotuner measures every configuration and keeps the fastest. Here each is followed
-through the kernel's source instead: the one that multiplies least is taken, tiles counted whole,
-and among equals the one with the largest tiles, which read each operand least often. What else the
-autotuner does (pruning, keys, hooks, the buffer that flushes the L2 cache) is Triton's own code.
+On a GPU the autotuner measures every configuration and keeps the fastest. Here each configuration
+is traced through the kernel's source instead. The one with the fewest multiplications is taken,
+tiles counted whole; among equals, the one with the largest tiles, which read each operand least
+often. Everything else that the autotuner does (pruning, keys, hooks, the buffer that flushes the L2
+cache) is Triton's own code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STEPS_PER_OCTAVE = 16
 few programs of the grid, so smaller differences mean nothing."""
 
 Estimate = tuple[float, float]
-"""Order of preference of a configuration, least first: work, and minus the area of its tiles."""
+"""A configuration's work, then minus the area of its tiles. The least estimate is preferred."""
 _UNKNOWN: Estimate = (math.inf, 0.0)
 
 _trial: ContextVar[list[Estimate] | None] = ContextVar("trial", default=None)
@@ -54,7 +55,7 @@ def estimate(launch: Callable[[], object], quantiles: Sequence[float] = ()) -> E
 
     Args:
         launch: launches the kernel with the configuration, hooks included.
-        quantiles: of measured times; there are none.
+        quantiles: quantiles of measured times; unused, because nothing is measured.
     """
     torch.empty(FLUSHED_BYTES, dtype=torch.int8, device="cuda")
     found: list[Estimate] = []
@@ -67,12 +68,12 @@ def estimate(launch: Callable[[], object], quantiles: Sequence[float] = ()) -> E
 
 
 def is_trial() -> bool:
-    """Whether the current launch only serves to compare configurations: it must not be recorded."""
+    """Return whether the launch only serves to compare configurations and must not be recorded."""
     return _trial.get() is not None
 
 
 def note(work: Work | None) -> None:
-    """Tell :func:`estimate` the work of the launch that is on trial; None if it is not known."""
+    """Pass the work of the launch on trial to :func:`estimate`; None if it is not known."""
     found = _trial.get()
     if found is not None and work is not None:
         found.append(_estimate_of(work.cost))
