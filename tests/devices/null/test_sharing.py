@@ -33,6 +33,19 @@ STEP = st.one_of(
 )  # fmt: skip
 
 
+def moved(runs: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Kernels of a stream, behind another stream's kernel that runs from ``begin`` to ``end``."""
+    found, earliest, is_behind = [], end, False
+    for start, stop, latency in runs:
+        if start >= begin and (is_behind or start < end):
+            earliest = earliest + latency if is_behind else end
+            is_behind, by = True, max(0, earliest - start)
+            start, stop = start + by, stop + by
+            earliest = stop
+        found.append((start, stop, latency))
+    return found
+
+
 @dataclass
 class Turns:
     """The same device in plain Python."""
@@ -40,8 +53,10 @@ class Turns:
     host_ns: int = 0
     tails_ns: list[int] = field(default_factory=lambda: [0] * STREAMS)
     events_ns: list[int] = field(default_factory=list)
-    runs: list[list[tuple[int, int]]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
-    """Of each stream: when its kernels run."""
+    runs: list[list[tuple[int, int, int]]] = field(
+        default_factory=lambda: [[] for _ in range(STREAMS)]
+    )
+    """Of each stream: when its kernels run, and how long after the kernel before at the least."""
 
     def launch(self, stream: int, device_ns: int, host_ns: int, busy_ns: int) -> None:
         self.host_ns += host_ns
@@ -50,24 +65,18 @@ class Turns:
         if busy_ns:
             others = [other for other in range(STREAMS) if other != stream]
             while running := [
-                end for o in others for start, end in self.runs[o] if start <= due < end
+                end for o in others for start, end, _ in self.runs[o] if start <= due < end
             ]:
                 due = max(running)
             for other in others:
-                late = [start for start, _ in self.runs[other] if due <= start < due + busy_ns]
-                if late:
-                    by = due + busy_ns - late[0]
-                    self.runs[other] = [
-                        (start + by, end + by) if start >= late[0] else (start, end)
-                        for start, end in self.runs[other]
-                    ]
-            self.runs[stream].append((due, due + busy_ns))
+                self.runs[other] = moved(self.runs[other], due, due + busy_ns)
+            self.runs[stream].append((due, due + busy_ns, device_ns - busy_ns))
         self.tails_ns[stream] = due + busy_ns
 
     def reckon(self, stream: int) -> None:
-        moved = max([end for _, end in self.runs[stream]], default=0)
-        if moved > self.host_ns:
-            self.tails_ns[stream] = max(self.tails_ns[stream], moved)
+        end = max([end for _, end, _ in self.runs[stream]], default=0)
+        if end > self.host_ns:
+            self.tails_ns[stream] = max(self.tails_ns[stream], end)
 
     def record(self, stream: int) -> None:
         self.reckon(stream)
@@ -114,8 +123,8 @@ def test_two_streams_never_run_at_once(launches: list[tuple[int, int, int]]) -> 
     for stream, ns, host_ns in launches:
         turns.launch(stream, ns, host_ns, ns)
     runs = sorted(run for stream in turns.runs for run in stream)
-    assert all(end <= start for (_, end), (start, _) in pairwise(runs))
-    assert sum(end - start for start, end in runs) == sum(ns for _, ns, _ in launches)
+    assert all(end <= start for (_, end, _), (start, _, _) in pairwise(runs))
+    assert sum(end - start for start, end, _ in runs) == sum(ns for _, ns, _ in launches)
 
 
 @pytest.fixture

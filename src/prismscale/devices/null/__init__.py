@@ -6,5 +6,5 @@ caching allocator, time from a logical clock per stream. CPU tensors stay real.
 
 - :mod:`.runtime` activates the device, :mod:`.gpus` says which GPU it is;
 - :mod:`.value_policy` answers reads of values that do not exist, and counts them;
-- :mod:`.memory_stats` shows what occupies the memory.
+- :mod:`.memory.memory_stats` shows what occupies the memory.
 """

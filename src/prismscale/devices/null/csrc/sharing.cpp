@@ -18,7 +18,7 @@ int64_t BusyTimes::place(
   forget_before(now_ns);
   const int64_t due_ns = start_ns + cost.device_ns - cost.busy_ns;
   const int64_t runs_ns = end_of_running(own, due_ns);
-  const Interval placed{runs_ns, runs_ns + cost.busy_ns};
+  const Interval placed{runs_ns, runs_ns + cost.busy_ns, cost.device_ns - cost.busy_ns};
   move_others(own, placed);
   if (std::find(used_.begin(), used_.end(), own) == used_.end()) used_.push_back(own);
   Intervals& intervals = streams_[own];
@@ -59,10 +59,13 @@ void BusyTimes::move_others(size_t stream, const Interval& placed) {
         intervals.begin(), intervals.end(), placed.start_ns,
         [](const Interval& interval, int64_t ns) { return interval.start_ns < ns; });
     if (next == intervals.end() || next->start_ns >= placed.end_ns) continue;
-    const int64_t by_ns = placed.end_ns - next->start_ns;
-    for (; next != intervals.end(); ++next) {
-      next->start_ns += by_ns;
-      next->end_ns += by_ns;
+    // The first has waited: its latency has passed by then.
+    int64_t from_ns = placed.end_ns;
+    while (next != intervals.end() && next->start_ns < from_ns) {
+      next->end_ns += from_ns - next->start_ns;
+      next->start_ns = from_ns;
+      from_ns = next->end_ns;
+      if (++next != intervals.end()) from_ns += next->latency_ns;
     }
   }
 }

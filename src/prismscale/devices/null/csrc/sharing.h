@@ -9,10 +9,11 @@
 // here: what they take from computation is part of their own model.
 //
 // A kernel is placed when the host launches it. Kernels of other streams that were launched before
-// it but are due while it runs move behind it, and all that follows on their streams moves by as
-// much. Such a stream then ends later (`end_ns`) than was assumed before, and its next user must
-// take that into account. Events recorded before the move keep their time, which is too early by as
-// much. With three or more streams, kernels that move are not checked against each other.
+// it but are due while it runs move behind it, and so do kernels that follow them on their streams,
+// as far as the time in which these streams are idle does not make up for it. Such a stream may end
+// later (`end_ns`) than was assumed before, and its next user must take that into account. Events
+// recorded before the move keep their time, which is too early by as much. With three or more
+// streams, kernels that move are not checked against each other.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,7 @@ class BusyTimes {
  private:
   struct Interval {
     int64_t start_ns, end_ns;
+    int64_t latency_ns;  // of the kernel's launch, after the end of the kernel before it
   };
   using Intervals = std::deque<Interval>;  // disjoint, ascending
 
