@@ -18,6 +18,7 @@ from span_programs import (
     observed,
 )
 
+from prismscale.capture.node_stream import StreamNode
 from prismscale.devices.null.condensed_spans import NOT_HELD
 from prismscale.devices.null.runtime import active
 from prismscale.graph.node import NodeKind
@@ -258,3 +259,19 @@ def test_labels_tell_work_from_waiting_for_the_host() -> None:
     condensed.label()
     names = condensed.nodes.labels.all()
     assert [names[n.label] for n in condensed.nodes.nodes] == ["a", "a, host", "a, host"]
+
+
+def test_all_of_many_predecessors_are_recorded() -> None:
+    """The host has waited for 100 communications on lanes of their own."""
+    condensed = Condensed()
+    calls = []
+    for lane in range(100):
+        with condensed.spans.paused():
+            node = StreamNode(
+                kind=NodeKind.COLLECTIVE, preds=(), lane=200 + lane, label=0, ended=lane
+            )
+            calls.append(condensed.nodes.append(node))
+    with condensed.spans.paused() as here:
+        here.joins(calls, True)
+    with condensed.spans.paused() as here:
+        assert set(here.issues(True)) == set(calls)

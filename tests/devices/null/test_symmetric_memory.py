@@ -99,7 +99,7 @@ def test_chunks_of_a_product_take_turns(hook: RecordingHook) -> None:
 
 def test_members_beyond_the_node_are_refused(hook: RecordingHook) -> None:
     """No GPU maps their memory."""
-    with pytest.raises(RuntimeError, match="2 nodes of 8"):
+    with pytest.raises(RuntimeError, match="2 nodes or NVLink domains of 8"):
         symm_mem.get_symm_mem_workspace(dist.group.WORLD.group_name, 1024)
 
 

@@ -24,8 +24,8 @@ LAUNCH = "host"
 work of its stream is launch-bound."""
 NOT_HELD = "optimizer"
 """Label of the phase in which full launch queues do not block the host: see ``csrc/spans.h``."""
-_WIDEST = 64
-"""Most predecessors that are read for one communication."""
+_USUAL_WIDTH = 64
+"""Predecessors of one communication for which there is room at first."""
 
 
 class NullLane:
@@ -93,8 +93,12 @@ class NullSpans:
     def issue(self, by_host: bool) -> tuple[int, ...]:
         """Cut the host, and without ``by_host`` the current stream; see :meth:`NullLane.issues`."""
         device, stream = self._current()
-        preds = (ctypes.c_int32 * _WIDEST)()
-        count = self._library.ps_spans_issued(device, stream, by_host, preds, _WIDEST)
+        preds = (ctypes.c_int32 * _USUAL_WIDTH)()
+        count = self._library.ps_spans_issued(device, stream, by_host, preds, len(preds))
+        if count > len(preds):
+            # Nothing happens in between: the second call finds the same.
+            preds = (ctypes.c_int32 * count)()
+            self._library.ps_spans_issued(device, stream, by_host, preds, count)
         self._drain()
         return tuple(preds[:count])
 

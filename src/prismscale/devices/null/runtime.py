@@ -71,8 +71,8 @@ def activate(
         policy: answers to reads of unknown values; None: the default ones.
         lower: whether inductor lowers what the program compiles; otherwise it runs eagerly.
 
-    Raises UsageError if torch already uses a real CUDA device, if another spec is active, or if the
-    extension cannot be compiled.
+    Raises:
+        UsageError: another spec is active, or the extension cannot be compiled.
     """
     global _active
     if _active is not None:

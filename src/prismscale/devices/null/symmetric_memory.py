@@ -127,15 +127,15 @@ class SymmetricMemory:
 
     signal_pad_size = _SIGNAL_PAD_BYTES
 
-    def __init__(self, devices_per_node: int, hold: Callable[[int], None]) -> None:
+    def __init__(self, devices_per_domain: int, hold: Callable[[int], None]) -> None:
         """
         Args:
-            devices_per_node: number of GPUs, in a node or NVLink domain, that can map each
+            devices_per_domain: number of GPUs, in a node or NVLink domain, that can map each
                 other's memory.
             hold: called with the bytes that are allocated (negative: freed) outside torch's
                 allocator; raises if the GPU has no room.
         """
-        self._devices_per_node = devices_per_node
+        self._devices_per_domain = devices_per_domain
         self._hold = hold
         self._pieces: dict[int, _Piece] = {}
         """This rank's allocations by address."""
@@ -168,8 +168,8 @@ class SymmetricMemory:
         """Return the memory of all ranks of a group; None if ``tensor`` is not symmetric.
 
         Raises:
-            RuntimeError: no group is named, or its ranks are on several nodes: a GPU maps memory
-                within its node only.
+            RuntimeError: no group is named, or its ranks are in several nodes or NVLink
+                domains: a GPU maps memory within its own only.
         """
         address = tensor.untyped_storage().data_ptr()
         piece = self._pieces.get(address)
@@ -181,7 +181,7 @@ class SymmetricMemory:
         handle = self._handles.get((address, name))
         if handle is None:
             group: Any = distributed_c10d._resolve_process_group(distributed_c10d.GroupName(name))
-            self._check_nodes(group.handle.ranks)
+            self._check_domains(group.handle.ranks)
             handle = self._handles[address, name] = Handle(tensor.device, piece, group)
         return handle
 
@@ -220,19 +220,20 @@ class SymmetricMemory:
         self._handles = {key: h for key, h in self._handles.items() if key[0] != address}
         self._hold(-mapped)
 
-    def _check_nodes(self, ranks: Sequence[int]) -> None:
-        nodes = {rank // self._devices_per_node for rank in ranks}
-        if len(nodes) > 1:
+    def _check_domains(self, ranks: Sequence[int]) -> None:
+        domains = {rank // self._devices_per_domain for rank in ranks}
+        if len(domains) > 1:
             raise RuntimeError(
-                f"symmetric memory of a group on {len(nodes)} nodes of {self._devices_per_node} "
-                "GPUs: GPUs map each other's memory within a node only. Keep the group within one"
+                f"symmetric memory of a group on {len(domains)} nodes or NVLink domains of "
+                f"{self._devices_per_domain} GPUs: GPUs map each other's memory within one only. "
+                "Keep the group within one"
             )
 
 
-def install(devices_per_node: int, hold: Callable[[int], None]) -> None:
+def install(devices_per_domain: int, hold: Callable[[int], None]) -> None:
     """Replace torch's class from now on; arguments as for :class:`SymmetricMemory`."""
     c10d: Any = torch._C._distributed_c10d
-    c10d._SymmetricMemory = emulated = SymmetricMemory(devices_per_node, hold)
+    c10d._SymmetricMemory = emulated = SymmetricMemory(devices_per_domain, hold)
 
     def replace(module: Any) -> None:
         module._SymmetricMemory = emulated

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prismscale.devices.null import value_policy
 from prismscale.devices.null.triton_source.kernel_work import Work, work_of
+from prismscale.devices.null.triton_source.tally import Tally
 from support import triton_kernels as kernels
 
 
@@ -190,3 +191,13 @@ def test_products_of_tensors_that_are_known_by_address_are_counted() -> None:
     batch, m, n, k = work.cost.extents
     assert batch * m * n * k == 128 * 256 * 64 + 64 * 64 * 640
     assert (work.reads, work.writes) == ((0, 1, 2, 3), ())
+
+
+def test_exponentials_of_a_batch_of_tiles_count_for_each_tile() -> None:
+    """As their products do."""
+    one, batch = Tally(), Tally()
+    one.product((16, 32), 64, 16)
+    one.exponential((16, 32))
+    batch.product((4, 16, 32), 64, 16)
+    batch.exponential((4, 16, 32))
+    assert batch.products[16, 32, 16] == 4 * one.products[16, 32, 16]

@@ -135,7 +135,8 @@ void RecordedGraph::called(int branch, uint32_t call, CallKind kind, uint32_t jo
     merge(branch, apart_[joins].clock);
   }
   if (kind == CallKind::kInOrder || kind == CallKind::kJoin) clocks_[index][index] += 1;
-  steps_.push_back({GraphStep::kCall, static_cast<uint8_t>(branch), call, 0});
+  device_calls_ += kind == CallKind::kInOrder || kind == CallKind::kBeside;
+  steps_.push_back({GraphStep::kCall, static_cast<uint8_t>(branch), call, {}});
 }
 
 CapturePoint RecordedGraph::point(int branch) const {
@@ -179,9 +180,8 @@ std::string RecordedGraph::unjoined() const {
 }
 
 int64_t RecordedGraph::launches() const {
-  return std::count_if(steps_.begin(), steps_.end(), [](const GraphStep& step) {
-    return step.kind == GraphStep::kLaunch || step.kind == GraphStep::kCall;
-  });
+  const auto kernels = std::ranges::count(steps_, GraphStep::kLaunch, &GraphStep::kind);
+  return kernels + device_calls_;
 }
 
 int64_t RecordedGraph::stream_of(int branch) const {

@@ -93,6 +93,7 @@ class RecordedGraph {
   const CaptureMode mode_;
   const std::thread::id thread_ = std::this_thread::get_id();
   std::vector<GraphStep> steps_;
+  int64_t device_calls_ = 0;  // calls that are work of the device
   std::vector<Clock> clocks_;        // of the branches
   std::vector<Clock> event_clocks_;  // of the events
   std::map<uint32_t, Apart> apart_;  // kBeside calls, by number

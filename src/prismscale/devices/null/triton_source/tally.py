@@ -85,7 +85,7 @@ class Tally:
     def exponential(self, shape: tuple[int, ...]) -> None:
         """Count exponentials of all elements, if products have made matrices of this shape."""
         for tile in [tile for tile in self.products if tile[:2] == shape[-2:]]:
-            self.products[tile] += EXPONENTIAL_STEPS
+            self.products[tile] += math.prod(shape[:-2]) * EXPONENTIAL_STEPS
 
 
 _FOLLOWED: ContextVar[Tally] = ContextVar("prismscale_followed_kernel")
