@@ -28,6 +28,8 @@ NAMES = (
     *("graph, graph.parquet", "results", "periodic events", "timeline", "samples"),
     *("memory log", "launch log"),
 )
+LOGS = ("sniff test",)
+"""Readers of a program's log, into which it prints whatever it likes: little of it is an error."""
 
 
 def test_every_reader_is_named(readers: dict[str, Reader]) -> None:
@@ -40,4 +42,4 @@ def test_damage_gives_a_clear_error(name: str, readers: dict[str, Reader], tmp_p
     """Or no error, where it did not matter: no traceback, no hang, bounded memory and messages."""
     found = fuzz(readers[name], tmp_path, 1, cases=CASES, until=time.monotonic() + SECONDS)
     assert not found.failures
-    assert found.refused > found.cases / 10
+    assert found.refused > found.cases / 10 or name in LOGS
