@@ -29,6 +29,7 @@ from prismscale.graph.node import NodeKind
 from prismscale.payload.absent_peers import absent_peers
 from prismscale.payload.mirror import MirrorPayload
 from support.cuda_graphs import capture
+from support.device_time import device_ns
 from support.emulation import emulated
 from support.op_log import OpSignature, drain_ops, record_ops, set_cost_model
 
@@ -52,17 +53,6 @@ def costed() -> Iterator[None]:
     set_cost_model(None)
     record_ops(False)
     drain_ops()
-
-
-def device_ns(run: Callable[[], object]) -> int:
-    """From the first launch of ``run`` to the end of its last on the current stream."""
-    torch.cuda.synchronize()
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    torch.cuda.synchronize()
-    return round(began.elapsed_time(ended) * 1e6)
 
 
 def host_ns(run: Callable[[], object]) -> int:

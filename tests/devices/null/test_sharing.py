@@ -19,6 +19,7 @@ from prismscale.devices.null.device import NullDevice
 from prismscale.devices.null.kernel_ledger import LAUNCH_LATENCY_NS, KernelLedger
 from prismscale.devices.null.launch_reader import launch_log
 from prismscale.devices.null.runtime import active
+from support.device_time import device_ns
 
 STREAMS = 3
 CALL = 0
@@ -135,17 +136,6 @@ def ledger() -> Iterator[KernelLedger]:
     runtime.library.ps_set_cost(None, 0, 0)
 
 
-def elapsed_ns(run: Callable[[], object]) -> int:
-    """Device time of ``run``, all streams included."""
-    torch.cuda.synchronize()
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    torch.cuda.synchronize()
-    return round(began.elapsed_time(ended) * 1e6)
-
-
 def beside(*parts: Callable[[], object]) -> Callable[[], None]:
     """Run each part on a stream of its own."""
     streams = [torch.cuda.Stream() for _ in parts]
@@ -172,8 +162,8 @@ def product() -> Callable[[], object]:
 def test_two_products_take_as_long_beside_each_other_as_one_after_the_other() -> None:
     """But for the launch latency of the second."""
     first, second = product(), product()
-    alone_ns = elapsed_ns(lambda: (first(), second()))
-    assert alone_ns - elapsed_ns(beside(first, second)) == pytest.approx(LAUNCH_LATENCY_NS, abs=40)
+    alone_ns = device_ns(lambda: (first(), second()))
+    assert alone_ns - device_ns(beside(first, second)) == pytest.approx(LAUNCH_LATENCY_NS, abs=40)
 
 
 @pytest.mark.usefixtures("ledger")
@@ -186,19 +176,19 @@ def test_a_copy_to_the_host_runs_beside_a_product() -> None:
     def copy() -> None:
         here.copy_(there, non_blocking=True)
 
-    longest_ns = max(elapsed_ns(multiply), elapsed_ns(copy))
-    assert elapsed_ns(beside(multiply, copy)) < 1.05 * longest_ns
+    longest_ns = max(device_ns(multiply), device_ns(copy))
+    assert device_ns(beside(multiply, copy)) < 1.05 * longest_ns
 
 
 @pytest.mark.usefixtures("ledger")
 def test_branches_of_a_graph_take_turns() -> None:
     """A replay takes as long as the eager program."""
     run = beside(product(), product())
-    eager_ns = elapsed_ns(run)
+    eager_ns = device_ns(run)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    assert elapsed_ns(graph.replay) == pytest.approx(eager_ns, rel=0.02)
+    assert device_ns(graph.replay) == pytest.approx(eager_ns, rel=0.02)
 
 
 @pytest.mark.usefixtures("ledger")
@@ -206,7 +196,7 @@ def test_a_short_kernel_waits_for_one_kernel_of_a_long_queue() -> None:
     """The host has launched ten products by then; it is the second kernel to run."""
     multiply, side = product(), torch.cuda.Stream()
     x = torch.empty(1 << 20, device="cuda")
-    one_ns = elapsed_ns(multiply)
+    one_ns = device_ns(multiply)
     torch.cuda.synchronize()
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
