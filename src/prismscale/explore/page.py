@@ -75,7 +75,7 @@ def _front(ranking: Ranking, measured: Sequence[Explored]) -> str:
     kinds = (
         ("none is faster and smaller", OBSERVED[1], front),
         ("others", PREDICTED, [row for row in fit if row.point.digest not in on_front]),
-        ("does not fit", OBSERVED[0], [row for row in measured if row not in fit]),
+        ("does not fit", OBSERVED[0], [row for row in measured if row.outcome.fits is False]),
     )
     for name, colour, rows in kinds:
         drawn.add_scatter(

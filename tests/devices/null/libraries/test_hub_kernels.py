@@ -88,6 +88,21 @@ print(json.dumps(list(x.grad.shape)))
     assert answer(library, program) == [1, 512, 4, 64]
 
 
+def test_the_result_of_8_bit_queries_is_of_16_bits(library: Path) -> None:
+    """Eager, and as a compiled region's shape rules say."""
+    program = (
+        FUNCTIONS
+        + """
+q = torch.empty(1, 256, 8, 128, device="cuda", dtype=torch.float8_e4m3fn)
+out = attention.flash_attn_func(q, q, q)
+from prismscale.devices.null.libraries.flash_attention.hub_interface import _forward_shapes
+ruled, _ = _forward_shapes(q, q, q)
+print(json.dumps([str(out.dtype), str(ruled.dtype)]))
+"""
+    )
+    assert answer(library, program) == ["torch.bfloat16", "torch.bfloat16"]
+
+
 def test_other_kernels_are_the_librarys_own_matter(library: Path) -> None:
     """It says what it would say without us."""
     program = """

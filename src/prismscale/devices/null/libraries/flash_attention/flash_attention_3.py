@@ -117,6 +117,11 @@ def _sequences(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Sequenc
     return packed(q, k, v, cu, call["max_seqlen_q"], call["max_seqlen_k"], **choice)
 
 
+def output_dtype(q: Tensor) -> torch.dtype:
+    """Return the type of the attention's result: bfloat16 for queries of 8 bits."""
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
 def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     """Return output, row statistics, and two tensors that only split keys need."""
     call = _bound("fwd", arguments, named)
@@ -124,10 +129,9 @@ def _forward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     if call["k_new"] is not None or call["page_table"] is not None:
         raise NotImplementedError(NO_CACHES)
     sequences = _sequences(q, k, v, call)
-    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     out = call["out"]
     if out is None:
-        out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
+        out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=output_dtype(q))
     rows = q.new_empty(sequences.rows(), dtype=torch.float32)
     launch(
         "flash_attn_3::forward",

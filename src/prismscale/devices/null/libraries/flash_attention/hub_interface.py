@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prismscale.devices.null.libraries.flash_attention.flash_attention_3 import NO_CACHES
+from prismscale.devices.null.libraries.flash_attention.flash_attention_3 import (
+    NO_CACHES,
+    output_dtype,
+)
 from prismscale.devices.null.libraries.stand_in import module_of
 
 LIBRARY = "FlashAttention 3 from a hub"
@@ -164,7 +167,7 @@ def _named(
 def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     heads = q.shape[-2]
     rows = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
-    out = q.new_empty(*q.shape[:-1], v.shape[-1])
+    out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=output_dtype(q))
     return out, q.new_empty(rows, dtype=torch.float32)
 
 
