@@ -22,6 +22,9 @@ from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST, RankTrace
 from prismscale.sim.timeline import RankTimeline, Timeline
 
+COMPUTATION = "computation"
+"""Phase of computations without a label."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Breakdown:
@@ -76,7 +79,7 @@ def break_down(timeline: Timeline, rank: int) -> Breakdown:
     own_ns_C, clock_ns_C1 = _beyond(start_ns_C, end_ns_C, began)
     clock_ns_C = clock_ns_C1[:-1]
     names_C = np.array(trace.labels, dtype=object)[trace.label_N[nodes_N[row_C]]]
-    is_work_C = ~is_launch_path_N(trace)[nodes_N[row_C]] & _on_stream_N(trace)[nodes_N[row_C]]
+    is_work_C = (_on_stream_N(trace) & ~is_launch_path_N(trace))[nodes_N[row_C]]
     idle_ns_C = _idle_ns(own_ns_C, start_ns_C, end_ns_C, is_work_C)
     exposed: dict[str, int] = {}
     bubble = skew = 0
@@ -154,13 +157,10 @@ def _phases(
         names_C.tolist(), own_ns_C.tolist(), idle_ns_C.tolist(), strict=True
     ):
         phase = name.removesuffix(LAUNCH_SUFFIX)
-        waited_ns = own_ns if phase == name else idle_ns
-        parts = (
-            {phase: own_ns - waited_ns, name: waited_ns} if own_ns > waited_ns else {name: own_ns}
-        )
-        for part, ns in parts.items():
-            part = part or "computation"
-            out[part] = out.get(part, 0) + ns
+        hidden_ns = 0 if phase == name else own_ns - idle_ns
+        if hidden_ns:
+            out[phase or COMPUTATION] = out.get(phase or COMPUTATION, 0) + hidden_ns
+        out[name or COMPUTATION] = out.get(name or COMPUTATION, 0) + own_ns - hidden_ns
     return out
 
 

@@ -200,7 +200,7 @@ int64_t Device::run(
   reckon(stream);
   StreamState& state = streams_[static_cast<size_t>(stream)];
   const int64_t now = host_time_ns(), free = std::max(state.tail_ns, now);
-  const int64_t waited = cost.device_ns == 0 ? 0 : busy_.place(stream, free, cost, now);
+  const int64_t waited = busy_.place(stream, free, cost, now);
   SpanGraph::get().launched(
       index_, stream, signature, cost.host_ns, cost.device_ns, waited, queueing);
   state.tail_ns = free + waited + cost.device_ns;
