@@ -5,10 +5,14 @@
 
 The layouts are those of NVIDIA/dgxc-benchmarking (``dgxc_layouts`` of the public truth): they say
 that a job ran, and on how many GPUs. They do not say what else a program does. What does is a
-recipe of NVIDIA-NeMo/Megatron-Bridge: a layout is here where a recipe of DIR (at 067f987) has the
-same model, GPU, precision and sizes, and runs on fewest GPUs, where each holds most. Left out, with
-the reason, are layouts whose recipe needs what the null device does not have, and GPUs that no
-cluster of ours has (B300, GB300).
+recipe of NVIDIA-NeMo/Megatron-Bridge: a layout is here where a recipe of DIR has the same model,
+GPU, precision and sizes, and runs on fewest GPUs, where each holds most. Left out, with the
+reason, are layouts whose recipe needs what the null device does not have, and GPUs that no cluster
+of ours has (B300, GB300).
+
+That repository's own scripts start Megatron-Bridge of NeMo 26.04.01 (v0.4.1). With DIR at v0.4.1
+the layouts run that are started so here (``launched``); with DIR at 067f987, whose recipes are the
+same, all others.
 
 A step of a recipe has up to 256 microbatches. What a rank holds is settled after as many as its
 pipeline is deep, so that ``train.global_batch_size`` is set to ``--rounds`` times the pipeline's
@@ -28,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
+from bridge_release import launched, release_of
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from programs.models import hub_environment
 from runs import Runs, folder_name, our_commit
@@ -57,6 +62,8 @@ class Layout:
     """Where the row differs from the recipe."""
     row: Mapping[str, str]
     """What else must stand in the table, by column."""
+    launched: tuple[str, str, str] | None = None
+    """Family, model and precision of a recipe of v0.4.1, which its launcher starts."""
 
     @property
     def gpu_name(self) -> str:
@@ -72,10 +79,22 @@ class Layout:
         """As behind ``torchrun``."""
         replicas = self.world_size // (self.tensor * self.context * self.stages)
         batch = replicas * self.stages * rounds * self.micro
+        if self.launched:
+            family, model, precision = self.launched
+            gpu = self.gpu_name.lower()
+            program = launched(
+                bridge,
+                family=family,
+                model=model,
+                gpu=gpu,
+                gpus=self.world_size,
+                precision=precision,
+            )
+            return (*program, *(("--global_batch_size", batch) if rounds else ()))
         sized = (f"train.global_batch_size={batch}",) if rounds else ()
-        program = bridge / "scripts" / "training" / "run_recipe.py"
+        script = bridge / "scripts" / "training" / "run_recipe.py"
         recipe = ("--recipe", f"{self.recipe}_config", "--mode", "pretrain")
-        return (program, *recipe, *self.overrides, *sized)
+        return (script, *recipe, *self.overrides, *sized)
 
     def is_in(self, table: Sequence[Mapping[str, str]]) -> bool:
         """Whether one of the table's rows is this layout."""
@@ -89,6 +108,8 @@ class Layout:
 
 TOKENIZER = ("tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=151936")
 """Of recipes that would fetch one: its size is all that counts."""
+LAUNCHER_RELEASE = "0.4"
+LLAMA_70B_FP8 = ("llama", "llama3_70b", "fp8_cs")
 H100, B200, GB200 = "h100-sxm", "b200", "gb200"
 LAYOUTS = (
     Layout(
@@ -109,27 +130,17 @@ LAYOUTS = (
         context=2,
         row={"Model Size": "70b", "Datatype": "BF16"},
     ),
-    Layout(
-        "Llama 70B, FP8, TP 4, PP 8, VP 5",
-        "llama3_70b_pretrain_64gpu_h100_fp8cs",
-        H100,
-        64,
-        tensor=4,
-        stages=8,
-        micro=2,
-        overrides=("train.micro_batch_size=2",),
-        row={"Model Size": "70b", "Datatype": "FP8"},
-    ),
-    # The row above contradicts itself: 2 replicas of 4 microbatches of 2 sequences are no batch of
-    # 256, and the recipe's microbatch is one sequence.
+    # The table says microbatches of 2, and contradicts itself: 2 replicas of 4 microbatches of 2
+    # sequences are no batch of 256. The script that ran it (llama3.1/launch.sh) takes the recipe's.
     Layout(
         "Llama 70B, FP8, TP 4, PP 8, VP 5, microbatch 1",
-        "llama3_70b_pretrain_64gpu_h100_fp8cs",
+        "",
         H100,
         64,
         tensor=4,
         stages=8,
         row={"Model Size": "70b", "Datatype": "FP8", "MBS": "2"},
+        launched=LLAMA_70B_FP8,
     ),
     Layout(
         "Llama 405B, bf16, TP 8, PP 8, CP 2, VP 8",
@@ -212,11 +223,12 @@ LAYOUTS = (
     ),
     Layout(
         "Llama 70B, FP8, FSDP",
-        "llama3_70b_pretrain_64gpu_gb200_fp8cs",
+        "",
         GB200,
         64,
         micro=2,
         row={"Model Size": "70b", "Datatype": "FP8", "FSDP": "True"},
+        launched=LLAMA_70B_FP8,
     ),
     Layout(
         "Qwen3 30B, bf16, EP 8",
@@ -315,13 +327,15 @@ def main() -> int:
         return 2
     check(LAYOUTS, table)
     rows = read_rows(asked.json)
+    is_launcher = release_of(asked.bridge) == LAUNCHER_RELEASE
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         environment = hub_environment(folder / "huggingface")
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         for layout in LAYOUTS:
-            if not any(part in layout.name for part in asked.case or [""]):
+            is_asked = any(part in layout.name for part in asked.case or [""])
+            if not is_asked or bool(layout.launched) != is_launcher:
                 continue
             found = measure(layout, asked.bridge.absolute(), asked.rounds, runs)
             print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)

@@ -5,14 +5,15 @@
 
 A row of Megatron-Bridge's performance summaries (``tables`` of the public truth) states model,
 GPUs, precision, batch and layout, and how many tokens a GPU trains on in a second. Each is what a
-recipe gave, which ``scripts/performance/bootstrap.py`` runs: it sets the recipe's environment and
-puts the training program in its place. That command runs here as it is, with a tokenizer that has
-no file; recipes do not let it size the model. Routers spread tokens evenly, by the summaries' own
+recipe gave in a NeMo container. The program is that container's: the release of Megatron-Bridge
+in it, whose launcher sets environment and options (``programs/bridge_launch.py``), with its
+Megatron-LM, torch, Transformer Engine and cuDNN. A tokenizer that has no file takes the place of
+its own; recipes do not let it size the model. Routers spread tokens evenly, by the summaries' own
 words ("we force-balance the token distribution among experts").
 
-DIR is at 067f987, whose recipes have the sizes of the rows that ``bridge_rows.py`` lists. The list
-and the bar were settled before a result was seen, and no constant was moved for it since. B300
-and GB300 are known by their data sheets alone.
+DIR is a checkout at v0.4.1 or v0.5.1: rows of its containers are run, others left out. The list
+of rows (``bridge_rows.py``) and the bar were settled before a result was seen, and no constant was
+moved for it since. B300 and GB300 are known by their data sheets alone.
 
 The Python of this bench is that of ``scripts/bridge-environment``. Ranks are captured with
 ``--quick``.
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bridge_release import launched, release_of
 from prismscale.validation.error_rows import error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.bridge_rows import MODELS, RECIPES, BridgeStep, load_bridge_steps
@@ -44,14 +46,15 @@ STEP = ": step "
 def command(row: BridgeStep, bridge: Path) -> tuple[object, ...]:
     """As behind ``torchrun``."""
     recipe = row.recipe
-    return (
-        bridge / "scripts" / "performance" / "bootstrap.py",
-        *("--model_family_name", MODELS[recipe.model].family),
-        *("--model_recipe_name", recipe.model),
-        *("--gpu", recipe.gpu, "--num_gpus", recipe.gpus),
-        *("--compute_dtype", recipe.precision, "--task", "pretrain"),
-        *TOKENIZER,
+    program = launched(
+        bridge,
+        family=MODELS[recipe.model].family,
+        model=recipe.model,
+        gpu=recipe.gpu,
+        gpus=recipe.gpus,
+        precision=recipe.precision,
     )
+    return (*program, *TOKENIZER)
 
 
 def measure(row: BridgeStep, bridge: Path, runs: Runs) -> list[Row]:
@@ -83,12 +86,13 @@ def main() -> int:
     steps = load_bridge_steps(asked.truth)
     subjects = {step.recipe.case for step in steps}
     rows = [row for row in read_rows(asked.json) if row.subject in subjects]
+    release = release_of(asked.bridge)
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         environment = hub_environment(folder / "huggingface")
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
-        for step in steps:
+        for step in (step for step in steps if step.release == release):
             if any(part in step.recipe.case for part in asked.case or [""]):
                 found = measure(step, asked.bridge.absolute(), runs)
                 print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
@@ -103,7 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--bridge", type=Path, required=True, help="checkout of Megatron-Bridge")
+    parser.add_argument("--bridge", type=Path, required=True, help="checkout at v0.4.1 or v0.5.1")
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
     parser.add_argument("--case", action="append", help="part of a case's name; all by default")
     parser.add_argument("--keep", type=Path, help="folder for the runs")

@@ -51,7 +51,7 @@ def test_the_newest_row_without_a_footnote_is_a_recipes(tmp_path: Path, one_reci
 
     (step,) = load_bridge_steps(tmp_path)
 
-    assert (step.container, step.tokens_per_s) == ("26.06", 2000)
+    assert (step.container, step.release, step.tokens_per_s) == ("26.06", "0.5", 2000)
 
 
 def test_tuning_is_not_pre_training(tmp_path: Path, one_recipe: None) -> None:

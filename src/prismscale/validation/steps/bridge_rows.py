@@ -48,6 +48,8 @@ DTYPES = {
     "nvfp4": "Float4_e2m1fn_x2",
 }
 """Element types of matrix products, by precision."""
+RELEASES: Mapping[str, str] = {"26.04.01": "0.4", "26.06": "0.5", "26.06.01": "0.5"}
+"""Megatron-Bridge's release in a NeMo container (``docs/releases`` of its repository)."""
 _CASE = re.compile(r"(\w+), (\w+), (\d+) (\w+)")
 
 
@@ -142,6 +144,11 @@ class BridgeStep:
     """Tokens per step of the whole job."""
     tokens_per_s: float
     """Tokens per second and GPU."""
+
+    @property
+    def release(self) -> str:
+        """Release of Megatron-Bridge that gave the row, such as ``0.5``."""
+        return RELEASES[self.container]
 
     @property
     def step_ms(self) -> float:
