@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 GPUS_A_NODE = {"gb200": 4, "gb300": 4}
@@ -47,18 +48,9 @@ def launched(options: list[str]) -> tuple[dict[str, str], list[str]]:
             num_gpus_per_node=per_node,
         )
     script = nemo_run.Script(path="run_script.py", args=[])
-    plugin = plugins.PerfEnvPlugin(
-        enable_vboost=asked.enable_vboost,
-        lock_gpu_freq=asked.lock_gpu_freq,
-        moe_a2a_overlap=asked.moe_a2a_overlap,
-        model_family_name=asked.model_family_name,
-        model_recipe_name=asked.model_recipe_name,
-        gpu=asked.gpu,
-        compute_dtype=asked.compute_dtype,
-        train_task=asked.task,
-        config_variant=asked.config_variant,
-        deterministic=asked.deterministic,
-    )
+    known = {field.name for field in fields(plugins.PerfEnvPlugin)}
+    settings = {name: value for name, value in vars(asked).items() if name in known}
+    plugin = plugins.PerfEnvPlugin(**settings, train_task=asked.task)
     plugin.setup(script, executor)
     kept = {name: str(value) for name, value in executor.env_vars.items() if name not in os.environ}
     return kept, [str(option) for option in script.args]
