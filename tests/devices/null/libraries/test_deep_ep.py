@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from prismscale.cost.token_layout import TokenLayout
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import Config
-from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.emulation.work import EmulatedWork

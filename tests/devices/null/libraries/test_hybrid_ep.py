@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from prismscale.cost.token_layout import TokenLayout
 from prismscale.devices.null.libraries.deep_ep import stand_in
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import Configurer
-from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
 from prismscale.graph.node import CollectiveOp
 from support.emulation import RecordingHook, emulated
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
+from prismscale.cost.token_layout import TokenLayout
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS, Config
-from prismscale.devices.null.libraries.deep_ep.token_layout import TokenLayout
 from prismscale.devices.null.libraries.launches import launch, memory
 
 _SPACE = "deep_ep::"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NVLINK_PEERS = 8
+from prismscale.cost.token_layout import NVLINK_PEERS
+
 _TOP_K, _SCALES = 128, 128
 """Most experts and most scales of a token that the library's size hints assume."""
 _META_BYTES, _INT4_BYTES = 8, 16

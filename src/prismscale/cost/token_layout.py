@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS
-
+NVLINK_PEERS = 8
+"""Ranks of a node that NVLink connects."""
 _KEPT = "_prismscale_layout"
 """Attribute with the layout, on a tensor of the handle that a dispatch and its combine share."""
 
