@@ -9,8 +9,8 @@ import pytest
 
 from prismscale.errors import FormatError
 from prismscale.graph.node import CollectiveOp
-from prismscale.validation.collective_errors import validate
-from prismscale.validation.collective_points import CollectivePoint, load_points
+from prismscale.validation.communication.collective_errors import validate
+from prismscale.validation.communication.collective_points import CollectivePoint, load_points
 
 HEADER = "collective,nodes,gpus,size_bytes,time_us,hardware,config,source"
 ROWS = (

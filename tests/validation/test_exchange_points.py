@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prismscale.errors import FormatError
-from prismscale.validation.exchange_points import (
+from prismscale.validation.communication.exchange_points import (
     DEEP_EP,
     HYBRID_EP,
     ExchangePoint,

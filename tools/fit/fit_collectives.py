@@ -4,8 +4,8 @@
 
 Prints the tables of each GPU as TOML with the residuals of the rows that they were fitted to;
 ``--write`` puts them into ``src/prismscale/cost/profiles``. Which rows are fitted and which are
-held out stands in ``prismscale/validation/collective_points.py``; ``prismscale validate
-collectives`` scores.
+held out stands in ``prismscale/validation/communication/collective_points.py``; ``prismscale
+validate collectives`` scores.
 
 Each stage fits few constants to the logarithm of time, by least squares with a soft loss:
 
@@ -35,7 +35,11 @@ from scipy.optimize import least_squares
 from prismscale.cluster import AlgorithmTuning, Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.graph.node import CollectiveOp
-from prismscale.validation.collective_points import CollectivePoint, clusters, load_points
+from prismscale.validation.communication.collective_points import (
+    CollectivePoint,
+    clusters,
+    load_points,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "src" / "prismscale" / "cost" / "profiles"

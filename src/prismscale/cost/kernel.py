@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from prismscale.cost.exchange.exchange_law import exchange_ns
 from prismscale.cost.kernel_attention import attention_ns
 from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, operand_dtype, own_roofline
 from prismscale.cost.kernel_kinds import GENERATED, kind_of
@@ -147,6 +148,8 @@ def _device_cost(profile: KernelProfile, call: KernelCall, kind: str) -> tuple[f
     """Return the time on the device in ns, and the number of kernels launched."""
     if kind in ("view", "graph_launch"):
         return 0.0, 0
+    if kind == "exchange":
+        return exchange_ns(call), 1
     if kind == "transfer":
         return transfer_ns(profile, call), 1
     if kind == "peer":

@@ -120,6 +120,7 @@ reductions."""
 _GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
 STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
+    "exchange",
     "foreach",
     "foreach_reduction",
     "strided_copy",

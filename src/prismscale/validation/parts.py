@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prismscale.validation import collective_errors, suite
+from prismscale.validation import suite
 from prismscale.validation.accuracy_page import section
 from prismscale.validation.causes import with_causes
+from prismscale.validation.communication import collective_errors
 from prismscale.validation.error_rows import worst_first
 from prismscale.validation.kernels import kernel_scores
 from prismscale.validation.rows import Row

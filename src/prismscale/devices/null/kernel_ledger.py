@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 LAUNCH_LATENCY_NS = 2_000
 """Part of a kernel's time in which it has no thread block on the device yet: an empty kernel's
 time. Kernels of other streams may run meanwhile; see ``csrc/sharing.h``."""
-COPY_ENGINE_KINDS = ("transfer",)
-"""Kinds of kernels that run on a copy engine and occupy no multiprocessor."""
+BESIDE_KINDS = ("exchange", "transfer")
+"""Kinds that leave the multiprocessors to other streams: exchanges of tokens occupy a few of them,
+copies to and from the host none."""
 
 
 class KernelLedger:
@@ -100,5 +101,5 @@ class KernelLedger:
         cost = self._cost_of(signature.decode())
         device_ns[0] = round(cost.device_ns * self.slowness)
         host_ns[0] = round(cost.host_ns * self.slowness)
-        is_copied = cost.kind in COPY_ENGINE_KINDS
-        busy_ns[0] = 0 if is_copied else max(0, device_ns[0] - LAUNCH_LATENCY_NS)
+        is_beside = cost.kind in BESIDE_KINDS
+        busy_ns[0] = 0 if is_beside else max(0, device_ns[0] - LAUNCH_LATENCY_NS)

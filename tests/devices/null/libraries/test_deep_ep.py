@@ -12,8 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from prismscale.cost.token_layout import TokenLayout
+from prismscale.cost.exchange.token_layout import TokenLayout
+from prismscale.cost.kernel import load_kernel_model
+from prismscale.devices.null.libraries.deep_ep.buffer import Buffer, integers
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import Config
+from prismscale.devices.null.runtime import active
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.torchrun_env import RankEnvironment
 from prismscale.emulation.work import EmulatedWork
@@ -104,13 +107,37 @@ def hook() -> Communications:
 
 
 @pytest.fixture(scope="module", params=[8, 16])
-def group(request: Any, hook: Communications) -> Iterator[Any]:
+def group(request: Any, hook: Communications, held: list[int]) -> Iterator[Any]:
     """The world, of one node or two."""
     environment = RankEnvironment(rank=1, world_size=request.param, local_world_size=8)
     with absent_peers(environment, hook):
         dist.init_process_group("nccl")
         yield dist.group.WORLD
         dist.destroy_process_group()
+
+
+def _dispatch_ns(group: Any, multiprocessors: int) -> int:
+    """Time of the dispatch's kernel on an H100."""
+    buffer = Buffer(1, group.size(), 1 << 20, 0, False, False)
+    buffer.group = group
+    x = torch.empty(TOKENS, HIDDEN, dtype=BF16, device="cuda")
+    index = torch.rand(TOKENS, EXPERTS, device="cuda").topk(TOPK).indices
+    goes = torch.ones(TOKENS, group.size(), dtype=torch.bool, device="cuda")
+    weights, by_expert = torch.empty(TOKENS, TOPK, device="cuda"), integers(EXPERTS)
+    config = Config(multiprocessors, 6, 256, 6, 128)
+    given = (x, None, index, weights, None, goes, by_expert, 0, None, None, 1, 0, config, None)
+    buffer.intranode_dispatch(*given, False, False)
+    library = active().library
+    texts = [library.ps_signature(i).decode() for i in range(library.ps_signature_count())]
+    stated = f",{multiprocessors},0;"
+    (kernel,) = [t for t in texts if t.startswith("deep_ep::dispatch.exchange") and stated in t]
+    return load_kernel_model("h100-sxm").cost(kernel).device_ns
+
+
+@pytest.mark.parametrize("group", [8], indirect=True)
+def test_a_dispatch_has_only_the_multiprocessors_that_the_program_gives_it(group: Any) -> None:
+    """Half as many take about twice as long."""
+    assert 1.5 < _dispatch_ns(group, 10) / _dispatch_ns(group, 20) <= 2
 
 
 @needs_deep_ep
@@ -121,7 +148,7 @@ def test_tokens_go_and_come_back(group: Any, hook: Communications, asynchronous:
     hook.seen.clear()
     buffer = deep_ep.Buffer(group, 1 << 20, 1 << 20 if group.size() > 8 else 0)
     x = torch.empty(TOKENS, HIDDEN, dtype=BF16, device="cuda")
-    index = torch.zeros(TOKENS, TOPK, dtype=torch.int64, device="cuda")
+    index = torch.rand(TOKENS, EXPERTS, device="cuda").topk(TOPK).indices
     weights = torch.empty(TOKENS, TOPK, device="cuda")
     events = {"async_finish": asynchronous}
     by_rank, by_node, by_expert, goes, _ = buffer.get_dispatch_layout(index, EXPERTS, **events)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from prismscale.cost.token_layout import TokenLayout
+from prismscale.cost.exchange.token_layout import TokenLayout
 from prismscale.devices.null.libraries.deep_ep import stand_in
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import Configurer
 from prismscale.graph.node import CollectiveOp

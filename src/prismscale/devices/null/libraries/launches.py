@@ -33,7 +33,8 @@ _libraries: dict[str, torch.library.Library] = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Cost of a kernel. Make one with :func:`gemm`, :func:`attention` or :func:`memory`."""
+    """Cost of a kernel. Make one with :func:`gemm`, :func:`attention`, :func:`memory` or
+    :func:`exchange`."""
 
     kind: str
     """Kind of kernel: a row of the GPU's kernel profile."""
@@ -91,6 +92,16 @@ def memory(kind: str, *, n_bytes: int | None = None, launches: int = 1) -> Cost:
     """
     extents = () if n_bytes is None else (n_bytes,)
     return Cost(kind=kind, extents=extents, launches=launches)
+
+
+def exchange(*, moved: int, own: int, row_bytes: int, multiprocessors: int, combines: bool) -> Cost:
+    """Return the cost of an exchange of tokens by a kernel with a few multiprocessors.
+
+    Arguments are those of :meth:`~prismscale.cost.exchange.exchange_law.ExchangeLaw.time_ns`;
+    ``combines`` says that tokens come back and are summed up.
+    """
+    extents = (moved, own, row_bytes, multiprocessors, int(combines))
+    return Cost(kind="exchange", extents=extents)
 
 
 def launch(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
-from prismscale.cost.token_layout import TokenLayout
+from prismscale.cost.exchange.token_layout import TokenLayout
 from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS, Config
-from prismscale.devices.null.libraries.launches import launch, memory
+from prismscale.devices.null.libraries.launches import exchange, launch, memory
 
 _SPACE = "deep_ep::"
 _META_BYTES = 8
@@ -24,11 +24,12 @@ _WORKSPACE_BYTES = 32 << 20
 
 
 class EventHandle:
-    """Event after the work queued on the current stream and, if given, after a communication."""
+    """Event after the work queued on a stream and, if given, after a communication."""
 
-    def __init__(self, work: Any = None) -> None:
+    def __init__(self, work: Any = None, stream: torch.Stream | None = None) -> None:
+        """``stream`` is the current one if not given."""
         self._event = torch.cuda.Event()
-        self._event.record()
+        self._event.record(stream)
         self._work = work
 
     def current_stream_wait(self) -> None:
@@ -150,7 +151,7 @@ class Buffer:
             got = _received(count, x, x_scales, topk_idx, topk_weights)
             kept = [integers(self._ranks, config.channels), integers(count)]
             heads = integers(x.shape[0], self._ranks)
-        work = self._exchange(x, x_scales, topk_idx, layout, asynchronous)
+        work = self._exchange("dispatch", config, x, x_scales, topk_idx, layout, asynchronous)
         given = [x, x_scales, topk_idx, topk_weights, is_token_in_rank]
         held = [*given, rank_prefix, channel_prefix, *got, *kept, heads]
         event = self._end(held, work, asynchronous, on_comm_stream)
@@ -176,7 +177,8 @@ class Buffer:
         """Return the sum of each token's copies, and their weights."""
         layout = TokenLayout.kept_with(rank_prefix)
         held = [x, topk_weights, bias_0, bias_1, src_idx, rank_prefix, channel_prefix, send_head]
-        return self._combine(layout, held, send_head.shape[0], asynchronous, on_comm_stream)
+        count = send_head.shape[0]
+        return self._combine(config, layout, held, count, asynchronous, on_comm_stream)
 
     def internode_dispatch(
         self,
@@ -227,7 +229,7 @@ class Buffer:
                     heads,
                     integers(layout.received_by_node, NVLINK_PEERS),
                 ]
-        work = self._exchange(x, x_scales, topk_idx, layout, asynchronous)
+        work = self._exchange("dispatch", config, x, x_scales, topk_idx, layout, asynchronous)
         prefixes = (rdma_channel_prefix, kept[0], rdma_rank_prefix, kept[1], rank_prefix)
         held = [x, x_scales, topk_idx, topk_weights, is_token_in_rank, channel_prefix, *got, *kept]
         event = self._end([*held, *prefixes], work, asynchronous, on_comm_stream)
@@ -258,7 +260,7 @@ class Buffer:
         held = [x, topk_weights, bias_0, bias_1, src_meta, is_combined_token_in_rank]
         held += [rdma_channel_prefix, rdma_rank_prefix, channel_prefix, rdma_head, nvl_head]
         count = is_combined_token_in_rank.shape[0]
-        return self._combine(layout, held, count, asynchronous, on_comm_stream)
+        return self._combine(config, layout, held, count, asynchronous, on_comm_stream)
 
     def __getattr__(self, name: str) -> Any:
         raise NotImplementedError(
@@ -285,6 +287,7 @@ class Buffer:
 
     def _combine(
         self,
+        config: Config,
         layout: TokenLayout,
         held: Sequence[Tensor | None],
         count: int,
@@ -296,22 +299,39 @@ class Buffer:
         with self._allocating(on_comm_stream):
             kept = None if weights is None else weights.new_empty((count, weights.shape[1]))
             out = x.new_empty((count, x.shape[1]))
-        work = self._exchange(x, None, weights, layout, asynchronous)
+        work = self._exchange("combine", config, x, None, weights, layout, asynchronous)
         event = self._end([*held, kept, out], work, asynchronous, on_comm_stream)
         return out, kept, event
 
     def _exchange(
         self,
+        kernel: str,
+        config: Config,
         x: Tensor,
         scales: Tensor | None,
         routes: Tensor | None,
         layout: TokenLayout,
         asynchronous: bool,
     ) -> Any:
+        """Communicate, while the kernel runs on the library's stream; both must end."""
         row = x.shape[1] * x.element_size()
         row += 0 if scales is None else scales.shape[1] * scales.element_size()
         row += 0 if routes is None else routes.shape[1] * (routes.element_size() + 4)
-        return self.group.exchange(x, layout.exchanged * row, asynchronous=asynchronous)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        cost = exchange(
+            moved=layout.received,
+            own=layout.tokens,
+            row_bytes=row,
+            multiprocessors=config.num_sms,
+            combines=kernel == "combine",
+        )
+        with torch.cuda.stream(self._stream):
+            launch(f"{_SPACE}{kernel}", cost, reads=[x])
+        work = self.group.exchange(x, layout.exchanged * row, asynchronous=asynchronous)
+        if not asynchronous:
+            current.wait_stream(self._stream)
+        return work
 
     @contextmanager
     def _allocating(self, on_comm_stream: bool) -> Iterator[None]:
@@ -336,7 +356,7 @@ class Buffer:
                 tensor.record_stream(self._stream)
                 if on_comm_stream:
                     tensor.record_stream(torch.cuda.current_stream())
-        return EventHandle(work)
+        return EventHandle(work, self._stream if work is not None else None)
 
 
 def integers(*shape: int) -> Tensor:

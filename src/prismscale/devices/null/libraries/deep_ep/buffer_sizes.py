@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prismscale.cost.token_layout import NVLINK_PEERS
+from prismscale.cost.exchange.token_layout import NVLINK_PEERS
 
 _TOP_K, _SCALES = 128, 128
 """Most experts and most scales of a token that the library's size hints assume."""

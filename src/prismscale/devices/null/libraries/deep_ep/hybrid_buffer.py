@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
-from prismscale.cost.token_layout import TokenLayout
+from prismscale.cost.exchange.token_layout import TokenLayout
 from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.deep_ep.buffer import integers
 from prismscale.devices.null.libraries.deep_ep.hybrid_config import (

@@ -10,15 +10,16 @@ import numpy as np
 
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
+from prismscale.cost.exchange.exchange_law import COMBINE, DISPATCH
 from prismscale.graph.node import CollectiveOp
-from prismscale.validation.error_rows import Bars, error_rows
-from prismscale.validation.exchange_points import (
+from prismscale.validation.communication.exchange_points import (
     DEEP_EP,
     HYBRID_EP,
     PRESETS,
     ExchangePoint,
     load_exchanges,
 )
+from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row
 
 TRAINING = 1024
@@ -51,11 +52,24 @@ def exchange_rows(truth: Path) -> Iterator[Row]:
 
 
 def predicted_ns(point: ExchangePoint, models: Mapping[str, AnalyticCollectiveModel]) -> float:
-    """Return the time that the null device gives the exchange."""
-    n_bytes = point.layout.exchanged * point.row_bytes
+    """Return the time that the null device gives the exchange.
+
+    The communication and DeepEP's kernel run beside each other.
+    """
+    layout = point.layout
     ranks_KG = np.arange(point.ranks)[:, None]
-    (ns,) = models[point.gpu].duration_ns(CollectiveOp.ALL_TO_ALL, n_bytes, ranks_KG)
-    return float(ns)
+    (links_ns,) = models[point.gpu].duration_ns(
+        CollectiveOp.ALL_TO_ALL, layout.exchanged * point.row_bytes, ranks_KG
+    )
+    if point.library != DEEP_EP:
+        return float(links_ns)
+    kernel_ns = (COMBINE if point.combines else DISPATCH).time_ns(
+        moved=layout.received,
+        own=point.tokens,
+        row_bytes=point.row_bytes,
+        multiprocessors=point.multiprocessors,
+    )
+    return max(float(links_ns), kernel_ns)
 
 
 def _measured(gpu: str, *, combines: bool, fitted: bool) -> Callable[[ExchangePoint], bool]:

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from prismscale.cost.collective import AnalyticCollectiveModel
 from prismscale.graph.node import CollectiveOp
-from prismscale.validation.collective_points import CollectivePoint, clusters, load_points
+from prismscale.validation.communication.collective_points import (
+    CollectivePoint,
+    clusters,
+    load_points,
+)
+from prismscale.validation.communication.exchange_errors import exchange_rows
 from prismscale.validation.error_rows import Bars, error_rows
-from prismscale.validation.exchange_errors import exchange_rows
 from prismscale.validation.rows import Row
 
 MIB = 2**20
@@ -31,7 +35,9 @@ REMARKS = (
     "80 GPUs below 512 MiB, and sends among 10 nodes, are slower on the measured cluster than any "
     "model of links explains (its 80-GPU sends reach 15 GB/s of 50).",
     "DeepEP and HybridEP: times of kernels alone, but for DeepEP's in HybridEP's README, which are "
-    "of calls from torch. What the links take is that of an all_to_all, by NCCL's constants.",
+    "of calls from torch. What the links take is that of an all_to_all, by NCCL's constants. "
+    "DeepEP's kernels copy with as many multiprocessors as a program gives them: constants of 8 "
+    "H100 with up to 12 of them.",
     "The rows have one group at a time. Groups of one family that share network cards are counted "
     "(docs/clusters.md); no public figure scores that.",
 )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from prismscale.cost.token_layout import TokenLayout
+from prismscale.cost.exchange.token_layout import TokenLayout
 from prismscale.errors import FormatError
 
 DEEP_EP, HYBRID_EP = "DeepEP", "HybridEP"

@@ -1,0 +1,1 @@
+"""Communication against public measurements: NCCL's collectives, DeepEP and HybridEP."""
