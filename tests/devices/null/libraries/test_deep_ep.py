@@ -116,17 +116,27 @@ def group(request: Any, hook: Communications, held: list[int]) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def _dispatch_ns(group: Any, multiprocessors: int) -> int:
-    """Time of the dispatch's kernel on an H100."""
+def _buffer(group: Any) -> Buffer:
     buffer = Buffer(1, group.size(), 1 << 20, 0, False, False)
     buffer.group = group
+    return buffer
+
+
+def _tokens(group: Any) -> tuple[Any, ...]:
+    """Tokens, their experts and weights, and where they go, as a dispatch takes them."""
     x = torch.empty(TOKENS, HIDDEN, dtype=BF16, device="cuda")
     index = torch.rand(TOKENS, EXPERTS, device="cuda").topk(TOPK).indices
     goes = torch.ones(TOKENS, group.size(), dtype=torch.bool, device="cuda")
-    weights, by_expert = torch.empty(TOKENS, TOPK, device="cuda"), integers(EXPERTS)
+    return x, index, torch.empty(TOKENS, TOPK, device="cuda"), None, goes, integers(EXPERTS)
+
+
+def _dispatch_ns(group: Any, multiprocessors: int) -> int:
+    """Time of the dispatch's kernel on an H100."""
+    x, *given = _tokens(group)
     config = Config(multiprocessors, 6, 256, 6, 128)
-    given = (x, None, index, weights, None, goes, by_expert, 0, None, None, 1, 0, config, None)
-    buffer.intranode_dispatch(*given, False, False)
+    _buffer(group).intranode_dispatch(
+        x, None, *given, 0, None, None, 1, 0, config, None, False, False
+    )
     library = active().library
     texts = [library.ps_signature(i).decode() for i in range(library.ps_signature_count())]
     stated = f",{multiprocessors},0;"
@@ -138,6 +148,22 @@ def _dispatch_ns(group: Any, multiprocessors: int) -> int:
 def test_a_dispatch_has_only_the_multiprocessors_that_the_program_gives_it(group: Any) -> None:
     """Half as many take about twice as long."""
     assert 1.5 < _dispatch_ns(group, 10) / _dispatch_ns(group, 20) <= 2
+
+
+@pytest.mark.parametrize("group", [8], indirect=True)
+def test_the_branch_of_hybrid_ep_has_scales_of_4_bits(group: Any) -> None:
+    """They come back between the scales of 8 bits and the indices."""
+    buffer, config = _buffer(group), Config(20, 6, 256, 6, 128)
+    x, *given = _tokens(group)
+    scales = torch.empty(TOKENS, HIDDEN // 16, dtype=torch.uint8, device="cuda")
+    got, *results = buffer.intranode_dispatch(
+        x, None, *given, 0, None, None, 1, 0, config, True, scales, None, False, False
+    )
+    wide, narrow, index, weights, by_expert, *_ = results
+    assert wide is None
+    assert narrow.shape == (len(got), HIDDEN // 16)
+    assert index.shape == weights.shape == (len(got), TOPK)
+    assert sum(by_expert) >= len(got)
 
 
 @needs_deep_ep

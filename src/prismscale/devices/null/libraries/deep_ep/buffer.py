@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
-from prismscale.cost.exchange.token_layout import TokenLayout
-from prismscale.devices.null.libraries.deep_ep.buffer_sizes import NVLINK_PEERS, Config
+from prismscale.cost.exchange.token_layout import NVLINK_PEERS, TokenLayout
+from prismscale.devices.null.libraries.deep_ep.buffer_sizes import Config
 from prismscale.devices.null.libraries.launches import exchange, launch, memory
 
 _SPACE = "deep_ep::"
@@ -136,11 +136,15 @@ class Buffer:
         alignment: int,
         num_worst_tokens: int,
         config: Config,
-        previous_event: EventHandle | None,
-        asynchronous: bool,
-        on_comm_stream: bool,
+        *rest: Any,
     ) -> tuple[Any, ...]:
-        """Return received tokens, indices, weights and counts, and the handle's tensors."""
+        """Return received tokens, indices, weights and counts, and the handle's tensors.
+
+        ``rest`` is the previous event, whether the call is asynchronous, and whether it allocates
+        on the library's stream. In the branch ``hybrid-ep`` two arguments precede them: whether
+        tokens are of 4 bits, and their scales, which come back after the scales of 8 bits.
+        """
+        *of_branch, _, asynchronous, on_comm_stream = rest
         with self._allocating(on_comm_stream):
             if rank_prefix is None or channel_prefix is None:
                 rank_prefix = integers(self._ranks, self._ranks)
@@ -148,7 +152,7 @@ class Buffer:
                 self._note_layout(rank_prefix, x, topk_idx, num_tokens_per_expert)
             layout = TokenLayout.kept_with(rank_prefix)
             count = num_worst_tokens or cached_num_recv_tokens or layout.received
-            got = _received(count, x, x_scales, topk_idx, topk_weights)
+            got = _received(count, x, x_scales, *of_branch[1:], topk_idx, topk_weights)
             kept = [integers(self._ranks, config.channels), integers(count)]
             heads = integers(x.shape[0], self._ranks)
         work = self._exchange("dispatch", config, x, x_scales, topk_idx, layout, asynchronous)
@@ -364,13 +368,6 @@ def integers(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int32, device="cuda")
 
 
-def _received(
-    count: int,
-    x: Tensor,
-    scales: Tensor | None,
-    topk_idx: Tensor | None,
-    topk_weights: Tensor | None,
-) -> list[Tensor | None]:
+def _received(count: int, *given: Tensor | None) -> list[Tensor | None]:
     """Return empty tensors of ``count`` rows, one for each given tensor; None stays None."""
-    given = (x, scales, topk_idx, topk_weights)
     return [None if t is None else t.new_empty((count, *t.shape[1:])) for t in given]
