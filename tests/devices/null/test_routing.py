@@ -121,3 +121,18 @@ def test_marks_are_forgotten_with_the_map() -> None:
     marks.copy_(torch.randn(TOKENS, EXPERTS, device="cuda") > 0)
 
     assert marks.sum().item() != TOKENS * 2
+
+
+def test_indices_of_absent_experts_are_left_out_by_every_count() -> None:
+    """As megatron-core turns DeepEP's indices, of which a quarter are valid, into a map."""
+    indices = torch.empty(TOKENS, EXPERTS, dtype=torch.int64, device="cuda")
+    torch.ops.prismscale_null.set_share(indices, 0.25)
+    mask = indices != -1
+    rows = torch.arange(TOKENS, device="cuda").repeat_interleave(mask.sum(dim=1))
+    marks = torch.zeros(TOKENS, 4, dtype=torch.long, device="cuda")
+    marks[rows, indices[mask]] = 1
+
+    assert rows.shape == indices[mask].shape == (TOKENS * EXPERTS // 4,)
+    assert sum(marks.bool().sum(dim=0).tolist()) == len(rows)
+    assert (indices >= 0).sum().item() == len(rows)
+    assert (indices != 0).sum().item() != len(rows), "of zeros nothing is known"

@@ -58,6 +58,11 @@ Tensor known_on_cuda(const Tensor& value, int index) {
   return tensor;
 }
 
+// The sum of a tensor whose elements are `each` on average.
+int64_t marks_in(const Tensor& tensor, double each) {
+  return static_cast<int64_t>(each * static_cast<double>(tensor.numel()) + 0.5);
+}
+
 Tensor positions_in(const Tensor& self) {
   const int index = self.get_device();
   if (const auto known = known_value(self)) {
@@ -65,7 +70,7 @@ Tensor positions_in(const Tensor& self) {
   }
   const auto uniform = uniform_value(self);
   const int64_t count = uniform
-      ? static_cast<int64_t>(*uniform * static_cast<double>(self.numel()) + 0.5)
+      ? marks_in(self, *uniform)
       : ask_count("aten::nonzero", self.numel());
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }
@@ -118,9 +123,11 @@ Tensor interleaved(const Tensor& repeats, std::optional<c10::SymInt> output_size
   if (const auto known = known_value(repeats)) {
     return known_on_cuda(at::native::repeat_interleave_cpu(*known, std::nullopt), index);
   }
+  const auto each = uniform_value(repeats);
   const int64_t size = output_size
       ? output_size->guard_int(__FILE__, __LINE__)
-      : ask_count("aten::repeat_interleave.Tensor", repeats.numel());
+      : each ? marks_in(repeats, *each)
+             : ask_count("aten::repeat_interleave.Tensor", repeats.numel());
   return new_contiguous({size}, repeats.scalar_type(), index);
 }
 
@@ -283,15 +290,18 @@ void reduction_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   const auto uniform = uniform_value(self);
   if (!uniform || self.scalar_type() != at::kBool) return;
   const Tensor result = stack->back().toTensor();
-  if (result.numel() == 0 || result.numel() > kShadowElements || known_value(result)) return;
+  if (result.numel() == 0 || known_value(result)) return;
   const double share = *uniform;
+  const double times = kCounts ? static_cast<double>(self.numel() / result.numel()) : 1.0;
+  if (result.numel() > kShadowElements) {
+    if (kCounts) set_share(result, share * times);  // on average
+    return;
+  }
   if (kCounts && share > 0.0 && share < 1.0) {
-    const auto marks = static_cast<int64_t>(share * static_cast<double>(self.numel()) + 0.5);
-    const Tensor counts = spread(marks, result.numel(), result.scalar_type());
+    const Tensor counts = spread(marks_in(self, share), result.numel(), result.scalar_type());
     set_known(result, counts.view(result.sizes()), true);
     return;
   }
-  const double times = kCounts ? static_cast<double>(self.numel() / result.numel()) : 1.0;
   set_known(result, at::native::full(result.sizes(), share * times, result.scalar_type(),
                                      at::kStrided, at::kCPU));
 }

@@ -4,6 +4,9 @@
 // deterministic algorithms it uses index_put_ instead, and the map may be of floats. The map's
 // allocation then remembers the share of marks, k / E, and so do copies and casts of the map. Ops
 // that count marks (sum, nonzero, masked_select) use that share, so that all counts agree.
+//
+// Indices of experts, of which some are -1 because the expert lives elsewhere (DeepEP), carry the
+// share of the others. A mask of these (`indices != -1`) is a routing map.
 
 #include <ATen/ExpandUtils.h>
 
@@ -40,6 +43,18 @@ void scatter_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
   allocation->uniform = std::min(1.0, marked / static_cast<double>(self.size(dim)));
 }
 
+// `indices != -1` and `indices >= 0`.
+template <int64_t kAbsent>
+void valid_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const Tensor self = torch::jit::peek(*stack, 0, 2).toTensor();
+  const at::Scalar than = torch::jit::peek(*stack, 1, 2).toScalar();
+  null_kernel(op, keys, stack);
+  const auto share = uniform_value(self);
+  const bool is_index = at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
+  if (!share || !is_index || than.to<double>() != static_cast<double>(kAbsent)) return;
+  set_share(stack->back().toTensor(), *share);
+}
+
 }  // namespace
 
 std::optional<double> indexed_share(const Tensor& map, const c10::IValue& indices) {
@@ -74,6 +89,8 @@ void copy_share(const Tensor& to, const Tensor& from) {
 
 void register_routing_kernels() {
   using torch::CppFunction;
+  implement("ne.Scalar", CppFunction::makeFromBoxedFunction<&valid_kernel<-1>>());
+  implement("ge.Scalar", CppFunction::makeFromBoxedFunction<&valid_kernel<0>>());
   for (const char* name : {"scatter.value", "scatter_.value"}) {
     implement(name, CppFunction::makeFromBoxedFunction<&scatter_kernel>());
   }

@@ -30,7 +30,8 @@ struct Allocation {
   // be larger than others: programs compute sizes from the counts of many experts on many ranks.
   bool from_host = false;
   // The value of every element (masks of finite, NaN or infinite elements, of any size). Between 0
-  // and 1: the share of elements that are true (routing maps).
+  // and 1: the share of elements that are true (routing maps) or not -1 (indices of experts). Of
+  // counts of marks in a large map: their mean.
   std::optional<double> uniform;
   bool is_check = false;   // result of `all`: whether something unknown holds for every element
   // Id of the graph in whose capture the shadow was computed from constants and answers, so that

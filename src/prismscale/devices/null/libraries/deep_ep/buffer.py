@@ -153,6 +153,7 @@ class Buffer:
             layout = TokenLayout.kept_with(rank_prefix)
             count = num_worst_tokens or cached_num_recv_tokens or layout.received
             got = _received(count, x, x_scales, *of_branch[1:], topk_idx, topk_weights)
+            _mark_local(got[-2], layout)
             kept = [integers(self._ranks, config.channels), integers(count)]
             heads = integers(x.shape[0], self._ranks)
         work = self._exchange("dispatch", config, x, x_scales, topk_idx, layout, asynchronous)
@@ -221,6 +222,7 @@ class Buffer:
             layout = TokenLayout.kept_with(rdma_rank_prefix)
             count = cached_num_recv_tokens or layout.received
             got = _received(count, x, x_scales, topk_idx, topk_weights)
+            _mark_local(got[-2], layout)
             kept: list[Tensor | None] = [None] * 5
             if not is_cached:
                 meta = x.new_empty((count, _META_BYTES), dtype=torch.uint8)
@@ -371,3 +373,10 @@ def integers(*shape: int) -> Tensor:
 def _received(count: int, *given: Tensor | None) -> list[Tensor | None]:
     """Return empty tensors of ``count`` rows, one for each given tensor; None stays None."""
     return [None if t is None else t.new_empty((count, *t.shape[1:])) for t in given]
+
+
+def _mark_local(indices: Tensor | None, layout: TokenLayout) -> None:
+    """State how many of the received indices are not -1: those of this rank's own experts."""
+    if indices is not None and indices.numel():
+        share = sum(layout.received_by_expert(1)) / indices.numel()
+        torch.ops.prismscale_null.set_share(indices, min(1.0, share))
