@@ -136,3 +136,10 @@ def test_indices_of_absent_experts_are_left_out_by_every_count() -> None:
     assert sum(marks.bool().sum(dim=0).tolist()) == len(rows)
     assert (indices >= 0).sum().item() == len(rows)
     assert (indices != 0).sum().item() != len(rows), "of zeros nothing is known"
+
+
+def test_large_counts_of_marks_are_no_more_than_their_number() -> None:
+    """Two marks a row on average: every row has some."""
+    counts = routing_map(2).sum(dim=1)
+    assert len(counts.nonzero()) == len(counts[counts >= 0]) == TOKENS
+    assert len(torch.arange(TOKENS, device="cuda").repeat_interleave(counts)) == 2 * TOKENS

@@ -16,6 +16,7 @@
 #include <ATen/ops/repeat_interleave_native.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -70,7 +71,7 @@ Tensor positions_in(const Tensor& self) {
   }
   const auto uniform = uniform_value(self);
   const int64_t count = uniform
-      ? marks_in(self, *uniform)
+      ? marks_in(self, std::min(1.0, *uniform))  // of counts it is their mean
       : ask_count("aten::nonzero", self.numel());
   return new_contiguous({count, self.dim()}, at::kLong, index);
 }

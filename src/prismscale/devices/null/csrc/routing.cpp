@@ -10,6 +10,8 @@
 
 #include <ATen/ExpandUtils.h>
 
+#include <algorithm>
+
 #include "fallback.h"
 #include "policy.h"
 #include "registration.h"
@@ -52,7 +54,7 @@ void valid_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   const auto share = uniform_value(self);
   const bool is_index = at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
   if (!share || !is_index || than.to<double>() != static_cast<double>(kAbsent)) return;
-  set_share(stack->back().toTensor(), *share);
+  set_share(stack->back().toTensor(), std::min(1.0, *share));  // of counts it is their mean
 }
 
 }  // namespace
