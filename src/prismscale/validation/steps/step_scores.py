@@ -57,7 +57,8 @@ REMARKS = (
     "Megatron-Bridge's recipes were listed before a result was seen: all whose sizes are those "
     "of the newest published row, rows with experts of the newest software alone (NeMo 26.06). "
     "Their programs are those of a row's container: its release of Megatron-Bridge, with its "
-    "Megatron-LM, torch, Transformer Engine and environment. "
+    "Megatron-LM, torch, Transformer Engine and environment; GPT-OSS, Nemotron 3 Super and Qwen3 "
+    "30B on GB300 are older records of commit 067f987's. "
     "No B300 or GB300 was measured: they are known by their data sheets.",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
     "program. Parameters are those that a token goes through.",
