@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
-from bridge_release import launched, release_of
+from bridge_release import launch_command, release_of
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from programs.models import hub_environment
 from runs import Runs, folder_name, our_commit
@@ -48,7 +48,7 @@ class Layout:
 
     model: str
     recipe: str
-    """Without its ending."""
+    """Without its ending; empty where ``launched`` states it."""
     gpu: str
     """Our name of the cluster."""
     world_size: int
@@ -81,20 +81,19 @@ class Layout:
         batch = replicas * self.stages * rounds * self.micro
         if self.launched:
             family, model, precision = self.launched
-            gpu = self.gpu_name.lower()
-            program = launched(
+            program = launch_command(
                 bridge,
                 family=family,
                 model=model,
-                gpu=gpu,
+                gpu=self.gpu_name.lower(),
                 gpus=self.world_size,
                 precision=precision,
             )
             return (*program, *(("--global_batch_size", batch) if rounds else ()))
         sized = (f"train.global_batch_size={batch}",) if rounds else ()
-        script = bridge / "scripts" / "training" / "run_recipe.py"
+        program = (bridge / "scripts" / "training" / "run_recipe.py",)
         recipe = ("--recipe", f"{self.recipe}_config", "--mode", "pretrain")
-        return (script, *recipe, *self.overrides, *sized)
+        return (*program, *recipe, *self.overrides, *sized)
 
     def is_in(self, table: Sequence[Mapping[str, str]]) -> bool:
         """Whether one of the table's rows is this layout."""

@@ -23,7 +23,7 @@ def release_of(bridge: Path) -> str:
         raise SystemExit(f"{bridge} is no checkout of Megatron-Bridge: {error}") from error
 
 
-def launched(
+def launch_command(
     bridge: Path, *, family: str, model: str, gpu: str, gpus: int, precision: str
 ) -> tuple[object, ...]:
     """Return the recipe's command, as behind ``torchrun``."""

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bridge_release import launched, release_of
+from bridge_release import launch_command, release_of
 from prismscale.validation.error_rows import error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
 from prismscale.validation.steps.bridge_rows import MODELS, RECIPES, BridgeStep, load_bridge_steps
@@ -46,7 +46,7 @@ STEP = ": step "
 def command(row: BridgeStep, bridge: Path) -> tuple[object, ...]:
     """As behind ``torchrun``."""
     recipe = row.recipe
-    program = launched(
+    program = launch_command(
         bridge,
         family=MODELS[recipe.model].family,
         model=recipe.model,
@@ -87,18 +87,22 @@ def main() -> int:
     subjects = {step.recipe.case for step in steps}
     rows = [row for row in read_rows(asked.json) if row.subject in subjects]
     release = release_of(asked.bridge)
+    parts = asked.case or [""]
+    chosen = [s for s in steps if s.release == release and any(p in s.recipe.case for p in parts)]
+    if not chosen:
+        print(f"--bridge is at {release}, of which no row asked for is", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as scratch:
         folder = (asked.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         environment = hub_environment(folder / "huggingface")
         runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
-        for step in (step for step in steps if step.release == release):
-            if any(part in step.recipe.case for part in asked.case or [""]):
-                found = measure(step, asked.bridge.absolute(), runs)
-                print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
-                rows = renewed(rows, found)
-                if asked.json:
-                    write_rows([*rows, *scores(rows)], asked.json)
+        for step in chosen:
+            found = measure(step, asked.bridge.absolute(), runs)
+            print(*(f"{r.name}: {r.value:.4g} {r.unit}" for r in found), sep="\n", flush=True)
+            rows = renewed(rows, found)
+            if asked.json:
+                write_rows([*rows, *scores(rows)], asked.json)
     rows += scores(rows)
     return finish(rows, title="Megatron-Bridge's recipes", json_path=asked.json)
 

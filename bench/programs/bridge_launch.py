@@ -25,13 +25,13 @@ def main() -> None:
     """Run the program."""
     scripts, *options = sys.argv[1:]
     sys.path.insert(0, scripts)
-    environment, more = launched(options)
+    environment, more = additions(options)
     os.environ.update(environment)
     program = str(Path(scripts, "run_script.py"))
     os.execvpe(sys.executable, [sys.executable, program, *options, *more], os.environ)
 
 
-def launched(options: list[str]) -> tuple[dict[str, str], list[str]]:
+def additions(options: list[str]) -> tuple[dict[str, str], list[str]]:
     """Environment and options that the launcher adds."""
     nemo_run = importlib.import_module("nemo_run")
     executors = importlib.import_module("utils.executors")

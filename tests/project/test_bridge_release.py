@@ -32,7 +32,7 @@ def test_a_folder_that_is_no_checkout_is_named(bench: Any, tmp_path: Path) -> No
 
 def test_a_recipe_starts_with_the_launchers_options(bench: Any, tmp_path: Path) -> None:
     """The program is ours; what follows is the launcher's folder and its options."""
-    program, scripts, *options = bench.launched(
+    program, scripts, *options = bench.launch_command(
         tmp_path, family="llama", model="llama3_70b", gpu="h100", gpus=64, precision="fp8_cs"
     )
 

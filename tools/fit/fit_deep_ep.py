@@ -69,15 +69,7 @@ def _errors(numbers: Sequence[float], points: Sequence[ExchangePoint]) -> NDArra
     law = ExchangeLaw(
         base_ns=base_ns, token_ns=token_ns, moved_bytes_per_ns=moved, own_bytes_per_ns=own
     )
-    predicted = [
-        law.time_ns(
-            moved=p.layout.received,
-            own=p.tokens,
-            row_bytes=p.row_bytes,
-            multiprocessors=p.multiprocessors,
-        )
-        for p in points
-    ]
+    predicted = [p.kernel_ns(law) for p in points]
     return np.log(np.array(predicted) / np.array([p.time_ns for p in points]))
 
 

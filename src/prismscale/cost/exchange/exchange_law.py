@@ -48,6 +48,11 @@ DISPATCH = ExchangeLaw(
 COMBINE = ExchangeLaw(base_ns=52_450, token_ns=29.9, moved_bytes_per_ns=37.3, own_bytes_per_ns=8.94)
 
 
+def law_of(*, combines: bool) -> ExchangeLaw:
+    """Return the law of the direction: tokens come back and are summed up, or go out."""
+    return COMBINE if combines else DISPATCH
+
+
 def exchange_ns(call: KernelCall) -> float:
     """Return the time of a stated exchange.
 
@@ -55,5 +60,5 @@ def exchange_ns(call: KernelCall) -> float:
     combine or 0 for a dispatch.
     """
     moved, own, row_bytes, multiprocessors, is_combine = call.arguments["extents"]
-    law = COMBINE if is_combine else DISPATCH
+    law = law_of(combines=bool(is_combine))
     return law.time_ns(moved=moved, own=own, row_bytes=row_bytes, multiprocessors=multiprocessors)

@@ -78,8 +78,13 @@ class CollectivePoint:
     @property
     def footprint(self) -> TopologyFootprint:
         """Footprint of the group, which is spread evenly over its nodes."""
-        each = self.n_ranks // self.nodes
-        return TopologyFootprint(size=self.n_ranks, nodes=self.nodes, most=each, least=each)
+        return even_footprint(self.n_ranks, self.nodes)
+
+
+def even_footprint(n_ranks: int, nodes: int) -> TopologyFootprint:
+    """Return the footprint of a group with as many members on each node."""
+    each = n_ranks // nodes
+    return TopologyFootprint(size=n_ranks, nodes=nodes, most=each, least=each)
 
 
 def clusters() -> Mapping[str, Cluster]:

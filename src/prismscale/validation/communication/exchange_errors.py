@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from prismscale.cluster import Cluster
 from prismscale.cost.collective import AnalyticCollectiveModel
-from prismscale.cost.exchange.exchange_law import COMBINE, DISPATCH
+from prismscale.cost.exchange.exchange_law import law_of
 from prismscale.graph.node import CollectiveOp
 from prismscale.validation.communication.exchange_points import (
     DEEP_EP,
@@ -56,20 +54,11 @@ def predicted_ns(point: ExchangePoint, models: Mapping[str, AnalyticCollectiveMo
 
     The communication and DeepEP's kernel run beside each other.
     """
-    layout = point.layout
-    ranks_KG = np.arange(point.ranks)[:, None]
-    (links_ns,) = models[point.gpu].duration_ns(
-        CollectiveOp.ALL_TO_ALL, layout.exchanged * point.row_bytes, ranks_KG
-    )
+    n_bytes = point.layout.exchanged * point.row_bytes
+    links_ns = models[point.gpu].time_ns(CollectiveOp.ALL_TO_ALL, n_bytes, point.footprint)
     if point.library != DEEP_EP:
-        return float(links_ns)
-    kernel_ns = (COMBINE if point.combines else DISPATCH).time_ns(
-        moved=layout.received,
-        own=point.tokens,
-        row_bytes=point.row_bytes,
-        multiprocessors=point.multiprocessors,
-    )
-    return max(float(links_ns), kernel_ns)
+        return links_ns
+    return max(links_ns, point.kernel_ns(law_of(combines=point.combines)))
 
 
 def _measured(gpu: str, *, combines: bool, fitted: bool) -> Callable[[ExchangePoint], bool]:

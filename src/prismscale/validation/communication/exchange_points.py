@@ -19,8 +19,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from prismscale.cost.exchange.exchange_law import ExchangeLaw
 from prismscale.cost.exchange.token_layout import TokenLayout
+from prismscale.cost.topology import TopologyFootprint
 from prismscale.errors import FormatError
+from prismscale.validation.communication.collective_points import even_footprint
 
 DEEP_EP, HYBRID_EP = "DeepEP", "HybridEP"
 FITTED_GPU, MOST_FITTED = "h100", 12
@@ -100,6 +103,20 @@ class ExchangePoint:
             ranks=self.ranks,
             rank=0,
             peers=peers,
+        )
+
+    @property
+    def footprint(self) -> TopologyFootprint:
+        """Footprint of the group, which is spread evenly over its nodes."""
+        return even_footprint(self.ranks, len(self.layout.to_node))
+
+    def kernel_ns(self, law: ExchangeLaw) -> float:
+        """Return the time that ``law`` gives the kernel."""
+        return law.time_ns(
+            moved=self.layout.received,
+            own=self.tokens,
+            row_bytes=self.row_bytes,
+            multiprocessors=self.multiprocessors,
         )
 
     @property
