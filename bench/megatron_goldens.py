@@ -226,6 +226,20 @@ class Bench:
 
     def peak_bytes(self, golden: Golden, origin: Origin) -> tuple[int, str]:
         """Of the last rank; 0 where the program failed, with the reason."""
+        runs, script = self.program(golden, origin)
+        last = golden.world_size - 1
+        job = ("--cluster", origin.cluster, "--world-size", golden.world_size, "--capture", last)
+        found = runs.fit(golden.name, job, script)
+        if not found:
+            return 0, runs.reason
+        if not self._commit_file(golden).exists():
+            self._commit_file(golden).write_text(our_commit())
+        stages = found["variants"][0]["stages"]
+        peak: int = next(s["record"]["peak_bytes"] for s in stages if s["rank"] == last)
+        return peak, ""
+
+    def program(self, golden: Golden, origin: Origin) -> tuple[Runs, tuple[object, ...]]:
+        """Its test's command line as behind ``torchrun``, and what runs it in its environment."""
         tree = self._repository.checkout(origin.commit, self._work / "megatron")
         library = transformer_engine(origin.transformer_engine, self._work / "transformer-engine")
         given = sections(origin.config)
@@ -238,22 +252,12 @@ class Bench:
         for name in ("gpt2", "bert-large-cased", "bert-large-uncased"):
             if not (folder / name).exists():
                 (folder / name).symlink_to(self._work / "data" / name)
-        runs = Runs(folder, limit_s=LIMIT_S, environment=environment)
         more = ("--tensorboard-dir", folder / "tensorboard" / golden.name)
         text = BERT_DATA if golden.group == "bert" else GPT_DATA
         places = self._places | {"DATA_BLEND": f"{self._places['DATA_PATH']}/{text}"}
         line = (*options(given["MODEL_ARGS"], places), *more)
         script = next(tree / path for path in golden.scripts if (tree / path).is_file())
-        last = golden.world_size - 1
-        job = ("--cluster", origin.cluster, "--world-size", golden.world_size, "--capture", last)
-        found = runs.fit(golden.name, job, (script, *line))
-        if not found:
-            return 0, runs.reason
-        if not self._commit_file(golden).exists():
-            self._commit_file(golden).write_text(our_commit())
-        stages = found["variants"][0]["stages"]
-        peak: int = next(s["record"]["peak_bytes"] for s in stages if s["rank"] == last)
-        return peak, ""
+        return Runs(folder, limit_s=LIMIT_S, environment=environment), (script, *line)
 
 
 def measure(golden: Golden, bench: Bench) -> Row:

@@ -182,6 +182,7 @@ STEPS = (
     ("torchtitan", "null_programs", re.compile(r"(.+): step$")),
     ("vtrain", "vtrain_layouts", re.compile(r"(.+): step ([\d.,]+) of ")),
     ("bridge", "bridge_steps", re.compile(r"(.+): step ([\d.,]+) of ")),
+    ("golden", "megatron_golden_steps", re.compile(r"(.+): step ([\d.,]+) of ")),
 )
 """Family, bench, and the rows that hold a case's step in ms: in their name, or as their value."""
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from prismscale.cluster import Cluster
 from prismscale.errors import FormatError
 from prismscale.validation.steps.bridge_rows import DTYPES, MODELS, load_bridge_steps
+from prismscale.validation.steps.golden_rows import GPUS as GOLDEN_GPUS
+from prismscale.validation.steps.golden_rows import load_golden_steps
 from prismscale.validation.steps.vtrain_rows import (
     VOCABULARY,
     Iteration,
@@ -20,6 +22,7 @@ from prismscale.validation.steps.vtrain_rows import (
 )
 
 SIMUMAX, TORCHTITAN, VTRAIN, BRIDGE = "simumax", "torchtitan", "vtrain", "bridge"
+GOLDEN = "golden"
 BRIDGE_GROUPS = {
     True: "Megatron-Bridge's recipes, dense",
     False: "Megatron-Bridge's recipes, experts",
@@ -61,10 +64,10 @@ class MeasuredStep:
     """Of the kernel profiles."""
     dtype: str
     """Of products."""
-    parameters: float
-    """That a token goes through."""
-    tokens: float
-    """Of a step of the whole job."""
+    parameters: float = 0.0
+    """That a token goes through; 0 where no rule of thumb is held against the row."""
+    tokens: float = 0.0
+    """Of a step of the whole job; 0 as for ``parameters``."""
     is_scored: bool = True
     """Nothing was found by it, and no constant was moved after it was seen."""
 
@@ -81,7 +84,13 @@ def load_measured(truth: Path) -> list[MeasuredStep]:
         FormatError: a table is missing or damaged.
     """
     try:
-        return [*_simumax(truth), *_torchtitan(truth), *_vtrain(truth), *_bridge(truth)]
+        return [
+            *_simumax(truth),
+            *_torchtitan(truth),
+            *_vtrain(truth),
+            *_bridge(truth),
+            *_golden(truth),
+        ]
     except (OSError, ValueError, KeyError) as error:
         raise FormatError(f"no public steps below '{truth}': {error}") from error
 
@@ -184,4 +193,18 @@ def _bridge(truth: Path) -> Iterator[MeasuredStep]:
             parameters=MODELS[recipe.model].parameters,
             tokens=row.tokens,
             is_scored=recipe.case not in SEEN_BRIDGE,
+        )
+
+
+def _golden(truth: Path) -> Iterator[MeasuredStep]:
+    for row in load_golden_steps(truth):
+        yield MeasuredStep(
+            family=GOLDEN,
+            case=row.name,
+            group=f"Megatron-LM's tests on 8 H100, {row.family}",
+            step_ms=row.step_ms,
+            gpus=GOLDEN_GPUS,
+            gpu="h100-sxm",
+            dtype="BFloat16",
+            is_scored=row.is_scored,
         )

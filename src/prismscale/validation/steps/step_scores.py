@@ -21,6 +21,7 @@ from prismscale.validation.steps.bridge_rows import RECIPES
 from prismscale.validation.steps.measured import (
     BRIDGE,
     BRIDGE_GROUPS,
+    GOLDEN,
     SIMUMAX,
     TORCHTITAN,
     VTRAIN,
@@ -124,6 +125,7 @@ def validate(truth: Path) -> list[Row]:
             *_torchtitan(_of(steps, TORCHTITAN)),
             *_vtrain(_of(steps, VTRAIN)),
             *_bridge(_of(steps, BRIDGE)),
+            *_golden(_of(steps, GOLDEN)),
             *_covered(steps),
             *_stale(steps),
         ]
@@ -227,6 +229,16 @@ def _bridge(steps: Sequence[ScoredStep]) -> Iterator[Row]:
                 yield Row.told(name, step.error_percent, "%")
         # Each takes 3 to 60 minutes of a core.
         yield Row.told(f"{group}: recorded steps, of {recipes} that are listed", len(of_group))
+
+
+def _golden(steps: Sequence[ScoredStep]) -> Iterator[Row]:
+    groups = dict.fromkeys(step.measured.group for step in steps)
+    for predicted in _kinds(steps):
+        for group in groups:
+            of_group = [step for step in predicted if step.measured.group == group]
+            mark = "" if of_group[0].measured.is_scored else ", to fit, not scored"
+            errors = [step.error_percent for step in of_group]
+            yield from error_rows(f"{group}, {predicted[0].kind}{mark}", errors, of="steps")
 
 
 def _group_rows(steps: Sequence[ScoredStep], bars: Bars, *, mark: str = "") -> Iterator[Row]:
