@@ -275,6 +275,7 @@ def test_broadcasting_costs_more_than_a_number() -> None:
         (text("special_erf", "Float[8]", "Float[8]"), "pointwise"),
         (text("add.Tensor", "Float[8,8];Float[8]", "Float[8,8]"), "broadcast"),
         ("cuda::graph_launch" + 3 * FIELD, "graph_launch"),
+        (FIELD.join(("inductor::call", "Float[8]", "", "")), "compiled_call"),
         ("fsdp::chunk_cat_mixed_dtype" + 3 * FIELD, "copy"),
         (text("upsample_nearest2d", "Float[2,3,4,4]", "Float[2,3,8,8]"), "broadcast"),
         ("mine::scale" + 3 * FIELD, "unknown"),
@@ -292,6 +293,15 @@ def test_views_cost_the_device_nothing() -> None:
 
     assert found.device_ns == 0
     assert found.host_ns > 0
+
+
+def test_a_call_of_a_compiled_graph_costs_the_host_an_operator() -> None:
+    """And its kernels a launch each."""
+    call = H100.cost(FIELD.join(("inductor::call", "Float[8]", "", "")))
+    kernel = H100.cost(FIELD.join(("inductor::triton_poi_fused_add_0", "Float[8]", "Float[8]", "")))
+
+    assert (call.device_ns, call.host_ns) == (0, round(H100.profile.host.op_ns))
+    assert kernel.host_ns == round(H100.profile.host.launch_ns)
 
 
 def test_unknown_operators_say_so() -> None:

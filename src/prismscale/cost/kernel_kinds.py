@@ -110,7 +110,10 @@ _TABLE: Mapping[str, str] = {
         _nested_tensor_from_mask unsafe_split unsafe_chunk sym_size _assert_async
         _fused_sdp_choice is_pinned _pin_memory resize_as""",
     "graph_launch": "cuda::graph_launch",
+    "compiled_call": "inductor::call",
 }
+HOST_ONLY_KINDS = frozenset({"view", "graph_launch", "compiled_call"})
+"""Kinds of calls that take the host time, and the device none."""
 
 GENERATED = "inductor::"
 _GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": "scan"}
@@ -119,7 +122,7 @@ reductions."""
 
 _GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
-STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
+STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "compiled_call", "convolution"} | {
     "exchange",
     "foreach",
     "foreach_reduction",
@@ -131,6 +134,7 @@ STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "convolution"} | {
 """Kinds that the overload of a library's operator may name."""
 KINDS = STAND_IN_KINDS | {
     "broadcast",
+    "compiled_call",
     "convolution",
     "graph_launch",
     "peer",
@@ -161,7 +165,7 @@ def kind_of(call: KernelCall) -> str:
     if call.is_library and call.overload in STAND_IN_KINDS:
         return call.overload
     base = call.base
-    if base.startswith(GENERATED):
+    if base.startswith(GENERATED) and base not in _KIND_OF:
         generated = _GENERATED_NAME.match(base.removeprefix(GENERATED))
         return _GENERATED_KINDS.get(generated[1] if generated else "", "reduction")
     if base in _KIND_OF:

@@ -29,10 +29,13 @@ pytestmark = [
 GENERATED = "inductor::triton_"
 
 
+CALL = "inductor::call"
+
+
 def ops_of(run: Callable[[], object]) -> list[op_log.OpSignature]:
-    """What ``run`` launches, after a call that compiled it."""
+    """What ``run`` launches, after a call that compiled it; not the calls of compiled graphs."""
     run()
-    return [op.signature for op in op_log.ops_of(run)]
+    return [op.signature for op in op_log.ops_of(run) if op.signature.name != CALL]
 
 
 def generated(ops: list[op_log.OpSignature]) -> list[int]:
@@ -120,6 +123,17 @@ def test_products_stay_operators_of_aten() -> None:
     names = [op.name for op in ops_of(lambda: compiled(x)) if not op.name.startswith(GENERATED)]
 
     assert names == ["aten::mm.out", "aten::mm.out", "aten::addmm.out"]
+
+
+def test_each_graph_is_called_once_forward_and_once_backward() -> None:
+    """The host is busy with a call for as long as with an operator, however many kernels follow."""
+    compiled, x = torch.compile(SwiGlu()), random(128, 256)
+    compiled(x).sum().backward()
+    ops = op_log.ops_of(lambda: compiled(x).sum().backward())
+    names = [op.signature.name for op in ops]
+
+    assert names.count(CALL) == 2
+    assert sum(name.startswith(GENERATED) for name in names) > 2
 
 
 def test_the_partitioner_decides_what_is_kept() -> None:
@@ -225,7 +239,7 @@ def test_templates_of_products_cost_what_products_do() -> None:
     costs = []
     for run in (compiled, torch.mm):
         run(*factors)
-        (number,) = op_log.ops_of(partial(run, *factors)).signatures
+        *_, number = op_log.ops_of(partial(run, *factors)).signatures  # a graph is called before
         costs.append(model.cost(library.ps_signature(number).decode()))
 
     assert costs[0].kind == costs[1].kind == "gemm"

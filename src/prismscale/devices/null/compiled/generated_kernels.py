@@ -27,6 +27,8 @@ def install() -> None:
     """Create the namespace of the ops."""
     global _library
     _library = torch.library.Library("inductor", "FRAGMENT")
+    _library.define("call(Tensor input) -> ()")
+    _library.impl("call", lambda input: None, "Meta")
 
 
 def annotate(triton_codegen: Any) -> None:
@@ -68,6 +70,25 @@ def replace_launches(heuristics: Any) -> None:
 
     heuristics.CachingAutotuner.precompile = precompile
     heuristics.CachingAutotuner.run = run
+
+
+def note_calls(output_code: Any) -> None:
+    """Note each call of a compiled graph, which takes its host as long as an operator does.
+
+    A region of the program is one graph forward and one backward. The guards, the runtime of
+    AOTAutograd and the generated wrapper run for each.
+    """
+    graph = output_code.CompiledFxGraph
+    call = graph.__call__
+
+    def noted_call(self: Any, inputs: Sequence[Any]) -> Any:
+        tensor = next((x for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda), None)
+        if tensor is not None:
+            with torch._C._AutoDispatchBelowAutograd():
+                torch.ops.inductor.call(tensor)
+        return call(self, inputs)
+
+    graph.__call__ = noted_call
 
 
 def _launch_own(

@@ -60,6 +60,7 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
             "torch._inductor.runtime.benchmarking": _time_nothing,
             "torch._inductor.runtime.triton_heuristics": generated_kernels.replace_launches,
             "torch._inductor.codegen.triton": generated_kernels.annotate,
+            "torch._inductor.output_code": generated_kernels.note_calls,
             "torch._inductor.select_algorithm": _take_first_choice,
             "torch._inductor.compile_fx": eager_regions.fall_back,
             "torch._inductor.kernel.flex.flex_attention": flex_operators.lower_to_ops,
