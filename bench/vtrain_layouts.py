@@ -56,7 +56,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
 import tempfile
@@ -69,10 +68,10 @@ from statistics import median
 import numpy as np
 
 from prismscale.cluster import Cluster
-from prismscale.forecast.step_calibration import StoredStep
 from prismscale.forecast.step_spread import DRAWS
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
+from prismscale.validation.steps.host_needed import host_needed as factor
 from prismscale.validation.steps.measured import VTRAIN
 from prismscale.validation.steps.vtrain_rows import (
     PRESET,
@@ -98,8 +97,6 @@ CALIBRATED_STEP = ": calibrated step "
 FACTORS = "factors of the rows that are given"
 CALIBRATED_FILE = "calibrated.toml"
 HOST_NEEDED = "host's time over the model's that gives the steps not scored"
-MOST_NEEDED, HALVINGS = 8.0, 12
-"""Largest factor that is tried, and how often what is left of the range is halved."""
 
 ONE_NODE: tuple[Model, ...] = ((8, 32, 2048, 24), (8, 32, 1024, 24))
 DRAWN_ON_ONE_NODE, DRAWN_ON_SEVERAL = 8, 6
@@ -200,25 +197,9 @@ def host_needed(drawn: Sequence[Iteration], runs: Runs) -> Iterator[Row]:
     kept = {row: runs.folder / folder_of(row) for row in drawn if not row.is_scored}
     if not all((folder / "results.json").exists() for folder in kept.values()):
         return
-    needed = [_host_needed(row, folder) for row, folder in kept.items()]
+    needed = [max(1.0, factor(folder, row.time_ms)) for row, folder in kept.items()]
     yield Row.told(f"{HOST_NEEDED}: median of {len(needed)}", median(needed))
     yield Row.told(f"{HOST_NEEDED}: p90 of {len(needed)}", float(np.quantile(needed, 0.9)))
-
-
-def _host_needed(row: Iteration, folder: Path) -> float:
-    found = json.loads((folder / "results.json").read_text())
-    step_ns, median_ns = found["step_ns"], found["spread"]["p50_ns"]
-    step = StoredStep(folder=folder, step_ns=step_ns, median_ns=median_ns)
-    least, most = 1.0, MOST_NEEDED
-    if median_ns >= row.time_ms * 1e6:
-        return least
-    for _ in range(HALVINGS):
-        middle = math.sqrt(least * most)
-        if step.with_factors(1.0, middle) < row.time_ms * 1e6:
-            least = middle
-        else:
-            most = middle
-    return least
 
 
 def overall(rows: Sequence[Row], drawn: Sequence[Iteration]) -> Iterator[Row]:

@@ -275,6 +275,7 @@ def test_broadcasting_costs_more_than_a_number() -> None:
         (text("special_erf", "Float[8]", "Float[8]"), "pointwise"),
         (text("add.Tensor", "Float[8,8];Float[8]", "Float[8,8]"), "broadcast"),
         ("cuda::graph_launch" + 3 * FIELD, "graph_launch"),
+        ("c10d::call" + 3 * FIELD, "communication_call"),
         (FIELD.join(("inductor::call", "Float[8]", "", "")), "compiled_call"),
         ("fsdp::chunk_cat_mixed_dtype" + 3 * FIELD, "copy"),
         (text("upsample_nearest2d", "Float[2,3,4,4]", "Float[2,3,8,8]"), "broadcast"),

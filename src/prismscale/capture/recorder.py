@@ -97,6 +97,8 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
+        if not is_in_host_memory(batch):
+            self._spans.communicates()
         with self._stopped(ended_ns=batch[0].called_ns) as lane:
             issued = self._issue(batch, lane)
             share = self._load.share(batch, issued.took)

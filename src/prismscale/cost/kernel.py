@@ -19,7 +19,7 @@ from typing import Protocol
 from prismscale.cost.exchange.exchange_law import exchange_ns
 from prismscale.cost.kernel_attention import attention_ns
 from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, operand_dtype, own_roofline
-from prismscale.cost.kernel_kinds import GENERATED, HOST_ONLY_KINDS, kind_of
+from prismscale.cost.kernel_kinds import CALLS_OF_THE_HOST, GENERATED, HOST_ONLY_KINDS, kind_of
 from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
@@ -108,8 +108,8 @@ class ModelledKernels:
         device_ns, launches = _device_cost(self.profile, call, kind)
         host = self.profile.host
         host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
-        if kind == "compiled_call":
-            host_ns = host.op_ns  # the graph's kernels are launches within it
+        if kind in CALLS_OF_THE_HOST:
+            host_ns = host.op_ns  # a compiled graph's kernels are launches within it
         elif kind == "graph_launch" or call.base.startswith(GENERATED):
             host_ns = host.launch_ns  # one launch, without an operator around it
         own = not self.profile.scaled_from or (

@@ -111,8 +111,11 @@ _TABLE: Mapping[str, str] = {
         _fused_sdp_choice is_pinned _pin_memory resize_as""",
     "graph_launch": "cuda::graph_launch",
     "compiled_call": "inductor::call",
+    "communication_call": "c10d::call",
 }
-HOST_ONLY_KINDS = frozenset({"view", "graph_launch", "compiled_call"})
+CALLS_OF_THE_HOST = frozenset({"compiled_call", "communication_call"})
+"""Kinds of calls of compiled graphs and of communications: what follows them is priced apart."""
+HOST_ONLY_KINDS = CALLS_OF_THE_HOST | {"view", "graph_launch"}
 """Kinds of calls that take the host time, and the device none."""
 
 GENERATED = "inductor::"
@@ -122,7 +125,7 @@ reductions."""
 
 _GENERATED_NAME = re.compile(r"triton_([a-z]{3})_")
 _KIND_OF = {name: kind for kind, names in _TABLE.items() for name in names.split()}
-STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "compiled_call", "convolution"} | {
+STAND_IN_KINDS = frozenset(_TABLE) - CALLS_OF_THE_HOST - {"graph_launch", "convolution"} | {
     "exchange",
     "foreach",
     "foreach_reduction",
@@ -132,15 +135,18 @@ STAND_IN_KINDS = frozenset(_TABLE) - {"graph_launch", "compiled_call", "convolut
     "fused_norm_backward",
 }
 """Kinds that the overload of a library's operator may name."""
-KINDS = STAND_IN_KINDS | {
-    "broadcast",
-    "compiled_call",
-    "convolution",
-    "graph_launch",
-    "peer",
-    "transfer",
-    "unknown",
-}
+KINDS = (
+    STAND_IN_KINDS
+    | CALLS_OF_THE_HOST
+    | {
+        "broadcast",
+        "convolution",
+        "graph_launch",
+        "peer",
+        "transfer",
+        "unknown",
+    }
+)
 """All kinds of kernels that :func:`kind_of` returns."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")
 _SHORT_SOFTMAX = 1024

@@ -75,6 +75,9 @@ class LaneSpans:
         if was_open:
             self._open(lane)
 
+    def communicates(self) -> None:
+        """Do nothing: spans are measured, and what issuing takes is part of them."""
+
     def switch(self, before: str, after: str) -> None:
         """Note that the program goes from one lane to another."""
         left, entered = self._lane(before), self._lane(after)

@@ -92,6 +92,10 @@ class ProgramSpans(Protocol):
         """
         ...
 
+    def communicates(self) -> None:
+        """Note that the program issues a communication of the device, which its host does."""
+        ...
+
     def switch(self, before: str, after: str) -> None:
         """Note that the program goes from one lane to another."""
         ...

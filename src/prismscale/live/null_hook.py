@@ -50,6 +50,10 @@ class NullClock:
         """Block the host until ``end_ns``, in logical time."""
         self._library.ps_host_waits_until(end_ns + self._origin_ns)
 
+    def communicates(self) -> None:
+        """Let the host issue a communication to the current stream."""
+        self._library.ps_communicates(*self._current())
+
     def forgive(self, lag_ns: int) -> None:
         """Do nothing: the emulation takes none of the device's time."""
 
@@ -100,7 +104,12 @@ class NullLiveHook(LiveHook):
     clock: NullClock
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
-        """Answer as :class:`LiveHook` does, without taking device time."""
+        """Answer as :class:`LiveHook` does, without taking device time.
+
+        The host is busy with issuing it, as in a capture.
+        """
+        if not is_in_host_memory(batch):
+            self.clock.communicates()
         with self.clock.without_cost():
             return super().communicate(batch)
 

@@ -130,6 +130,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_set_stream": (None, (c_int, c_int64)),
     "ps_host_time_ns": (c_int64, ()),
     "ps_advance_host": (None, (c_int64,)),
+    "ps_communicates": (None, (c_int, c_int64)),
     "ps_host_waits_until": (None, (c_int64,)),
     "ps_stream_time_ns": (c_int64, (c_int, c_int64)),
     "ps_elapsed_ns": (c_int64, (c_void_p, c_void_p)),

@@ -109,6 +109,10 @@ class NullSpans:
         array = (ctypes.c_int32 * len(nodes))(*nodes)
         self._library.ps_spans_joined(device, stream, array, len(nodes), by_host)
 
+    def communicates(self) -> None:
+        """Let the host issue a communication to the current stream: see ``ps_communicates``."""
+        self._library.ps_communicates(*self._current())
+
     def switch(self, before: str, after: str) -> None:
         """Do nothing: the extension itself sees to which stream work goes."""
 
