@@ -25,7 +25,7 @@ network a node: ``nics_per_node`` is 4 here, where the preset ``a100-80g`` has 8
   layers and microbatches. Rows of that reckoning (``is_looked_at``) are not in the sample.
 
 Not scored, and marked: rows of one node without tensor parallelism whose microbatch is narrow. The
-host's time a launch rests on them (``[host]`` of the kernel profile), beside H100 rows.
+host's time for an operator rested on them until it was fitted on H100 rows.
 
 *After 5 rows*: what ``prismscale calibrate steps`` makes of five rows, a seeded one of at most
 eight microbatches of each group but the largest model's; these are not scored then. The other runs
@@ -37,13 +37,9 @@ by, rows that are scored.
 Why split rows of one node are far off: by the published slopes a layer and microbatch of a narrow
 row takes 2.75 to 4.99 ms, in no order of its work. 2,048 wide over eight GPUs it takes 4.79 ms for
 one sequence and 3.87 ms for two; on two GPUs 4.63 ms for two sequences, and 4.76 ms on one. That is
-the host: in five of the six rows that are not scored its time is 2.05 to 2.43 times the model's, in
-scored ones 1.85 to 3.09 times. Ours is bound by the GPU there (2.7 ms a layer in the last but one),
-because a region that inductor fuses costs the host one launch; TorchScript's cost more. With 68 µs
-an operator in place of 30 the median of the six rows that are not scored would be met; it stays,
-because programs of today fuse as ours does, and eager torch's own operators take 12 µs. The step's
-error bar counts what hosts differ by: the 90th percentile of what the host's time would have to be
-over the model's in the six rows, which a call that keeps their runs prints.
+the host. Its time for an operator was 30 µs; 68 would meet the median of the six rows that are not
+scored. Megatron-LM's own tests on H100s (``megatron_golden_steps.py``) gave 61, which holds here,
+too. A call that keeps the runs prints what the host's time would have to be over the model's.
 
 Several nodes have wide microbatches, and products decide. There rows with PP 8 and eight
 microbatches ran at 190 (6,144 wide, TP 1), 179 (6,144 wide, TP 2) and 161 TFLOP/s a GPU (8,192

@@ -1,13 +1,15 @@
 """Fit the time that an operator takes of the host.
 
-    python tools/fit/fit_host.py RUNS [--truth DIR]
+    python tools/fit/fit_host.py RUNS… [--truth DIR]
 
-RUNS is the folder ``runs`` in the ``--work`` of ``bench/megatron_golden_steps.py``. Each kept run
-of the family that may be fitted (``prismscale/validation/steps/golden_rows.py``) tells how much slower
-the host would have to be for its step to be as long as the test logged. Views and the launches
-after an operator's first keep their prices, so the rest is an operator's. The constant is the
-median over the tests. Prints ``op_ns`` of an x86 host, and how much slower than it nine of ten
-tests are at most; writes what each test gave into ``tools/fit/host.json``.
+RUNS are the folders ``runs`` in the ``--work`` of ``bench/megatron_golden_steps.py``. Each kept run
+of the family that may be fitted (``prismscale/validation/steps/golden_rows.py``) tells how much
+slower the host would have to be for its step to be as long as the test logged. Views and the
+launches after an operator's first keep their prices, so the rest is an operator's. Steps that the
+device decides, which a host of half the pace makes less than half as long again, say nothing and
+are left out. The constant is the median over the tests. Prints ``op_ns`` of an x86 host, and how
+much slower than it nine of ten tests are at most; writes what each test gave into
+``tools/fit/host.json``.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from fitting import DEFAULT_TRUTH
 from prismscale.cost.kernel import ModelledKernels, load_kernel_model
 from prismscale.cost.launch_log import STATED, load_launch_log
 from prismscale.validation.steps.golden_rows import TO_FIT, load_golden_steps
-from prismscale.validation.steps.host_needed import host_needed
+from prismscale.validation.steps.host_needed import host_needed, longer_with_host
 
 GPU = "h100-sxm"
+LEAST_LONGER = 1.5
+"""Times as long as the step becomes with twice the host's time, where the host decides it."""
 ROUNDED_TO_NS = 1_000
 
 
@@ -34,14 +38,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
     given = parser.parse_args()
     records = [r for r in load_golden_steps(given.truth) if r.family == TO_FIT]
-    runs = {r: given.runs / f"{r.name}-steps" for r in records}
-    runs = {r: folder for r, folder in runs.items() if (folder / "results.json").exists()}
+    kept = [(r, within / f"{r.name}-steps") for r in records for within in given.runs]
+    runs = {
+        r: folder
+        for r, folder in kept
+        if (folder / "results.json").exists() and longer_with_host(folder, 2.0) > LEAST_LONGER
+    }
     if not runs:
-        print(f"no run of {TO_FIT} below {given.runs}", file=sys.stderr)
+        print(f"no run of {TO_FIT} that the host decides in {given.runs}", file=sys.stderr)
         return 2
     model = load_kernel_model(GPU)
     found = {r.name: operator_ns(f, host_needed(f, r.step_ms), model) for r, f in runs.items()}

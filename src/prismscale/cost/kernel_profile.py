@@ -178,7 +178,10 @@ class HostCost:
     """Time per call of the thread that runs the program."""
 
     op_ns: float
-    """Time of a call with one launch: Python, dispatcher, autograd and the launch."""
+    """Time of a call with one launch: Python, dispatcher, autograd and the launch.
+
+    Calls of compiled graphs and communications take as long; their kernels are priced apart.
+    """
     view_ns: float
     """Time of a call that launches nothing."""
     launch_ns: float

@@ -13,6 +13,17 @@ LEAST, MOST = 0.25, 8.0
 HALVINGS = 12
 
 
+def longer_with_host(folder: Path, factor: float) -> float:
+    """Return how many times as long a run's step is with ``factor`` times the host's time.
+
+    Raises:
+        UsageError: launch logs are missing, or are of other prices than today's.
+        FormatError: damaged files.
+    """
+    step = _stored(folder)
+    return step.with_factors(1.0, factor) / step.median_ns
+
+
 def host_needed(folder: Path, measured_ms: float) -> float:
     """Return the factor by which the host's time would have to be longer than the model's.
 
@@ -27,9 +38,7 @@ def host_needed(folder: Path, measured_ms: float) -> float:
         UsageError: launch logs are missing, or are of other prices than today's.
         FormatError: damaged files.
     """
-    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    step_ns, median_ns = found["step_ns"], found["spread"]["p50_ns"]
-    step = StoredStep(folder=folder, step_ns=step_ns, median_ns=median_ns)
+    step = _stored(folder)
     least, most = LEAST, MOST
     for _ in range(HALVINGS):
         middle = math.sqrt(least * most)
@@ -38,3 +47,8 @@ def host_needed(folder: Path, measured_ms: float) -> float:
         else:
             most = middle
     return least
+
+
+def _stored(folder: Path) -> StoredStep:
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return StoredStep(folder=folder, step_ns=found["step_ns"], median_ns=found["spread"]["p50_ns"])
