@@ -52,7 +52,8 @@ def measure(golden: Golden, record: GoldenStep, bench: Bench) -> list[Row]:
     if origin.cluster != GPU:
         name = f"{golden.name}: an A100's, {step_ms:,.2f} of {record.step_ms:,.2f} ms, {by}"
         return [replace(Row.told(name, error, "%"), note=f"prismscale {our_commit()}")]
-    name = f"{golden.name}{STEP}{step_ms:,.2f} of {record.step_ms:,.2f} ms, {by}"
+    mark = "" if record.is_scored else ", not scored"
+    name = f"{golden.name}{STEP}{step_ms:,.2f} of {record.step_ms:,.2f} ms, {by}{mark}"
     row = replace(Row.told(name, error, "%"), note=provenance(found, GOLDEN, GPU))
     return [row, *median_row(golden.name, found)]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prismscale.analysis.known_errors import HOST_BOUND
 from prismscale.validation.steps.recorded_step import Provenance
 
 NONE_YET = "No bench results are recorded yet."
@@ -118,6 +119,7 @@ KNOWN = {
         ("bridge_cards", "H100: step, off by"),
         ("bridge_steps", "h100: step "),
     ),
+    (HOST_BOUND, "h100"): (("megatron_golden_steps", ": step "),),
     ("step", "gb200"): (
         ("bridge_cards", "GB200: step, off by"),
         ("bridge_steps", "gb200: step "),

@@ -13,6 +13,10 @@ from prismscale.cluster import Cluster
 from prismscale.typed_files import decode, parse
 
 _FILE = "known_errors.toml"
+HOST_BOUND = "host-bound step"
+"""Step of a program whose device waits for its host most of the time."""
+MOSTLY = 0.5
+"""Share of such waiting from which a step counts as host-bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +24,7 @@ class KnownError:
     """Error of one figure, over runs that others measured."""
 
     figure: str
-    """``allocated``, ``reserved`` or ``step``."""
+    """``allocated``, ``reserved``, ``step`` or :data:`HOST_BOUND`."""
     gpu: str
     """Prefix of the names of its cluster presets (``h100``); empty: the GPU does not matter."""
     cases: int
@@ -53,3 +57,14 @@ def known_error(figure: str, cluster: str) -> KnownError | None:
     of_gpu = (known for known in of_figure if cluster.startswith(known.gpu))
     is_preset = cluster in Cluster.presets()
     return next((known for known in of_gpu if is_preset or not known.gpu), None)
+
+
+def known_step_error(waiting: float, cluster: str) -> KnownError | None:
+    """Return the error of steps of a kind; that of any step where those of the kind are unknown.
+
+    Args:
+        waiting: share of the step in which the device waits for the host.
+        cluster: as for :func:`known_error`.
+    """
+    host_bound = known_error(HOST_BOUND, cluster) if waiting > MOSTLY else None
+    return host_bound or known_error("step", cluster)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from prismscale.analysis.answers import Answers, GroupTime, MemoryFit
-from prismscale.analysis.known_errors import KnownError, known_error
+from prismscale.analysis.known_errors import KnownError, known_error, known_step_error
 from prismscale.analysis.result import RunResult
 from prismscale.report.remarks import job_shares
 from prismscale.report.units import counted, digits, duration, percent, size, span
@@ -143,7 +143,7 @@ def _cost_row(found: Answers) -> AnswerRow:
 def _error_row(result: RunResult, found: Answers) -> AnswerRow:
     if result.device != "null":
         return AnswerRow("Error", "see Durations below", "and docs/accuracy.md")
-    step = known_error("step", result.cluster)
+    step = known_step_error(found.host, result.cluster)
     memory = [known_error(name, result.cluster) for name in ("allocated", "reserved")]
     told = [_of_runs(known) for known in memory if known is not None and found.fit is not None]
     measured = _of_runs(step) if step else "of the step unknown on this cluster"

@@ -252,6 +252,17 @@ def test_the_emulations_own_work_costs_nothing() -> None:
     assert condensed.arrivals() == [0]
 
 
+def test_issuing_a_communication_takes_the_host_alone() -> None:
+    """As long as the ledger says; the stream does no work for it."""
+    condensed = Condensed()
+    before_ns = condensed.library.ps_host_time_ns()
+    condensed.spans.communicates()
+    took_ns = condensed.library.ps_host_time_ns() - before_ns
+    condensed.communicate(0, 0, False)
+    assert took_ns > 0
+    assert condensed.arrivals() == [took_ns]
+
+
 def test_labels_tell_work_from_waiting_for_the_host() -> None:
     """A launch path is named for the phase, and for the host."""
     condensed = Condensed()

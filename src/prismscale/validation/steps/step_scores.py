@@ -52,9 +52,9 @@ TOO_WIDE = (
 )
 REMARKS = (
     "Steps are of real programs on the null device, which run for minutes to hours: "
-    "bench/simumax_records.py, null_programs.py, vtrain_layouts.py and bridge_steps.py recorded "
-    "them, with the commit that predicted them (bench/results). Errors, and what others say, are "
-    "computed by this command.",
+    "bench/simumax_records.py, null_programs.py, vtrain_layouts.py, bridge_steps.py and "
+    "megatron_golden_steps.py recorded them, with the commit that predicted them (bench/results). "
+    "Errors, and what others say, are computed by this command.",
     "Megatron-Bridge's recipes were listed before a result was seen: all whose sizes are those "
     "of the newest published row, rows with experts of the newest software alone (NeMo 26.06). "
     "Their programs are those of a row's container: its release of Megatron-Bridge, with its "
@@ -63,13 +63,18 @@ REMARKS = (
     "No B300 or GB300 was measured: they are known by their data sheets.",
     "6·N·D: six operations for each parameter and token, at 40 % of the peak, whatever the "
     "program. Parameters are those that a token goes through.",
+    "Megatron-LM's tests are its functional tests on 8 H100, each by the code, options and "
+    "Transformer Engine of the commit that brought its times. Their models are small: the host "
+    "decides most of them. Its time for an operator was fitted on the GPTs, which are not scored; "
+    "that was settled before a step was predicted. One model with one layout differs by 1.5 times "
+    "between the values of two commits, so no constant can meet all.",
     "p50 is the step that a run shows; it stands where a bench recorded it of the whole set.",
     "Not scored: SimuMax's runs whose steps were looked at while constants of the B200 moved, "
-    "vTrain's rows beside which the host's time a launch was set, and Nemotron 3 Super's recipe in "
-    "MXFP8 on GB200, beside which a slower host was looked for on a Grace CPU (its time for an "
-    "operator is of another source, and a lower bound), and Qwen3 30B's on GB300, which showed "
-    "that kernels of several streams take turns (no constant is of it). The B200's share of its "
-    "bandwidth for elementwise kernels is SimuMax's stated figure.",
+    "vTrain's rows beside which the host's time was set before it was fitted on H100s, and "
+    "Nemotron 3 Super's recipe in MXFP8 on GB200, beside which a slower host was looked for on a "
+    "Grace CPU (its time for an operator is of another source, and a lower bound), and Qwen3 30B's "
+    "on GB300, which showed that kernels of several streams take turns (no constant is of it). The "
+    "B200's share of its bandwidth for elementwise kernels is SimuMax's stated figure.",
     "Megatron-Bridge 0.5.1 (NeMo 26.06) names two regressions of its own: recipes with both tensor "
     "and expert parallelism may be slower since NCCL 2.30, which no longer binds the program to "
     "its GPU's cores (Nemotron 3 Super on GB200), and GPT-OSS in MXFP8 on GB200 and GB300. Their "
