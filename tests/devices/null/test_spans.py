@@ -263,6 +263,21 @@ def test_issuing_a_communication_takes_the_host_alone() -> None:
     assert condensed.arrivals() == [took_ns]
 
 
+def test_work_behind_a_communication_does_not_take_turns_with_what_it_follows() -> None:
+    """A stream that waits for a communication comes after the work before it, in its own time, too:
+    its kernel waits for no kernel of that work once more."""
+    condensed = Condensed(is_busy=True)
+    condensed.launch(0, 20, 1)
+    condensed.communicate(0, 0, False)
+    condensed.join(1, 0, False)
+    condensed.launch(1, 5, 1)
+    condensed.communicate(1, 0, False)
+    nodes = condensed.nodes.nodes
+    communications = [k for k, n in enumerate(nodes) if n.kind != NodeKind.COMPUTE]
+    behind = [n.ended - n.began for n in nodes[communications[0] :] if n.kind == NodeKind.COMPUTE]
+    assert max(behind) < 20
+
+
 def test_labels_tell_work_from_waiting_for_the_host() -> None:
     """A launch path is named for the phase, and for the host."""
     condensed = Condensed()

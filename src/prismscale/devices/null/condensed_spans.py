@@ -8,6 +8,7 @@ node stream as the recorder's communications. Both share one count of positions.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -57,6 +58,10 @@ class NullSpans:
         self._latest: dict[int, int] = {}
         """Position of the latest batch of communications on each lane."""
         self._lanes = [stream.lanes.id(HOST)]
+        self._issued_at: list[int] = []
+        """Positions at which batches of communications begin, ascending."""
+        self._issued_ns: list[int] = []
+        """What each of these batches follows: its stream's logical time as it was issued."""
         library.ps_spans_begin()
         self.label = label
 
@@ -100,12 +105,18 @@ class NullSpans:
             preds = (ctypes.c_int32 * count)()
             self._library.ps_spans_issued(device, stream, by_host, preds, count)
         self._drain()
+        self._issued_at.append(len(self._stream.nodes))
+        self._issued_ns.append(self._library.ps_stream_time_ns(device, stream))
         return tuple(preds[:count])
 
     def join(self, nodes: Sequence[int], by_host: bool) -> None:
         """Make the current stream, or with ``by_host`` the host, wait for ``nodes``."""
         self._tell_positions()
         device, stream = self._current()
+        if not by_host:
+            # A communication takes no logical time here. What waits for it is due no earlier than
+            # what it follows, or kernels of other streams would seem to be in the way.
+            self._library.ps_advance_stream(device, stream, self._followed_ns(nodes))
         array = (ctypes.c_int32 * len(nodes))(*nodes)
         self._library.ps_spans_joined(device, stream, array, len(nodes), by_host)
 
@@ -123,6 +134,11 @@ class NullSpans:
         """Close the spans of all lanes."""
         self._library.ps_spans_close()
         self._drain()
+
+    def _followed_ns(self, nodes: Sequence[int]) -> int:
+        """Return the latest logical time that any of the communications follows."""
+        batches = {bisect_right(self._issued_at, node) - 1 for node in nodes}
+        return max((self._issued_ns[batch] for batch in batches if batch >= 0), default=0)
 
     def _current(self) -> tuple[int, int]:
         device = self._library.ps_current_device()
