@@ -34,7 +34,7 @@ runs are kept (``--keep``), at the end of a call. One factor for all, the median
 predicted of the five, stands beside it without a bar. No constant of the product was moved for, or
 by, rows that are scored.
 
-Why split rows of one node are far off: by the published slopes a layer and microbatch of a narrow
+Split rows of one node are the host's: by the published slopes a layer and microbatch of a narrow
 row takes 2.75 to 4.99 ms, in no order of its work. 2,048 wide over eight GPUs it takes 4.79 ms for
 one sequence and 3.87 ms for two; on two GPUs 4.63 ms for two sequences, and 4.76 ms on one. That is
 the host. Its time for an operator was 30 µs; 68 would meet the median of the six rows that are not

@@ -22,7 +22,12 @@ from torch.distributed import Work
 from prismscale.capture.node_stream import NodeStream, StreamNode
 from prismscale.devices.protocol import CaptureDevice, CommunicationEnd, ProgramLane
 from prismscale.emulation.backends.backend_memory import take_workspace
-from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory, ordering
+from prismscale.emulation.backends.backend_order import (
+    blocks_host,
+    is_in_host_memory,
+    ordering,
+    takes_host,
+)
 from prismscale.emulation.call_site import call_site
 from prismscale.emulation.hook import Collective
 from prismscale.emulation.instance_ids import peer_of
@@ -97,7 +102,7 @@ class Recorder:
 
     def communicate(self, batch: Sequence[Collective]) -> Work:
         """Record the batch, fill its outputs, and complete."""
-        if not is_in_host_memory(batch):
+        if takes_host(batch):
             self._spans.communicates()
         with self._stopped(ended_ns=batch[0].called_ns) as lane:
             issued = self._issue(batch, lane)

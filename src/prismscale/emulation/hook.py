@@ -125,6 +125,8 @@ class Captures:
 
     under_way: ClassVar[OpenCapture | None] = None
     """The capture under way, set by a device that has graphs; None if there is none."""
+    replaying: ClassVar[bool] = False
+    """Whether a graph calls what lies in it, and not the program."""
     fill: ClassVar[Callable[[Collective], None] | None] = None
     """Defines a communication's outputs as if peers did what this rank does; None: not possible."""
 

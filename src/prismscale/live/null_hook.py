@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch.distributed import Work
 
-from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory
+from prismscale.emulation.backends.backend_order import blocks_host, is_in_host_memory, takes_host
 from prismscale.emulation.hook import Collective
 from prismscale.live.exchange import Exchange
 from prismscale.live.hook_base import StepEnd
@@ -108,7 +108,7 @@ class NullLiveHook(LiveHook):
 
         The host is busy with issuing it, as in a capture.
         """
-        if not is_in_host_memory(batch):
+        if takes_host(batch):
             self.clock.communicates()
         with self.clock.without_cost():
             return super().communicate(batch)

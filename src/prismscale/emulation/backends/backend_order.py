@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prismscale.emulation.hook import Collective
+from prismscale.emulation.hook import Captures, Collective
 from prismscale.graph.node import CollectiveOp
 
 UNORDERED = 0
@@ -46,3 +46,8 @@ def is_in_host_memory(batch: Sequence[Collective]) -> bool:
     """Return whether the batch never reaches the device: host tensors, or a gloo barrier."""
     tensors = [t for c in batch for t in (*c.inputs, *c.outputs)]
     return all(t.is_cpu for t in tensors) if tensors else batch[0].group.backend == "gloo"
+
+
+def takes_host(batch: Sequence[Collective]) -> bool:
+    """Return whether the host issues the batch to its device: replays of graphs take it no time."""
+    return not Captures.replaying and not is_in_host_memory(batch)

@@ -80,7 +80,7 @@ REMARKS = (
     "its GPU's cores (Nemotron 3 Super on GB200), and GPT-OSS in MXFP8 on GB200 and GB300. Their "
     "rows are scored as they are.",
     "vTrain's rows on one node: Megatron's layers take the same time there whatever their work,"
-    " because the host decides, mostly at half the model's pace (bench/vtrain_layouts.py).",
+    " because the host decides (bench/vtrain_layouts.py).",
     "A step's error bar is composed of the errors of its kinds of kernels, of the host's launches "
     "and of communication (analysis/step_error.py), and counted over scored rows that recorded it. "
     "What the host is off by is of rows that are not scored. That it counts as the host's own "

@@ -111,9 +111,11 @@ class GraphRecording:
         current = library.ps_current_stream(self.device)
         while (call := library.ps_graph_replay(self._handle, ctypes.byref(stream))) >= 0:
             library.ps_set_stream(self.device, stream.value)
+            Captures.replaying = True
             try:
                 self._calls[call]()
             finally:
+                Captures.replaying = False
                 library.ps_set_stream(self.device, current)
 
     def communicate(self, batch: Sequence[Collective], answer: Answer) -> Work:
