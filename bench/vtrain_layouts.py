@@ -63,11 +63,11 @@ from statistics import median
 
 import numpy as np
 
+from host_needed import host_needed as factor
 from prismscale.cluster import Cluster
 from prismscale.forecast.step_spread import DRAWS
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from prismscale.validation.steps.host_needed import host_needed as factor
 from prismscale.validation.steps.measured import VTRAIN
 from prismscale.validation.steps.vtrain_rows import (
     PRESET,

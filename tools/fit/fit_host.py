@@ -20,12 +20,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from fitting import DEFAULT_TRUTH
+from fitting import DEFAULT_TRUTH, ROOT
 
 from prismscale.cost.kernel import ModelledKernels, load_kernel_model
 from prismscale.cost.launch_log import STATED, load_launch_log
 from prismscale.validation.steps.golden_rows import TO_FIT, load_golden_steps
-from prismscale.validation.steps.host_needed import host_needed, longer_with_host
+
+sys.path.insert(0, str(ROOT / "bench"))
+from host_needed import host_needed, longer_with_host
 
 GPU = "h100-sxm"
 LEAST_LONGER = 1.5

@@ -21,12 +21,7 @@ _SHEET = (
     "a data sheet does not say what a library reaches: the best product runs at 87 % of the peak "
     "on an A100, at 80 % on an H100 (stas00, ml-engineering)"
 )
-_NARROW = (
-    "ten of its steps are of narrow models on one node, which the host decides, mostly at half the "
-    "model's pace; prismscale calibrate steps takes it from steps that were measured"
-)
 CAUSES = (
-    ("(vTrain), uncalibrated", _NARROW),
     ("ST, nodes 1.6-14 % apart", "all nodes at the slow end cost 11.7 %, and the best order hides"),
     (
         "p99, p90 of errors",
