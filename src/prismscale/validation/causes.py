@@ -22,6 +22,10 @@ _SHEET = (
     "on an A100, at 80 % on an H100 (stas00, ml-engineering)"
 )
 CAUSES = (
+    (
+        "steps by other prices",
+        "the host's time was fitted anew; these programs, which run for long, were not run since",
+    ),
     ("ST, nodes 1.6-14 % apart", "all nodes at the slow end cost 11.7 %, and the best order hides"),
     (
         "p99, p90 of errors",
