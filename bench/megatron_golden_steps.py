@@ -17,24 +17,21 @@ The Python of this bench is that of ``scripts/megatron-environment``.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from megatron_goldens import DEFAULT_TRUTH, Bench, Golden, load_goldens
+from megatron_goldens import Bench, Golden, arguments, is_asked, load_goldens
 from megatron_history import Repository
 from prismscale.validation.error_rows import error_rows
 from prismscale.validation.rows import Row, finish, read_rows, renewed, write_rows
-from prismscale.validation.steps.golden_rows import FAMILIES, GoldenStep, load_golden_steps
+from prismscale.validation.steps.golden_rows import FAMILIES, GPU, GoldenStep, load_golden_steps
 from prismscale.validation.steps.measured import GOLDEN
 from runs import median_row, our_commit, provenance
 
 STEP = ": step "
-GPU = "h100-sxm"
 
 
 def measure(golden: Golden, record: GoldenStep, bench: Bench) -> list[Row]:
@@ -68,13 +65,12 @@ def scores(rows: Sequence[Row], records: Sequence[GoldenStep]) -> Iterator[Row]:
 
 def main() -> int:
     """Run the records, print the table, and write it where asked; returns the exit code."""
-    given = _arguments()
+    given = arguments(__doc__)
     records = {record.name: record for record in load_golden_steps(given.truth)}
     goldens = [
         golden
         for golden in load_goldens(given.truth / "megatron_golden" / "cases")
-        if golden.name in records
-        and any(fnmatchcase(golden.name, case) for case in given.case or ["*"])
+        if golden.name in records and is_asked(golden, given)
     ]
     rows = [row for row in read_rows(given.json) if row.subject in records]
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,18 +85,6 @@ def main() -> int:
                 write_rows([*rows, *scores(rows, [*records.values()])], given.json)
     rows += scores(rows, [*records.values()])
     return finish(rows, title="Megatron-LM's records of steps", json_path=given.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--megatron", type=Path, required=True, help="clone with history")
-    parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
-    parser.add_argument("--case", action="append", help="shell pattern of names; all by default")
-    parser.add_argument("--work", type=Path, help="folder for trees, libraries and runs")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -316,15 +316,20 @@ def summary(rows: Sequence[Row], n_records: int) -> list[Row]:
     return found
 
 
+def is_asked(golden: Golden, given: argparse.Namespace) -> bool:
+    """Whether the command line asks for the record."""
+    return any(fnmatchcase(golden.name, case) for case in given.case or ["*"])
+
+
 def main() -> int:
     """Run the records, print the table, and write it where asked; returns the exit code."""
-    given = _arguments()
+    given = arguments(__doc__)
     folder = given.truth / "megatron_golden" / "cases"
     if not folder.is_dir():
         print(f"no public truth at {folder}: give its folder with --truth DIR", file=sys.stderr)
         return 2
     goldens = list(load_goldens(folder))
-    chosen = [g for g in goldens if any(fnmatchcase(g.name, case) for case in given.case or ["*"])]
+    chosen = [golden for golden in goldens if is_asked(golden, given)]
     names = {golden.name for golden in goldens}
     rows = [row for row in read_rows(given.json) if row.subject in names]
     with tempfile.TemporaryDirectory() as scratch:
@@ -341,10 +346,9 @@ def main() -> int:
     return finish(rows, title="Megatron-LM's records of memory", json_path=given.json)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def arguments(doc: str | None) -> argparse.Namespace:
+    """Those of the command line of a bench over these records; ``doc`` describes it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--megatron", type=Path, required=True, help="clone with history")
     parser.add_argument("--truth", type=Path, default=DEFAULT_TRUTH)
     parser.add_argument("--case", action="append", help="shell pattern of names; all by default")

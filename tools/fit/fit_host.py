@@ -24,12 +24,11 @@ from fitting import DEFAULT_TRUTH, ROOT
 
 from prismscale.cost.kernel import ModelledKernels, load_kernel_model
 from prismscale.cost.launch_log import STATED, load_launch_log
-from prismscale.validation.steps.golden_rows import TO_FIT, load_golden_steps
+from prismscale.validation.steps.golden_rows import GPU, TO_FIT, load_golden_steps
 
 sys.path.insert(0, str(ROOT / "bench"))
 from host_needed import host_needed, longer_with_host
 
-GPU = "h100-sxm"
 LEAST_LONGER = 1.5
 """Times as long as the step becomes with twice the host's time, where the host decides it."""
 ROUNDED_TO_NS = 1_000

@@ -136,16 +136,7 @@ STAND_IN_KINDS = frozenset(_TABLE) - CALLS_OF_THE_HOST - {"graph_launch", "convo
 }
 """Kinds that the overload of a library's operator may name."""
 KINDS = (
-    STAND_IN_KINDS
-    | CALLS_OF_THE_HOST
-    | {
-        "broadcast",
-        "convolution",
-        "graph_launch",
-        "peer",
-        "transfer",
-        "unknown",
-    }
+    STAND_IN_KINDS | HOST_ONLY_KINDS | {"broadcast", "convolution", "peer", "transfer", "unknown"}
 )
 """All kinds of kernels that :func:`kind_of` returns."""
 _LIST_REDUCTIONS = ("_foreach_norm", "_foreach_max")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INDEX = Path("megatron_golden", "index_h100.csv")
-GPUS = 8
+GPU, GPUS = "h100-sxm", 8
 NO_TRAINING = ("gpt_grpo", "mimo")
 """How the names of tests begin that are of reinforcement learning, or whose images are no data that
 a bench can make."""

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from prismscale.cluster import Cluster
 from prismscale.errors import FormatError
+from prismscale.validation.steps import golden_rows
 from prismscale.validation.steps.bridge_rows import DTYPES, MODELS, load_bridge_steps
-from prismscale.validation.steps.golden_rows import GPUS as GOLDEN_GPUS
-from prismscale.validation.steps.golden_rows import load_golden_steps
 from prismscale.validation.steps.vtrain_rows import (
     VOCABULARY,
     Iteration,
@@ -197,14 +196,14 @@ def _bridge(truth: Path) -> Iterator[MeasuredStep]:
 
 
 def _golden(truth: Path) -> Iterator[MeasuredStep]:
-    for row in load_golden_steps(truth):
+    for row in golden_rows.load_golden_steps(truth):
         yield MeasuredStep(
             family=GOLDEN,
             case=row.name,
             group=f"Megatron-LM's tests on 8 H100, {row.family}",
             step_ms=row.step_ms,
-            gpus=GOLDEN_GPUS,
-            gpu="h100-sxm",
+            gpus=golden_rows.GPUS,
+            gpu=golden_rows.GPU,
             dtype="BFloat16",
             is_scored=row.is_scored,
         )

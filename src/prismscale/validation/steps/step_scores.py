@@ -242,8 +242,7 @@ def _golden(steps: Sequence[ScoredStep]) -> Iterator[Row]:
         for group in groups:
             of_group = [step for step in predicted if step.measured.group == group]
             mark = "" if of_group[0].measured.is_scored else ", to fit, not scored"
-            errors = [step.error_percent for step in of_group]
-            yield from error_rows(f"{group}, {predicted[0].kind}{mark}", errors, of="steps")
+            yield from _group_rows(of_group, Bars(), mark=mark)
 
 
 def _group_rows(steps: Sequence[ScoredStep], bars: Bars, *, mark: str = "") -> Iterator[Row]:
@@ -256,7 +255,9 @@ def _group_rows(steps: Sequence[ScoredStep], bars: Bars, *, mark: str = "") -> I
 
 
 def _by_thumb(steps: Sequence[ScoredStep]) -> dict[str, list[float]]:
-    """Errors of others' answers, by who they are."""
+    """Errors of others' answers, by who they are; none where a step's parameters are not known."""
+    if not all(step.measured.parameters for step in steps):
+        return {}
     return {
         SIX_N_D: [100 * (six_n_d_ms(s.measured) / s.measured.step_ms - 1) for s in steps],
     }
