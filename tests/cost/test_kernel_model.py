@@ -305,6 +305,15 @@ def test_a_call_of_a_compiled_graph_costs_the_host_an_operator() -> None:
     assert kernel.host_ns == round(H100.profile.host.launch_ns)
 
 
+def test_new_memory_is_filled_by_a_launch_without_an_operator() -> None:
+    """The device takes as long as for a program's own fill."""
+    filled = cost("empty.memory_format", "", "Float[4096,4096]")
+    own = cost("fill_.Scalar", "Float[4096,4096]", "Float[4096,4096]")
+
+    assert (filled.kind, filled.device_ns) == ("fill", own.device_ns)
+    assert filled.host_ns == round(H100.profile.host.launch_ns)
+
+
 def test_unknown_operators_say_so() -> None:
     """They are costed by their bytes, as a default, with no error to go by."""
     found = H100.cost(FIELD.join(("mine::scale", "Float[4096,4096]", "Float[4096,4096]", "")))

@@ -19,7 +19,13 @@ from typing import Protocol
 from prismscale.cost.exchange.exchange_law import exchange_ns
 from prismscale.cost.kernel_attention import attention_ns
 from prismscale.cost.kernel_gemm import TRITON, gemm_call_ns, operand_dtype, own_roofline
-from prismscale.cost.kernel_kinds import CALLS_OF_THE_HOST, GENERATED, HOST_ONLY_KINDS, kind_of
+from prismscale.cost.kernel_kinds import (
+    CALLS_OF_THE_HOST,
+    FILL_OF_NEW_MEMORY,
+    GENERATED,
+    HOST_ONLY_KINDS,
+    kind_of,
+)
 from prismscale.cost.kernel_memory import memory_call_ns, peer_ns, transfer_ns
 from prismscale.cost.kernel_profile import KernelProfile
 from prismscale.cost.kernel_signature import KernelCall, parse_signature
@@ -110,8 +116,8 @@ class ModelledKernels:
         host_ns = host.op_ns + host.launch_ns * (launches - 1) if launches else host.view_ns
         if kind in CALLS_OF_THE_HOST:
             host_ns = host.op_ns  # a compiled graph's kernels are launches within it
-        elif kind == "graph_launch" or call.base.startswith(GENERATED):
-            host_ns = host.launch_ns  # one launch, without an operator around it
+        elif _is_bare_launch(call, kind):
+            host_ns = host.launch_ns
         own = not self.profile.scaled_from or (
             kind == "gemm" and operand_dtype(call) in self.profile.own_products
         )
@@ -137,6 +143,12 @@ def load_kernel_model(gpu: str, *, fused: bool = False) -> ModelledKernels:
         UsageError: there is no such GPU; the message lists the known ones.
     """
     return ModelledKernels(profile=KernelProfile.load(gpu), fused=fused)
+
+
+def _is_bare_launch(call: KernelCall, kind: str) -> bool:
+    """Whether the call is a launch that has no operator of its own around it."""
+    is_fill = call.base == FILL_OF_NEW_MEMORY
+    return is_fill or kind == "graph_launch" or call.base.startswith(GENERATED)
 
 
 def _has_rule(profile: KernelProfile, call: KernelCall, kind: str) -> bool:

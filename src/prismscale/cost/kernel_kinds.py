@@ -100,12 +100,12 @@ _TABLE: Mapping[str, str] = {
     "fill": """fill zero zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full
         arange range linspace logspace eye normal uniform random exponential geometric log_normal
         cauchy rand randn randint rand_like randn_like randint_like randperm tril_indices
-        triu_indices scalar_tensor multinomial""",
+        triu_indices scalar_tensor multinomial empty""",
     "optimizer": "_fused_adam _fused_adamw _fused_sgd _fused_adagrad",
     "view": """view as_strided t transpose permute expand slice select narrow unsqueeze squeeze
         detach alias split split_with_sizes chunk unbind reshape _reshape_alias flatten unflatten
-        diagonal empty empty_strided empty_like empty_permuted new_empty new_empty_strided
-        set resize view_as view_as_real view_as_complex lift_fresh _unsafe_view unfold
+        diagonal empty_strided empty_like empty_permuted new_empty new_empty_strided set resize
+        view_as view_as_real view_as_complex lift_fresh _unsafe_view unfold
         movedim swapaxes _conj _neg_view real imag is_same_size record_stream
         _nested_tensor_from_mask unsafe_split unsafe_chunk sym_size _assert_async
         _fused_sdp_choice is_pinned _pin_memory resize_as""",
@@ -118,6 +118,9 @@ CALLS_OF_THE_HOST = frozenset({"compiled_call", "communication_call"})
 HOST_ONLY_KINDS = CALLS_OF_THE_HOST | {"view", "graph_launch"}
 """Kinds of calls that take the host time, and the device none."""
 
+FILL_OF_NEW_MEMORY = "empty"
+"""Operator of the launch that fills new memory, which only deterministic programs make; see the
+null device's ``csrc/kernels.cpp``."""
 GENERATED = "inductor::"
 _GENERATED_KINDS = {"poi": "pointwise", "for": "foreach", "tem": "gemm", "spl": "scan"}
 """Kinds by the second word of a generated kernel's name; all others (``red``, ``per``) are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -82,3 +82,49 @@ def test_peaks_hold_the_temporaries_of_a_check() -> None:
     before = torch.cuda.memory_allocated()
     values.isfinite()
     assert torch.cuda.max_memory_allocated() - before >= values.numel() * values.itemsize
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """A program that asked for deterministic algorithms."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[assignment]
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_deterministic_program_fills_new_memory() -> None:
+    """As long as the program's own fill of the same memory takes."""
+    op_log.drain_ops()
+    op_log.record_ops()
+    torch.empty(1 << 20, device="cuda", dtype=torch.bfloat16).fill_(1.0)
+    op_log.record_ops(False)
+    filled, own = op_log.drain_ops()
+    assert filled.signature.outputs == own.signature.outputs
+    assert filled.device_ns == own.device_ns
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_new_memory_of_each_size_and_type_has_a_cost_of_its_own() -> None:
+    """And strided memory is filled like any other."""
+    op_log.drain_ops()
+    op_log.record_ops()
+    torch.empty(64, device="cuda", dtype=torch.bfloat16)
+    torch.empty(64, device="cuda", dtype=torch.float64)
+    torch.empty_strided((8, 4), (1, 8), device="cuda", dtype=torch.uint8)
+    op_log.record_ops(False)
+    (filled,) = zip(*(record.signature.outputs for record in op_log.drain_ops()), strict=True)
+    assert [(made.dtype, made.shape) for made in filled] == [
+        ("BFloat16", (64,)),
+        ("Double", (64,)),
+        ("Byte", (8, 4)),
+    ]
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_new_memory_is_left_as_it_is_where_the_program_says_so() -> None:
+    """``fill_uninitialized_memory`` off, or nothing to fill."""
+    assert names(lambda: torch.empty(0, device="cuda")) == []
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+    assert names(lambda: torch.empty(8, device="cuda")) == []

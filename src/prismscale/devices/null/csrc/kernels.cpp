@@ -37,22 +37,38 @@ void made_by_factory() {
   set_current_op(id);
 }
 
+// Charges the fill of new memory, which torch makes with `use_deterministic_algorithms` unless
+// `fill_uninitialized_memory` is off (ATen/native/TensorFactories.h, fill_empty_deterministic_).
+// The type is an argument because only arguments and sizes tell calls apart.
+void charge_fill(const Tensor& made) {
+  const at::Context& context = at::globalContext();
+  if (!context.deterministicAlgorithms() || !context.deterministicFillUninitializedMemory()) return;
+  if (made.numel() > 0) {
+    charge("empty.memory_format", {made.sizes(), static_cast<int64_t>(made.scalar_type())}, {made});
+  }
+}
+
 Tensor empty(SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<c10::Device> where, std::optional<bool>,
              std::optional<at::MemoryFormat> format) {
   const DeviceScope scope(target_device(where));
   made_by_factory();
-  return Tensor(at::detail::empty_generic(
+  Tensor made(at::detail::empty_generic(
       C10_AS_INTARRAYREF_SLOW(size), cuda_allocator(),
       c10::DispatchKeySet(c10::DispatchKey::CUDA), or_default(dtype), format));
+  charge_fill(made);
+  return made;
 }
 
 Tensor empty_strided(SymIntArrayRef size, SymIntArrayRef stride,
                      std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                      std::optional<c10::Device> where, std::optional<bool>) {
+  const DeviceScope scope(target_device(where));
   made_by_factory();
-  return new_tensor(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                    or_default(dtype), target_device(where));
+  Tensor made = new_tensor(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                           or_default(dtype), current_device());
+  charge_fill(made);
+  return made;
 }
 
 Tensor as_strided(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride,
