@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prismscale.cost.kernel import ModelledKernels
@@ -46,6 +48,27 @@ def test_flash_attention_is_what_its_authors_measured(
     flops = 4 * 16384 * length * 2048 / (1 + causal)
 
     assert flops / found.device_ns / 1e3 == pytest.approx(0.895 * tflops, rel=0.1)
+
+
+def test_a_deterministic_backward_pass_costs_its_overhead_for_each_score() -> None:
+    """More for heads of 64 than of 128; those of 192 are summed in a fixed order anyway."""
+    free = replace(H100.profile.attention["cudnn_backward"], fixed_order_overhead=0.0)
+    ordered = replace(free, fixed_order_overhead=50.0)
+
+    def longer(size: int) -> float:
+        """Time with the overhead, over time without."""
+        times = []
+        for roofline in (ordered, free):
+            table = {**H100.profile.attention, "cudnn_backward": roofline}
+            model = ModelledKernels(profile=replace(H100.profile, attention=table))
+            shape = f"BFloat16[2,64,8192,{size}]"
+            name = "_scaled_dot_product_cudnn_attention_backward"
+            stated = "is_causal=1;deterministic=1"
+            times.append(model.cost(text(name, ";".join([shape] * 6), shape, stated)).device_ns)
+        return times[0] / times[1]
+
+    assert longer(64) > longer(128) > 1.1
+    assert longer(192) == 1
 
 
 def test_transformer_engines_attention_is_cudnns() -> None:

@@ -5,7 +5,8 @@ reads the keys that the mask leaves, one block of keys after another. In the bac
 keys read queries, and there are five products where the forward has two (FlashAttention-2, arXiv
 2307.08691, section 3.1.2). Each block also takes as long as ``length_overhead`` more keys to start
 up and to write its result, and ``causal_overhead`` more under a causal mask, whose diagonal blocks
-are computed whole. Exponentials cost as much as ``head_overhead`` more elements of a head. Idle
+are computed whole. Exponentials cost as much as ``head_overhead`` more elements of a head, and a
+deterministic backward pass, which sums in a fixed order, ``fixed_order_overhead`` more. Idle
 multiprocessors of the last wave cost a share of a wave (``wave_rounding``), and no call is faster
 than its longest block. Moving queries, keys, values and results hardly overlaps with computing.
 
@@ -33,6 +34,9 @@ POWER_RESERVE = 1.33
 softmax keeps the tensor cores waiting. Taken from SimuMax's attention of 32,768 tokens and more on
 a B200: 0.8 of cuDNN's burst."""
 _BLOCK = 128
+_LARGEST_REORDERED = 128
+"""Head size beyond which a backward pass sums in a fixed order anyway: cuDNN's for heads of 192 on
+a GB200 takes as long with and without it."""
 _HEAD_SIZES = np.array([64, 96, 128, 192, 256])
 """Head sizes that kernels are compiled for; others are padded."""
 _MEMORY_SHARPNESS, _LONGEST_SHARPNESS = 1.3, 8.0
@@ -60,6 +64,7 @@ def attention_times_ns(
     shapes: AttentionShapes,
     *,
     backward: bool,
+    in_fixed_order: bool = False,
     splits_keys: bool = False,
 ) -> NDArray[np.float64]:
     """Compute the times of calls.
@@ -70,6 +75,7 @@ def attention_times_ns(
         products: the products of the element type, for its peak and the sustained share of it.
         shapes: the shapes of the calls.
         backward: whether the calls are backward passes.
+        in_fixed_order: whether backward passes are deterministic.
         splits_keys: whether a block's keys may be distributed, as programs for inference do.
 
     Returns:
@@ -78,7 +84,10 @@ def attention_times_ns(
     blocked, read = (shapes.keys, shapes.length) if backward else (shapes.length, shapes.keys)
     diagonal = np.where(shapes.share == CAUSAL, _BLOCK / 2 + roofline.causal_overhead, 0.0)
     average = read * shapes.share + diagonal + roofline.length_overhead
-    sizes = _padded(shapes.head_size) + _padded(shapes.value_size) + 2 * roofline.head_overhead
+    overhead = np.full_like(shapes.head_size, roofline.head_overhead)
+    if backward and in_fixed_order:
+        overhead[shapes.head_size <= _LARGEST_REORDERED] += roofline.fixed_order_overhead
+    sizes = _padded(shapes.head_size) + _padded(shapes.value_size) + 2 * overhead
     factor = np.where(shapes.share < 1, roofline.causal_factor, 1.0)
     speed = products.peak_flops * roofline.efficiency * factor / profile.multiprocessors
     row_s = 2 * _BLOCK * sizes * (BACKWARD_FACTOR if backward else 1.0) / speed

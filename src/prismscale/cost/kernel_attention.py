@@ -55,7 +55,15 @@ def attention_ns(profile: KernelProfile, call: KernelCall, kind: str) -> float:
     )
     shapes = AttentionShapes(*(np.array([number], float) for number in numbers))
     products = roofline_of(profile, scores.dtype)
-    return float(attention_times_ns(profile, roofline, products, shapes, backward=backward)[0])
+    times_ns = attention_times_ns(
+        profile,
+        roofline,
+        products,
+        shapes,
+        backward=backward,
+        in_fixed_order=scores.in_fixed_order,
+    )
+    return float(times_ns[0])
 
 
 def attention_roofline(
@@ -91,6 +99,8 @@ class _Scores:
     share: float
     """Share of the scores that the mask leaves."""
     dtype: str
+    in_fixed_order: bool
+    """Whether the program asked for a deterministic backward pass."""
 
     @property
     def flops(self) -> float:
@@ -101,9 +111,12 @@ class _Scores:
 
 def _scores(call: KernelCall, backward: bool) -> _Scores:
     if call.is_library and "extents" in call.arguments:
-        batch_heads, length, keys, head_size, value_size, is_causal = call.arguments["extents"]
+        batch_heads, length, keys, head_size, value_size, is_causal, *ordered = call.arguments[
+            "extents"
+        ]
         share = CAUSAL if is_causal else 1.0
         dtype = operand_dtype(call)
+        in_fixed_order = any(ordered)
     else:
         # A backward call's first input is the gradient of the output, except in flex attention.
         query = 1 if backward and "flex" not in call.base else 0
@@ -111,6 +124,7 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
         batch_heads, length, keys = _extent(call, q.sizes, k.sizes)
         head_size, value_size, share = q.sizes[-1], v.sizes[-1], share_left(call)
         dtype = q.dtype
+        in_fixed_order = call.flag("deterministic")
     return _Scores(
         batch_heads=batch_heads,
         length=length,
@@ -119,6 +133,7 @@ def _scores(call: KernelCall, backward: bool) -> _Scores:
         value_size=value_size,
         share=share,
         dtype=dtype,
+        in_fixed_order=in_fixed_order,
     )
 
 

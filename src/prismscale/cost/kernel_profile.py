@@ -98,6 +98,8 @@ class AttentionRoofline:
     """Share of the element type's peak that infinitely large heads and sequences would reach."""
     head_overhead: float = 0.0
     """Cost of a score's exponential, in elements of a head."""
+    fixed_order_overhead: float = 0.0
+    """Cost of a score in a backward pass that sums in a fixed order, in elements of a head."""
     length_overhead: float = 0.0
     """Cost of a block of queries beside the keys that it reads, in keys."""
     causal_overhead: float = 0.0

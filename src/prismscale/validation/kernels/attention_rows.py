@@ -54,8 +54,10 @@ _GRADIENTS = 2
 _SIMUMAX_READ_OFF = 32_768
 """Length from which on SimuMax's rows were used to find ``POWER_RESERVE``."""
 
-Key = tuple[str, str, bool, str, str]
-"""GPU, operator, whether backward, element type, measuring program."""
+BACKWARD = "backward"
+DETERMINISTIC = "deterministic-backward"
+Key = tuple[str, str, str, str, str]
+"""GPU, operator, direction, element type, measuring program."""
 Shape = tuple[float, float, float, float, float, float, float]
 """Batch, length, heads, key heads, head size, value size, share of scores that the mask leaves."""
 
@@ -66,7 +68,8 @@ class AttentionRows:
 
     gpu: str
     operator: str
-    backward: bool
+    direction: str
+    """``forward``, or one of :data:`BACKWARD` and :data:`DETERMINISTIC`."""
     dtype: str
     """``bfloat16``, ``fp8``, ``mxfp8``."""
     program: str
@@ -85,9 +88,9 @@ class AttentionRows:
         return f"{self.gpu} {self.operator} {self.direction} {self.dtype}"
 
     @property
-    def direction(self) -> str:
-        """``forward`` or ``backward``."""
-        return "backward" if self.backward else "forward"
+    def backward(self) -> bool:
+        """Whether the rows are of a backward pass."""
+        return self.direction != "forward"
 
     def predicted_ns(self, profile: KernelProfile) -> NDArray[np.float64]:
         """Return the times that the measuring program would have read on ``profile``."""
@@ -112,6 +115,7 @@ class AttentionRows:
             gpu.gemm[dtype],
             shapes,
             backward=self.backward,
+            in_fixed_order=self.direction == DETERMINISTIC,
             splits_keys=self.splits_keys,
         )
         cached = 1e9 * self.measuring.kv_passes * of_keys / profile.memory_bandwidth_bytes_per_s
@@ -149,19 +153,19 @@ def _table(
     *,
     sustained: bool = False,
 ) -> AttentionRows:
-    gpu, operator, backward, dtype, program = key
+    gpu, operator, direction, dtype, program = key
     shapes, times, held = zip(*rows, strict=True)
     return AttentionRows(
         gpu=gpu,
         operator=operator,
-        backward=backward,
+        direction=direction,
         dtype=dtype,
         program=program,
         shapes=np.array(shapes, float).T,
         time_ns=np.array(times, float),
         held_out=np.array(held, bool),
         measuring=programs.get(f"{gpu} {dtype} {program}", AttentionProgram()),
-        splits_keys=operator != "cudnn" and not backward and gpu != "a100-pcie",
+        splits_keys=operator != "cudnn" and direction == "forward" and gpu != "a100-pcie",
         sustained=sustained,
     )
 
@@ -182,7 +186,7 @@ def _bursts(folder: Path, held: HeldOut) -> Iterator[_Keyed]:
             share = CAUSAL if "num_key_value_heads" in row else 1.0
             family = f"heads={heads},kv={of_keys},size={size}"
             texts = (row["batch_size"], row["isl"], heads, of_keys, size, size)
-            key = (gpu, operator, False, dtype, row["kernel_source"])
+            key = (gpu, operator, "forward", dtype, row["kernel_source"])
             yield (
                 key,
                 _shape((*map(float, texts), share)),
@@ -199,8 +203,7 @@ def _cudnn(truth: Path, held: HeldOut) -> Iterator[_Keyed]:
             times = {row["pass"]: row["time_ms"]}
             family = f"llama3.1,{row['mask']},{row['seqlen']}"
             about = (row["gpu"], row["backend"], row["dtype"], row["mask"])
-            if row["deterministic_bwd"] == "False":
-                yield from _passes(about, [row[n] for n in numbers], times, family, held)
+            yield from _passes(about, [row[n] for n in numbers], times, family, held, row)
     for path in sorted(folder.glob("sdpa_benchmark_training__*.csv")):
         for row in table_rows(path):
             if row["success"] != "True" or row["sliding_window_size"]:
@@ -211,8 +214,7 @@ def _cudnn(truth: Path, held: HeldOut) -> Iterator[_Keyed]:
             family = f"{row['model_name']},{row['attn_mask']},{row['q_seqlen']}"
             about = (row["gpu_name"], row["backend"], row["data_type"], row["attn_mask"])
             numbers_of = [row[n] for n in (*wide, "head_dim_vo")]
-            if row["deterministic_bwd"] == "False":
-                yield from _passes(about, numbers_of, times, family, held)
+            yield from _passes(about, numbers_of, times, family, held, row)
 
 
 def _passes(
@@ -221,25 +223,28 @@ def _passes(
     times: Mapping[str, str],
     family: str,
     held: HeldOut,
+    row: Mapping[str, str],
 ) -> Iterator[_Keyed]:
     gpu, backend, dtype, mask = about
     operator = IMPLEMENTATIONS.get(backend)
     if operator is None or gpu not in GPUS:
         return
     shape = _shape((*map(float, numbers), CAUSAL if mask == "top_left" else 1.0))
+    backward = DETERMINISTIC if row["deterministic_bwd"] == "True" else BACKWARD
     for which, time in times.items():
         if time and np.isfinite(float(time)):
-            key = (GPUS[gpu], operator, which == "bwd", dtype, f"cudnn_frontend {backend}")
+            direction = backward if which == "bwd" else "forward"
+            key = (GPUS[gpu], operator, direction, dtype, f"cudnn_frontend {backend}")
             yield key, shape, 1e6 * float(time), held.holds("cudnn_attention", family)
 
 
 def _sustained(path: Path, held: HeldOut) -> Iterator[AttentionRows]:
-    for kind, factor in (("sdp_fwd", 2.0), ("sdp_bwd", 5.0)):
+    for kind, direction, factor in (("sdp_fwd", "forward", 2.0), ("sdp_bwd", BACKWARD, 5.0)):
         rows = [_trained(of, share, factor, held) for of, share in simumax_shares(path, kind)]
         for program, is_read_off in (("simumax", False), ("simumax, read off", True)):
             chosen = [row for row in rows if (row[0][1] >= _SIMUMAX_READ_OFF) == is_read_off]
             if chosen:
-                key = ("b200", "cudnn", kind == "sdp_bwd", "bfloat16", program)
+                key = ("b200", "cudnn", direction, "bfloat16", program)
                 yield _table(key, chosen, {}, sustained=True)
 
 

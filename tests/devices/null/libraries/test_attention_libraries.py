@@ -12,6 +12,7 @@ from prismscale.cost.kernel import load_kernel_model
 from prismscale.devices.null.libraries.flash_attention import flash_attention_2 as fa2
 from prismscale.devices.null.libraries.flash_attention import flash_attention_3 as fa3
 from prismscale.devices.null.runtime import active
+from support import op_log
 
 BF16 = torch.bfloat16
 PACKED = [0, 512, 2048]
@@ -62,6 +63,27 @@ def test_version_2_accumulates_the_gradient_of_queries_in_float32() -> None:
     peak = torch.cuda.max_memory_allocated() - before
     assert abs(peak - kept - accumulator - expanded) < 4096
     assert abs(torch.cuda.memory_allocated() - before - kept) < 4096
+
+
+def test_a_deterministic_version_2_has_an_accumulator_for_each_multiprocessor() -> None:
+    """Those of an H100, 132, share 32 heads: five accumulators of dQ in place of one."""
+    q = _empty(2, 1024, 16, 128)
+    out, rows, *_ = fa2.fwd(q, q, q, None, None, 0.0, 0.1, True, -1, 0, 0.0, False, None)
+    peaks = []
+    op_log.drain_ops()
+    op_log.record_ops()
+    for deterministic in (False, True):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        fa2.bwd(
+            *(out, q, q, q, out, rows, None, None, None, None, 0.0, 0.1, True, -1, 0, 0.0),
+            *(deterministic, None, None),
+        )
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    op_log.record_ops(False)
+    assert peaks[1] - peaks[0] == 4 * (2 * 16 * 1024 * 128 * 4)
+    calls = [op.signature for op in op_log.drain_ops() if "::bwd" in op.signature.name]
+    assert [dict(call.arguments)["extents"][-1] for call in calls] == [0, 1]
 
 
 def test_version_2_takes_packed_sequences() -> None:

@@ -305,8 +305,19 @@ std::string describe_call(
       out << (value.isBool() ? static_cast<int64_t>(value.toBool()) : value.toInt());
     }
   }
-  if (in_tf32(info, arguments)) out << (first ? "" : ";") << "tf32=1";
+  if (in_tf32(info, arguments)) {
+    out << (first ? "" : ";") << "tf32=1";
+    first = false;
+  }
+  if (info.name.rfind("aten::_scaled_dot_product", 0) == 0 && sums_in_fixed_order()) {
+    out << (first ? "" : ";") << "deterministic=1";
+  }
   return out.str();
+}
+
+bool sums_in_fixed_order() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
 }
 
 }  // namespace prismscale

@@ -55,6 +55,9 @@ struct CallScan {
 };
 CallScan scan_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
+// Whether the program asked for deterministic algorithms, and not only for warnings.
+bool sums_in_fixed_order();
+
 // Fields separated by \x1f: name, inputs, outputs, other arguments; see cost/kernel_signature.py.
 std::string describe_call(
     const c10::OperatorHandle& op, const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "device.h"
 #include "fallback.h"
 
 namespace prismscale {
@@ -16,7 +17,9 @@ size_t rounded(int64_t value, int64_t multiple) {
 
 // FlashAttention-2 backward (torch's flash_attn, mha_bwd): a float32 accumulator of dQ and the
 // row sums dP, both over the query length rounded to 128; with grouped queries also dK and dV
-// expanded to all query heads. Arguments: grad, q, k, v with shape (batch, heads, length, dim).
+// expanded to all query heads. If the program wants determinism, there are as many accumulators as
+// let every multiprocessor add to its own. Arguments: grad, q, k, v with shape (batch, heads,
+// length, dim).
 std::vector<size_t> flash_backward(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& q = arguments[1].toTensor();
   const at::Tensor& k = arguments[2].toTensor();
@@ -24,7 +27,10 @@ std::vector<size_t> flash_backward(c10::ArrayRef<c10::IValue> arguments) {
   const size_t length_rounded = rounded(length, 128);
   const size_t dim_rounded = dim <= 128 ? rounded(dim, 32) : rounded(dim, 64);
   const size_t rows = static_cast<size_t>(batch * heads) * length_rounded;
-  std::vector<size_t> bytes{rows * sizeof(float), rows * dim_rounded * sizeof(float)};
+  const auto all = static_cast<size_t>(device(q.get_device()).multiprocessors());
+  const size_t pairs = std::max<size_t>(1, static_cast<size_t>(batch * heads));
+  const size_t splits = sums_in_fixed_order() ? (all + pairs - 1) / pairs : 1;
+  std::vector<size_t> bytes{rows * sizeof(float), splits * rows * dim_rounded * sizeof(float)};
   if (k.size(1) != heads) {
     const size_t expanded =
         static_cast<size_t>(batch * k.size(2) * heads * dim) * static_cast<size_t>(q.itemsize());

@@ -74,12 +74,20 @@ def attention(
     value_size: int,
     causal: bool,
     backward: bool = False,
+    deterministic: bool = False,
     bits: int = 16,
 ) -> Cost:
-    """Return the cost of fused attention with ``batch_heads`` × ``length`` × ``keys`` scores."""
+    """Return the cost of fused attention with ``batch_heads`` × ``length`` × ``keys`` scores.
+
+    A ``deterministic`` backward pass sums in a fixed order.
+    """
     return Cost(
         kind="attention_backward" if backward else "attention",
-        extents=(batch_heads, length, keys, head_size, value_size, int(causal)),
+        extents=(
+            *(batch_heads, length, keys, head_size, value_size),
+            int(causal),
+            int(deterministic),
+        ),
         bits=bits,
     )
 

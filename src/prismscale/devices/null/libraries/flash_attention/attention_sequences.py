@@ -51,8 +51,8 @@ class Sequences:
             return (self.heads, self.q.shape[0] + extra)
         return (self.batch, self.heads, -(-self.length // rounded) * rounded)
 
-    def cost(self, *, backward: bool) -> Cost:
-        """Return the cost of the fused kernel."""
+    def cost(self, *, backward: bool, deterministic: bool = False) -> Cost:
+        """Return the cost of the fused kernel; a ``deterministic`` one sums in a fixed order."""
         batch = max(1, self.q.shape[0] // max(self.length, 1)) if self.is_packed else self.batch
         keys, causal = self.keys, self.causal
         if causal and 0 <= self.window < keys - 1:
@@ -65,6 +65,7 @@ class Sequences:
             value_size=self.v.shape[-1],
             causal=causal,
             backward=backward,
+            deterministic=deterministic,
             bits=8 if self.q.dtype == torch.float8_e4m3fn else 16,
         )
 

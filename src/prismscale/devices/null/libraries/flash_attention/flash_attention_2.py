@@ -107,11 +107,14 @@ def bwd(
     scale: float,
     causal: bool,
     left: int,
+    right: int,
+    softcap: float,
+    deterministic: bool,
     *_: Any,
 ) -> list[Tensor]:
     """Return the gradients of queries, keys and values, and the row sums of dP."""
     sequences = regular(q, k, v, causal=causal, left=left)
-    return _backward(sequences, [dout, out, rows], [dq, dk, dv])
+    return _backward(sequences, [dout, out, rows], [dq, dk, dv], deterministic=deterministic)
 
 
 def varlen_bwd(
@@ -134,19 +137,27 @@ def varlen_bwd(
     zeroed: bool,
     causal: bool,
     left: int,
+    right: int,
+    softcap: float,
+    deterministic: bool,
     *_: Any,
 ) -> list[Tensor]:
     """As :func:`bwd`, for packed sequences."""
     sequences = packed(q, k, v, cu_q, length, keys, causal=causal, left=left)
-    return _backward(sequences, [dout, out, rows], [dq, dk, dv])
+    return _backward(sequences, [dout, out, rows], [dq, dk, dv], deterministic=deterministic)
 
 
 def _backward(
-    sequences: Sequences, reads: list[Tensor], given: list[Tensor | None]
+    sequences: Sequences,
+    reads: list[Tensor],
+    given: list[Tensor | None],
+    *,
+    deterministic: bool,
 ) -> list[Tensor]:
     """Launch the backward kernel, which needs a float32 accumulator of dQ.
 
-    With grouped queries it writes the gradients of keys and values for all query heads. They are
+    A deterministic one has as many accumulators as let every multiprocessor add to its own. With
+    grouped queries it writes the gradients of keys and values for all query heads. They are
     then summed by group.
     """
     q, k, v = sequences.q, sequences.k, sequences.v
@@ -158,7 +169,10 @@ def _backward(
     sums = q.new_empty(rows, dtype=torch.float32)
     size = q.shape[-1]
     size = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
-    accumulator = q.new_empty(*rows, size, dtype=torch.float32)
+    if deterministic:
+        accumulator = q.new_zeros(_splits(sequences), *rows, size, dtype=torch.float32)
+    else:
+        accumulator = q.new_empty(*rows, size, dtype=torch.float32)
     groups = sequences.heads // k.shape[-2]
     expanded = [k.new_empty(*k.shape[:-2], sequences.heads, k.shape[-1]) for _ in range(2)]
     written = grads if groups == 1 else [grads[0], *expanded]
@@ -166,7 +180,7 @@ def _backward(
         del expanded
     launch(
         "flash_attn_2::bwd",
-        sequences.cost(backward=True),
+        sequences.cost(backward=True, deterministic=deterministic),
         reads=[*reads, q, k, v],
         writes=[*written, sums, accumulator],
     )
@@ -175,3 +189,9 @@ def _backward(
             by_group = whole.view(*grad.shape[:-1], groups, grad.shape[-1])
             torch.sum(by_group, dim=-2, out=grad)
     return [*grads, sums]
+
+
+def _splits(sequences: Sequences) -> int:
+    """Return the number of accumulators of dQ in a deterministic backward pass."""
+    processors = torch.cuda.get_device_properties(sequences.q.device).multi_processor_count
+    return -(-processors // (sequences.batch * sequences.heads))

@@ -163,7 +163,7 @@ def _backward(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
         accumulators += [torch.zeros(shape, dtype=torch.float32, device=q.device) for _ in "kv"]
     launch(
         "flash_attn_3::backward",
-        sequences.cost(backward=True),
+        sequences.cost(backward=True, deterministic=call["deterministic"]),
         reads=[call["dout"], call["out"], call["softmax_lse"], q, k, v],
         writes=[*grads, *sums, *accumulators],
     )

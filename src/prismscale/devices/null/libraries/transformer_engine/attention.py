@@ -199,6 +199,7 @@ def _cost(call: dict[str, Any], *, backward: bool) -> Any:
         value_size=value[-1],
         causal=causal,
         backward=backward,
+        deterministic=bool(call.get("deterministic")),
         bits=bits_of(call["q"]),
     )
 
