@@ -211,9 +211,8 @@ def in_fixed_order(
     """``roofline`` with the cost of a fixed order, by how much longer the same calls take in it."""
     ordered = [t for t in tables if _belongs(t, group, DETERMINISTIC)]
     free_ns = {shape: time for t in rows for shape, time in _fitted_times(t)}
-    pairs = [
-        (s, time / free_ns[s]) for t in ordered for s, time in _fitted_times(t) if s in free_ns
-    ]
+    times = [found for table in ordered for found in _fitted_times(table)]
+    pairs = [(shape, time / free_ns[shape]) for shape, time in times if shape in free_ns]
     if not pairs:
         return roofline
     shapes, longer = zip(*pairs, strict=True)
