@@ -13,6 +13,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from support import op_log
+
 CHOICE = """
 import sys, torch
 from torch.nn.attention import SDPBackend
@@ -44,6 +46,36 @@ def test_hopper_takes_cudnn(dim: int) -> None:
     mask = torch.zeros(256, 256, device="cuda", dtype=q.dtype)
     assert choice(q) == choice(q, is_causal=True) == "CUDNN_ATTENTION"
     assert choice(q, attn_mask=mask) == "CUDNN_ATTENTION"
+
+
+@pytest.mark.parametrize(("warns", "expected"), [(False, "FLASH"), (True, "CUDNN")])
+def test_a_deterministic_program_takes_flash_attention(warns: bool, expected: str) -> None:
+    """Torch holds cuDNN's for not deterministic, unless the program only wants to be warned."""
+    torch.use_deterministic_algorithms(True, warn_only=warns)
+    try:
+        assert choice(heads()) == f"{expected}_ATTENTION"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_deterministic_backward_pass_of_flash_attention_says_so() -> None:
+    """With it the law knows its price; and 132 multiprocessors share 16 heads' accumulators."""
+    q = heads().requires_grad_()
+    torch.use_deterministic_algorithms(True)
+    try:
+        out = scaled_dot_product_attention(q, q, q).sum()
+        op_log.drain_ops()
+        op_log.record_ops()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out.backward()
+        op_log.record_ops(False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    calls = [op.signature for op in op_log.drain_ops() if "attention" in op.signature.name]
+    assert [dict(call.arguments)["deterministic"] for call in calls] == [(1,)]
+    accumulators = -(-132 // 16) * q.numel() * 4
+    assert torch.cuda.max_memory_allocated() - before > accumulators
 
 
 def test_what_cudnn_cannot_goes_to_the_next() -> None:
