@@ -347,3 +347,15 @@ def test_a_second_process_finds_what_was_compiled(tmp_path: Any) -> None:
     first, second = (null_program(text, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2))
 
     assert (first.strip(), second.strip()) == ("0", "1")
+
+
+def test_buffers_of_generated_code_are_not_filled() -> None:
+    """A deterministic program's own ``empty`` is, and generated code takes its memory by itself."""
+    module = torch.compile(SwiGlu())
+    x = random(64, 256)
+    plain = [op.name for op in ops_of(lambda: module(x))]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert [op.name for op in ops_of(lambda: module(x))] == plain
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -71,7 +71,15 @@ def install(library: ctypes.PyDLL, *, lower: bool) -> None:
 def _empty_strided(
     size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+    """Allocate a buffer of generated code, which deterministic programs leave unfilled, too."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    try:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+    finally:
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
 
 
 def _cache() -> Path:
