@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from span_programs import (
     BETWEEN_POINTS,
     CHANNELS,
     DEPTH,
     PROGRAM,
+    STREAM,
     STREAMS,
+    TIME_NS,
     Condensed,
     observed,
 )
@@ -301,3 +304,32 @@ def test_all_of_many_predecessors_are_recorded() -> None:
         here.joins(calls, True)
     with condensed.spans.paused() as here:
         assert set(here.issues(True)) == set(calls)
+
+
+PASSED_ON = st.lists(
+    st.one_of(
+        st.tuples(st.just("launch"), STREAM, TIME_NS),
+        st.tuples(st.just("pass on"), STREAM, STREAM, TIME_NS),
+    ),
+    max_size=20,
+)
+"""Launches, and communications of one stream for which another waits."""
+
+
+@settings(deadline=None, max_examples=400)
+@given(PASSED_ON)
+def test_turns_take_no_longer_than_all_work_one_after_another(parts: list[tuple[Any, ...]]) -> None:
+    """Kernels that take turns wait for each other once: something is always at work.
+
+    The host takes no time here, which would hide a kernel that waits twice.
+    """
+    torch.cuda.synchronize()  # what an earlier program left
+    condensed = Condensed(is_busy=True)
+    for kind, stream, *rest in parts:
+        if kind == "launch":
+            condensed.launch(stream, rest[0], 0)
+        else:
+            condensed.communicate(stream, rest[1], False)
+            condensed.join(rest[0], len(condensed.calls) - 1, False)
+    condensed.run(observed([]))
+    assert max(condensed.ends()) <= sum(part[-1] for part in parts)

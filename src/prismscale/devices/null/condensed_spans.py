@@ -18,6 +18,7 @@ import numpy as np
 from prismscale.devices.null.bindings import SPAN_ROW
 from prismscale.devices.protocol import Mark, SpanSink
 from prismscale.emulation.hook import Captures
+from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import HOST
 
 LAUNCH = "host"
@@ -61,7 +62,8 @@ class NullSpans:
         self._issued_at: list[int] = []
         """Positions at which batches of communications begin, ascending."""
         self._issued_ns: list[int] = []
-        """What each of these batches follows: its stream's logical time as it was issued."""
+        """What each of these batches follows: its stream's logical time as it was issued, or what
+        communications follow that it comes behind."""
         library.ps_spans_begin()
         self.label = label
 
@@ -154,6 +156,9 @@ class NullSpans:
         # gloo runs batches of one lane side by side, so they do not follow the lane's last batch.
         in_order = before < 0 or before in node.preds
         self._latest[node.lane] = first
+        if self._issued_at and self._issued_at[-1] == first:
+            behind = [p for p in node.preds if self._stream.nodes[p].kind != NodeKind.COMPUTE]
+            self._issued_ns[-1] = max(self._issued_ns[-1], self._followed_ns(behind))
         preds = (ctypes.c_int32 * len(node.preds))(*node.preds)
         self._library.ps_spans_took(
             stop - first, node.lane if in_order else -1, preds, len(node.preds)
