@@ -10,6 +10,9 @@ import torch
 
 from prismscale.devices.null import value_policy
 from prismscale.devices.null.libraries.cudnn_frontend import stand_in
+from prismscale.devices.null.libraries.transformer_engine.grouped_mlp import (
+    get_device_pointer_for_data_and_scales,
+)
 from support import op_log
 
 ROWS, INNER, COLUMNS, EXPERTS = 1024, 256, 512, 4
@@ -141,3 +144,16 @@ def test_gradients_of_weights_are_sums_over_an_experts_rows(cudnn: Any) -> None:
 def test_the_rest_of_the_library_is_its_own(cudnn: Any) -> None:
     """Products alone are replaced."""
     assert cudnn.anything_else == 1
+
+
+@pytest.mark.parametrize("swizzle", [True, False])
+def test_transformer_engine_collects_the_addresses_of_weights_and_scales(swizzle: bool) -> None:
+    """One of each expert; scales in the tensor cores' order lie in a buffer of their own."""
+    weights = [
+        torch.empty(COLUMNS, INNER, dtype=torch.uint8, device="cuda") for _ in range(EXPERTS)
+    ]
+    scales = [torch.empty(COLUMNS, INNER // 32, dtype=torch.uint8, device="cuda")] * EXPERTS
+    given = {"swizzle": swizzle, "rowwise": True, "data_dtype": None}
+    *addresses, buffer = get_device_pointer_for_data_and_scales(weights, scales, **given)
+    assert [(a.dtype, a.shape) for a in addresses] == [(torch.int64, (EXPERTS,))] * 2
+    assert buffer.numel() == (EXPERTS * scales[0].numel() if swizzle else 0)

@@ -27,11 +27,11 @@ _CUBLASLT_VERSION = 130100
 """Version of cuBLASLt in CUDA 13, which is the CUDA version that the null device reports."""
 _CUBLAS_STREAMS = 4
 _REFUSED = """
-    columnwise_swizzle convert_host_pointers_to_tensor copy_to_kv_cache create_nvshmem_tensor
+    columnwise_swizzle copy_to_kv_cache create_nvshmem_tensor
     cusolvermp_ctx_create cusolvermp_ctx_destroy ep_combine ep_combine_bwd ep_dispatch
     ep_dispatch_bwd ep_finalize ep_get_zero_copy ep_handle_mem_size ep_initialize ep_prepare
     ep_prepare_and_dispatch ep_zero_copy_supported fused_rope_thd_backward fused_rope_thd_forward
-    fused_topk_with_score_function_qb_fwd get_device_pointer_for_data_and_scales
+    fused_topk_with_score_function_qb_fwd
     group_requantize_inplace init_nvshmem_backend newton_schulz nvfp4_quantize_with_amax
     nvshmem_finalize nvshmem_send_on_current_stream nvshmem_wait_on_current_stream rowwise_swizzle
     thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
