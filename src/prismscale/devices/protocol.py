@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prismscale.graph.builder import Names
+from prismscale.graph.node import NodeKind
 from prismscale.graph.trace import MemoryRecord
 
 Mark = Any
@@ -36,6 +37,7 @@ class LaneObserver(Protocol):
 class RecordedNode(Protocol):
     """A node of a recorded stream, with its predecessors and its lane."""
 
+    kind: NodeKind
     preds: tuple[int, ...]
     lane: int
 
