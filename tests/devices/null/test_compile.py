@@ -320,9 +320,9 @@ def test_what_inductor_cannot_lower_runs_operator_by_operator(monkeypatch: Any) 
     assert "no cosine here" in region.reason
 
 
-def test_sizes_that_follow_from_values_are_those_of_the_operators(monkeypatch: Any) -> None:
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_sizes_that_follow_from_values_are_those_of_the_operators() -> None:
     """Operators know how many tokens an expert gets, generated kernels would not."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
 
     def sent(x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         counts = torch.histc(experts.float(), bins=4, min=0, max=4).long().tolist()
