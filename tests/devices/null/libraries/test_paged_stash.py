@@ -139,3 +139,11 @@ def test_a_buffer_whose_pages_nobody_counted_has_room() -> None:
 def test_other_kernels_are_not_the_stashs(module: str, name: str) -> None:
     """Their source is followed as that of any kernel."""
     assert not launch_paged_stash(module, name, {})
+
+
+def test_the_kernels_of_earlier_commits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lay in another module, and their names began with an underscore."""
+    monkeypatch.setitem(globals(), "MODULE", "megatron.core.transformer.moe.paged_stash")
+    monkeypatch.setitem(globals(), "COPY", f"_{COPY}")
+
+    assert Stash(pages=16).copied(numbers(100))[0] == 2 * 100 * WIDTH

@@ -4,7 +4,8 @@ The buffer consists of pages. The number of rows, and where free pages begin and
 the device. Two Triton kernels copy the rows, count pages, and set a flag if the buffer is full: the
 program then repeats the step without the stash. The results of the kernels are known here if their
 arguments are, so that the program takes the same path as on a GPU. Source:
-``megatron/core/transformer/moe/ops/paged_stash.py`` of 0.20.
+``megatron/core/transformer/moe/ops/paged_stash.py`` of 0.20, and ``moe/paged_stash.py`` of the
+commit in NeMo 26.06, whose kernels have an underscore before their names.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from prismscale.devices.null.libraries.launches import launch, memory
 COPY, POP = "paged_stash_copy_kernel", "paged_stash_pop_kernel"
 DEVICE, HOST = 0, 1
 """Owner of pages: its index in the heads and tails of the lists of free pages."""
-_MODULE = "megatron.core.transformer.moe.ops.paged_stash"
+_MODULES = (
+    "megatron.core.transformer.moe.ops.paged_stash",
+    "megatron.core.transformer.moe.paged_stash",
+)
 
 
 def launch_paged_stash(module: str, name: str, arguments: Mapping[str, Any]) -> bool:
     """Run a kernel of the stash with the arguments of its launch; False for any other kernel."""
-    if module != _MODULE or name not in (COPY, POP):
+    kernel = name.removeprefix("_")
+    if module not in _MODULES or kernel not in (COPY, POP):
         return False
-    if name == COPY:
+    if kernel == COPY:
         _copy(arguments)
     else:
         _pop(arguments)
