@@ -64,15 +64,12 @@ def test_a_deterministic_backward_pass_of_flash_attention_says_so() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         out = scaled_dot_product_attention(q, q, q).sum()
-        op_log.drain_ops()
-        op_log.record_ops()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        out.backward()
-        op_log.record_ops(False)
+        launched = op_log.ops_of(out.backward)
     finally:
         torch.use_deterministic_algorithms(False)
-    calls = [op.signature for op in op_log.drain_ops() if "attention" in op.signature.name]
+    calls = [op.signature for op in launched if "attention" in op.signature.name]
     assert [dict(call.arguments)["deterministic"] for call in calls] == [(1,)]
     accumulators = -(-132 // 16) * q.numel() * 4
     assert torch.cuda.max_memory_allocated() - before > accumulators

@@ -96,11 +96,9 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("deterministic")
 def test_a_deterministic_program_fills_new_memory() -> None:
     """As long as the program's own fill of the same memory takes."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    torch.empty(1 << 20, device="cuda", dtype=torch.bfloat16).fill_(1.0)
-    op_log.record_ops(False)
-    filled, own = op_log.drain_ops()
+    filled, own = op_log.ops_of(
+        lambda: torch.empty(1 << 20, device="cuda", dtype=torch.bfloat16).fill_(1.0)
+    )
     assert filled.signature.outputs == own.signature.outputs
     assert filled.device_ns == own.device_ns
 
@@ -108,13 +106,13 @@ def test_a_deterministic_program_fills_new_memory() -> None:
 @pytest.mark.usefixtures("deterministic")
 def test_new_memory_of_each_size_and_type_has_a_cost_of_its_own() -> None:
     """And strided memory is filled like any other."""
-    op_log.drain_ops()
-    op_log.record_ops()
-    torch.empty(64, device="cuda", dtype=torch.bfloat16)
-    torch.empty(64, device="cuda", dtype=torch.float64)
-    torch.empty_strided((8, 4), (1, 8), device="cuda", dtype=torch.uint8)
-    op_log.record_ops(False)
-    (filled,) = zip(*(record.signature.outputs for record in op_log.drain_ops()), strict=True)
+
+    def make() -> None:
+        torch.empty(64, device="cuda", dtype=torch.bfloat16)
+        torch.empty(64, device="cuda", dtype=torch.float64)
+        torch.empty_strided((8, 4), (1, 8), device="cuda", dtype=torch.uint8)
+
+    (filled,) = zip(*(record.signature.outputs for record in op_log.ops_of(make)), strict=True)
     assert [(made.dtype, made.shape) for made in filled] == [
         ("BFloat16", (64,)),
         ("Double", (64,)),

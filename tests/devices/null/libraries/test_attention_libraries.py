@@ -70,19 +70,19 @@ def test_a_deterministic_version_2_has_an_accumulator_for_each_multiprocessor() 
     q = _empty(2, 1024, 16, 128)
     out, rows, *_ = fa2.fwd(q, q, q, None, None, 0.0, 0.1, True, -1, 0, 0.0, False, None)
     peaks = []
-    op_log.drain_ops()
-    op_log.record_ops()
-    for deterministic in (False, True):
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        fa2.bwd(
-            *(out, q, q, q, out, rows, None, None, None, None, 0.0, 0.1, True, -1, 0, 0.0),
-            *(deterministic, None, None),
-        )
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-    op_log.record_ops(False)
+
+    def run() -> None:
+        for deterministic in (False, True):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            fa2.bwd(
+                *(out, q, q, q, out, rows, None, None, None, None, 0.0, 0.1, True, -1, 0, 0.0),
+                *(deterministic, None, None),
+            )
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+
+    calls = [op.signature for op in op_log.ops_of(run) if "::bwd" in op.signature.name]
     assert peaks[1] - peaks[0] == 4 * (2 * 16 * 1024 * 128 * 4)
-    calls = [op.signature for op in op_log.drain_ops() if "::bwd" in op.signature.name]
     assert [dict(call.arguments)["extents"][-1] for call in calls] == [0, 1]
 
 
