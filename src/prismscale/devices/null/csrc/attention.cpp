@@ -61,8 +61,7 @@ bool cudnn_can(const Query& s) {
       std::max(s.q.size(0), s.q.size(1)) <= 65'535 &&
       cudnn_takes_heads(s.q.size(-1), s.v.size(-1));
   const bool dropout = s.dropout * 16.0 == std::floor(s.dropout * 16.0);
-  const bool masked = s.causal && s.q.size(2) != s.k.size(2);
-  return shapes && dropout && !masked && !sums_in_fixed_order();
+  return shapes && dropout && !(s.causal && s.q.size(2) != s.k.size(2)) && !sums_in_fixed_order();
 }
 
 // torch sets this order when it first chooses; sdpa_kernel(set_priority=True) changes it later.
