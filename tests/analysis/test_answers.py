@@ -8,11 +8,12 @@ import pytest
 
 from prismscale.analysis.answers import GroupTime, Wanted, answers, meant
 from prismscale.analysis.assertions import Assertion, Known, failures
+from prismscale.analysis.emulated import KernelKind, UnknownOperator
 from prismscale.analysis.job_work import JobWork
 from prismscale.analysis.price import Price
 from prismscale.analysis.result import EventResult, RunResult, StepSpread
 from prismscale.errors import UsageError
-from prismscale.report.answer_rows import fit_row
+from prismscale.report.answer_rows import answer_rows, fit_row
 from support.report_job import report_run
 
 GIB = 2**30
@@ -183,3 +184,18 @@ def test_memory_that_nobody_followed_is_unknown_not_none(result: RunResult) -> N
     assert fit is not None
     assert "unknown outside torch" in fit_row(replace(fit, outside_bytes=0)).detail
     assert "1.000 GiB outside torch" in fit_row(replace(fit, outside_bytes=GIB)).detail
+
+
+def test_a_step_that_rests_on_unpriced_kernels_says_so_beside_it(result: RunResult) -> None:
+    """From a tenth of the kernels' time on, with the operator that takes most of it."""
+    known = KernelKind(kind="gemm", source="roofline", calls=8, device_ns=80)
+    other = KernelKind(kind="unknown", source="default", calls=2, device_ns=20)
+    unknown = UnknownOperator(op="mine::scan", calls=2, device_ns=20)
+    found = replace(result, kernels=(known, other), unknown_operators=(unknown,))
+
+    (row,) = (r for r in answer_rows(found, answers(found, Wanted())) if r.name == "Unpriced")
+
+    assert row.answer.startswith("20.0 %")
+    assert "mine::scan" in row.detail
+    nearly_all = replace(found, kernels=(replace(known, device_ns=980), other))
+    assert "Unpriced" not in {r.name for r in answer_rows(nearly_all, answers(found, Wanted()))}

@@ -18,6 +18,8 @@ SEEN = 0.0005
 """Share of the step below which waiting is not mentioned."""
 LAUNCH_BOUND = 0.02
 """Share of the step from which on the row about devices waiting for the host is shown."""
+UNPRICED = 0.1
+"""Share of the kernels' time from which on the row about kernels without a rule is shown."""
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -40,6 +42,8 @@ def _rows(result: RunResult, found: Answers) -> Iterator[AnswerRow]:
     if found.fit is not None:
         yield fit_row(found.fit)
     yield _step_row(result, found)
+    if 1 - result.kernel_coverage >= UNPRICED:
+        yield _unpriced_row(result)
     if found.tokens_per_s is not None and found.tokens_per_s_per_gpu is not None:
         source = "given" if found.tokens_given else "a step"
         yield AnswerRow(
@@ -89,6 +93,18 @@ def _step_row(result: RunResult, found: Answers) -> AnswerRow:
         "Step",
         f"{duration(found.step_ns)} (p50), p95 {duration(spread.p95_ns)}",
         f"of {spread.draws:,} draws{how}; {duration(found.without_variation_ns)} without variation",
+    )
+
+
+def _unpriced_row(result: RunResult) -> AnswerRow:
+    """Return the row that says that the step rests on kernels whose cost is not known."""
+    longest = result.unknown_operators[0].op if result.unknown_operators else "kernels"
+    return AnswerRow(
+        "Unpriced",
+        f"{percent(1 - result.kernel_coverage)} of the kernels' time has no rule of cost",
+        f"{longest} most: costed by the bytes of its arguments, which may be far off; give times "
+        "with --kernels",
+        is_bad=True,
     )
 
 
