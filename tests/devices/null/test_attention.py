@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from support import op_log
+from support.deterministic import deterministic
 
 CHOICE = """
 import sys, torch
@@ -51,24 +52,18 @@ def test_hopper_takes_cudnn(dim: int) -> None:
 @pytest.mark.parametrize(("warns", "expected"), [(False, "FLASH"), (True, "CUDNN")])
 def test_a_deterministic_program_takes_flash_attention(warns: bool, expected: str) -> None:
     """Torch holds cuDNN's for not deterministic, unless the program only wants to be warned."""
-    torch.use_deterministic_algorithms(True, warn_only=warns)
-    try:
+    with deterministic(warn_only=warns):
         assert choice(heads()) == f"{expected}_ATTENTION"
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_deterministic_backward_pass_of_flash_attention_says_so() -> None:
     """With it the law knows its price; and 132 multiprocessors share 16 heads' accumulators."""
     q = heads().requires_grad_()
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         out = scaled_dot_product_attention(q, q, q).sum()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         launched = op_log.ops_of(out.backward)
-    finally:
-        torch.use_deterministic_algorithms(False)
     calls = [op.signature for op in launched if "attention" in op.signature.name]
     assert [dict(call.arguments)["deterministic"] for call in calls] == [(1,)]
     accumulators = -(-132 // 16) * q.numel() * 4

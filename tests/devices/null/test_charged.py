@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support import op_log
+from support.deterministic import deterministic
 
 
 def names(run: Callable[[], object]) -> list[str]:
@@ -84,16 +85,14 @@ def test_peaks_hold_the_temporaries_of_a_check() -> None:
     assert torch.cuda.max_memory_allocated() - before >= values.numel() * values.itemsize
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
+@pytest.fixture(name="is_deterministic")
+def _is_deterministic() -> Iterator[None]:
     """A program that asked for deterministic algorithms."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[assignment]
-    torch.use_deterministic_algorithms(False)
+    with deterministic():
+        yield
 
 
-@pytest.mark.usefixtures("deterministic")
+@pytest.mark.usefixtures("is_deterministic")
 def test_a_deterministic_program_fills_new_memory() -> None:
     """As long as the program's own fill of the same memory takes."""
     filled, own = op_log.ops_of(
@@ -103,7 +102,7 @@ def test_a_deterministic_program_fills_new_memory() -> None:
     assert filled.device_ns == own.device_ns
 
 
-@pytest.mark.usefixtures("deterministic")
+@pytest.mark.usefixtures("is_deterministic")
 def test_new_memory_of_each_size_and_type_has_a_cost_of_its_own() -> None:
     """And strided memory is filled like any other."""
 
@@ -120,7 +119,7 @@ def test_new_memory_of_each_size_and_type_has_a_cost_of_its_own() -> None:
     ]
 
 
-@pytest.mark.usefixtures("deterministic")
+@pytest.mark.usefixtures("is_deterministic")
 def test_new_memory_is_left_as_it_is_where_the_program_says_so() -> None:
     """``fill_uninitialized_memory`` off, or nothing to fill."""
     assert names(lambda: torch.empty(0, device="cuda")) == []

@@ -19,6 +19,7 @@ from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.runtime import active
 from prismscale.devices.null.value_policy import known
 from support import op_log
+from support.deterministic import deterministic
 from support.inductor_schedule import scheduled_kernels
 from support.null_program import null_program
 
@@ -354,8 +355,5 @@ def test_buffers_of_generated_code_are_not_filled() -> None:
     module = torch.compile(SwiGlu())
     x = random(64, 256)
     plain = [op.name for op in ops_of(lambda: module(x))]
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         assert [op.name for op in ops_of(lambda: module(x))] == plain
-    finally:
-        torch.use_deterministic_algorithms(False)
