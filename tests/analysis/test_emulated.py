@@ -59,6 +59,16 @@ def test_kinds_add_up_over_ranks() -> None:
     assert [(k.kind, k.calls, k.device_ns) for k in kinds] == [("gemm", 3, 300), ("copy", 1, 100)]
 
 
+def test_what_graphs_replay_costs_the_host_nothing() -> None:
+    """Of four calls on two ranks three are the host's."""
+    replayed = replace(use(calls=3), replayed=1)
+    ranks = [Emulated(kernels=(replayed,)), Emulated(kernels=(use(),))]
+    (kind,) = kernel_kinds(ranks)
+    (largest,) = largest_kernels(ranks)
+    assert kind.host_ns == 3 * use().host_ns
+    assert (largest.calls, largest.replayed) == (4, 1)
+
+
 def test_the_largest_calls_are_those_of_all_ranks() -> None:
     """Calls of one signature count together; longest first, as many as asked for."""
     small = replace(use("copy", device_ns=1), signature="aten::copy_")

@@ -25,14 +25,22 @@ class KernelUse:
     device_ns: int
     """Device time of one call."""
     host_ns: int
+    """Host time to launch one call."""
     source: str
     error: float = -1.0
     """Relative; negative where unknown."""
+    replayed: int = 0
+    """Calls that CUDA graphs make. They cost the host nothing."""
 
     @property
     def total_ns(self) -> int:
         """Device time of all calls."""
         return self.calls * self.device_ns
+
+    @property
+    def launching_ns(self) -> int:
+        """Host time of all calls."""
+        return (self.calls - self.replayed) * self.host_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +147,7 @@ def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
             calls=sum(u.calls for u in found),
             device_ns=sum(u.total_ns for u in found),
             error=kernel_error(found),
-            host_ns=sum(u.calls * u.host_ns for u in found),
+            host_ns=sum(u.launching_ns for u in found),
         )
         for (kind, source), found in uses.items()
     ]
@@ -148,13 +156,13 @@ def kernel_kinds(emulated: Iterable[Emulated]) -> tuple[KernelKind, ...]:
 
 def largest_kernels(emulated: Iterable[Emulated], most: int = 12) -> tuple[KernelUse, ...]:
     """Return the distinct calls that take the most device time, over all captured ranks."""
-    calls: dict[str, int] = {}
-    known: dict[str, KernelUse] = {}
+    found: dict[str, KernelUse] = {}
     for use in (use for rank in emulated for use in rank.kernels):
-        calls[use.signature] = calls.get(use.signature, 0) + use.calls
-        known[use.signature] = use
-    found = (replace(use, calls=calls[name]) for name, use in known.items())
-    return tuple(sorted(found, key=lambda use: -use.total_ns)[:most])
+        if before := found.get(use.signature):
+            calls, replayed = before.calls + use.calls, before.replayed + use.replayed
+            use = replace(use, calls=calls, replayed=replayed)
+        found[use.signature] = use
+    return tuple(sorted(found.values(), key=lambda use: -use.total_ns)[:most])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

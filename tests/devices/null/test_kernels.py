@@ -48,6 +48,26 @@ def test_calls_of_the_last_step_are_counted(ledger: KernelLedger) -> None:
     assert use.signature.startswith("aten::add")
 
 
+def test_replays_of_a_graph_are_told_apart_from_the_hosts_own_launches(
+    ledger: KernelLedger,
+) -> None:
+    """They take the device as long, and the host nothing."""
+    x, graph = torch.empty(643, 64, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    ledger.optimizer_ended()
+    graph.replay()
+    graph.replay()
+    x.add_(1)
+    ledger.optimizer_ended()
+
+    uses = ledger.uses(ledger.n_steps - 1, ledger.n_steps)
+
+    (added,) = (use for use in uses if use.signature.startswith("aten::add"))
+    assert (added.calls, added.replayed) == (3, 2)
+    assert (added.total_ns, added.launching_ns) == (21_000, 3_000)
+
+
 def test_the_models_prices_pass_as_logical_time(ledger: KernelLedger) -> None:
     """On the stream and on the host."""
     x = torch.empty(641, 64, device="cuda")

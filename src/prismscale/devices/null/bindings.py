@@ -186,7 +186,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "ps_log_sizes": (None, (_IntPointer, _IntPointer)),
     "ps_log_copy": (None, (c_void_p, c_void_p)),
     "ps_count_calls": (None, (c_int,)),
-    "ps_take_calls": (c_int64, (c_void_p, c_int64)),
+    "ps_take_calls": (c_int64, (c_void_p, c_void_p, c_int64)),
     "ps_record_ops": (None, (c_int,)),
     "ps_op_rows": (c_int64, ()),
     "ps_drain_ops": (c_int64, (c_void_p, c_int64)),

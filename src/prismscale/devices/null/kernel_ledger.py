@@ -7,6 +7,7 @@ shows it, and exactly these kernels can be measured on one real GPU.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,18 @@ BESIDE_KINDS = ("exchange", "transfer")
 copies to and from the host none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """How often one signature ran."""
+
+    calls: int = 0
+    replayed: int = 0
+    """Of them, by CUDA graphs."""
+
+    def __add__(self, other: _Count) -> _Count:
+        return _Count(self.calls + other.calls, self.replayed + other.replayed)
+
+
 class KernelLedger:
     """Answers the extension's questions about the cost of ops by a model, and counts the calls."""
 
@@ -34,8 +47,8 @@ class KernelLedger:
         self._library = runtime.library
         self._model = model
         self._costs: dict[str, KernelCost] = {}
-        self._calls: list[dict[int, int]] = []
-        """Per optimizer call: number of calls of each signature since the one before."""
+        self._calls: list[dict[int, _Count]] = []
+        """Per optimizer call: calls of each signature since the one before."""
         self.slowness = 1.0
         """Factor on all times of the model; set before the program runs."""
         self._callback = COST_CALLBACK(self._cost)  # kept: C++ holds a bare pointer to it
@@ -62,10 +75,10 @@ class KernelLedger:
 
         The kernel with the longest total time comes first.
         """
-        total: dict[int, int] = {}
+        total: dict[int, _Count] = {}
         for calls in self._calls[first:stop]:
             for number, count in calls.items():
-                total[number] = total.get(number, 0) + count
+                total[number] = total.get(number, _Count()) + count
         found = []
         for number, count in total.items():
             signature = self._library.ps_signature(number).decode()
@@ -73,7 +86,8 @@ class KernelLedger:
             found.append(
                 KernelUse(
                     signature=signature,
-                    calls=count,
+                    calls=count.calls,
+                    replayed=count.replayed,
                     kind=cost.kind,
                     device_ns=cost.device_ns,
                     host_ns=cost.host_ns,
@@ -83,11 +97,10 @@ class KernelLedger:
             )
         return sorted(found, key=lambda use: -use.total_ns)
 
-    def _take_calls(self) -> dict[int, int]:
-        counts = np.zeros(self._library.ps_signature_count(), dtype=np.int64)
-        self._library.ps_take_calls(counts.ctypes.data, len(counts))
-        used = np.flatnonzero(counts)
-        return dict(zip(used.tolist(), counts[used].tolist(), strict=True))
+    def _take_calls(self) -> dict[int, _Count]:
+        calls, replayed = np.zeros((2, self._library.ps_signature_count()), dtype=np.int64)
+        self._library.ps_take_calls(calls.ctypes.data, replayed.ctypes.data, len(calls))
+        return {int(s): _Count(int(calls[s]), int(replayed[s])) for s in np.flatnonzero(calls)}
 
     def _cost_of(self, signature: str) -> KernelCost:
         cost = self._costs.get(signature)

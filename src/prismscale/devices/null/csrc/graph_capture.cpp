@@ -207,7 +207,7 @@ int64_t RecordedGraph::replay(int64_t& stream) {
       case GraphStep::kLaunch: {
         const int64_t start_ns =
             where.launch_in_graph(stream, replayed_signature(step.number), step.cost);
-        record_op(step.number, device, stream, start_ns, step.cost.device_ns);
+        record_op(step.number, device, stream, start_ns, step.cost.device_ns, LaunchedBy::kGraph);
         break;
       }
       case GraphStep::kRecord:

@@ -22,8 +22,12 @@ std::vector<OpRow>& rows() {
   static auto* all = new std::vector<OpRow>();
   return *all;
 }
-std::vector<int64_t>& calls() {  // by signature
-  static auto* all = new std::vector<int64_t>();
+struct Calls {
+  int64_t all = 0;
+  int64_t by_graphs = 0;
+};
+std::vector<Calls>& calls() {  // by signature
+  static auto* all = new std::vector<Calls>();
   return *all;
 }
 std::deque<std::string>& signatures() {  // a deque: addresses of its strings stay valid
@@ -45,12 +49,13 @@ std::string signature_text(uint32_t id) {
 }
 
 void record_op(uint32_t signature, int device, int64_t stream, int64_t start_ns,
-               int64_t device_ns) {
+               int64_t device_ns, LaunchedBy by) {
   if (start_ns == kCaptured) return;  // each replay records it
   if (g_counting.load(std::memory_order_relaxed) && !is_without_cost()) {
     std::lock_guard<std::mutex> lock(g_mutex);
-    if (signature >= calls().size()) calls().resize(signature + 1, 0);
-    calls()[signature] += 1;
+    if (signature >= calls().size()) calls().resize(signature + 1);
+    calls()[signature].all += 1;
+    calls()[signature].by_graphs += by == LaunchedBy::kGraph;
   }
   if (!g_recording.load(std::memory_order_relaxed)) return;
   std::lock_guard<std::mutex> lock(g_mutex);
@@ -79,13 +84,15 @@ int64_t ps_drain_ops(OpRow* out, int64_t capacity) {
 
 void ps_count_calls(int on) { g_counting = on != 0; }
 
-// Writes each signature's number of calls since the last time, for at most `capacity` signatures.
-// Returns how many signatures.
-int64_t ps_take_calls(int64_t* out, int64_t capacity) {
+// Writes each signature's number of calls since the last time, and how many of them CUDA graphs
+// made, for at most `capacity` signatures. Returns how many signatures.
+int64_t ps_take_calls(int64_t* all, int64_t* by_graphs, int64_t capacity) {
   std::lock_guard<std::mutex> lock(g_mutex);
   const auto count = std::min<int64_t>(capacity, static_cast<int64_t>(calls().size()));
-  std::copy_n(calls().begin(), count, out);
-  std::fill(calls().begin(), calls().end(), 0);
+  const auto end = calls().begin() + count;
+  std::transform(calls().begin(), end, all, [](const Calls& c) { return c.all; });
+  std::transform(calls().begin(), end, by_graphs, [](const Calls& c) { return c.by_graphs; });
+  std::fill(calls().begin(), calls().end(), Calls{});
   return count;
 }
 
