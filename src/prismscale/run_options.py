@@ -92,7 +92,7 @@ def job_config(
         typer.Option(
             help="Something is otherwise, for live ranks too: kernel=REGEX xF, host=xF, "
             "overlap=GROUP off, link=nvlink|network xF, group=GROUP on network|nvlink, "
-            "links=shared, recompute=off, dtype=fp8.",
+            "links=shared, compute=shared, recompute=off, dtype=fp8.",
             show_default=False,
         ),
     ] = None,

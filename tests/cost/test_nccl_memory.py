@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismscale.cost.nccl_memory import (
+from prismscale.cost.nccl.nccl_memory import (
     MESSAGE_CHANNELS,
     MIB,
     Communicator,

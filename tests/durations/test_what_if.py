@@ -169,6 +169,7 @@ def test_a_send_that_nobody_waits_for_is_in_no_ones_way() -> None:
         ("dtype=fp8", "run the program with --device null"),
         ("host=x2", "run the program with --device null"),
         ("recompute=off", "run the program with --device null"),
+        ("compute=shared", "measured beside the communication"),
     ],
 )
 def test_what_touches_nothing_is_refused_with_what_there_is(what_if: str, told: str) -> None:

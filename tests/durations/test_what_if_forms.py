@@ -7,6 +7,7 @@ import pytest
 from prismscale.cluster import Cluster
 from prismscale.cost.kernel_changes import HostFactor, KernelFactor, ProductDtype
 from prismscale.durations.what_if.forms import (
+    ComputeShared,
     Form,
     GroupOn,
     LinkSpeed,
@@ -31,6 +32,7 @@ from prismscale.errors import UsageError
         ("group=tp on network", GroupOn(group="tp", link="inter_node")),
         ("group=dp on nvlink", GroupOn(group="dp", link="intra_node")),
         ("links=shared", LinksShared()),
+        ("compute=shared", ComputeShared()),
         ("recompute=off", RecomputeOff()),
         ("dtype=fp8", ProductDtype(name="fp8")),
         ("host=x2", HostFactor(factor=2.0)),
@@ -71,6 +73,7 @@ def test_every_form_is_read(text: str, form: Form) -> None:
         ("group=tp network", "give it like 'group="),
         ("group=tp on moon", "allowed: inter_node, intra_node, network, nvlink"),
         ("links=off", "give it like 'links=shared'"),
+        ("compute=off", "give it like 'compute=shared'"),
         ("recompute=on", "give it like 'recompute="),
         ("dtype=fp9", "did you mean fp8"),
     ],

@@ -110,8 +110,9 @@ def test_an_import_answers_with_its_own_steps(app: typer.Typer, tmp_path: Path) 
     assert found["after"]["step_ns"] > 1.2 * found["before"]["step_ns"]
     with pytest.raises(UsageError, match="with --cluster"):
         load_recording(folder, changes=Changes(what_ifs=("link=nvlink x2",)))
-    with pytest.raises(UsageError, match="holds what they shared"):
-        load_recording(folder, changes=Changes(what_ifs=("links=shared",)))
+    for shared in ("links=shared", "compute=shared"):
+        with pytest.raises(UsageError, match="holds what they shared"):
+            load_recording(folder, changes=Changes(what_ifs=(shared,)))
     with pytest.raises(UsageError, match="run the program with --device null"):
         load_recording(folder, changes=Changes(what_ifs=("recompute=off",)))
     with pytest.raises(UsageError, match="it is called"):

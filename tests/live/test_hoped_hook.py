@@ -152,11 +152,12 @@ def test_a_live_rank_on_a_gpu_computes_as_it_does(what_if: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "null"])
-def test_live_ranks_do_not_know_who_shares_their_links(device: str) -> None:
+@pytest.mark.parametrize("what_if", ["links=shared", "compute=shared"])
+def test_live_ranks_do_not_know_what_runs_beside_what(what_if: str, device: str) -> None:
     """A simulated step does."""
     with pytest.raises(UsageError, match="Leave out --live"):
-        job(device, "links=shared")
-    assert job(device, "links=shared", live=()).what_ifs == ("links=shared",)
+        job(device, what_if)
+    assert job(device, what_if, live=()).what_ifs == (what_if,)
 
 
 def test_what_means_nothing_is_refused_before_anything_runs() -> None:

@@ -45,8 +45,8 @@ WhatIf = Annotated[
     typer.Option(
         "--what-if",
         help="Something is otherwise: kernel=REGEX xF, host=xF, overlap=GROUP off, "
-        "link=nvlink|network xF, group=GROUP on network|nvlink, links=shared, recompute=off, "
-        "dtype=fp8.",
+        "link=nvlink|network xF, group=GROUP on network|nvlink, links=shared, compute=shared, "
+        "recompute=off, dtype=fp8.",
         show_default="the run's",
     ),
 ]

@@ -118,6 +118,11 @@ def _scaled(trace: RankTrace, scenario: Scenario) -> RankTrace:
             "so that neither its products nor its launches are known; run the program with "
             "--device null"
         )
+    if hoped.shares_compute:
+        raise UsageError(
+            "what-if 'compute=shared': the computation of this run was measured beside the "
+            "communication of its slice; run the program with --device null"
+        )
     if not hoped.recomputes:
         raise UsageError(
             "what-if 'recompute=off': the computation of this run was measured as a whole; run the "

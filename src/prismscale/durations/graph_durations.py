@@ -46,6 +46,9 @@ class GraphDurations:
     shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     """Time that sharing links adds to modelled communications (``[B]``), by class; see
     :mod:`prismscale.sim.shared_links`."""
+    beside_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Time that computation takes longer beside communications (``[B]``), by class; see
+    :mod:`prismscale.sim.shared_compute`."""
 
     def __post_init__(self) -> None:
         self.faults.check(self.graph.world_size)
@@ -183,14 +186,27 @@ class GraphDurations:
         mean = np.rint(rows.mean(axis=0)).astype(np.int64)
         if not self.sampled or (rows == rows[:1]).all():
             rows = np.median(rows, axis=0, keepdims=True).astype(np.int64)
-            return [self._row(rank_class, rows, mean, trace.n_prologue)]
+            return [self._body_row(rank_class, rows, mean)]
         # See [Note: own steps] in graph/pooling.py: a member replays its own rows first, then those
         # of the next member.
         steps_M = first_own_step(trace, rank_class.members_M)
         return [
-            self._row(rank_class, rows[(steps_M + k) % len(rows)], mean, trace.n_prologue)
+            self._body_row(rank_class, rows[(steps_M + k) % len(rows)], mean)
             for k in range(len(rows))
         ]
+
+    def _body_row(
+        self,
+        rank_class: RankClass,
+        durations_MB: NDArray[np.int64],
+        mean_ns: NDArray[np.int64],
+    ) -> list[Duration]:
+        """Return the durations of the body, with what computation loses to communication."""
+        row = self._row(rank_class, durations_MB, mean_ns, rank_class.trace.n_prologue)
+        extra_B = self.beside_ns.get(rank_class.index)
+        if extra_B is None:
+            return row
+        return [ns + extra for ns, extra in zip(row, extra_B.tolist(), strict=True)]
 
     def _row(
         self,

@@ -106,15 +106,15 @@ def refuse_unfelt(hoped: WhatIfs, live: Sequence[int], device: str) -> None:
     """Refuse what-ifs that cannot take effect on live ranks.
 
     A live rank on a GPU computes at the GPU's own speed, so its computation cannot be changed.
-    Which groups share a link is known only from a whole step, which live ranks have not made yet.
+    What runs beside what is known only from a whole step, which live ranks have not made yet.
 
     Raises:
         UsageError: there is such a what-if.
     """
-    if hoped.shares_links and live:
+    if (hoped.shares_links or hoped.shares_compute) and live:
         raise UsageError(
-            "--what-if 'links=shared' with --live: what communicates beside what is known of a "
-            "simulated step only. Leave out --live"
+            "--what-if 'links=shared' and 'compute=shared' with --live: what runs beside what is "
+            "known of a simulated step only. Leave out --live"
         )
     if device != "cuda" or not live:
         return

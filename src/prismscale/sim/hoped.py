@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 from prismscale.durations.altered import Alteration
 from prismscale.durations.graph_durations import GraphDurations
+from prismscale.durations.node_kernels import NodeKernels
 from prismscale.durations.scenario import Scenario
 from prismscale.durations.what_if.effects import Effect, Effects
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.retime import retime
+from prismscale.sim.shared_compute import sharing_compute
 from prismscale.sim.shared_links import sharing_links
 
 
@@ -49,6 +51,12 @@ def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
         shared = sharing_links(without, scenario.cluster).shared_ns
         effects = replace(effects, shared_ns=shared)
         durations = sharing_links(durations, scenario.hoped.cluster(scenario.cluster))
+    if scenario.hoped.shares_compute:
+        kernels = NodeKernels(recosting=plain.recosting)
+        beside = sharing_compute(without, scenario.cluster, kernels).beside_ns
+        effects = replace(effects, beside_ns=beside)
+        hoped_kernels = NodeKernels(recosting=alteration.recosting)
+        durations = sharing_compute(durations, scenario.cluster, hoped_kernels)
     return HopedJob(
         durations=durations,
         scenario=plain.scenario,

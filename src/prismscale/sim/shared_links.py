@@ -29,15 +29,8 @@ from prismscale.graph.job_graph import RankClass
 from prismscale.graph.node import CollectiveOp, NodeKind
 from prismscale.sim.fair_sharing import Flow, shared_ns
 from prismscale.sim.retime import retime
+from prismscale.sim.settled import Extra, settled
 from prismscale.sim.timeline import RankTimeline
-
-MOST_ROUNDS = 8
-"""Most simulations. Overlaps that appear and vanish with each other's times would never settle."""
-SETTLED_SHARE = 1e-4
-"""Share of the step. Times have settled if no communication changes by more than this."""
-
-Extra = Mapping[int, NDArray[np.int64]]
-"""Extra nanoseconds of communications, compared with alone: by class, by body node (``[B]``)."""
 
 
 def sharing_links(durations: GraphDurations, cluster: Cluster) -> GraphDurations:
@@ -50,18 +43,15 @@ def sharing_links(durations: GraphDurations, cluster: Cluster) -> GraphDurations
     sharing = _Sharing(alone=durations, model=AnalyticCollectiveModel(cluster))
     if not sharing.can_meet:
         return durations
-    known: Extra = {}
-    found = durations
-    for n in range(MOST_ROUNDS):
+
+    def with_extra(extra: Extra) -> GraphDurations:
+        return replace(durations, shared_ns=extra)
+
+    def extra_in(found: GraphDurations) -> tuple[Extra, int]:
         retimed = retime(found, ranks=sharing.observed)
-        new = sharing.extra(retimed.timeline.ranks)
-        off = max((int(np.abs(new[c] - known[c]).max(initial=0)) for c in known), default=None)
-        # From the third round on, the mean of old and new, so that overlaps do not alternate.
-        known = new if n < 2 else {c: (new[c] + known[c] + 1) // 2 for c in new}
-        found = replace(durations, shared_ns=known)
-        if off is not None and off <= SETTLED_SHARE * retimed.step_ns:
-            break
-    return found
+        return sharing.extra(retimed.timeline.ranks), retimed.step_ns
+
+    return settled(durations, with_extra, extra_in)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prismscale.cost.kernel import KernelCost
-from prismscale.cost.nccl_memory import NcclSettings
+from prismscale.cost.nccl.nccl_memory import NcclSettings
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice
 from prismscale.devices.null.kernel_ledger import KernelLedger
 from prismscale.devices.null.memory.outside_memory import OutsideMemory

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, Work
 
-from prismscale.cost.nccl_memory import MIB, NcclSettings
+from prismscale.cost.nccl.nccl_memory import MIB, NcclSettings
 from prismscale.devices.null.memory import memory_stats
 from prismscale.devices.null.memory.outside_memory import OutsideMemory
 from prismscale.devices.null.runtime import active

@@ -43,7 +43,7 @@ def what_if(
         typer.Argument(
             metavar="WHAT-IF…",
             help="kernel=REGEX xF, host=xF, overlap=GROUP off, link=nvlink|network xF, "
-            "group=GROUP on network|nvlink, links=shared, recompute=off, "
+            "group=GROUP on network|nvlink, links=shared, compute=shared, recompute=off, "
             "dtype=fp8|bf16|fp16|fp32. Several hold together.",
         ),
     ],

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from prismscale.cluster import Device
-from prismscale.cost.nccl_memory import SharpSettings
+from prismscale.cost.nccl.nccl_memory import SharpSettings
+from prismscale.cost.nccl.occupancy import RING_CHANNELS, ring_channels
 from prismscale.cost.target_gpu import gpu_key
 from prismscale.errors import UsageError, did_you_mean
 from prismscale.torch_versions import NEWEST, release_of
@@ -25,8 +26,7 @@ class NullDeviceSpec:
 
     ``context_bytes`` is the size of the CUDA context: users of torch saw 400 to 616 MiB (pytorch
     issues 107667 and 109888, LMCache issue 4019). ``nccl_channels`` is the number of channels of
-    NCCL's collectives among the GPUs of a node; logs show 24 on A100 and 16 on H100
-    (NVIDIA/nccl-tests issue 213). That B200 has as many as H100 is an assumption.
+    NCCL's collectives among the GPUs of a node (:mod:`prismscale.cost.nccl.occupancy`).
 
     ``launch_queue_depth`` is the number of unfinished kernel launches that one stream can hold; the
     next launch blocks the host (``csrc/spans.h``). CUDA documents no figure. Programs that launch
@@ -46,7 +46,7 @@ class NullDeviceSpec:
     l2_cache_bytes: int = 50 * _MIB
     devices_per_node: int = 8
     context_bytes: int = 512 * _MIB
-    nccl_channels: int = 16
+    nccl_channels: int = RING_CHANNELS
     launch_queue_depth: int = 1024
     nvlinks: int = 18
 
@@ -96,7 +96,7 @@ PRESETS: dict[str, NullDeviceSpec] = {
         multi_processor_count=108,
         capability=(8, 0),
         shared_memory_per_block_optin_bytes=166_912,
-        nccl_channels=24,
+        nccl_channels=ring_channels("a100-80g"),
         l2_cache_bytes=40 * _MIB,
         nvlinks=12,
     ),

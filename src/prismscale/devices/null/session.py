@@ -12,7 +12,7 @@ from torch.distributed import DistBackendError
 from prismscale.analysis.emulated import Emulated, LibraryUse
 from prismscale.cluster import Device
 from prismscale.cost.kernel_measured import KernelCostSource
-from prismscale.cost.nccl_memory import settings_from_environment
+from prismscale.cost.nccl.nccl_memory import settings_from_environment
 from prismscale.devices.null import custom_kernels, symmetric_memory
 from prismscale.devices.null.compiled import eager_regions
 from prismscale.devices.null.device import ModelledMemoryTracker, NullDevice

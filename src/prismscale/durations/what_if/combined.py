@@ -17,6 +17,7 @@ from prismscale.cost.collective import CollectiveModel, RescaledCollectives, col
 from prismscale.cost.kernel_changes import HostFactor, KernelChange, KernelFactor, ProductDtype
 from prismscale.durations.what_if.blocking import blocking
 from prismscale.durations.what_if.forms import (
+    ComputeShared,
     Form,
     GroupOn,
     LinkSpeed,
@@ -62,6 +63,11 @@ class WhatIfs:
     def shares_links(self) -> bool:
         """Whether groups that communicate at the same time share the links."""
         return bool(self._all(LinksShared))
+
+    @property
+    def shares_compute(self) -> bool:
+        """Whether communications take multiprocessors from what computes beside them."""
+        return bool(self._all(ComputeShared))
 
     @property
     def overlaps(self) -> tuple[OverlapOff, ...]:

@@ -20,6 +20,7 @@ from prismscale.durations.source import DurationSource
 from prismscale.durations.what_if.blocking import blocking
 from prismscale.durations.what_if.forms import (
     LINKS,
+    ComputeShared,
     GroupOn,
     LinkSpeed,
     LinksShared,
@@ -87,6 +88,8 @@ class Effects:
     step_ns: int
     shared_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     """Time that communications would take longer if groups shared the links (``[B]``), by class."""
+    beside_ns: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Time that computation would take longer beside communications (``[B]``), by class."""
 
     def of(self, what_if: WhatIf) -> Effect:
         """Return what ``what_if`` touches.
@@ -101,6 +104,8 @@ class Effects:
             found = self._on_links(what_if)
         elif isinstance(form, LinksShared):
             found = self._shared()
+        elif isinstance(form, ComputeShared):
+            found, unit = self._beside(), "computations"
         elif isinstance(form, RecomputeOff):
             found, unit = self._recomputed(), "kernels and communications"
         elif isinstance(form, HostFactor):
@@ -160,6 +165,17 @@ class Effects:
             if extra_B is not None:
                 longer_N[c.trace.n_prologue :] = extra_B > 0
             found.add(*self._communication(c, longer_N))
+        return found
+
+    def _beside(self) -> _Found:
+        """Find computation that takes longer because communications run beside it."""
+        found = _Found()
+        for c in self.graph.classes:
+            trace = c.trace
+            longer_B = self.beside_ns.get(c.index, np.zeros(trace.n_body, dtype=np.int64)) > 0
+            names = trace.label_N[trace.n_prologue :][longer_B].tolist()
+            labels = Counter(trace.labels[name] for name in names)
+            found.add(labels, self._spent_ns(c, longer_B))
         return found
 
     def _communication(
@@ -242,6 +258,8 @@ class Effects:
                 "no two modelled communications of different groups are on one link at the same "
                 f"time. {self._links()}"
             )
+        if isinstance(form, ComputeShared):
+            return "no kernels run while a communication of their rank is in progress"
         if isinstance(form, RecomputeOff):
             return (
                 "the captures tell of nothing that a backward pass computes a second time; those "

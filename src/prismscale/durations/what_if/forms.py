@@ -63,6 +63,12 @@ class LinksShared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeShared:
+    """Communications take multiprocessors from what computes beside them:
+    :mod:`prismscale.sim.shared_compute`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputeOff:
     """Backward passes compute nothing a second time."""
 
@@ -75,6 +81,7 @@ Form = (
     | LinkSpeed
     | GroupOn
     | LinksShared
+    | ComputeShared
     | RecomputeOff
 )
 
@@ -168,6 +175,10 @@ def _links(value: str) -> Form | None:
     return LinksShared() if value == "shared" else None
 
 
+def _compute(value: str) -> Form | None:
+    return ComputeShared() if value == "shared" else None
+
+
 def _recompute(value: str) -> Form | None:
     return RecomputeOff() if value == "off" else None
 
@@ -186,6 +197,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[str], Form | None]]] = {
     "link": ("'link=nvlink x2'", _link),
     "group": ("'group=mesh_tp on network'", _group),
     "links": ("'links=shared'", _links),
+    "compute": ("'compute=shared'", _compute),
     "recompute": ("'recompute=off'", _recompute),
     "dtype": ("'dtype=fp8'", _dtype),
 }

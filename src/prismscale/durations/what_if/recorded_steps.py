@@ -14,7 +14,7 @@ from prismscale.durations.samples import ClassSamples, StepSamples
 from prismscale.durations.scenario import Scenario
 from prismscale.durations.source import DurationSource, scaled
 from prismscale.durations.what_if.effects import Effect, Effects
-from prismscale.durations.what_if.forms import GroupOn, LinkSpeed, LinksShared
+from prismscale.durations.what_if.forms import ComputeShared, GroupOn, LinkSpeed, LinksShared
 from prismscale.errors import UsageError
 from prismscale.graph.job_graph import RankClass
 
@@ -31,7 +31,8 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
         what_ifs: the what-ifs on the import.
 
     Raises:
-        UsageError: a what-if is on links, and no cluster is given, or on the sharing of links.
+        UsageError: a what-if is on links, and no cluster is given, or on the sharing of links or of
+            multiprocessors.
     """
     scenario = Scenario(cluster=Cluster.load(cluster or ANY_CLUSTER), what_ifs=tuple(what_ifs))
     for what_if in scenario.hoped.each:
@@ -40,10 +41,10 @@ def import_scenario(cluster: str | None, what_ifs: Sequence[str]) -> Scenario:
                 f"what-if {what_if.text!r}: communication of this import was measured; with "
                 "--cluster, what was not takes its time from a model, and its links may change"
             )
-        if isinstance(what_if.form, LinksShared):
+        if isinstance(what_if.form, LinksShared | ComputeShared):
             raise UsageError(
                 f"what-if {what_if.text!r}: an import's communication took place beside the others "
-                "of its job, and what was measured there holds what they shared"
+                "of its job and its computation, and what was measured there holds what they shared"
             )
     return scenario
 

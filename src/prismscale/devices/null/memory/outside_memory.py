@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import OutOfMemoryError
 from torch.distributed import DistBackendError, Work
 
-from prismscale.cost.nccl_memory import MIB, Communicator, NcclSettings
+from prismscale.cost.nccl.nccl_memory import MIB, Communicator, NcclSettings
 from prismscale.emulation.backends.backend_order import is_in_host_memory
 from prismscale.emulation.hook import Collective, CommunicationHook
 from prismscale.graph.node import CollectiveOp
