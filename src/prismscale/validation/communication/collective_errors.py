@@ -17,6 +17,7 @@ from prismscale.validation.communication.collective_points import (
     load_points,
 )
 from prismscale.validation.communication.exchange_errors import exchange_rows
+from prismscale.validation.communication.overlap_errors import overlap_rows
 from prismscale.validation.error_rows import Bars, error_rows
 from prismscale.validation.rows import Row
 
@@ -38,6 +39,9 @@ REMARKS = (
     "of calls from torch. What the links take is that of an all_to_all, by NCCL's constants. "
     "DeepEP's kernels copy with as many multiprocessors as a program gives them: constants of 8 "
     "H100 with up to 12 of them.",
+    "Kernels beside a collective are slower in runs with --what-if compute=shared alone. Its "
+    "constants are of one H100, where a copy held the multiprocessors; published figures are few, "
+    "of NCCL, and do not say how much of it is memory bandwidth.",
     "The rows have one group at a time. Groups of one family that share network cards are counted "
     "(docs/clusters.md); no public figure scores that.",
 )
@@ -66,6 +70,7 @@ def validate(truth: Path) -> list[Row]:
     return [
         *_rows("held out", HELD_OUT, held_out, models),
         *exchange_rows(truth),
+        *overlap_rows(),
         *_rows("fitted", FITTED, fitted, models),
     ]
 
