@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +13,21 @@ from hypothesis import strategies as st
 
 from prismscale.cluster import Cluster
 from prismscale.cost.nccl.occupancy import ring_channels, slowdown
+from prismscale.durations.altered import Alteration
 from prismscale.durations.graph_durations import GraphDurations
 from prismscale.durations.node_kernels import NodeKernels
 from prismscale.durations.scenario import Scenario
 from prismscale.graph.builder import TraceBuilder
+from prismscale.graph.io import load_graph
 from prismscale.graph.job_graph import JobGraph
 from prismscale.graph.node import CollectiveOp
 from prismscale.graph.trace import RankTrace
+from prismscale.runfolder import RunFolder
+from prismscale.sim.hoped import HopedJob, hoped_job
 from prismscale.sim.retime import retime
 from prismscale.sim.shared_compute import HeldBlocks, sharing_compute
 from support.jobs import job_from_traces, mesh_groups
+from support.null_run import stored_null_run
 
 H100 = Cluster.load("h100-sxm")
 MIB = 2**20
@@ -79,6 +85,28 @@ def test_what_runs_after_a_communication_loses_nothing() -> None:
     launches = durations(job(beside=True))
     nobody = Products(without=frozenset(range(4)))
     assert step_ns(sharing_compute(launches, H100, nobody)) == step_ns(launches)
+
+
+def hoped(root: Path, *what_ifs: str) -> HopedJob:
+    """A stored run under what-ifs."""
+    folder = RunFolder(root=root)
+    scenario = replace(Scenario.load(folder.scenario), what_ifs=what_ifs)
+    return hoped_job(load_graph(folder.graph), Alteration(scenario=scenario, root=root))
+
+
+def test_a_stored_run_answers_alone_as_beside_a_what_if_that_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """What it touches is told, and the step is longer."""
+    root = stored_null_run(tmp_path)
+    alone = hoped(root, "compute=shared")
+    both = hoped(root, "compute=shared", "kernel=gemm x1")
+
+    assert alone.effects[0].count > 0
+    assert "computations a step" in alone.effects[0].touches
+    assert both.effects[0] == alone.effects[0]
+    for c in alone.durations.graph.classes:
+        assert alone.durations.body(c.index, 0) == both.durations.body(c.index, 0)
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 50), st.integers(1, 16)))

@@ -11,6 +11,7 @@ from prismscale.durations.scenario import Scenario
 from prismscale.durations.what_if.effects import Effect, Effects
 from prismscale.graph.job_graph import JobGraph
 from prismscale.sim.retime import retime
+from prismscale.sim.settled import Extra
 from prismscale.sim.shared_compute import sharing_compute
 from prismscale.sim.shared_links import sharing_links
 
@@ -52,14 +53,21 @@ def hoped_job(graph: JobGraph, alteration: Alteration) -> HopedJob:
         effects = replace(effects, shared_ns=shared)
         durations = sharing_links(durations, scenario.hoped.cluster(scenario.cluster))
     if scenario.hoped.shares_compute:
-        kernels = NodeKernels(recosting=plain.recosting)
-        beside = sharing_compute(without, scenario.cluster, kernels).beside_ns
-        effects = replace(effects, beside_ns=beside)
-        hoped_kernels = NodeKernels(recosting=alteration.recosting)
-        durations = sharing_compute(durations, scenario.cluster, hoped_kernels)
+        beside_ns = _beside_ns(without, plain)
+        effects = replace(effects, beside_ns=beside_ns)
+        # Other what-ifs change what runs beside what.
+        if len(scenario.what_ifs) > 1:
+            beside_ns = _beside_ns(durations, alteration)
+        durations = replace(durations, beside_ns=beside_ns)
     return HopedJob(
         durations=durations,
         scenario=plain.scenario,
         step_without_ns=step_ns,
         effects=tuple(effects.of(what_if) for what_if in scenario.hoped.each),
     )
+
+
+def _beside_ns(durations: GraphDurations, alteration: Alteration) -> Extra:
+    """Return what computation loses beside communications, at the kernel costs of a scenario."""
+    kernels = NodeKernels(recosting=alteration.recosting)
+    return sharing_compute(durations, alteration.scenario.cluster, kernels).beside_ns
