@@ -128,6 +128,12 @@ def test_a_host_that_nearly_keeps_the_device_waiting_counts() -> None:
     assert bar(job(hidden, compute_ns=100)).above == pytest.approx(above(0.2))
 
 
+def test_a_slower_host_makes_no_step_longer_than_itself_is_slower() -> None:
+    """Launches that overlap with waiting for another stage take longer than the work of this one."""
+    ahead = replace(kind("gemm", 100, 0.0), host_ns=300)
+    assert bar(job(ahead, compute_ns=100)).above == pytest.approx(HOST_SLOWER)
+
+
 def test_an_unknown_error_is_taken_for_a_large_one() -> None:
     """Not for none."""
     found, unknown = bar(job(kind("scan", 10, -1.0))), ErrorBar.of_error(UNKNOWN_ERROR)

@@ -12,7 +12,9 @@ times their errors add up in squares.
 
 The host may be slower by :data:`HOST_SLOWER`, or faster by :data:`HOST_FASTER`. This counts where
 the device waits for the host. If such a slower host would make the device wait elsewhere, the time
-by which the step would be longer counts. Waiting for other ranks follows from the other parts and
+by which the step would be longer counts: what its launches take beyond the work that they overlap
+with, but at most :data:`HOST_SLOWER` of the step, because a step of which all parts take so much
+longer is no longer than that. Waiting for other ranks follows from the other parts and
 has their error. ``prismscale validate steps`` counts how often the truth lies inside.
 """
 
@@ -80,7 +82,7 @@ def step_error(result: RunResult) -> ErrorBar | None:
     bars = [(part_ns, ErrorBar.of_error(error)) for part_ns, error in parts]
     host = host_error(result.calibration)
     slow_ns = (1 + host.above) * _launches_ns(result) - compute_ns - waiting_ns
-    longer = max(host.above * waiting_ns, slow_ns)
+    longer = min(max(host.above * waiting_ns, slow_ns), host.above * working_ns)
     return ErrorBar(
         below=hypot(*(ns * bar.below for ns, bar in bars), host.below * waiting_ns) / working_ns,
         above=hypot(*(ns * bar.above for ns, bar in bars), longer) / working_ns,
