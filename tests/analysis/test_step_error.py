@@ -129,7 +129,7 @@ def test_a_host_that_nearly_keeps_the_device_waiting_counts() -> None:
 
 
 def test_a_slower_host_makes_no_step_longer_than_itself_is_slower() -> None:
-    """Launches that overlap with waiting for another stage take longer than the work of this one."""
+    """Launches that overlap with waiting for a stage take longer than the work of their own."""
     ahead = replace(kind("gemm", 100, 0.0), host_ns=300)
     assert bar(job(ahead, compute_ns=100)).above == pytest.approx(HOST_SLOWER)
 
